@@ -1,0 +1,83 @@
+# make help lists the targets. Everything runs in .venv, which `make setup` fills from requirements/cpu.lock.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup browser quickstart notebook test lint bench lock clean
+
+LOCK := requirements/cpu.lock
+BIN := .venv/bin
+TORCH := $(shell sed -n 's/^torch==/torch==/p' $(LOCK))
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+STAMP := .venv/.setup-$(shell (sha256sum $(LOCK) 2>/dev/null || shasum -a 256 $(LOCK)) | cut -c1-12)
+ARGS ?=
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## .venv with the pinned packages, hfsdk itself, and the small models and data (a second when done)
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "hfsdk needs Python 3.11 or 3.12; neither is on the PATH. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "creating .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
+	@echo "installing $(TORCH)"
+	@$(PIP) install --no-deps "$(TORCH)" 2>/dev/null \
+		|| $(PIP) install --no-deps "$(TORCH)" --retries 1 --index-url $(TORCH_INDEX) \
+		|| { echo "No CPU build of torch: neither pip's own index nor $(TORCH_INDEX) gave $(TORCH)." >&2; \
+		     echo "Point pip at a folder or an index that has that wheel (pip config set global.find-links DIR), then make setup again." >&2; \
+		     exit 1; }
+	@echo "installing the other $$(grep -c == $(LOCK)) pinned packages (about two minutes)"
+	@$(PIP) install --no-deps -r $(LOCK)
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m hfsdk.assets prepare \
+		|| echo "Setup goes on: what is missing is fetched when it is first asked for, or by .venv/bin/python -m hfsdk.assets prepare"
+	@rm -f .venv/.setup-* && touch $@
+
+browser: .venv/.browser  ## a system chromium for the browser tests, where we may install one
+
+.venv/.browser: | $(STAMP)
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium"; \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+			|| echo "chromium could not be installed: the browser tests will skip"; \
+	else echo "no chromium here and no right to install one: the browser tests will skip"; fi
+	@touch $@
+
+quickstart: setup  ## one PPO step on the small model, in the terminal
+	@$(BIN)/python -m hfsdk.quickstart $(ARGS)
+
+notebook: setup  ## open the notebooks in JupyterLab, on this machine only
+	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+
+test: setup browser  ## pytest; make test ARGS="-k layout"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup  ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy hfsdk
+
+bench: setup  ## run every benchmark and check its numbers
+	@shopt -s nullglob; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" --check $(ARGS); done
+
+# uv resolves without installing. pip's own find-links is passed on, because that is where a CPU torch may lie.
+# Existing pins are kept where they still fit: delete a lock to start afresh.
+UV = .venv-lock/bin/uv
+COMPILE = $(CURDIR)/$(UV) pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	--custom-compile-command "make lock"
+FIND_LINKS = $$($(PYTHON) -m pip config get global.find-links 2>/dev/null | sed 's/[^ ]*/--find-links &/g')
+
+lock:  ## pin requirements/*.in again (needs a network)
+	@test -x $(UV) || { $(PYTHON) -m venv .venv-lock; .venv-lock/bin/python -m pip install --quiet uv==0.13.8; }
+	@cd requirements; links="$(FIND_LINKS)"; \
+	$(COMPILE) base.in -o base.lock >/dev/null; echo "base.lock"; \
+	{ $(COMPILE) cpu.in --override cpu.override $$links -o cpu.lock >/dev/null 2>&1 \
+		|| $(COMPILE) cpu.in --override cpu.override --torch-backend cpu -o cpu.lock >/dev/null; }; echo "cpu.lock"; \
+	$(COMPILE) cuda.in -o cuda.lock >/dev/null; echo "cuda.lock"
+
+clean:  ## remove caches and build products; .venv and the prepared models stay
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .venv-lock
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""RLHF algorithms; each reads like its paper. Their numerics are in `hfsdk.algorithms.rlmath`, which needs torch."""
+
+from hfsdk.algorithms.ppo import PPO
+
+__all__ = ["PPO"]

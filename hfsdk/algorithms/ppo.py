@@ -1,0 +1,348 @@
+"""PPO for language models (arXiv 1707.06347, 2203.02155), call by call: `PPO.step` reads like figure 6 of HybridFlow.
+
+Its parts can be used alone: `advantages` over a batch, `ValueLoss` and `PolicyLoss` given to ``critic.update`` and
+``actor.update``. A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``:
+``out.log_probs``, ``out.entropy``, ``out.values`` and the columns ``b[...]`` are flat tensors over the response
+tokens of one micro-batch. The engine reduces the loss (by the loss's ``aggregation``) and the metrics (mean; maximum
+where the name ends in ``_max``) over all ranks, with global counts; a loss therefore never divides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.algorithms.step import Statistics, Step, ended
+from hfsdk.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hfsdk.batch import Batch
+    from hfsdk.table import Column, Table
+
+KL_KINDS = ("k1", "k2", "k3", "k3+", "abs")
+"""Estimators of the KL divergence; `hfsdk.algorithms.rlmath.kl_estimate` tells them apart."""
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
+"""How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
+sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The clipped surrogate loss of PPO (eq. 7), with an entropy bonus and a KL penalty where asked for."""
+
+    clip: float = 0.2
+    """epsilon: how far the ratio may fall below 1 and, without ``clip_high``, rise above it."""
+    clip_high: float | None = None
+    """How far the ratio may rise above 1; DAPO's clip-higher takes 0.28 (arXiv 2503.14476)."""
+    dual_clip: float | None = None
+    """c: the loss of a negative advantage is at most ``-c A`` (arXiv 1912.09729, c = 3); ``None`` is off."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus, per nat; the loss is lowered by it."""
+    kl_coef: float = 0.0
+    """beta: weight of the KL to the reference in the *loss*, per nat (GRPO); PPO proper puts it into the reward."""
+    kl: str = "k3"
+    """Estimator of that KL; k2 and k3+ have the right gradient, k3 nearly, k1 none."""
+    aggregation: str = "token_mean"
+    """One of `AGGREGATIONS`."""
+    fixed_length: int = 0
+    """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
+
+    def __post_init__(self) -> None:
+        _check(0 < self.clip < 1, "clip", self.clip, "between 0 and 1")
+        _check(self.clip_high is None or self.clip_high > 0, "clip_high", self.clip_high, "above 0, or None")
+        _check(self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "above 1, or None")
+        _check(self.entropy_coef >= 0, "entropy_coef", self.entropy_coef, "at least 0")
+        _check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
+        _check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
+        _check(self.aggregation in AGGREGATIONS, "aggregation", self.aggregation, f"one of {', '.join(AGGREGATIONS)}")
+        fits = (self.fixed_length >= 1) == (self.aggregation == "fixed_length") and self.fixed_length >= 0
+        _check(fits, "fixed_length", self.fixed_length, 'at least 1 with aggregation="fixed_length" and 0 otherwise')
+
+    @property
+    def reads(self) -> list[str]:
+        """Columns the loss reads."""
+        return ["old_log_probs", "advantages"] + ["ref_log_probs"] * (self.kl_coef > 0)
+
+    def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss per token, shape [T], and metrics per token."""
+        from hfsdk.algorithms import rlmath
+
+        old = b["old_log_probs"]
+        clip_high = self.clip if self.clip_high is None else self.clip_high
+        policy_loss, ratio, clipped, dual_clipped = rlmath.policy_loss_terms(
+            out.log_probs, old, b["advantages"], self.clip, clip_high, self.dual_clip
+        )
+        loss = policy_loss
+        metrics = {"policy_loss": policy_loss, "ratio": ratio, "ratio_max": ratio, "entropy": out.entropy}
+        metrics["clip_fraction"] = clipped.to(ratio.dtype)
+        metrics["approx_kl"] = rlmath.kl_estimate(old, out.log_probs, "k3")
+        metrics["approx_kl_k1"] = rlmath.kl_estimate(old, out.log_probs, "k1")
+        if self.dual_clip is not None:
+            metrics["dual_clip_fraction"] = dual_clipped.to(ratio.dtype)
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * out.entropy
+        if self.kl_coef:
+            metrics["kl_loss"] = rlmath.kl_estimate(out.log_probs, b["ref_log_probs"], self.kl)
+            loss = loss + self.kl_coef * metrics["kl_loss"]
+        return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueLoss:
+    """Half the squared error of the critic, clipped around the values that the batch was made with."""
+
+    clip: float | None = 0.2
+    """How far a value may move from the old one before its gradient stops, in value units; ``None`` is off."""
+    aggregation: str = "token_mean"
+    """One of `AGGREGATIONS`."""
+    fixed_length: int = 0
+    """As in `PolicyLoss`."""
+
+    def __post_init__(self) -> None:
+        _check(self.clip is None or self.clip > 0, "clip", self.clip, "above 0, or None to turn it off")
+        PolicyLoss(aggregation=self.aggregation, fixed_length=self.fixed_length)
+
+    @property
+    def reads(self) -> list[str]:
+        """Columns the loss reads."""
+        return ["values", "returns"]
+
+    def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss per token, shape [T], and metrics per token."""
+        from hfsdk.algorithms import rlmath
+
+        loss, clipped = rlmath.value_loss_terms(out.values, b["values"], b["returns"], self.clip)
+        metrics = {"value_loss": loss, "value_clip_fraction": clipped.to(loss.dtype), "value_mean": out.values}
+        return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantages:
+    """The function that `advantages` runs over the whole batch; see there for the fields."""
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    kl_coef: float = 0.05
+    kl: str = "k1"
+    whiten: bool = True
+    whiten_rewards: bool = False
+    missing_eos_penalty: float = 0.0
+    score_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
+        _check(0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
+        _check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
+        _check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
+        _check(self.missing_eos_penalty >= 0, "missing_eos_penalty", self.missing_eos_penalty, "at least 0")
+        _check(self.score_clip is None or self.score_clip > 0, "score_clip", self.score_clip, "above 0, or None")
+
+    @property
+    def reads(self) -> list[str]:
+        """Columns the function reads."""
+        kl, eos = self.kl_coef > 0, self.missing_eos_penalty > 0
+        return ["scores", "values"] + ["old_log_probs", "ref_log_probs"] * kl + ["finish_reason"] * eos
+
+    @property
+    def writes(self) -> list[str]:
+        """Columns the function writes."""
+        return ["rewards", "advantages", "returns"] + ["kl"] * (self.kl_coef > 0)
+
+    def __call__(self, table: Table) -> dict[str, Column]:
+        """Return the columns `writes`, in float32."""
+        import torch
+
+        from hfsdk.algorithms import rlmath
+
+        def flat(name: str) -> Tensor:
+            return torch.tensor(table.ragged(name).flat, dtype=torch.float32)
+
+        shape = table.ragged("values")
+        values, lengths = flat("values"), torch.tensor(shape.lengths)
+        scores = torch.tensor(table["scores"], dtype=torch.float32)
+        columns, kl = {}, torch.zeros_like(values)
+        if self.kl_coef:
+            kl = rlmath.kl_estimate(flat("old_log_probs"), flat("ref_log_probs"), self.kl)
+            columns["kl"] = rlmath.kl_estimate(flat("old_log_probs"), flat("ref_log_probs"), "k1")
+        rewards = rlmath.token_rewards(scores, kl, lengths, self.kl_coef, self.score_clip)
+        if self.missing_eos_penalty:
+            rewards = rlmath.missing_eos_penalty(rewards, torch.tensor(ended(table)), lengths, self.missing_eos_penalty)
+        if self.whiten_rewards:
+            rewards = rlmath.whiten(rewards, shift_mean=False)
+        advantages, returns = rlmath.gae(rewards, values, lengths, self.gamma, self.lam)
+        columns |= {"rewards": rewards, "advantages": advantages, "returns": returns}
+        if self.whiten:
+            columns["advantages"] = rlmath.whiten(advantages)
+        return {name: shape.map(column.numpy()) for name, column in columns.items()}
+
+
+def advantages(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    kl_coef: float = 0.05,
+    kl: str = "k1",
+    whiten: bool = True,
+    whiten_rewards: bool = False,
+    missing_eos_penalty: float = 0.0,
+    score_clip: float | None = None,
+) -> Batch:
+    """Turn scores and values into rewards, advantages and returns, in a CPU task over the whole batch.
+
+    Args:
+        batch: with scores and values; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0.
+        gamma: discount per token (GAE, arXiv 1506.02438).
+        lam: lambda of GAE: 0 is one-step TD, 1 is reward-to-go minus value.
+        kl_coef: beta: each token's reward is lowered by beta times its KL, in score units per nat.
+        kl: estimator of that KL (`KL_KINDS`).
+        whiten: advantages get mean 0 and variance 1 over the whole batch's tokens.
+        whiten_rewards: rewards get variance 1, before GAE; they keep their mean.
+        missing_eos_penalty: subtracted at the last token of responses that were cut off, after score clipping.
+        score_clip: scores are cut to [-score_clip, score_clip].
+
+    Returns:
+        The batch with rewards, advantages, returns (advantages before whitening, plus values) and, where ``kl_coef``
+        is not 0, ``kl`` (old minus reference log-probability), all per token.
+
+    Raises:
+        OptionError: an argument is out of its range.
+        ColumnError: a column is missing.
+    """
+    fn = Advantages(
+        gamma=gamma,
+        lam=lam,
+        kl_coef=kl_coef,
+        kl=kl,
+        whiten=whiten,
+        whiten_rewards=whiten_rewards,
+        missing_eos_penalty=missing_eos_penalty,
+        score_clip=score_clip,
+    )
+    return batch.map(fn, reads=fn.reads, writes=fn.writes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO:
+    """PPO with a learned critic. gamma, lambda and both clips are those of the N details, ``kl_coef`` is TRL's."""
+
+    max_new_tokens: int = 32
+    """Longest response, in tokens."""
+    temperature: float = 1.0
+    """tau: logits are divided by it in sampling and in every log-probability pass."""
+    n: int = 1
+    """Responses per prompt."""
+    gamma: float = 1.0
+    """Discount per token (GAE)."""
+    lam: float = 0.95
+    """lambda of GAE."""
+    kl_coef: float = 0.05
+    """beta: weight of the KL to the reference, in score units per nat; with 0 no reference is needed."""
+    kl: str = "k1"
+    """Estimator of that KL (`KL_KINDS`)."""
+    kl_in: str = "reward"
+    """``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
+    clip: float = 0.2
+    """epsilon of the ratio (PPO eq. 7)."""
+    clip_high: float | None = None
+    """Upper epsilon, where it differs (DAPO)."""
+    dual_clip: float | None = None
+    """c of dual clip (arXiv 1912.09729)."""
+    value_clip: float | None = 0.2
+    """How far values may move, in value units; ``None`` is off."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus, per nat."""
+    aggregation: str = "token_mean"
+    """One of `AGGREGATIONS`, for the actor; ``"fixed_length"`` divides by ``max_new_tokens``."""
+    epochs: int = 1
+    """Passes over the batch, reshuffled each time; OpenAI's RLHF has 4."""
+    mini_batches: int = 2
+    """Optimizer steps per epoch."""
+    whiten: bool = True
+    """Advantages get mean 0 and variance 1."""
+    whiten_rewards: bool = False
+    """Rewards get variance 1 and keep their mean."""
+    missing_eos_penalty: float = 0.0
+    """Subtracted, in score units, where the response was cut off (TRL)."""
+    score_clip: float | None = None
+    """Largest absolute score."""
+    old_log_probs: str = "recompute"
+    """The ratio's denominator: ``"recompute"`` by the trainer (one more forward pass, ratio exactly 1 at first), or
+    ``"rollout"``: as the generating engine gave them."""
+
+    def __post_init__(self) -> None:
+        _check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _check(self.temperature > 0, "temperature", self.temperature, "above 0 (greedy has no log-probabilities)")
+        _check(self.value_clip is None or self.value_clip > 0, "value_clip", self.value_clip, "above 0, or None")
+        for name in ("n", "epochs", "mini_batches"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _check(self.kl_in in ("reward", "loss"), "kl_in", self.kl_in, '"reward" or "loss"')
+        useful = self.kl_in == "reward" or self.kl in ("k2", "k3", "k3+")
+        _check(useful, "kl", self.kl, 'k2, k3 or k3+ with kl_in="loss" (k1 has no gradient in expectation)')
+        known = self.old_log_probs in ("recompute", "rollout")
+        _check(known, "old_log_probs", self.old_log_probs, '"recompute" or "rollout"')
+        _ = self.policy_loss, self.value_loss, Advantages(**self._advantage_options)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the handles that ``step`` uses."""
+        return ("actor", "critic", "reference", "reward") if self.kl_coef else ("actor", "critic", "reward")
+
+    @property
+    def policy_loss(self) -> PolicyLoss:
+        """The actor's loss."""
+        return PolicyLoss(
+            clip=self.clip,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+            entropy_coef=self.entropy_coef,
+            kl_coef=self.kl_coef if self.kl_in == "loss" else 0.0,
+            kl=self.kl,
+            aggregation=self.aggregation,
+            fixed_length=self.max_new_tokens if self.aggregation == "fixed_length" else 0,
+        )
+
+    @property
+    def value_loss(self) -> ValueLoss:
+        """The critic's loss."""
+        return ValueLoss(clip=self.value_clip)
+
+    @property
+    def _advantage_options(self) -> dict[str, Any]:
+        names = ("gamma", "lam", "kl", "whiten", "whiten_rewards", "missing_eos_penalty", "score_clip")
+        options = {name: getattr(self, name) for name in names}
+        return {**options, "kl_coef": self.kl_coef if self.kl_in == "reward" else 0.0}
+
+    def step(self, models: Any, prompts: Batch) -> Step:
+        """Run one step (HybridFlow, figure 6); returns at once.
+
+        Args:
+            models: has the handles named in `roles` as attributes, as ``session.models`` does.
+            prompts: a batch with a column ``prompt``.
+        """
+        sampling = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "n": self.n}
+        batch = models.actor.generate(prompts, **sampling)
+        if self.old_log_probs == "recompute":
+            batch = models.actor.compute_log_probs(batch)
+        else:
+            batch = batch.alias("old_log_probs", "rollout_log_probs")
+        if self.kl_coef:
+            batch = models.reference.compute_log_probs(batch)
+        batch = models.critic.compute_values(batch)
+        batch = models.reward.compute_scores(batch)
+        batch = advantages(batch, **self._advantage_options)
+        critic = models.critic.update(batch, self.value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        return Step(batch, critic, actor)
+
+    def metrics(self, step: Step) -> dict[str, float]:
+        """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""
+        return step.numbers(Statistics(reference=self.kl_coef > 0))
+
+
+def _check(condition: bool, name: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise OptionError(f"{name} must be {wanted}; got {name}={value!r}")

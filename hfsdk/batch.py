@@ -1,0 +1,331 @@
+"""``Batch``: an immutable table of samples whose columns live in the cluster.
+
+The controller holds references; a column's values come here only when someone looks (``batch["values"]``, ``to_pandas``,
+``text``). Every call returns a new batch with more columns; the old one stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from hfsdk.errors import ColumnError
+from hfsdk.functions import Shipped
+from hfsdk.pending import Client, ColumnRef, Lease, Pending, Value
+from hfsdk.table import Array, Column, Ragged, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEANINGS: dict[str, str] = {
+    "prompt": "token ids given to the actor",
+    "response": "token ids the actor produced, end-of-sequence token included",
+    "rollout_log_probs": "log-probability of each response token, from the generating engine",
+    "old_log_probs": "the same from the trainer: the ratio's denominator",
+    "ref_log_probs": "the same under the frozen reference",
+    "values": "critic's value before each response token",
+    "scores": "one number per sequence, from the reward",
+    "costs": "one number per sequence, from the cost model",
+    "rewards": "per token: -kl_coef * KL, with the score at the last response token",
+    "advantages": "per token: how much better than expected",
+    "returns": "per token: advantage + value, the critic's target",
+    "kl": "per token: old log-prob - reference log-prob",
+    "group": "number of the prompt a response belongs to",
+    "finish_reason": "stop or length",
+    "policy_version": "optimizer updates the generating weights had seen",
+    "temperature": "sampling temperature, used again in every log-prob pass",
+    "position": "place of the prompt in the prompt stream; part of the sample's seed",
+}
+"""What the built-in columns hold."""
+
+
+class Batch(Pending):
+    """Samples by reference. See the module's text; columns are listed by ``batch.columns``."""
+
+    def __init__(self, client: Client, columns: Mapping[str, ColumnRef], num_rows: int) -> None:
+        super().__init__(client, [ref.lease for ref in columns.values() if ref.lease is not None])
+        self._refs = dict(columns)
+        self.num_rows = num_rows
+
+    @classmethod
+    def from_columns(cls, client: Client, columns: Mapping[str, Any]) -> Batch:
+        """Store local data as a batch: lists of sequences become ragged columns, numbers scalar ones, text object ones.
+
+        Raises:
+            ColumnError: the columns differ in length or are empty.
+        """
+        table = Table({name: as_column(value) for name, value in columns.items()})
+        if not table.num_rows:
+            raise ColumnError("a batch needs at least one sample; the columns given are empty")
+        lease = client.put(table)
+        return cls(client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in table}, table.num_rows)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self._refs)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._refs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._refs)
+
+    def ref(self, name: str) -> ColumnRef:
+        """Return a column's reference.
+
+        Raises:
+            ColumnError: there is no such column.
+        """
+        if name not in self._refs:
+            raise ColumnError(f"the batch has no column {name!r}; it has {', '.join(self._refs)}")
+        return self._refs[name]
+
+    @overload
+    def __getitem__(self, key: str) -> Ragged | Array | list[Any]: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | Array) -> Batch: ...
+    def __getitem__(self, key: Any) -> Any:
+        """``batch["values"]`` waits for and brings a column; ``batch[:8]`` or ``batch[[3, 1]]`` is a batch of those rows."""
+        if isinstance(key, str):
+            return self._client.fetch({key: self.ref(key)})[key]
+        if isinstance(key, (int, np.integer)):
+            raise ColumnError(
+                f"batch[{key}] is ambiguous; use batch[{key}:{int(key) + 1}] for rows or batch.inspect({key}) to look"
+            )
+        index = np.arange(self.num_rows)[key] if isinstance(key, slice) else np.asarray(key)
+        return self.take(index)
+
+    def take(self, rows: Sequence[int] | Array) -> Batch:
+        """Return a batch of these rows, in this order; rows may repeat. Nothing is copied.
+
+        Raises:
+            ColumnError: a row number is out of range, or none is given.
+        """
+        index = np.asarray(rows)
+        if index.dtype == bool:
+            if len(index) != self.num_rows:
+                raise ColumnError(f"the row mask has {len(index)} entries; the batch has {self.num_rows} samples")
+            index = np.flatnonzero(index)
+        if not len(index):
+            raise ColumnError("no rows selected; a batch needs at least one sample")
+        index = index.astype(np.int64)
+        if index.min() < -self.num_rows or index.max() >= self.num_rows:
+            raise ColumnError(f"row {index.max()} does not exist; the batch has {self.num_rows} samples")
+        index = index % self.num_rows
+        return Batch(self._client, {n: r.take(index) for n, r in self._refs.items()}, len(index))
+
+    def with_refs(self, lease: Lease, names: Sequence[str], num_rows: int | None = None) -> Batch:
+        """Return the batch with the columns ``names`` that the call ``lease`` writes (the engine's side of a call)."""
+        new = {name: ColumnRef(lease.call_id, name, lease=lease) for name in names}
+        return Batch(self._client, {**self._refs, **new}, self.num_rows if num_rows is None else num_rows)
+
+    def with_columns(self, **columns: Any) -> Batch:
+        """Return the batch with own data as more (or other) columns, one entry per sample.
+
+        Raises:
+            ColumnError: a column has another number of entries than the batch has samples.
+        """
+        given = {name: as_column(value) for name, value in columns.items()}
+        for name, column in given.items():
+            if len(column) != self.num_rows:
+                raise ColumnError(
+                    f"column {name!r} has {len(column)} entries; the batch has {self.num_rows} samples. Give one per sample."
+                )
+        return self.with_refs(self._client.put(Table(given)), list(given))
+
+    def alias(self, name: str, source: str) -> Batch:
+        """Return the batch with column ``source`` also under ``name``; nothing is copied."""
+        return Batch(self._client, {**self._refs, name: self.ref(source)}, self.num_rows)
+
+    def drop(self, *names: str) -> Batch:
+        """Return the batch without these columns."""
+        for name in names:
+            self.ref(name)
+        return Batch(self._client, {n: r for n, r in self._refs.items() if n not in names}, self.num_rows)
+
+    def need(self, names: Sequence[str], what: str) -> dict[str, ColumnRef]:
+        """Return the references of columns that ``what`` reads.
+
+        Raises:
+            ColumnError: one is missing; the message says which calls write it.
+        """
+        missing = [n for n in names if n not in self._refs]
+        if missing:
+            hints = [f"{n!r} ({MEANINGS[n]})" if n in MEANINGS else repr(n) for n in missing]
+            raise ColumnError(
+                f"{what} reads {', '.join(hints)}, which the batch does not have; it has {', '.join(self._refs)}. "
+                + WRITERS_HINT.get(missing[0], "Write it first, e.g. with batch.with_columns(...).")
+            )
+        return {name: self._refs[name] for name in names}
+
+    def map(self, fn: Callable[[Table], Mapping[str, Any]], reads: Sequence[str], writes: Sequence[str]) -> Batch:
+        """Run ``fn(table)`` over whole columns in a CPU task and add the columns it returns.
+
+        ``fn`` gets a :class:`hfsdk.table.Table` with the columns ``reads`` (numpy and ``Ragged``) and returns a dict with
+        exactly the columns ``writes``, one entry per sample. Statistics it takes are over the whole batch.
+
+        Raises:
+            ColumnError: a column is missing.
+        """
+        inputs = self.need(reads, f"map({_name(fn)})")
+        lease = self._client.task("map", Shipped.of(fn), inputs, tuple(writes), self.num_rows)
+        return self.with_refs(lease, writes)
+
+    def reduce(self, fn: Callable[[Table], Any], reads: Sequence[str]) -> Value:
+        """Run ``fn(table)`` over whole columns in a CPU task and return its (small) result as a pending value."""
+        inputs = self.need(reads, f"reduce({_name(fn)})")
+        return Value(self._client, self._client.task("reduce", Shipped.of(fn), inputs, (), self.num_rows))
+
+    def table(self, *names: str) -> Table:
+        """Bring columns here (all of them without names); waits."""
+        return self._client.fetch({n: self.ref(n) for n in (names or self._refs)})
+
+    def text(self, column: str = "response") -> list[str]:
+        """Return a token column (or a text column) as one string per sample; waits."""
+        values = self[column]
+        if isinstance(values, Ragged):
+            return [self._client.decode(row.tolist()) for row in values]
+        return [str(v) for v in values]
+
+    def to_pandas(self, what: str = "samples") -> pd.DataFrame:
+        """Return a DataFrame: ``"samples"`` one row per sample, ``"tokens"`` one row per response token; waits.
+
+        In ``"samples"`` token columns are decoded and per-token numbers are given as their mean.
+        """
+        import pandas as pd
+
+        table = self.table()
+        if what == "tokens":
+            return self._token_frame(table)
+        if what != "samples":
+            raise ColumnError(f"to_pandas({what!r}): there are 'samples' and 'tokens'")
+        data: dict[str, Any] = {}
+        for name, column in table.items():
+            if isinstance(column, Ragged) and name in ("prompt", "response"):
+                data[name] = [self._client.decode(row.tolist()) for row in column]
+                data[f"{name}_tokens"] = column.lengths
+            elif isinstance(column, Ragged):
+                data[name] = [float(row.mean()) if len(row) else float("nan") for row in column]
+            else:
+                data[name] = column
+        return pd.DataFrame(data)
+
+    def _token_frame(self, table: Table) -> pd.DataFrame:
+        import pandas as pd
+
+        if "response" not in table:
+            raise ColumnError("to_pandas('tokens') needs a column 'response'; call actor.generate(batch) first")
+        response = table.ragged("response")
+        lengths = response.lengths
+        data: dict[str, Any] = {
+            "sample": np.repeat(np.arange(self.num_rows), lengths),
+            "position": np.concatenate([np.arange(n) for n in lengths]) if self.num_rows else [],
+            "token_id": response.flat,
+            "token": [text for row in response for text in self._client.token_texts(row.tolist())],
+        }
+        for name, column in table.items():
+            if (
+                isinstance(column, Ragged)
+                and name not in ("prompt", "response")
+                and np.array_equal(column.lengths, lengths)
+            ):
+                data[name] = column.flat
+        return pd.DataFrame(data)
+
+    def inspect(self, row: int) -> pd.DataFrame:
+        """Return one sample token by token: a row per response token with every per-token column; waits."""
+        if not 0 <= row < self.num_rows:
+            raise ColumnError(
+                f"sample {row} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})"
+            )
+        return self.take([row]).to_pandas("tokens").drop(columns="sample")
+
+    def column_states(self) -> list[dict[str, Any]]:
+        """Return what is known of every column without waiting: name, kind, dtype, state, bytes, mean length, writer."""
+        found = []
+        for name, ref in self._refs.items():
+            state = self._client.state(ref.call_id)
+            info = self._client.info(ref) if state == "done" else None
+            lengths = None if info is None or info.lengths is None else info.lengths
+            if lengths is not None and ref.rows is not None:
+                lengths = lengths[ref.rows]
+            found.append({
+                "name": name, "kind": info.kind if info else "", "dtype": info.dtype if info else "",
+                "state": "ready" if state == "done" else state, "bytes": info.num_bytes if info else None,
+                "mean_length": float(lengths.mean()) if lengths is not None and len(lengths) else None,
+                "writer": self._client.writer(ref.call_id),
+            })  # fmt: skip
+        return found
+
+    def view(self, num_samples: int = 3) -> dict[str, Any]:
+        """Return plain data for display: column states and a few samples of what is ready. Does not wait."""
+        return {"num_rows": self.num_rows, "columns": self.column_states(), "samples": self._sample_view(num_samples)}
+
+    def _sample_view(self, num_samples: int) -> list[dict[str, Any]]:
+        if self._client.writer(next(iter(self._refs.values())).call_id).startswith("simulated"):
+            return []
+        ready = [n for n in ("prompt", "response", "scores") if n in self._refs]
+        ready = [n for n in ready if self._client.state(self._refs[n].call_id) == "done"]
+        if "prompt" not in ready and "response" not in ready:
+            return []
+        few = self.take(np.arange(min(num_samples, self.num_rows)))
+        table = few._client.fetch({n: few.ref(n) for n in ready})
+        samples = []
+        for i in range(few.num_rows):
+            entry: dict[str, Any] = {"prompt": None, "response": None, "score": None}
+            for name in ("prompt", "response"):
+                if name in table:
+                    entry[name] = self._client.decode(table.ragged(name)[i].tolist())
+            if "scores" in table:
+                entry["score"] = float(np.asarray(table["scores"])[i])
+            samples.append(entry)
+        return samples
+
+    def __repr__(self) -> str:
+        words = [c["name"] + ("" if c["state"] == "ready" else f" ({c['state']})") for c in self.column_states()]
+        return f"Batch({self.num_rows} samples: {', '.join(words)})"
+
+
+WRITERS_HINT: dict[str, str] = {
+    "prompt": "Take it from session.prompts(...).",
+    "response": "Call actor.generate(batch) first.",
+    "rollout_log_probs": "Call actor.generate(batch) first.",
+    "old_log_probs": "Call actor.compute_log_probs(batch) first, or batch.alias('old_log_probs', 'rollout_log_probs').",
+    "ref_log_probs": "Call reference.compute_log_probs(batch) first.",
+    "values": "Call critic.compute_values(batch) first.",
+    "scores": "Call reward.compute_scores(batch) first.",
+    "advantages": "Call ppo.advantages(batch) first.",
+    "returns": "Call ppo.advantages(batch) first.",
+    "rewards": "Call ppo.advantages(batch) first.",
+}
+"""Which call writes a column, for messages."""
+
+
+def as_column(value: Any) -> Column:
+    """Turn a user's list or array into a column (see :meth:`Batch.from_columns`)."""
+    if isinstance(value, Ragged):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value if value.ndim == 1 else Ragged.of(list(value))
+    items = list(value)
+    if items and all(isinstance(v, (bool, int, float, np.number)) for v in items):
+        return np.asarray(items)
+    if items and all(_is_numbers(v) for v in items):
+        return Ragged.of(items)
+    return items
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype != object and value.ndim == 1
+    return isinstance(value, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in value)
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)

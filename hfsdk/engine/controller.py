@@ -1,0 +1,582 @@
+"""The single controller: takes messages, keeps calls in order, plans them, and hands them to a runtime.
+
+Every pool has a *lane*, a thread that runs the pool's calls one after the other in the order they were submitted; CPU tasks
+have a lane of their own. A lane waits for a call's inputs, plans it (``dispatch``), and calls the runtime::
+
+    user's thread          lane of pool "all"                       lane of CPU tasks
+    actor.generate   ->    plan, runtime.call(...)
+    reward.scores    ->      .                                      waits for generate, then runtime.task(...)
+    critic.values    ->    runs after generate, while the reward runs
+
+The controller holds references and metadata, never columns.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hfsdk.dataflow import Call
+from hfsdk.engine import messages as m
+from hfsdk.engine.dispatch import check_aligned, picks_for, plan_orders, task_order
+from hfsdk.engine.records import FINISHED, CallRecord, RoleRecord, raised
+from hfsdk.errors import (
+    CallCancelledError,
+    CallError,
+    ColumnError,
+    DependencyError,
+    HfsdkError,
+    LostColumnError,
+    PlacementError,
+    SessionClosedError,
+    WorkerDiedError,
+)
+from hfsdk.pending import ColumnInfo
+from hfsdk.placement import Placement, Pool
+from hfsdk.runtime import DeviceStatus, Part, Progress, Runtime, Stored, Work
+from hfsdk.table import Ragged, Table, kind_of
+from hfsdk.trace import Span
+
+TASKS = "tasks"
+"""Name of the lane of CPU tasks."""
+
+MONITOR_S = 0.2
+"""How often running calls are asked for their progress."""
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+class Controller:
+    """See the module's text. One instance serves one session; ``send`` may be called from any thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = threading.RLock()
+        self._calls: dict[int, CallRecord] = {}
+        self._roles: dict[str, RoleRecord] = {}
+        self._placement: Placement | None = None
+        self._open_pools: dict[str, Pool] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._listeners: list[Listener] = []
+        self._next_id = 0
+        self._step = 0
+        self._last_phase = ""
+        self._closed = False
+        self._closing = threading.Event()
+        self._live: dict[str, tuple[Progress | None, tuple[Span, ...]]] = {}
+        threading.Thread(target=self._monitor, name="hfsdk-monitor", daemon=True).start()
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put,
+            m.Submit: self._submit, m.Wait: self._wait, m.Fetch: self._fetch, m.Ask: self._ask,
+            m.AskColumn: self._ask_column, m.Cancel: self._cancel, m.Release: self._release, m.Look: self._look,
+            m.Logs: self._logs, m.Recover: self._recover, m.Close: self._close,
+        }  # fmt: skip
+
+    def send(self, message: m.Message) -> Any:
+        """Handle one message and return its reply.
+
+        Raises:
+            SessionClosedError: after ``Close``.
+            HfsdkError: what the message's handling ends with.
+        """
+        if self._closed and not isinstance(message, (m.Close, m.Release)):
+            raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
+        return self._handlers[type(message)](message)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener(event)`` for every start, progress and end of a call; return a function that unsubscribes."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    # -- roles and placement
+
+    def _declare(self, message: m.Declare) -> bool:
+        with self._lock:
+            old = self._roles.get(message.role.name)
+            if old is not None and old.spec == message.role:
+                return False
+            if old is not None:
+                self._unload(old)
+            self._roles[message.role.name] = RoleRecord(message.role)
+            return True
+
+    def _remove(self, message: m.Remove) -> None:
+        with self._lock:
+            record = self._role(message.role)
+            self._unload(record)
+            del self._roles[message.role]
+
+    def _unload(self, record: RoleRecord) -> None:
+        if record.loaded and record.pool is not None:
+            self._drain(record.pool.name)
+            self._runtime.release(record.spec.name, record.pool)
+
+    def _place(self, message: m.Place) -> Placement:
+        placement = message.placement
+        with self._lock:
+            model_roles = [name for name, r in self._roles.items() if r.spec.function is None]
+            keep = {p.name: p for p in placement.pools}
+            for name, pool in list(self._open_pools.items()):
+                if keep.get(name) != pool:
+                    self._drain(name)
+                    self._runtime.close_pool(name)
+                    del self._open_pools[name]
+                    for record in self._roles.values():
+                        if record.pool == pool:
+                            record.loaded, record.pool = False, None
+            self._placement = placement
+        waits = [self._lane(placement.pool_of(name).name).post(self._load_later(name)) for name in model_roles]
+        for wait in waits:
+            wait()
+        return placement
+
+    def _load_later(self, role: str) -> Callable[[], None]:
+        return lambda: self._ensure_loaded(self._role(role))
+
+    def _ensure_loaded(self, record: RoleRecord) -> Pool:
+        """Open the role's pool and load the role, if that has not happened; runs on the pool's lane."""
+        if self._placement is None:
+            raise PlacementError("no placement yet; call session.place('colocate')")
+        pool = self._placement.pool_of(record.spec.name)
+        if pool.name not in self._open_pools:
+            self._runtime.open_pool(pool)
+            self._open_pools[pool.name] = pool
+        if not record.loaded:
+            self._emit({"type": "role_loading", "role": record.spec.name, "pool": pool.name})
+            self._runtime.load(record.spec, pool)
+            record.loaded, record.pool = True, pool
+            self._emit({"type": "role_loaded", "role": record.spec.name, "pool": pool.name})
+        return pool
+
+    def _drain(self, lane: str) -> None:
+        if lane in self._lanes:
+            self._lanes[lane].post(lambda: None)()
+
+    def _role(self, name: str) -> RoleRecord:
+        if name not in self._roles:
+            raise PlacementError(f"no role {name!r}; the session has {', '.join(self._roles) or 'none'}")
+        return self._roles[name]
+
+    def _recover(self, message: m.Recover) -> None:
+        record = self._role(message.role)
+        record.checkpoint, record.checkpoint_updates = message.folder, record.num_updates
+
+    # -- calls
+
+    def _submit(self, message: m.Submit) -> int:
+        with self._lock:
+            role = self._roles.get(message.role)
+            if role is not None and role.unseen is not None:
+                failed, role.unseen = role.unseen, None
+                failed.seen = True
+                assert failed.error is not None
+                raise raised(failed.error)
+            if role is None and message.role != "session":
+                self._role(message.role)
+            for name, ref in message.inputs.items():
+                if ref.call_id not in self._calls or self._calls[ref.call_id].released:
+                    raise ColumnError(
+                        f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again"
+                    )
+            if message.phase == "generation" and self._last_phase == "learning":
+                self._step += 1
+            self._last_phase = (
+                message.phase if message.phase in ("generation", "preparation", "learning") else self._last_phase
+            )
+            record = CallRecord(self._make_call(message), message)
+            self._calls[record.call.id] = record
+        on_pool = role is not None and role.spec.function is None
+        if on_pool and self._placement is None:
+            raise PlacementError("no placement yet; call session.place('colocate')")
+        lane = self._placement.pool_of(message.role).name if on_pool and self._placement else TASKS
+        self._lane(lane).put(record)
+        return record.call.id
+
+    def _make_call(self, message: m.Submit) -> Call:
+        self._next_id += 1
+        return Call(
+            id=self._next_id, role=message.role, method=message.method, phase=message.phase,
+            reads=tuple(message.inputs), writes=message.writes,
+            inputs=tuple(dict.fromkeys(ref.call_id for ref in message.inputs.values())),
+            protocol=message.protocol.name if message.protocol else "", num_rows=message.num_rows, step=self._step,
+            line=message.line, function=message.function,
+        )  # fmt: skip
+
+    def _put(self, message: m.Put) -> int:
+        part = self._runtime.put(message.table)
+        stored = stored_table("your data", message.table, (part,))
+        with self._lock:
+            self._next_id += 1
+            call = Call(
+                id=self._next_id,
+                role="session",
+                method="put",
+                writes=tuple(message.table),
+                num_rows=stored.num_rows,
+                step=self._step,
+            )
+            record = CallRecord(call, None, stored=stored)
+            record.end("done")
+            self._calls[call.id] = record
+        return call.id
+
+    def run_record(self, record: CallRecord) -> None:
+        """Run one call to its end; called by its lane."""
+        request = record.request
+        assert request is not None
+        self._wait_inputs(record)
+        if record.cancel_asked or record.state in FINISHED:
+            self._finish(record, CallCancelledError("cancelled before it started", **_where(record.call)))
+            return
+        role = self._roles.get(request.role)
+        try:
+            stored = self._stored_inputs(record)
+            check_aligned(request, stored)
+            self._run(record, request, role, stored)
+        except HfsdkError as error:
+            self._finish(record, _locate(error, record.call))
+        except Exception as error:  # the lane must outlive a defect of our own, and the user must hear of it
+            text = "".join(traceback.format_exception(error))
+            self._finish(record, CallError(f"hfsdk failed inside: {error!r}", details=text, **_where(record.call)))
+
+    def _run(self, record: CallRecord, request: m.Submit, role: RoleRecord | None, stored: dict[int, Stored]) -> None:
+        if role is not None and role.spec.function is None:
+            pool = self._ensure_loaded(role)
+            work = Work(record.call, pool, plan_orders(request, role.spec, stored))
+            record.pool = pool
+        else:
+            work = Work(record.call, None, (task_order(request, stored),), request.timeout_s)
+        record.begin()
+        self._emit_call("call_started", record)
+        try:
+            outcome = self._runtime.task(work) if work.pool is None else self._runtime.call(work)
+        except WorkerDiedError as error:
+            self._pool_died(record, error)
+            return
+        record.stored, record.spans = outcome.stored, outcome.spans
+        record.result = list(outcome.results) if request.result == "all" else next(iter(outcome.results), None)
+        if role is not None:
+            self._count_updates(role, record)
+        self._finish(record, None)
+
+    def _count_updates(self, role: RoleRecord, record: CallRecord) -> None:
+        if record.call.method == "update":
+            role.num_updates += len(record.result or ())
+        elif record.call.method == "step":
+            role.num_updates += 1
+        elif record.call.method == "load_state" and isinstance(record.result, dict):
+            role.num_updates = int(record.result.get("num_updates", 0))
+
+    def _pool_died(self, record: CallRecord, error: WorkerDiedError) -> None:
+        """A worker ended: close its pool, so that the next call opens it again, and say what is lost."""
+        assert record.pool is not None
+        pool, lost = record.pool, []
+        self._runtime.close_pool(pool.name)
+        self._open_pools.pop(pool.name, None)
+        for role in self._roles.values():
+            if role.pool != pool:
+                continue
+            role.loaded, role.pool = False, None
+            if role.spec.trainable:
+                back = f"checkpoint {role.checkpoint}" if role.checkpoint else "its initial weights"
+                missing = role.num_updates - (role.checkpoint_updates if role.checkpoint else 0)
+                lost.append(f"{role.spec.name} comes back with {back} ({missing} updates lost)")
+                role.num_updates = role.checkpoint_updates if role.checkpoint else 0
+            if role.checkpoint:
+                role.spec = replace(role.spec, restore=role.checkpoint)
+        for other in self._calls.values():
+            if other.pool == pool and other.stored is not None and any(p.rank is not None for p in other.stored.parts):
+                other.state = "lost"
+        words = (
+            "The pool is started again at the next call; " + ("; ".join(lost) or "no trained role lived there") + "."
+        )
+        self._finish(
+            record,
+            type(error)(f"{error.message} {words}", **{**error.fields(), **_where(record.call), "rank": error.rank}),
+        )
+
+    def _finish(self, record: CallRecord, error: Exception | None) -> None:
+        if record.state in FINISHED:
+            return
+        cancelled = isinstance(error, CallCancelledError)
+        state = "done" if error is None else "cancelled" if cancelled else "failed"
+        role = self._roles.get(record.call.role)
+        if state == "failed" and role is not None:
+            role.unseen = record
+        record.end(state, error)
+        record.request = replace(record.request, options={}, inputs={}) if record.request else None
+        self._emit_call(f"call_{state}", record)
+
+    def _wait_inputs(self, record: CallRecord) -> None:
+        for call_id in record.call.inputs:
+            source = self._calls[call_id]
+            while not source.finished.wait(MONITOR_S):
+                if record.cancel_asked or self._closed:
+                    record.cancel_asked = True
+                    return
+
+    def _stored_inputs(self, record: CallRecord) -> dict[int, Stored]:
+        stored = {}
+        for call_id in record.call.inputs:
+            source = self._calls[call_id]
+            self._check_usable(source, record.call)
+            assert source.stored is not None
+            stored[call_id] = source.stored
+        return stored
+
+    def _check_usable(self, source: CallRecord, user: Call | None) -> None:
+        """Raise what keeps a call's columns from being read."""
+        where = _where(user) if user else {}
+        if source.state == "lost":
+            again = f"run {source.call} again" + (f" ({source.call.line})" if source.call.line else "")
+            raise LostColumnError(
+                f"the columns {', '.join(source.call.writes)} died with the worker that held them; {again}", **where
+            )
+        if source.state == "cancelled":
+            raise CallCancelledError(f"its input {source.call} was cancelled", **where)
+        if source.error is not None:
+            source.seen = True
+            self._mark_seen(source)
+            error = DependencyError(f"its input {source.call} failed: {source.error}", **where)
+            error.__cause__ = source.error
+            raise error if user else raised(source.error)
+
+    def _mark_seen(self, record: CallRecord) -> None:
+        role = self._roles.get(record.call.role)
+        if role is not None and role.unseen is record:
+            role.unseen = None
+
+    # -- looking
+
+    def _wait(self, message: m.Wait) -> bool:
+        for call_id in message.call_ids:
+            if not self._calls[call_id].finished.wait(message.timeout_s):
+                return False
+        for call_id in message.call_ids:
+            record = self._calls[call_id]
+            if record.error is not None:
+                record.seen = True
+                self._mark_seen(record)
+                raise raised(record.error)
+        return True
+
+    def _fetch(self, message: m.Fetch) -> Table:
+        stored = {}
+        for ref in message.columns.values():
+            source = self._calls[ref.call_id]
+            self._check_usable(source, None)
+            assert source.stored is not None
+            stored[ref.call_id] = source.stored
+        first = next(iter(message.columns.values()))
+        num_rows = len(first.rows) if first.rows is not None else stored[first.call_id].num_rows
+        return self._runtime.fetch(picks_for(message.columns, np.arange(num_rows), stored))
+
+    def _ask(self, message: m.Ask) -> Any:
+        record = self._calls[message.call_id]
+        if message.what == "state":
+            return record.state
+        if message.what == "writer":
+            return "your data" if record.call.method == "put" else str(record.call)
+        return record.result if message.what == "result" else record.stored
+
+    def _ask_column(self, message: m.AskColumn) -> ColumnInfo | None:
+        stored = self._calls[message.ref.call_id].stored
+        return None if stored is None else stored.columns.get(message.ref.name)
+
+    def _release(self, message: m.Release) -> None:
+        for call_id in message.call_ids:
+            record = self._calls.get(call_id)
+            if record is not None:
+                record.released = True
+                if record.state in FINISHED:
+                    record.stored = None
+
+    def _look(self, message: m.Look) -> Any:
+        with self._lock:
+            records = [r for r in self._calls.values() if r.call.method != "put"]
+            if message.what == "calls":
+                return [r.call for r in records if message.step in (None, r.call.step)]
+            if message.what == "spans":
+                return self._spans([r for r in records if message.step in (None, r.call.step)])
+            if message.what == "roles":
+                return {
+                    n: (r.spec, "loaded" if r.loaded else "declared", r.num_updates) for n, r in self._roles.items()
+                }
+            if message.what == "running":
+                return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
+            if message.what == "placement":
+                return self._placement
+            if message.what == "step":
+                return self._step
+        if message.what == "devices":
+            return self._devices()
+        return self._runtime.controller_bytes()
+
+    def _spans(self, records: list[CallRecord]) -> list[Span]:
+        spans: list[Span] = []
+        ids = {r.call.id for r in records}
+        for record in records:
+            spans += record.spans
+            own = any(s.device is None and s.call_id == record.call.id for s in record.spans)
+            if record.start_ns and not own:
+                spans.append(record.span)
+        spans += [s for _, running in self._live.values() for s in running if s.call_id in ids]
+        return spans
+
+    def _devices(self) -> list[DeviceStatus]:
+        return [status for pool in list(self._open_pools.values()) for status in self._runtime.devices(pool)]
+
+    def _logs(self, message: m.Logs) -> str:
+        record = self._role(message.role)
+        if record.pool is None:
+            return f"{message.role} is not loaded; no worker has printed anything for it"
+        return self._runtime.logs(record.pool, message.rank)
+
+    # -- cancel, monitor, close
+
+    def _cancel(self, message: m.Cancel) -> None:
+        with self._lock:
+            asked = set(message.call_ids)
+            for record in self._calls.values():
+                if record.state in FINISHED or record.state == "lost":
+                    continue
+                if record.call.id in asked or asked.intersection(record.call.inputs):
+                    asked.add(record.call.id)
+                    record.cancel_asked = True
+                    if record.state == "pending":
+                        self._finish(record, CallCancelledError("cancelled before it started", **_where(record.call)))
+                    else:
+                        self._runtime.cancel(record.call.id, record.pool)
+
+    def _monitor(self) -> None:
+        while not self._closing.wait(MONITOR_S):
+            running = [r for r in list(self._calls.values()) if r.state == "running" and r.pool is not None]
+            live = {}
+            for record in running:
+                assert record.pool is not None
+                progress, spans = self._runtime.progress(record.pool)
+                live[record.pool.name] = (progress, spans)
+                if progress is not None and progress.call_id == record.call.id and self._listeners:
+                    self._emit_call("call_progress", record, progress)
+            self._live = live
+
+    def _emit_call(self, kind: str, record: CallRecord, progress: Progress | None = None) -> None:
+        if not self._listeners:
+            return
+        call = record.call
+        self._emit({
+            "type": kind, "call_id": call.id, "call": str(call), "line": call.line, "phase": call.phase, "step": call.step,
+            "done": progress.done if progress else None, "total": progress.total if progress else None,
+            "unit": progress.unit if progress else "", "seconds": record.duration_s,
+            "error": str(record.error) if record.error else None,
+        })  # fmt: skip
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        for listener in list(self._listeners):
+            listener(event)
+
+    def _lane(self, name: str) -> _Lane:
+        with self._lock:
+            if name not in self._lanes:
+                self._lanes[name] = _Lane(self, name)
+            return self._lanes[name]
+
+    def _close(self, message: m.Close) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            running = [r for r in self._calls.values() if r.state not in FINISHED]
+        self._closing.set()
+        for record in running:
+            record.cancel_asked = True
+            if record.state == "running":
+                self._runtime.cancel(record.call.id, record.pool)
+        for lane in self._lanes.values():
+            lane.stop()
+        self._runtime.close()
+        for record in running:
+            self._finish(record, SessionClosedError("the session was closed while this call was under way"))
+
+
+class _Lane(threading.Thread):
+    """Runs what it is given, one after the other, in submission order."""
+
+    def __init__(self, controller: Controller, name: str) -> None:
+        super().__init__(name=f"hfsdk-lane-{name}", daemon=True)
+        self._controller = controller
+        self._queue: queue.SimpleQueue[CallRecord | Callable[[], None] | None] = queue.SimpleQueue()
+        self.start()
+
+    def put(self, record: CallRecord) -> None:
+        """Add a call."""
+        self._queue.put(record)
+
+    def post(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Add a function; return another one that waits for it and raises what it raised."""
+        done = threading.Event()
+        failure: list[HfsdkError] = []
+
+        def guarded() -> None:
+            try:
+                function()
+            except HfsdkError as error:
+                failure.append(error)
+            finally:
+                done.set()
+
+        def wait() -> None:
+            while not done.wait(MONITOR_S):
+                if not self.is_alive():
+                    raise SessionClosedError("the session was closed meanwhile")
+            if failure:
+                raise raised(failure[0])
+
+        self._queue.put(guarded)
+        return wait
+
+    def stop(self) -> None:
+        """End after what is already queued."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Work through the queue."""
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, CallRecord):
+                self._controller.run_record(item)
+            else:
+                item()
+
+
+def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:
+    """Describe a local table that was put as one or more parts."""
+    columns = {}
+    for column_name, column in table.items():
+        ragged = isinstance(column, Ragged)
+        columns[column_name] = ColumnInfo(
+            kind_of(column),
+            "text" if isinstance(column, list) else str(column.dtype),
+            0 if isinstance(column, list) else int(column.nbytes),
+            column.lengths if ragged else None,
+        )
+    return Stored(name, table.num_rows, parts, columns)
+
+
+def _where(call: Call) -> dict[str, Any]:
+    return {"role": call.role, "method": call.method, "line": call.line}
+
+
+def _locate(error: HfsdkError, call: Call) -> HfsdkError:
+    """Say which call an error belongs to, where it does not say so itself."""
+    if isinstance(error, CallError):
+        fields = {**error.fields(), **{k: v for k, v in _where(call).items() if not error.fields()[k]}}
+        located = type(error)(error.message, **fields)
+        located.__cause__ = error.__cause__
+        return located
+    return error

@@ -1,0 +1,162 @@
+"""Lets megatron-core 0.16.1 train without CUDA: the one place of the trainer that patches anything.
+
+Megatron asks ``torch.cuda`` for a device, a stream and a random state in about twenty places. :func:`install` answers them
+with the CPU; with CUDA it does nothing at all. What is replaced, and who asks:
+
+=  ==============================================  ==========================================================
+A  ``torch.cuda.current_device``                   rotary positions, gradient buffers, pipeline messages
+B  ``torch.cuda.synchronize``                      pipeline messages, checkpoint writers
+C  ``torch.Tensor.cuda``                           tied embeddings over pipeline stages, distributed optimizer
+D  ``torch.zeros(..., device="cuda")`` and alike   schedules, optimizers, clipping (through a stand-in for ``torch``)
+E  ``param.type() == "torch.cuda.FloatTensor"``    optimizers and clipping (only inside :func:`cuda_type_names`)
+F  ``torch.cuda`` random state                     the tracker behind activation recompute
+=  ==============================================  ==========================================================
+
+A, B and C hold for the whole process, so that it cannot use a CUDA device afterwards; there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+
+PROXIED_MODULES = (
+    "megatron.core.dist_checkpointing.exchange_utils",
+    "megatron.core.dist_checkpointing.strategies.state_dict_saver",
+    "megatron.core.optimizer.clip_grads",
+    "megatron.core.optimizer.grad_scaler",
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.tensor_parallel.data",
+    "megatron.core.transformer.utils",
+    "megatron.core.utils",
+)
+"""Modules that name ``device="cuda"`` in their source (patch D)."""
+
+FACTORIES = ("arange", "empty", "full", "ones", "rand", "tensor", "zeros")
+
+_installed = False
+
+
+class _TorchOnCpu(types.ModuleType):
+    """Stands for the name ``torch`` inside one module; tensors asked for on cuda are made on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(torch, name)
+        if name in FACTORIES:
+            value = _on_cpu(value)
+        setattr(self, name, value)
+        return value
+
+
+def _on_cpu(factory: Any) -> Any:
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = CPU
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def install() -> None:
+    """Make megatron-core run on the CPU; does nothing with CUDA or when it was called before."""
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    torch.cuda.current_device = lambda: CPU
+    torch.cuda.synchronize = lambda *_args, **_kwargs: None
+    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+    for name in PROXIED_MODULES:
+        importlib.import_module(name).torch = _TorchOnCpu()
+    _use_cpu_random_state()
+    _installed = True
+
+
+def _use_cpu_random_state() -> None:
+    random = importlib.import_module("megatron.core.tensor_parallel.random")
+
+    def get_state(device: Any = "cuda", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_state(state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
+        torch.set_rng_state(state)
+
+    random._get_cuda_rng_state, random._set_cuda_rng_state = get_state, set_state
+    proxy = _TorchOnCpu()
+    proxy.cuda = types.SimpleNamespace(
+        manual_seed=torch.manual_seed,
+        get_rng_state=torch.get_rng_state,
+        is_available=lambda: False,
+        current_device=lambda: CPU,
+        CUDAGraph=object,
+    )
+    random.torch = proxy
+
+
+def cuda_type_names() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which ``tensor.type()`` says ``torch.cuda.*`` (patch E); an empty one with CUDA.
+
+    Not for two threads at once: it replaces a method of ``torch.Tensor``.
+    """
+    return contextlib.nullcontext() if torch.cuda.is_available() else _renamed_types()
+
+
+@contextlib.contextmanager
+def _renamed_types() -> Iterator[None]:
+    original = torch.Tensor.type
+
+    def renamed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = original(tensor, *args, **kwargs)
+        if isinstance(result, str) and not result.startswith("torch.cuda."):
+            result = result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+    torch.Tensor.type = renamed
+    try:
+        yield
+    finally:
+        torch.Tensor.type = original
+
+
+class SdpaCoreAttention(torch.nn.Module):
+    """Causal attention by ``torch.nn.functional.scaled_dot_product_attention``, for right-padded rows.
+
+    Megatron's own local core attention builds the whole score matrix and refuses packed rows; its fast one needs Transformer
+    Engine. Right-padded causal rows need no mask: a token never sees the padding behind it. Works on CPU and CUDA.
+    """
+
+    def __init__(self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **_: Any) -> None:
+        super().__init__()
+        self.scale: float = config.kv_channels**-0.5
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Attend; tensors are [sequence, batch, heads, head_dim], the result is [sequence, batch, heads * head_dim].
+
+        ``attention_mask`` must be ``None``: the order of tokens is the mask.
+        """
+        if attention_mask is not None:
+            raise NotImplementedError("SdpaCoreAttention takes right-padded causal rows, which need no mask")
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.scale, enable_gqa=True
+        )
+        return out.permute(2, 0, 1, 3).flatten(2)

@@ -1,0 +1,184 @@
+"""The process groups of one role, always explicit: several models with different layouts live in one process.
+
+Megatron keeps *one* set of groups in ``parallel_state``; some of its functions read it behind the caller's back. hfsdk never
+fills it. :class:`RoleGroups` makes the groups of a role's :class:`~hfsdk.layout.Mesh` (whose tp axis may be permuted, so groups are
+made with ``sort_ranks=False``) and hands them to megatron as a ``ProcessGroupCollection``::
+
+    layout tp2 dp2       rank             0       1       2       3
+                         tp groups       [0 1]   [0 1]   [2 3]   [2 3]
+                         dp groups       [0 2]   [1 3]   [0 2]   [1 3]
+                         world, control  [0 1 2 3]
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hfsdk.errors import LayoutError
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    from hfsdk.layout import Coordinates, Mesh
+
+
+def device() -> torch.device:
+    """Return where this process computes: its current CUDA device, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+class RoleGroups:
+    """The groups of one role on this rank.
+
+    Making it is collective: every rank of the pool's world does it at the same time, with the same mesh.
+
+    Attributes:
+        rank: this process in the pool.
+        coordinates: its tp, pp and dp position.
+        tp, pp, dp: the groups along one axis, in the order of that axis; ``mp`` is tp x pp.
+        world: all ranks of the role.
+        control: the same ranks on gloo, for small agreements and Python objects (equals ``world`` on gloo).
+        tp_control: the ranks of ``tp`` on gloo.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        """Make the groups.
+
+        Raises:
+            LayoutError: the mesh has not as many ranks as the pool's world.
+        """
+        size = dist.get_world_size()
+        if mesh.layout.size != size:
+            raise LayoutError(
+                f"layout '{mesh.layout}' has {mesh.layout.size} ranks; the pool has {size} workers. "
+                "Change the layout or place the role on another pool."
+            )
+        self.mesh = mesh
+        self.rank = dist.get_rank()
+        self.coordinates: Coordinates = mesh.coordinates(self.rank)
+        self.device = device()
+        self._made: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+        gloo = dist.get_backend() == "gloo"
+        self.tp = self._along(mesh.groups("tp"))
+        self.dp = self._along(mesh.groups("dp"))
+        self.pp = self._along(mesh.groups("pp"))
+        self.mp = self._along(_model_parallel(mesh))
+        self.alone = self._along([[rank] for rank in mesh.ranks])
+        self.world = self._along([list(mesh.ranks)])
+        self.control = self.world if gloo else self._along([list(mesh.ranks)], "gloo")
+        self.tp_control = self.tp if gloo else self._along(mesh.groups("tp"), "gloo")
+
+    def _along(self, groups: list[list[int]], backend: str | None = None) -> dist.ProcessGroup:
+        """Make a group of every list of ranks (all ranks do this together) and return the one with this rank."""
+        mine = None
+        for ranks in groups:
+            key = (backend or "", tuple(ranks))
+            if key not in self._made:
+                self._made[key] = dist.new_group(ranks, backend=backend, sort_ranks=False)
+            if self.rank in ranks:
+                mine = self._made[key]
+        assert mine is not None
+        return mine
+
+    @property
+    def tp_size(self) -> int:
+        """Tensor-parallel size."""
+        return self.mesh.layout.tp
+
+    @property
+    def pp_size(self) -> int:
+        """Pipeline-parallel size."""
+        return self.mesh.layout.pp
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel size."""
+        return self.mesh.layout.num_replicas
+
+    @property
+    def tp_rank(self) -> int:
+        """Position on the tp axis."""
+        return self.coordinates.tp
+
+    @property
+    def pp_rank(self) -> int:
+        """Position on the pp axis."""
+        return self.coordinates.pp
+
+    @property
+    def dp_rank(self) -> int:
+        """Position on the dp axis."""
+        return self.coordinates.dp
+
+    def collection(self) -> ProcessGroupCollection:
+        """Return the groups in megatron's own form, every field set, so that nothing falls back to global state.
+
+        There is no context or expert parallelism: ``cp`` and ``ep`` are this rank alone, and the combined groups follow.
+        So are ``embd`` and ``pos_embd``, which would tie embeddings over pipeline stages (``None`` asks the global state).
+        """
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        tp, dp, pp, mp, alone = self.tp, self.dp, self.pp, self.mp, self.alone
+        return ProcessGroupCollection(
+            tp=tp, pp=pp, mp=mp, cp=alone, tp_cp=tp, hcp=None, embd=alone, pos_embd=alone,
+            ep=alone, expt_tp=tp, tp_ep=tp, tp_ep_pp=mp, tp_dp_cp=self.world if self.pp_size == 1 else None,
+            dp=dp, dp_cp=dp, expt_dp=dp, intra_dp_cp=dp, intra_expt_dp=dp, inter_dist_opt=None, intra_dist_opt=dp,
+        )  # fmt: skip
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the value of every rank of the role, in rank order (small Python objects only)."""
+        found: list[Any] = [None] * self.mesh.layout.size
+        dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def destroy(self) -> None:
+        """Give the groups back; they must not be used afterwards."""
+        for group in self._made.values():
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+        self._made.clear()
+
+
+def _model_parallel(mesh: Mesh) -> list[list[int]]:
+    """Return the groups of ranks that hold one replica: same dp, in the order pp, then tp."""
+    found: dict[int, list[int]] = {}
+    for rank in mesh.ranks:
+        found.setdefault(mesh.coordinates(rank).dp, []).append(rank)
+
+    def order(rank: int) -> tuple[int, int]:
+        at = mesh.coordinates(rank)
+        return at.pp, at.tp
+
+    return [sorted(ranks, key=order) for ranks in found.values()]
+
+
+class GlobalGroupsError(RuntimeError):
+    """Megatron asked its global ``parallel_state`` for a group (raised only after :func:`poison_parallel_state`)."""
+
+
+def poison_parallel_state() -> None:
+    """Make every question to megatron's global groups raise :class:`GlobalGroupsError`; for tests.
+
+    hfsdk never initialises ``parallel_state``, so such a question would get ``None`` or an assertion in the good case and
+    another role's group in the bad one. Names that other megatron modules imported are replaced too.
+    """
+    from megatron.core import parallel_state
+
+    endings = ("_group", "_groups", "_rank", "_ranks", "_world_size", "_group_gloo")
+    for name, function in list(vars(parallel_state).items()):
+        if name.startswith("get_") and name.endswith(endings) and callable(function):
+            trap = _trap(name)
+            for module in list(sys.modules.values()):
+                if getattr(module, "__name__", "").startswith("megatron.") and vars(module).get(name) is function:
+                    setattr(module, name, trap)
+
+
+def _trap(name: str) -> Any:
+    def trap(*_args: Any, **_kwargs: Any) -> Any:
+        raise GlobalGroupsError(f"parallel_state.{name} was asked; a group of the role must be given instead")
+
+    return trap

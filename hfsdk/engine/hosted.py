@@ -1,0 +1,304 @@
+"""A role on one worker: its trainer, its rollout, and what each method does with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hfsdk.engine import megatron_model
+from hfsdk.engine.dispatch import mesh_of
+from hfsdk.engine.groups import RoleGroups
+from hfsdk.engine.rollout import Rollout
+from hfsdk.engine.safepoint import SafePoint
+from hfsdk.engine.tasks import user_traceback
+from hfsdk.engine.trainer import NonFiniteRows, Trainer
+from hfsdk.errors import CallError, NonFiniteLossError
+from hfsdk.functions import Shipped
+from hfsdk.resharding import ReshardPlan
+from hfsdk.roles import RoleSpec, Sampling
+from hfsdk.table import Array, Column, Table
+
+if TYPE_CHECKING:
+    from hfsdk.engine import transport
+    from hfsdk.engine.worker import Worker
+
+Outcome = tuple[Mapping[str, Column] | None, Any]
+
+
+def sample_seed(seed: int, position: int, copy: int) -> int:
+    """Return a sample's seed: a stable hash of (session seed, place in the prompt stream, copy number), never the rank."""
+    digest = hashlib.blake2b(f"{seed}/{position}/{copy}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+def eos_token_ids(folder: str) -> tuple[int, ...]:
+    """Return the end-of-sequence ids of ``generation_config.json``, else of ``config.json``."""
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder) / name
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()
+
+
+class RankView:
+    """What ``handle.run(fn)`` and primitives see: one rank of one role.
+
+    Attributes:
+        role: the role's name.
+        rank, device: this rank in the role, and its device number.
+        coordinates: its (tp, pp, dp) position.
+        layout: the role's training layout.
+        module: the Megatron model (a ``torch.nn.Module``) of this rank.
+        groups: process groups (tp, dp, pp, world) for collectives.
+    """
+
+    def __init__(self, hosted: HostedRole) -> None:
+        self._hosted = hosted
+        self.role = hosted.spec.name
+        self.rank = hosted.worker.setup.rank
+        self.device = hosted.worker.setup.device
+        self.layout = hosted.mesh.layout
+        self.coordinates = hosted.mesh.coordinates(self.rank)
+        self.module = hosted.trainer.model
+        self.groups = hosted.groups
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps done."""
+        return self._hosted.trainer.num_updates
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of this process and of each role in it."""
+        used, roles = self._hosted.worker.memory()
+        return {"process": used, **roles}
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every local parameter."""
+        return {name: tuple(t.shape) for name, t in megatron_model.local_tensors(self.module).items()}
+
+    def log_probs(self, rows: Table, temperature: float = 1.0) -> Any:
+        """Return the log-probs of the response tokens of ``rows`` (ragged, as given); collective over the role."""
+        micro_batches = [tuple(int(r) for r in rows.row_ids)]
+        return self._hosted.trainer.log_probs(rows, micro_batches, temperature)["log_probs"]
+
+    def __repr__(self) -> str:
+        at = self.coordinates
+        return f"<{self.role} rank {self.rank}: device {self.device}, tp {at.tp}, pp {at.pp}, dp {at.dp}>"
+
+
+class HostedRole:
+    """One role's engines on this worker."""
+
+    def __init__(self, spec: RoleSpec, worker: Worker) -> None:
+        """Build them; collective over the pool."""
+        self.spec, self.worker = spec, worker
+        self.mesh = mesh_of(spec)
+        self.groups = RoleGroups(self.mesh)
+        recorder, setup = worker.recorder, worker.setup
+        self.trainer = Trainer(spec, self.mesh, self.groups, recorder)
+        self.rollout: Rollout | None = None
+        self.plan: ReshardPlan | None = None
+        self.stale = True
+        self.rollout_group = _replica_group(spec, self.mesh.layout.size)
+        self.last_transport: transport.TransportReport | None = None
+        assert spec.model is not None
+        if spec.rollout is not None:
+            assert spec.train is not None
+            self.plan = ReshardPlan.between(spec.model, spec.train, spec.rollout, spec.dtype)
+            self.rollout = Rollout(
+                spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
+                options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=recorder, load_weights=False,
+            )  # fmt: skip
+        self._eos = eos_token_ids(spec.folder)
+        self._methods: dict[str, Callable[[Table, Mapping[str, Any], SafePoint], Outcome]] = {
+            "generate": self._generate, "compute_log_probs": self._log_probs, "compute_values": self._values,
+            "compute_scores": self._scores, "compute_costs": self._scores, "update": self._update,
+            "forward_backward": self._forward_backward, "compute_loss": self._compute_loss, "step": self._step,
+            "grad_norm": self._grad_norm, "run": self._run, "call": self._call, "save_pretrained": self._save_pretrained,
+            "save_state": self._save_state, "load_state": self._load_state,
+        }  # fmt: skip
+        if spec.restore:
+            self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
+
+    def run(self, method: str, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        """Carry out one method."""
+        try:
+            return self._methods[method](table, options, safe)
+        except NonFiniteRows as bad:
+            raise NonFiniteLossError(_non_finite_words(bad)) from None
+
+    # -- generation
+
+    def _generate(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        assert self.rollout is not None
+        sampling: Sampling = options["sampling"]
+        self._refresh_rollout()
+        copies = table.row_ids % options["n"]
+        positions = np.asarray(table["position"])
+        seeds = np.array([sample_seed(options["seed"], int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
+        control = self.rollout_group
+        columns = self.rollout.generate(
+            table.ragged("prompt"), seeds.astype(np.int64), sampling, self._eos, safe, control, table.row_ids
+        )
+        extra: dict[str, Column] = {
+            "policy_version": np.full(table.num_rows, self.trainer.num_updates, dtype=np.int64),
+            "temperature": np.full(table.num_rows, sampling.temperature, dtype=np.float32),
+            "group": np.asarray(table.row_ids // options["n"]),
+        }
+        return {**columns, **extra}, None
+
+    def _refresh_rollout(self) -> None:
+        """Give the rollout the trainer's weights, if they changed since (HybridFlow section 5.2, step 1)."""
+        from hfsdk.engine import transport
+
+        assert self.rollout is not None and self.plan is not None
+        if not self.stale:
+            return
+        with self.worker.recorder.span("reshard") as attrs:
+            sources = megatron_model.local_tensors(self.trainer.model)
+            report = transport.execute(
+                self.plan, self.worker.setup.rank, sources, self.rollout.weight_targets(), self.groups.world
+            )
+            self.rollout.finish_update()
+            attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied)
+        self.last_transport, self.stale = report, False
+
+    # -- passes
+
+    def _log_probs(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        entropy = bool(options.get("entropy"))
+        found = self.trainer.log_probs(table, options["micro_batches"], self._temperature(table), safe, entropy)
+        columns: dict[str, Column] = {options["as"]: found["log_probs"]}
+        if entropy:
+            columns["entropy"] = found["entropy"]
+        return columns, None
+
+    def _values(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        return {"values": self.trainer.values(table, options["micro_batches"], safe)["values"]}, None
+
+    def _scores(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        return {options["as"]: self.trainer.scores(table, options["micro_batches"], safe)["scores"]}, None
+
+    @staticmethod
+    def _temperature(table: Table) -> Array | float:
+        return np.asarray(table["temperature"]) if "temperature" in table else 1.0
+
+    # -- learning
+
+    def _update(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        before = self.trainer.num_updates
+        try:
+            loss = options["loss"].load()
+            rows = self.trainer.update(table, options["plan"], loss, self._temperature(table), safe)
+        finally:
+            self.stale = self.stale or self.trainer.num_updates > before
+        return None, rows
+
+    def _forward_backward(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        loss = options["loss"].load()
+        return None, [self.trainer.forward_backward(table, options["plan"][0], loss, self._temperature(table), safe)]
+
+    def _compute_loss(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        loss = options["loss"].load()
+        return None, self.trainer.compute_loss(table, options["plan"][0], loss, self._temperature(table), safe)
+
+    def _step(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        result = self.trainer.step()
+        self.stale = True
+        return None, result
+
+    def _grad_norm(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        return None, self.trainer.grad_norm()
+
+    # -- the user's own
+
+    def _run(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        return None, self._user(options["function"], *options.get("args", ()))
+
+    def _call(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        value = self._user(options["function"], table, **options.get("arguments", {}))
+        writes = tuple(options.get("writes", ()))
+        if not writes:
+            return None, value
+        if not isinstance(value, Mapping) or set(value) != set(writes):
+            got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise CallError(
+                f"the primitive must return a dict with exactly the columns {sorted(writes)}; it returned {got}"
+            )
+        for name, column in value.items():
+            if len(column) != table.num_rows:
+                raise CallError(
+                    f"the primitive returned {len(column)} entries for column {name!r}; this rank has {table.num_rows} rows"
+                )
+        return {n: c if not isinstance(c, (int, float)) else [c] for n, c in value.items()}, None
+
+    def _user(self, shipped: Shipped, *args: Any, **more: Any) -> Any:
+        function = shipped.load()
+        try:
+            return function(RankView(self), *args, **more)
+        except Exception as error:  # whatever the user's function raises is reported at the user's line
+            raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
+
+    # -- keeping
+
+    def _save_pretrained(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        assert self.spec.model is not None
+        megatron_model.save_folder(
+            self.trainer.model, self.spec.model, self.groups, self.spec.folder, options["folder"]
+        )
+        return None, None
+
+    def _save_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        import torch
+
+        folder = Path(options["folder"]) / self.spec.name
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.trainer.state(), folder / f"rank{self.worker.setup.rank}.pt")
+        return None, {"num_updates": self.trainer.num_updates}
+
+    def _load_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        import torch
+
+        path = Path(options["folder"]) / self.spec.name / f"rank{self.worker.setup.rank}.pt"
+        self.trainer.load_state(torch.load(path, map_location="cpu", weights_only=True))
+        self.stale = True
+        return None, {"num_updates": self.trainer.num_updates}
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""
+        return sum(self.trainer.memory_bytes().values()) + (self.rollout.memory_bytes() if self.rollout else 0)
+
+    def close(self) -> None:
+        """Free the engines."""
+        if self.rollout is not None:
+            self.rollout.close()
+            self.rollout = None
+        del self.trainer
+
+
+def _replica_group(spec: RoleSpec, size: int) -> Any:
+    """Make the gloo groups of the rollout's replicas; return this rank's, ``None`` where a replica is one rank."""
+    import torch.distributed as dist
+
+    if spec.rollout is None or spec.rollout.tp == 1:
+        return None
+    tp, mine = spec.rollout.tp, None
+    for first in range(0, size, tp):
+        group = dist.new_group(list(range(first, first + tp)), backend="gloo")
+        if first <= dist.get_rank() < first + tp:
+            mine = group
+    return mine
+
+
+def _non_finite_words(bad: NonFiniteRows) -> str:
+    what = f"the loss of samples {bad.row_ids}" if bad.row_ids else "the gradient"
+    return (
+        f"{what} is NaN or infinite; this optimizer step was refused on every rank and the weights are as before it. "
+        "Look at these samples with batch.inspect(i) and at the loss function."
+    )

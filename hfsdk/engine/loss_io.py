@@ -1,0 +1,240 @@
+"""What goes into the model and what a loss function sees, and how its result becomes one number and a row of metrics.
+
+Everything per token is *flat* over the response tokens of the micro-batch: row after row, no padding, no prompt::
+
+    rows            responses        flat
+    7               a b c            a b c | d | . (empty)
+    2               d                lengths 3 1 0
+    5               -
+
+A loss returns one number per response token (or per sample); the engine sums and divides by counts of the *whole*
+mini-batch, over all micro-batches and dp ranks, so that any split gives the same gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hfsdk.errors import ColumnError, OptionError
+from hfsdk.table import Ragged, Table
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
+"""Ways to turn per-token losses into one number; see :func:`aggregate`."""
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One micro-batch for the model: right-padded rows and the flat positions (``row * S + position``) that matter."""
+
+    tokens_BS: torch.Tensor
+    selected_N: torch.Tensor
+    targets_N: torch.Tensor
+    """Response tokens, flat: what the selected positions predict."""
+
+    @classmethod
+    def of(cls, rows: Table, device: torch.device, *, last: bool = False) -> ModelInput:
+        """Select the positions before each response token or, with ``last``, each row's last token."""
+        prompts, responses = rows.ragged("prompt"), rows.ragged("response")
+        before, after = prompts.lengths, responses.lengths
+        length = int((before + after).max(initial=0))
+        tokens = np.zeros((rows.num_rows, length), dtype=np.int64)
+        for i in range(rows.num_rows):
+            tokens[i, : before[i]] = prompts[i]
+            tokens[i, before[i] : before[i] + after[i]] = responses[i]
+        ends = np.arange(rows.num_rows) * length + before - 1
+        if last:
+            selected = ends + after
+        else:
+            selected = np.repeat(ends - responses.offsets[:-1], after) + np.arange(len(responses.flat))
+        targets = responses.flat.astype(np.int64)
+        return cls(*(torch.from_numpy(array).to(device) for array in (tokens, selected, targets)))
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What the model says about the response tokens of one micro-batch; flat, float32, with gradient."""
+
+    log_probs: torch.Tensor | None = None
+    """Log-probability of each response token at the row's temperature; ``None`` with a scalar head."""
+    entropy: torch.Tensor | None = None
+    """Entropy of the distribution each response token was drawn from, in nats; ``None`` with a scalar head."""
+    values: torch.Tensor | None = None
+    """Scalar head's value of the state before each response token; ``None`` with an LM head."""
+
+
+class TokenBatch:
+    """The columns of one micro-batch as tensors.
+
+    ``b["advantages"]`` is flat over the response tokens for a variable-length column and [num_samples] for one value per
+    sample (:meth:`expand` repeats those per token). Floats come as float32, whole numbers as int64, other columns as
+    they are.
+
+    Attributes:
+        lengths: response tokens of every sample; [num_samples].
+        row_ids: the samples' numbers in the batch; [num_samples].
+        num_samples: samples in this micro-batch.
+        num_tokens: response tokens of the whole mini-batch, over all ranks.
+        num_rows: samples of the whole mini-batch, over all ranks.
+    """
+
+    def __init__(self, rows: Table, num_tokens: int, num_rows: int, device: torch.device | str = "cpu") -> None:
+        self._rows = rows
+        self._device = torch.device(device)
+        self._tensors: dict[str, Any] = {}
+        self._response_lengths = rows.ragged("response").lengths
+        self.lengths = self._tensor(self._response_lengths)
+        self.row_ids = self._tensor(rows.row_ids)
+        self.num_samples = rows.num_rows
+        self.num_tokens = num_tokens
+        self.num_rows = num_rows
+        self._segment: torch.Tensor | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a column.
+
+        Raises:
+            ColumnError: no such column, or a variable-length one that is not aligned with the responses.
+        """
+        if name not in self._tensors:
+            self._tensors[name] = self._column(name)
+        return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def _column(self, name: str) -> Any:
+        column = self._rows[name]
+        if isinstance(column, Ragged):
+            if name != "prompt" and not np.array_equal(column.lengths, self._response_lengths):
+                row = int(np.flatnonzero(column.lengths != self._response_lengths)[0])
+                raise ColumnError(
+                    f"column {name!r} has {column.lengths[row]} values for sample {self._rows.row_ids[row]}, whose "
+                    f"response has {self._response_lengths[row]} tokens; a per-token column needs one value per response "
+                    "token."
+                )
+            return self._tensor(column.flat)
+        if isinstance(column, list) or column.dtype.kind not in "biuf":
+            return column
+        return self._tensor(column)
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        array = np.ascontiguousarray(array)
+        kind = {"f": np.float32, "i": np.int64, "u": np.int64}.get(array.dtype.kind, array.dtype)
+        # a copy: columns may be read-only mappings of shared memory
+        return torch.from_numpy(array.astype(kind, copy=True)).to(self._device)
+
+    def expand(self, column: str | torch.Tensor) -> torch.Tensor:
+        """Return one value per response token from one value per sample (a column's name or a tensor)."""
+        values = self[column] if isinstance(column, str) else column
+        return torch.repeat_interleave(values, self.lengths)
+
+    @property
+    def segment(self) -> torch.Tensor:
+        """Number of the sample (within the micro-batch) each response token belongs to; flat."""
+        if self._segment is None:
+            self._segment = torch.repeat_interleave(torch.arange(self.num_samples, device=self._device), self.lengths)
+        return self._segment
+
+    def segment_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over each sample's tokens; [num_samples], 0 for empty responses."""
+        return x.new_zeros(self.num_samples).index_add(0, self.segment, x)
+
+    def segment_mean(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean over each sample's tokens; [num_samples], 0 for empty responses."""
+        return self.segment_sum(x) / self.lengths.clamp(min=1)
+
+
+def aggregate(
+    per_token: torch.Tensor,
+    b: TokenBatch,
+    mode: str = "token_mean",
+    global_num_tokens: int | None = None,
+    global_num_rows: int | None = None,
+    fixed_length: int | None = None,
+) -> torch.Tensor:
+    """Return this micro-batch's part of the mini-batch's loss; the parts of all micro-batches and dp ranks add up.
+
+    ==============  ======================================================================================
+    token_mean      sum over tokens / tokens
+    sequence_mean   mean over each sequence's tokens, then sum / sequences (an empty response counts as 0)
+    sequence_sum    sum over tokens / sequences
+    fixed_length    sum over tokens / (sequences x ``fixed_length``): Dr. GRPO (arXiv 2503.20783)
+    ==============  ======================================================================================
+
+    Args:
+        per_token: flat over response tokens.
+        b: the micro-batch.
+        mode: one of :data:`AGGREGATIONS`.
+        global_num_tokens: response tokens of the mini-batch over all ranks; ``b.num_tokens`` by default.
+        global_num_rows: sequences of the mini-batch over all ranks; ``b.num_rows`` by default.
+        fixed_length: the constant of ``fixed_length``.
+
+    Raises:
+        OptionError: unknown mode, or ``fixed_length`` without its constant.
+    """
+    tokens = max(1, b.num_tokens if global_num_tokens is None else global_num_tokens)
+    rows = max(1, b.num_rows if global_num_rows is None else global_num_rows)
+    if mode == "token_mean":
+        return per_token.sum() / tokens
+    if mode == "sequence_mean":
+        return b.segment_mean(per_token).sum() / rows
+    if mode == "sequence_sum":
+        return per_token.sum() / rows
+    if mode != "fixed_length":
+        raise OptionError(f"no aggregation {mode!r}; there are {', '.join(AGGREGATIONS)}")
+    if not fixed_length or fixed_length < 1:
+        raise OptionError(
+            f"aggregation 'fixed_length' divides by the loss's attribute fixed_length; got {fixed_length!r}. "
+            "Set it to a positive number, e.g. the longest response allowed."
+        )
+    return per_token.sum() / (rows * fixed_length)
+
+
+@dataclass
+class Tally:
+    """What one rank saw of a mini-batch: its loss, metrics and rows that were not finite; merged over ranks."""
+
+    loss: float = 0.0
+    bad_rows: list[int] = field(default_factory=list)
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Metric -> (weighted sum, weight)."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """Metrics whose name ends in ``_max``."""
+
+    def add_metrics(self, metrics: Mapping[str, Any], num_tokens: int) -> None:
+        """Add a micro-batch's metrics: per token, per sample, or one number, which weighs ``num_tokens``."""
+        for name, value in metrics.items():
+            values = torch.as_tensor(value).detach().float()
+            if name.endswith("_max"):
+                self._add_largest(name, values.max().item())
+            elif values.dim():
+                self._add_sum(name, values.sum().item(), values.numel())
+            else:
+                self._add_sum(name, values.item() * num_tokens, num_tokens)
+
+    def merge(self, other: Tally) -> None:
+        """Add another rank's."""
+        self.loss += other.loss
+        self.bad_rows += other.bad_rows
+        for name, (total, weight) in other.sums.items():
+            self._add_sum(name, total, weight)
+        for name, value in other.largest.items():
+            self._add_largest(name, value)
+
+    def metrics(self) -> dict[str, float]:
+        """Return means and maxima, sorted by name."""
+        means = {name: total / max(weight, 1.0) for name, (total, weight) in self.sums.items()}
+        return dict(sorted({**means, **self.largest}.items()))
+
+    def _add_sum(self, name: str, total: float, weight: float) -> None:
+        before = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (before[0] + total, before[1] + weight)
+
+    def _add_largest(self, name: str, value: float) -> None:
+        self.largest[name] = max(value, self.largest.get(name, -math.inf))

@@ -1,0 +1,345 @@
+"""A Megatron ``GPTModel`` as hfsdk uses it, and its weights in the Hugging Face format.
+
+The model's forward runs the decoder over right-padded rows and the output layer only where it is needed: at the positions that
+predict a response token (or, for a reward model, at the last token)::
+
+    tokens [b, s]  ->  hidden [s, b, h]  ->  selected positions [n, h]  ->  logits [n, V / tp]  or  values [n, 1]
+
+Weights go in and out by the boxes of :mod:`hfsdk.resharding`, so each rank reads only what it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer import TransformerConfig
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from hfsdk.engine import cpu_support_megatron
+from hfsdk.engine.groups import RoleGroups
+from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError
+from hfsdk.resharding import Box, megatron_boxes, padded_vocab
+from hfsdk.spec import ModelSpec
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+SCALAR_HEAD = "output_layer.weight"
+"""Local name of the scalar head: a replicated float32 tensor [1, hidden]."""
+
+SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
+"""Names of a scalar head in a folder; the first is transformers' and what :func:`save_folder` writes."""
+
+COMPANIONS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
+    "generation_config.json",
+)  # fmt: skip
+"""Files copied beside the weights."""
+
+_PARTITIONS = (
+    ("word_embeddings.weight", 0, 1), ("output_layer.weight", 0, 1), ("linear_qkv.weight", 0, 1),
+    ("linear_proj.weight", 1, 1), ("linear_fc1.weight", 0, 2), ("linear_fc2.weight", 1, 1),
+)  # fmt: skip
+"""(end of a name, dim that tp cuts, stride), as Megatron's own initialisation, which is skipped, would mark them."""
+
+
+class ScalarHead(torch.nn.Module):
+    """One number per position, in float32, the same on every tensor-parallel rank."""
+
+    def __init__(self, hidden_size: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=torch.float32, device=device))
+
+    def forward(self, hidden: torch.Tensor, weight: None = None) -> tuple[torch.Tensor, None]:
+        """Return ([..., 1] values, no bias), the form of Megatron's output layers."""
+        return torch.nn.functional.linear(hidden.float(), self.weight), None
+
+
+class SelectiveGPTModel(GPTModel):
+    """``GPTModel`` whose output layer runs on selected positions only."""
+
+    def forward(self, tokens_BS: torch.Tensor, selected_N: torch.Tensor) -> torch.Tensor:
+        """Return [N, columns]: this rank's logits, or [N, 1] values, at flat positions ``row * S + position``."""
+        embedded, rotary, *_ = self._preprocess(input_ids=tokens_BS, position_ids=None)
+        hidden_SBH = self.decoder(hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary)
+        hidden_NH = hidden_SBH.transpose(0, 1).flatten(0, 1).index_select(0, selected_N)
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        out, _ = self.output_layer(hidden_NH[:, None], weight=weight)
+        return out[:, 0]
+
+
+def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
+        num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
+        layernorm_epsilon=spec.norm_eps, normalization="RMSNorm", gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu, add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
+        use_cpu_initialization=not torch.cuda.is_available(), perform_initialization=False,
+        bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
+        gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True,
+        tensor_model_parallel_size=groups.tp_size, pipeline_model_parallel_size=groups.pp_size,
+        params_dtype=dtype, pipeline_dtype=dtype, autocast_dtype=dtype, bf16=dtype == torch.bfloat16,
+        calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
+    )  # fmt: skip
+
+
+def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int) -> SelectiveGPTModel:
+    """Build this rank's part of the model; weights are unset until :func:`load_folder`.
+
+    Args:
+        spec: the architecture.
+        groups: the role's process groups; megatron's global ones are never asked.
+        head: ``"lm"`` or ``"scalar"`` (a float32 [1, hidden] layer in place of the logits, zero at first).
+        dtype: ``"fp32"`` or ``"bf16"``.
+        max_positions: longest row.
+
+    Raises:
+        LayoutError: the layout does not fit the model, or has pp above 1, which this trainer does not run.
+        OptionError: unknown head or dtype.
+    """
+    if head not in ("lm", "scalar") or dtype not in DTYPES:
+        raise OptionError(f"head must be 'lm' or 'scalar' and dtype one of {sorted(DTYPES)}; got {head!r}, {dtype!r}")
+    if groups.pp_size > 1:
+        raise LayoutError(f"layout '{groups.mesh.layout}' has pp={groups.pp_size}; the trainer runs pp=1. Use tp and dp.")
+    groups.mesh.layout.check_model(spec)
+    cpu_support_megatron.install()
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer.submodules.self_attention.submodules.core_attention = cpu_support_megatron.SdpaCoreAttention
+    scalar = head == "scalar"
+    model = SelectiveGPTModel(
+        config=_config(spec, groups, DTYPES[dtype]), transformer_layer_spec=layer,
+        vocab_size=padded_vocab(spec.vocab_size, groups.tp_size), max_sequence_length=max_positions,
+        parallel_output=True, share_embeddings_and_output_weights=spec.tied_embeddings or scalar,
+        position_embedding_type="rope", rotary_base=spec.rope_theta, pg_collection=groups.collection(),
+    )  # fmt: skip
+    model.to(groups.device, DTYPES[dtype])
+    if scalar:
+        model.share_embeddings_and_output_weights = False
+        model.output_layer = ScalarHead(spec.hidden_size, groups.device)
+    for name, parameter in model.named_parameters():
+        partition = next((p for p in _PARTITIONS if name.endswith(p[0])), None)
+        if partition and not (scalar and name == SCALAR_HEAD):
+            set_tensor_model_parallel_attributes(parameter, True, partition[1], partition[2])
+    return model
+
+
+def has_scalar_head(model: torch.nn.Module) -> bool:
+    """Return whether the model ends in a scalar head."""
+    return isinstance(model.output_layer, ScalarHead)
+
+
+def init_scalar_head(model: SelectiveGPTModel, seed: int) -> None:
+    """Draw the scalar head from N(0, 1 / (hidden + 1)), the same on every rank (Stiennon et al., arXiv 2009.01325)."""
+    weight = model.output_layer.weight
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(weight.shape, generator=generator) * (weight.shape[1] + 1) ** -0.5
+    weight.data.copy_(drawn)
+
+
+def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return ``{local name: data}`` of this rank's parameters, as :func:`hfsdk.resharding.megatron_boxes` names them."""
+    return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, tp_rank: int) -> list[Box]:
+    boxes = megatron_boxes(spec, groups.mesh.layout, tp_rank, groups.pp_rank)
+    return [box for box in boxes if not (scalar and box.local == SCALAR_HEAD)]
+
+
+def _part(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+
+
+class _WeightFiles:
+    """The safetensors of a folder, opened as they are needed; a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._open: dict[str, Any] = {}
+        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        if index.is_file():
+            self.files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        elif single.is_file():
+            self.files = dict.fromkeys(self._file(single.name).keys(), single.name)
+        else:
+            raise ModelNotFoundError(
+                f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json. "
+                "A model folder is what transformers' save_pretrained writes."
+            )
+
+    def __enter__(self) -> _WeightFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            path = self._folder / name
+            if not path.is_file():
+                raise ModelNotFoundError(f"{self._folder} lists {name} in its index, but the file is missing.")
+            self._open[name] = self._stack.enter_context(safe_open(path, framework="pt"))
+        return self._open[name]
+
+    def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
+        return self._file(self.files[name]).get_slice(name)[part]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file(self.files[name]).get_slice(name).get_shape())
+
+
+@torch.no_grad()
+def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path) -> bool:
+    """Read this rank's boxes from a folder's safetensors; padding rows become zero.
+
+    Returns:
+        Whether a scalar head was read (``score.weight`` or ``value_head.weight``); without one it stays as it is.
+
+    Raises:
+        ModelNotFoundError: no weights, or tensors missing or of another shape.
+    """
+    scalar = has_scalar_head(model)
+    boxes = _boxes(spec, groups, scalar, groups.tp_rank)
+    local = local_tensors(model)
+    with _WeightFiles(Path(folder)) as files:
+        missing = sorted({box.tensor for box in boxes} - set(files.files))
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ModelNotFoundError(
+                f"{folder} lacks {', '.join(missing[:3])}{more}; it has {len(files.files)} tensors. "
+                f"The folder's weights are not those of {spec.name} ({spec.family})."
+            )
+        for name, shape in spec.tensors().items():
+            if name in files.files and files.shape(name) != shape:
+                raise ModelNotFoundError(f"{folder}: {name} has shape {files.shape(name)}; config.json says {shape}.")
+        for name in ("embedding.word_embeddings.weight", SCALAR_HEAD):
+            if name in local and not (scalar and name == SCALAR_HEAD):
+                local[name].zero_()
+        for box in boxes:
+            target = local[box.local][_part(box.local_start, box.size)]
+            target.copy_(files.read(box.tensor, _part(box.start, box.size)))
+        found = next((name for name in SCALAR_HEAD_NAMES if name in files.files), None) if scalar else None
+        if found:
+            _check_scalar(files.shape(found), spec, folder, found)
+            local[SCALAR_HEAD].copy_(files.read(found, _part((0, 0), (1, spec.hidden_size))))
+    return found is not None
+
+
+def _check_scalar(shape: tuple[int, ...], spec: ModelSpec, folder: str | Path, name: str) -> None:
+    if shape != (1, spec.hidden_size):
+        raise ModelNotFoundError(
+            f"{folder}: {name} has shape {shape}; a scalar head has (1, {spec.hidden_size}), i.e. num_labels=1."
+        )
+
+
+def gather_tensors(
+    local: Mapping[str, torch.Tensor], spec: ModelSpec, groups: RoleGroups, *, scalar: bool
+) -> dict[str, torch.Tensor] | None:
+    """Put tensors shaped like the parameters (weights, gradients) together under their Hugging Face names.
+
+    Collective over the role. Returns CPU tensors on rank 0 and ``None`` elsewhere.
+    """
+    if groups.dp_rank != groups.mesh.coordinates(0).dp:
+        return None
+    root = groups.rank == 0
+    by_rank = [_by_local(_boxes(spec, groups, scalar, rank)) for rank in range(groups.tp_size)]
+    shapes = spec.tensors()
+    full: dict[str, torch.Tensor] = {}
+    for name, tensor in local.items():
+        for tp_rank, shard in enumerate(_gather(tensor, groups)):
+            for box in by_rank[tp_rank].get(name, ()):
+                if box.tensor not in full:
+                    full[box.tensor] = torch.empty(shapes[box.tensor], dtype=tensor.dtype)
+                full[box.tensor][_part(box.start, box.size)] = shard[_part(box.local_start, box.size)].cpu()
+    if not root:
+        return None
+    ordered = {name: full[name] for name in shapes if name in full}
+    if scalar:
+        ordered[SCALAR_HEAD_NAMES[0]] = local[SCALAR_HEAD].detach().cpu().clone()
+    return ordered
+
+
+def _by_local(boxes: list[Box]) -> dict[str, list[Box]]:
+    found: dict[str, list[Box]] = {}
+    for box in boxes:
+        found.setdefault(box.local, []).append(box)
+    return found
+
+
+def _gather(tensor: torch.Tensor, groups: RoleGroups) -> Iterator[torch.Tensor]:
+    """Yield every tp rank's tensor in tp order, on rank 0; nothing elsewhere."""
+    tensor = tensor.detach().contiguous()
+    if groups.tp_size == 1:
+        yield tensor
+        return
+    shards = [torch.empty_like(tensor) for _ in range(groups.tp_size)] if groups.rank == 0 else None
+    dist.gather(tensor, shards, group=groups.tp, dst=0)
+    yield from shards or ()
+
+
+def gather_full(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups) -> dict[str, torch.Tensor] | None:
+    """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere), in its own dtype; collective."""
+    return gather_tensors(local_tensors(model), spec, groups, scalar=has_scalar_head(model))
+
+
+def save_folder(
+    model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path
+) -> None:
+    """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
+
+    A scalar head makes it a ``LlamaForSequenceClassification`` with one label.
+
+    Args:
+        model: the model.
+        spec: its architecture.
+        groups: its process groups.
+        folder: where to write; made if missing, files in it are replaced.
+        source: the folder the model came from: its config.json and tokenizer files are copied.
+    """
+    full = gather_full(model, spec, groups)
+    error: Exception | None = None
+    if full is not None:
+        try:
+            _write(full, Path(folder), Path(source), scalar=has_scalar_head(model))
+        except OSError as caught:
+            error = caught
+    failures = [text for text in groups.gather_objects(str(error) if error else None) if text]
+    if error:
+        raise error
+    if failures:
+        raise OSError(f"rank 0 could not write {folder}: {failures[0]}")
+
+
+def _write(full: dict[str, torch.Tensor], folder: Path, source: Path, *, scalar: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
+    if scalar:
+        config["architectures"] = ["LlamaForSequenceClassification"]
+        config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
+    for pattern in COMPANIONS:
+        for path in source.glob(pattern):
+            if path.is_file() and source.resolve() != folder.resolve():
+                shutil.copy2(path, folder / path.name)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    _replace(folder / "model.safetensors", lambda path: save_file(full, path, metadata={"format": "pt"}))
+    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write beside and rename, so that a reader never sees half a file."""
+    partial = path.with_name(path.name + ".partial")
+    write(partial)
+    partial.replace(path)

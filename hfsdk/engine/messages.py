@@ -1,0 +1,152 @@
+"""The narrow waist: every message ``Session`` and handles send to the ``Controller``. Small, frozen, picklable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hfsdk.pending import ColumnRef
+from hfsdk.placement import Placement
+from hfsdk.protocol import TransferProtocol
+from hfsdk.roles import RoleSpec
+from hfsdk.table import Table
+
+
+@dataclass(frozen=True)
+class Declare:
+    """Add a role, or replace the one of this name. Reply: whether anything changed."""
+
+    role: RoleSpec
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Free a role and forget it."""
+
+    role: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Put roles on pools and load them. Reply: the placement."""
+
+    placement: Placement
+
+
+@dataclass(frozen=True, eq=False)
+class Put:
+    """Store a local table. Reply: the id under which its columns are known."""
+
+    table: Table
+
+
+@dataclass(frozen=True, eq=False)
+class Submit:
+    """Start a call of a role's method, or a CPU task (``role="session"``). Reply: its id."""
+
+    role: str
+    method: str
+    phase: str
+    inputs: Mapping[str, ColumnRef]
+    writes: tuple[str, ...]
+    num_rows: int
+    protocol: TransferProtocol | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    line: str = ""
+    function: str = ""
+    timeout_s: float | None = None
+    result: str = "first"
+    """Which ranks' small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for calls. Reply: whether all are done; raises the failure of one that is not."""
+
+    call_ids: tuple[int, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fetch:
+    """Bring columns of done calls. Reply: a Table."""
+
+    columns: Mapping[str, ColumnRef]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask for a call's ``"state"``, ``"result"``, ``"writer"`` or ``"stored"``."""
+
+    call_id: int
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class AskColumn:
+    """Ask for a column's ColumnInfo. Reply: None while it is pending."""
+
+    ref: ColumnRef
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop calls at their next safe point, and what depends on them."""
+
+    call_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """Nobody refers to these calls' columns any more."""
+
+    call_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Ask for ``"calls"``, ``"spans"``, ``"devices"``, ``"roles"``, ``"placement"``, ``"controller_bytes"`` or ``"running"``."""
+
+    what: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Ask what a worker of a role printed."""
+
+    role: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Recover:
+    """Remember where a role's last checkpoint lies, for rebuilding its pool."""
+
+    role: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """End everything."""
+
+
+Message = (
+    Declare
+    | Remove
+    | Place
+    | Put
+    | Submit
+    | Wait
+    | Fetch
+    | Ask
+    | AskColumn
+    | Cancel
+    | Release
+    | Look
+    | Logs
+    | Recover
+    | Close
+)

@@ -1,0 +1,132 @@
+"""Which rows run together: micro-batches of a pass and mini-batches of an update, planned once and sent to every rank.
+
+Pure numpy, so that the controller, the simulation and the trainer use the same plan. A micro-batch of rows costs
+``rows x longest`` tokens, padding included; rows of similar length go together::
+
+    lengths 9 8 3 3 2, dp=2, max_tokens=16     dp rank 0:  (9)   (3)       12 tokens
+                                               dp rank 1:  (8 3) (2)       13 tokens, 5 of padding
+
+Every dp rank gets the same number of micro-batches (empty ones fill up), because ranks agree at each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hfsdk.errors import OptionError
+
+Lengths = Sequence[int] | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """The micro-batches of one pass over some rows."""
+
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+    """Row numbers, indexed ``[dp_rank][i]``; every dp rank has equally many micro-batches, some may be empty."""
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per dp rank."""
+        return len(self.micro_batches[0])
+
+    def rows_of(self, dp_rank: int) -> tuple[int, ...]:
+        """Return the row numbers a dp rank works on, in order of its micro-batches."""
+        return tuple(row for rows in self.micro_batches[dp_rank] for row in rows)
+
+
+@dataclass(frozen=True)
+class MiniBatchPlan:
+    """One optimizer step: its rows and how they run."""
+
+    epoch: int
+    index: int
+    """Number of the mini-batch in its epoch."""
+    rows: tuple[int, ...]
+    """Row numbers; the same for every layout."""
+    passes: PassPlan
+    num_tokens: int
+    """Response tokens over all dp ranks: the denominator of token means."""
+    num_rows: int
+    """Rows over all dp ranks: the denominator of sequence means."""
+
+
+def plan_pass(total_lengths: Lengths, dp: int, max_tokens: int, rows: Sequence[int] | None = None) -> PassPlan:
+    """Spread rows over dp ranks by tokens and cut each rank's share into micro-batches.
+
+    Longest rows first, each to the rank with the fewest tokens so far; the same input gives the same plan. A row longer than
+    ``max_tokens`` runs alone.
+
+    Args:
+        total_lengths: prompt plus response tokens of every row of the batch.
+        dp: data-parallel ranks.
+        max_tokens: most tokens of one micro-batch, padding included.
+        rows: the row numbers to plan; all rows by default.
+
+    Raises:
+        OptionError: ``dp`` or ``max_tokens`` is below 1.
+    """
+    if dp < 1 or max_tokens < 1:
+        raise OptionError(f"dp and max_tokens must be at least 1; got dp={dp}, max_tokens={max_tokens}")
+    lengths = np.asarray(total_lengths, dtype=np.int64)
+    chosen = range(len(lengths)) if rows is None else rows
+    shares: list[list[int]] = [[] for _ in range(dp)]
+    loads = [0] * dp
+    for row in sorted(chosen, key=lambda r: (-lengths[r], r)):
+        rank = min(range(dp), key=lambda d: (loads[d], len(shares[d]), d))
+        shares[rank].append(int(row))
+        loads[rank] += int(lengths[row])
+    cut = [_cut(share, lengths, max_tokens) for share in shares]
+    count = max(len(micro_batches) for micro_batches in cut)
+    return PassPlan(tuple(tuple(m + [()] * (count - len(m))) for m in cut))
+
+
+def _cut(share: list[int], lengths: npt.NDArray[np.int64], max_tokens: int) -> list[tuple[int, ...]]:
+    """Cut rows, sorted from long to short, into micro-batches."""
+    micro_batches: list[list[int]] = []
+    for row in share:
+        if micro_batches and (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] <= max_tokens:
+            micro_batches[-1].append(row)
+        else:
+            micro_batches.append([row])
+    return [tuple(rows) for rows in micro_batches]
+
+
+def plan_update(
+    total_lengths: Lengths,
+    response_lengths: Lengths,
+    dp: int,
+    epochs: int,
+    mini_batches: int,
+    max_tokens: int,
+    seed: int,
+    shuffle: bool = True,
+) -> tuple[MiniBatchPlan, ...]:
+    """Plan an update: ``epochs`` x ``mini_batches`` optimizer steps, in order.
+
+    Which rows form a mini-batch depends on ``seed`` and the epoch alone, never on ``dp``. Sizes differ by at most one row.
+
+    Raises:
+        OptionError: more mini-batches than rows, or a count below 1.
+    """
+    total = np.asarray(total_lengths, dtype=np.int64)
+    response = np.asarray(response_lengths, dtype=np.int64)
+    if epochs < 1 or mini_batches < 1:
+        raise OptionError(f"epochs and mini_batches must be at least 1; got epochs={epochs}, mini_batches={mini_batches}")
+    if mini_batches > len(total):
+        raise OptionError(
+            f"mini_batches={mini_batches}, but the batch has {len(total)} rows; a mini-batch needs at least one row. "
+            f"Use mini_batches of at most {len(total)}."
+        )
+    plans = []
+    for epoch in range(epochs):
+        order = np.random.default_rng([seed, epoch]).permutation(len(total)) if shuffle else np.arange(len(total))
+        for index, part in enumerate(np.array_split(order, mini_batches)):
+            rows = tuple(int(row) for row in part)
+            passes = plan_pass(total, dp, max_tokens, rows)
+            plans.append(MiniBatchPlan(epoch, index, rows, passes, int(response[part].sum()), len(rows)))
+    return tuple(plans)

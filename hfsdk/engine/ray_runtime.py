@@ -1,0 +1,414 @@
+"""The real runtime: Ray starts the workers, moves orders and keeps columns; the work happens in ``worker.py``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+
+from hfsdk.dataflow import Call
+from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read
+from hfsdk.engine.worker import WorkerSetup
+from hfsdk.errors import CallCancelledError, CallError, PlacementError, RewardFunctionError, WorkerDiedError
+from hfsdk.pending import ColumnInfo
+from hfsdk.placement import Pool
+from hfsdk.roles import RoleSpec
+from hfsdk.runtime import DeviceStatus, Outcome, Part, Pick, Progress, Stored, Work
+from hfsdk.spec import DEVICES, ClusterSpec, DeviceSpec
+from hfsdk.table import Table
+from hfsdk.trace import Span
+
+GRACE_S = 15.0
+"""How long the other ranks of a call may take to come back after one failed outside a safe point."""
+
+START_S = 180.0
+"""How long a pool's processes may take to start and join."""
+
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Shared memory for columns, where hfsdk starts Ray itself."""
+
+
+@dataclass(eq=False)
+class _PoolState:
+    """The worker processes of an open pool."""
+
+    pool: Pool
+    workers: list[Any]
+    setups: list[WorkerSetup]
+    pids: list[int] = field(default_factory=list)
+    last_seen: tuple[Span, ...] = ()
+    """Spans that were running at the last look, for messages about a death."""
+
+
+class RayRuntime:
+    """See :class:`hfsdk.runtime.Runtime`.
+
+    Without ``address`` Ray is started here for ``num_devices`` workers: no dashboard, token authentication as Ray sets it up,
+    nothing of the workers' output in the driver.
+    """
+
+    kind = "ray"
+
+    def __init__(
+        self, num_devices: int | None = None, address: str | None = None, num_threads: int | None = None
+    ) -> None:
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
+            _start_ray(num_devices, address)
+        self.cluster = _cluster(num_devices)
+        cores = os.cpu_count() or 1
+        self._num_threads = num_threads or max(1, cores // self.cluster.num_devices)
+        self._job_id = uuid.uuid4().hex[:12]
+        self._folder = Path(tempfile.mkdtemp(prefix=f"hfsdk-{self._job_id}-"))
+        self._pools: dict[str, _PoolState] = {}
+        self._num_opened = 0
+        self._tasks_lock = threading.Lock()
+        self._cancelled_tasks: set[int] = set()
+        self._column_bytes = 0
+        self._tasks = self._new_tasks()
+
+    # -- pools
+
+    def open_pool(self, pool: Pool) -> None:
+        """Start one worker per device and join them."""
+        self._num_opened += 1
+        store = str(self._folder / f"store{self._num_opened}")
+        gpus = 1 if self.cluster.devices[pool.devices[0]].name != "cpu" else 0
+        setups = [
+            WorkerSetup(
+                device,
+                rank,
+                pool.size,
+                pool.name,
+                self._job_id,
+                store,
+                str(self._folder / f"device{device}.log"),
+                self._num_threads,
+            )
+            for rank, device in enumerate(pool.devices)
+        ]
+        workers = [RayWorker.options(num_gpus=gpus).remote(setup) for setup in setups]
+        state = _PoolState(pool, workers, setups)
+        self._pools[pool.name] = state
+        try:
+            state.pids = ray.get([w.join.remote() for w in workers], timeout=START_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            self.close_pool(pool.name)
+            raise PlacementError(
+                f"the {pool.size} workers of pool {pool.name!r} did not start: {error}. Is there memory and a free device for each?"
+            ) from error
+
+    def close_pool(self, name: str) -> None:
+        """Kill the pool's workers and remove their shared-memory segments."""
+        state = self._pools.pop(name, None)
+        if state is None:
+            return
+        for worker in state.workers:
+            ray.kill(worker)
+        _wait_gone(state.pids)
+        if not self._pools:
+            _remove_segments(self._job_id)
+
+    def load(self, role: RoleSpec, pool: Pool) -> None:
+        """Build a role on its pool."""
+        refs = [w.load.remote(role) for w in self._pools[pool.name].workers]
+        call = Call(id=-1, role=role.name, method="load")
+        answers: dict[int, Exception | None] = self._gather(
+            refs, self._pools[pool.name], call, lambda error: error is not None
+        )
+        failed = {rank: error for rank, error in answers.items() if error is not None}
+        if failed:
+            raise next(iter(failed.values()))
+
+    def release(self, role: str, pool: Pool) -> None:
+        """Free a role."""
+        if pool.name in self._pools:
+            ray.get([w.release.remote(role) for w in self._pools[pool.name].workers])
+
+    # -- calls
+
+    def call(self, work: Work) -> Outcome:
+        """Run a call on a pool."""
+        assert work.pool is not None
+        state = self._pools[work.pool.name]
+        refs = [w.execute.remote(work.call, order) for w, order in zip(state.workers, work.orders, strict=True)]
+        answers = self._gather(refs, state, work.call, lambda answer: answer.status == "error")
+        self._raise_failure(answers, work.call)
+        ordered = [answers[rank] for rank in range(len(refs))]
+        spans = tuple(span for answer in ordered for span in answer.spans)
+        return Outcome(self._store(work.call, ordered), tuple(a.result for a in ordered), spans)
+
+    def _gather(self, refs: list[Any], state: _PoolState, call: Call, failed: Any) -> dict[int, Any]:
+        """Collect every rank's answer.
+
+        Raises:
+            WorkerDiedError: a process ended, or ranks did not come back after another one failed.
+        """
+        rank_of = {ref: rank for rank, ref in enumerate(refs)}
+        answers: dict[int, Any] = {}
+        pending, deadline = list(refs), None
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=0.5)
+            for ref in ready:
+                rank = rank_of[ref]
+                try:
+                    answers[rank] = ray.get(ref)
+                except ray.exceptions.RayActorError as error:
+                    raise self._died(state, call, rank, str(error).splitlines()[0]) from None
+            if pending and deadline is None and any(failed(answer) for answer in answers.values()):
+                deadline = time.monotonic() + GRACE_S
+            if pending and deadline is not None and time.monotonic() > deadline:
+                stuck = rank_of[pending[0]]
+                reasons = [str(a.error if isinstance(a, Answer) else a) for a in answers.values() if failed(a)]
+                raise self._died(
+                    state, call, stuck, f"it hangs in a collective after another rank failed: {reasons[0]}"
+                )
+        return answers
+
+    def _died(self, state: _PoolState, call: Call, rank: int, why: str) -> WorkerDiedError:
+        spans = [
+            f"  {s.role}.{s.method} {s.name} (started {(time.time_ns() - s.start_ns) / 1e9:.1f} s ago)"
+            for s in state.last_seen
+            if s.rank == rank
+        ]
+        device, pid = state.setups[rank].device, state.pids[rank] if rank < len(state.pids) else None
+        details = "its last spans:\n" + ("\n".join(spans) or "  none seen")
+        tail = _tail(state.setups[rank].log_file)
+        details += f"\nits last output:\n{tail}" if tail else ""
+        return WorkerDiedError(
+            f"the worker of device {device} (pid {pid}) ended or hangs: {why}.",
+            role=call.role,
+            method=call.method,
+            rank=rank,
+            details=details,
+        )
+
+    @staticmethod
+    def _raise_failure(answers: Mapping[int, Answer], call: Call) -> None:
+        for rank, answer in sorted(answers.items()):
+            if answer.status == "error":
+                error = answer.error
+                if isinstance(error, CallError):
+                    raise type(error)(error.message, **{**error.fields(), "rank": rank})
+                assert error is not None
+                raise error
+        if any(answer.status == "cancelled" for answer in answers.values()):
+            raise CallCancelledError("cancelled at a safe point", role=call.role, method=call.method)
+
+    def _store(self, call: Call, answers: Sequence[Answer]) -> Stored | None:
+        kept = [(rank, a) for rank, a in enumerate(answers) if a.part is not None]
+        if not kept:
+            return None
+        parts = tuple(Part(a.rows, a.part, a.num_bytes, rank) for rank, a in kept)
+        return Stored(str(call), call.num_rows, parts, _merge_infos([a for _, a in kept], call.num_rows))
+
+    # -- CPU tasks
+
+    def task(self, work: Work) -> Outcome:
+        """Run a function over columns; kill its process when it takes longer than it may."""
+        call, order = work.call, work.orders[0]
+        ref = self._tasks.execute.remote(call, order)
+        answer = self._await_task(ref, call, work.timeout_s)
+        if answer.status == "error":
+            assert answer.error is not None
+            raise answer.error
+        return Outcome(self._store(call, [answer]), (answer.result,))
+
+    def _await_task(self, ref: Any, call: Call, timeout_s: float | None) -> Answer:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            ready, _ = ray.wait([ref], timeout=0.2)
+            if ready:
+                try:
+                    answer: Answer = ray.get(ready[0])
+                    return answer
+                except ray.exceptions.RayActorError as error:
+                    self._restart_tasks()
+                    raise CallError(f"the process that ran {call.function or call.method} ended: {error}") from None
+            if call.id in self._cancelled_tasks:
+                self._restart_tasks()
+                raise CallCancelledError("cancelled; its process was ended")
+            if deadline is not None and time.monotonic() > deadline:
+                self._restart_tasks()
+                raise RewardFunctionError(
+                    f"{call.function.split('@')[0]} took longer than {timeout_s:g} s and was ended. "
+                    "Make it faster, or allow more with session.reward(..., timeout_s=...)."
+                )
+
+    def _new_tasks(self) -> Any:
+        tasks = RayTasks.remote(str(self._folder / "tasks.log"))
+        tasks.prepare.remote()
+        return tasks
+
+    def _restart_tasks(self) -> None:
+        with self._tasks_lock:
+            ray.kill(self._tasks)
+            self._tasks = self._new_tasks()
+
+    # -- columns
+
+    def put(self, table: Table) -> Part:
+        """Store a local table in this node's object store."""
+        return Part(np.arange(table.num_rows), [ray.put(dict(table))], table.nbytes)
+
+    def fetch(self, picks: Sequence[Pick]) -> Table:
+        """Bring columns here."""
+        first = picks[0]
+        return read(picks, np.arange(sum(len(rows) for rows in first.local_rows)))
+
+    def controller_bytes(self) -> int:
+        """Return the column bytes that came through the controller (objects inlined into answers)."""
+        return self._column_bytes
+
+    # -- looking and stopping
+
+    def cancel(self, call_id: int, pool: Pool | None) -> None:
+        """Ask a call's ranks (or task) to stop."""
+        if pool is None:
+            self._cancelled_tasks.add(call_id)
+        elif pool.name in self._pools:
+            for worker in self._pools[pool.name].workers:
+                worker.cancel.remote(call_id)
+
+    def progress(self, pool: Pool) -> tuple[Progress | None, tuple[Span, ...]]:
+        """Ask the pool's workers how far they are."""
+        state = self._pools.get(pool.name)
+        if state is None:
+            return None, ()
+        try:
+            seen = ray.get([w.progress.remote() for w in state.workers], timeout=2.0)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return None, state.last_seen
+        spans = tuple(span for _, _, running in seen for span in running)
+        state.last_seen = spans or state.last_seen
+        return _sum_progress([(call_id, counters) for call_id, counters, _ in seen]), spans
+
+    def devices(self, pool: Pool) -> tuple[DeviceStatus, ...]:
+        """Ask the pool's workers for their memory."""
+        state = self._pools.get(pool.name)
+        if state is None:
+            return ()
+        seen = ray.get([w.memory.remote() for w in state.workers], timeout=10.0)
+        return tuple(
+            DeviceStatus(s.device, s.rank, pool.name, pid, used, roles)
+            for s, pid, (used, roles) in zip(state.setups, state.pids, seen, strict=True)
+        )
+
+    def logs(self, pool: Pool, rank: int) -> str:
+        """Return a worker's output."""
+        if not 0 <= rank < pool.size:
+            raise PlacementError(f"pool {pool.name!r} has ranks 0 to {pool.size - 1}; asked for rank {rank}")
+        return _tail(str(self._folder / f"device{pool.devices[rank]}.log"), 20000)
+
+    def close(self) -> None:
+        """End the workers, Ray where this session started it, and remove files and segments."""
+        for name in list(self._pools):
+            self.close_pool(name)
+        if ray.is_initialized():
+            ray.kill(self._tasks)
+            if self._started_ray:
+                ray.shutdown()
+        _remove_segments(self._job_id)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _start_ray(num_devices: int | None, address: str | None) -> None:
+    if address not in (None, "local"):
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+    os.environ.setdefault("RAY_usage_stats_enabled", "0")
+    ray.init(
+        address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        object_store_memory=OBJECT_STORE_BYTES,
+    )  # fmt: skip
+
+
+def _cluster(num_devices: int | None) -> ClusterSpec:
+    """Describe the nodes Ray has: their GPUs or, without any, one CPU worker per core asked for."""
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    if gpus:
+        count = min(gpus, num_devices or gpus)
+        kind = next((k.split(":", 1)[1] for k in resources if k.startswith("accelerator_type:")), "GPU")
+        known = DEVICES.get(kind, DEVICES["H100"])
+        device = DeviceSpec(
+            name=kind,
+            peak_flops=known.peak_flops,
+            memory_bytes=known.memory_bytes,
+            memory_bandwidth=known.memory_bandwidth,
+        )
+        return ClusterSpec(node_devices=((device,) * count,))
+    count = num_devices or int(resources.get("CPU", 1))
+    if count > resources.get("CPU", 0):
+        raise PlacementError(
+            f"{count} devices asked for; Ray has {int(resources.get('CPU', 0))} CPUs and no GPU. "
+            "Ask for fewer, or close the session that started Ray and make one with more devices."
+        )
+    share = psutil.virtual_memory().available // count
+    base = DEVICES["cpu"]
+    device = DeviceSpec(
+        name="cpu", peak_flops=base.peak_flops, memory_bytes=int(share), memory_bandwidth=base.memory_bandwidth
+    )
+    return ClusterSpec(node_devices=((device,) * count,))
+
+
+def _merge_infos(answers: Sequence[Answer], num_rows: int) -> dict[str, ColumnInfo]:
+    """Put the ranks' descriptions together: total bytes, and lengths in row order."""
+    merged = {}
+    first = answers[0].columns or {}
+    order = np.concatenate([a.rows for a in answers])
+    cache: dict[tuple[int, ...], Any] = {}
+    for name, info in first.items():
+        infos = [(a.columns or {})[name] for a in answers]
+        lengths = None
+        if info.lengths is not None:
+            key = tuple(id(i.lengths) for i in infos)
+            if key not in cache:
+                cache[key] = np.zeros(num_rows, dtype=np.int64)
+                cache[key][order] = np.concatenate([i.lengths for i in infos])
+            lengths = cache[key]
+        merged[name] = ColumnInfo(info.kind, info.dtype, sum(i.num_bytes for i in infos), lengths)
+    return merged
+
+
+def _sum_progress(seen: Sequence[tuple[int, Mapping[str, float]]]) -> Progress | None:
+    running = [(call_id, counters) for call_id, counters in seen if call_id >= 0 and counters]
+    if not running:
+        return None
+    call_id = running[0][0]
+    unit = next(iter(running[0][1]))
+    done = sum(c.get(unit, 0.0) for _, c in running)
+    return Progress(call_id, done, sum(c.get("total", 0.0) for _, c in running), unit.replace("_", "-"))
+
+
+def _tail(path: str, num_chars: int = 2000) -> str:
+    try:
+        return Path(path).read_text(errors="replace")[-num_chars:].strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:
+    """Wait until processes have ended, so that their memory is free when this returns."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
+        time.sleep(0.02)
+
+
+def _remove_segments(job_id: str) -> None:
+    """Unlink shared memory of this job that killed ranks left behind."""
+    for path in Path("/dev/shm").glob(f"hfsdk.{job_id}.*") if Path("/dev/shm").is_dir() else ():
+        path.unlink(missing_ok=True)

@@ -1,0 +1,215 @@
+"""The processes Ray starts: one ``RayWorker`` per device, and one ``RayTasks`` for the user's functions.
+
+An actor has two lanes: *compute* (one thread, orders one after the other) and *control* (progress, cancel, memory, logs while the
+other is busy). Columns are put into the node's object store by the rank that wrote them, one object per call and rank, and
+read from there without a copy; the controller sees references and lengths.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+
+from hfsdk.dataflow import Call
+from hfsdk.engine.tasks import run_task
+from hfsdk.engine.worker import Reply, Worker, WorkerSetup
+from hfsdk.errors import CallError, HfsdkError, LostColumnError
+from hfsdk.pending import ColumnInfo
+from hfsdk.roles import RoleSpec
+from hfsdk.runtime import Order, Pick
+from hfsdk.table import Column, Ragged, Table, concat, kind_of, take
+from hfsdk.trace import Span
+
+if TYPE_CHECKING:
+    from hfsdk.engine.worker import Worker as WorkerType
+
+
+@dataclass(eq=False)
+class Answer:
+    """What a rank sends back: references and metadata only."""
+
+    status: str
+    rows: Any
+    part: Any = None
+    """``ObjectRef`` of the written columns, held in a list so that Ray does not fetch it."""
+    columns: Mapping[str, ColumnInfo] | None = None
+    result: Any = None
+    error: Exception | None = None
+    spans: tuple[Span, ...] = ()
+    num_bytes: int = 0
+
+
+def describe(columns: Mapping[str, Column]) -> dict[str, ColumnInfo]:
+    """Return what the controller learns of written columns; equal length arrays are shared, so that they travel once."""
+    known: list[np.ndarray[Any, Any]] = []
+    described = {}
+    for name, column in columns.items():
+        lengths = None
+        if isinstance(column, Ragged):
+            lengths = column.lengths.astype(np.int32)
+            same = next((k for k in known if np.array_equal(k, lengths)), None)
+            lengths = lengths if same is None else same
+            known.append(lengths)
+        dtype = "text" if isinstance(column, list) else str(column.dtype)
+        described[name] = ColumnInfo(kind_of(column), dtype, _num_bytes(column), lengths)
+    return described
+
+
+def _num_bytes(column: Column) -> int:
+    return len(pickle.dumps(column)) if isinstance(column, list) else int(column.nbytes)
+
+
+def read(picks: Sequence[Pick], rows: Any) -> Table:
+    """Map the objects that hold ``rows`` and assemble a table; whole, ordered parts are not copied."""
+    columns: dict[str, Column] = {}
+    for pick in picks:
+        try:
+            objects = ray.get([handle[0] for handle in pick.handles])
+        except (
+            ray.exceptions.OwnerDiedError,
+            ray.exceptions.ObjectLostError,
+            ray.exceptions.ReferenceCountingAssertionError,
+        ):
+            raise LostColumnError(
+                f"columns {', '.join(pick.columns)} are gone: the worker that wrote them in {pick.source} died; run it again"
+            ) from None
+        for name, stored in pick.columns.items():
+            parts = [take(held[stored], local) for held, local in zip(objects, pick.local_rows, strict=True)]
+            column = parts[0] if len(parts) == 1 else concat(parts)
+            columns[name] = column if pick.order is None else take(column, pick.order)
+    return Table(columns, rows)
+
+
+class _Process:
+    """What both kinds of process share: environment, own log file."""
+
+    def __init__(self, log_file: str, num_threads: int) -> None:
+        os.environ.update(
+            OMP_NUM_THREADS=str(num_threads), MKL_NUM_THREADS=str(num_threads), TORCHDYNAMO_DISABLE="1",
+            TORCH_CPP_LOG_LEVEL="ERROR", GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1",
+            PYTHONWARNINGS="ignore", TOKENIZERS_PARALLELISM="false",
+        )  # fmt: skip
+        Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+
+    @staticmethod
+    def answer(reply: Reply, order: Order) -> Answer:
+        """Store what was written and describe it."""
+        answer = Answer(reply.status, order.rows, result=reply.result, error=reply.error, spans=reply.spans)
+        if reply.status == "ok" and order.keep and reply.columns is not None:
+            answer.columns = describe(reply.columns)
+            answer.part = [ray.put(dict(reply.columns))]
+            answer.num_bytes = sum(info.num_bytes for info in answer.columns.values())
+        return answer
+
+
+@ray.remote(num_cpus=1, max_restarts=0, concurrency_groups={"compute": 1, "control": 2})
+class RayWorker(_Process):
+    """A worker process of one device."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup.log_file, setup.num_threads)
+        from hfsdk.engine import cpu_support_vllm
+
+        os.environ.update(cpu_support_vllm.environment(setup.num_threads))
+        self._worker: WorkerType = Worker(setup)
+
+    @ray.method(concurrency_group="compute")
+    def join(self) -> int:
+        """Join the pool's world; return the process id."""
+        self._worker.join()
+        return os.getpid()
+
+    @ray.method(concurrency_group="compute")
+    def prepare(self) -> None:
+        """Import the heavy engines ahead of their first use."""
+        from hfsdk.engine import hosted, rollout  # noqa: F401
+
+    @ray.method(concurrency_group="compute")
+    def load(self, role: RoleSpec) -> Exception | None:
+        """Build a role; return what went wrong."""
+        try:
+            self._worker.load(role)
+        except Exception as error:  # told to the controller, which raises it at the user's line
+            traceback.print_exc()
+            return (
+                error
+                if isinstance(error, HfsdkError)
+                else CallError(f"loading {role.name} failed: {error!r}", details=traceback.format_exc())
+            )
+        return None
+
+    @ray.method(concurrency_group="compute")
+    def release(self, role: str) -> None:
+        """Free a role."""
+        self._worker.release(role)
+
+    @ray.method(concurrency_group="compute")
+    def execute(self, call: Call, order: Order) -> Answer:
+        """Carry out this rank's share of a call."""
+        try:
+            table = read(order.picks, order.rows)
+        except HfsdkError as error:
+            return Answer("error", order.rows, error=error)
+        reply = self._worker.execute(call, table, order.options)
+        if reply.error is not None:
+            traceback.print_exception(reply.error)
+        return self.answer(reply, order)
+
+    @ray.method(concurrency_group="control")
+    def cancel(self, call_id: int) -> None:
+        """Ask the running call to stop."""
+        self._worker.cancel(call_id)
+
+    @ray.method(concurrency_group="control")
+    def progress(self) -> tuple[int, dict[str, float], list[Span]]:
+        """Return the running call's progress."""
+        return self._worker.progress()
+
+    @ray.method(concurrency_group="control")
+    def memory(self) -> tuple[int, dict[str, int]]:
+        """Return the bytes in use."""
+        return self._worker.memory()
+
+    @ray.method(concurrency_group="control")
+    def pid(self) -> int:
+        """Return the process id (and show that the process is up)."""
+        return os.getpid()
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class RayTasks(_Process):
+    """The process that runs the user's functions over columns."""
+
+    def __init__(self, log_file: str) -> None:
+        super().__init__(log_file, 1)
+
+    def prepare(self) -> int:
+        """Import what nearly every task needs; return the process id."""
+        import torch  # noqa: F401
+
+        return os.getpid()
+
+    def execute(self, call: Call, order: Order) -> Answer:
+        """Run one task."""
+        try:
+            table = read(order.picks, order.rows)
+            columns, result = run_task(call.method, table, order.options, call.writes)
+        except HfsdkError as error:
+            return Answer("error", order.rows, error=error)
+        except Exception as error:  # told to the controller, which raises it at the user's line
+            return Answer("error", order.rows, error=CallError(f"{error!r}", details=traceback.format_exc()))
+        return self.answer(Reply("ok", columns or None, result), order)

@@ -1,0 +1,466 @@
+"""The generating engine of a worker: vLLM in this process, driven step by step.
+
+A replica is ``tp`` consecutive ranks. All of them are given the same rows and take the same steps; vLLM's scheduler is
+deterministic, so they need no lead::
+
+    rank  0 1 | 2 3        tp=2, two replicas; rows 0-7 go to ranks 0 and 1, rows 8-15 to ranks 2 and 3
+
+    generate:   agree, step, agree, step, ... until every row has ended       (agree: SafePoint, for cancel and failure)
+
+Weights come in through ``weight_targets()`` and ``finish_update()``; between the two the engine does not generate.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from hfsdk.engine import cpu_support_vllm as cpu
+from hfsdk.engine.recorder import Recorder
+from hfsdk.engine.safepoint import SafePoint
+from hfsdk.errors import LayoutError, OptionError, UnsupportedModelError
+from hfsdk.resharding import vllm_boxes
+from hfsdk.roles import RolloutOptions, Sampling
+from hfsdk.spec import ModelSpec
+from hfsdk.table import Column, Ragged
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM 0.32's attention on CPU; with others it starts and then fails at the first token."""
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+KV_BLOCK_TOKENS = 32
+"""Tokens of a block of the key/value cache on CPU: the smallest there, so that short prompts share prefixes too."""
+
+CPU_KV_CACHE_BYTES = 256 * 2**20
+"""Most key/value cache taken on CPU unless asked for more: it is touched as a whole at the start."""
+
+_TABLES = {"model.embed_tokens.weight", "lm_head.weight"}
+"""Parameters with one row per token of the (padded) vocabulary."""
+
+MIN_TEMPERATURE = 0.01
+"""vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
+
+
+def check_model(spec: ModelSpec, device_type: str) -> None:
+    """Check that vLLM can run the model. Pure; does not import vllm.
+
+    Raises:
+        UnsupportedModelError: its head size has no attention kernel on CPU.
+    """
+    if device_type == "cpu" and spec.head_dim not in CPU_HEAD_DIMS:
+        raise UnsupportedModelError(
+            f"{spec.name} has head_dim {spec.head_dim}; vLLM's attention on CPU has kernels for "
+            f"{', '.join(map(str, CPU_HEAD_DIMS))}. Use a model with one of these head sizes, or a GPU."
+        )
+
+
+def max_model_len(spec: ModelSpec, options: RolloutOptions) -> int:
+    """Return the longest prompt plus response, in tokens.
+
+    Raises:
+        OptionError: more was asked than the model has positions.
+    """
+    if options.max_model_len > spec.max_positions:
+        raise OptionError(
+            f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec.name}; "
+            f"set it to at most {spec.max_positions}."
+        )
+    return options.max_model_len or min(spec.max_positions, 2048)
+
+
+def kv_cache_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str, device_type: str) -> int:
+    """Return the bytes of key/value cache of one rank: as asked, or for ``max_num_seqs`` longest sequences.
+
+    On CPU the latter is capped at 256 MB, but always holds one longest sequence.
+    """
+    if options.kv_cache_bytes:
+        return options.kv_cache_bytes
+    block = KV_BLOCK_TOKENS * spec.kv_bytes_per_token(dtype) // min(tp, spec.num_kv_heads)
+    per_sequence = math.ceil(max_model_len(spec, options) / KV_BLOCK_TOKENS) * block
+    wanted = options.max_num_seqs * per_sequence
+    if device_type == "cpu":
+        wanted = max(per_sequence, min(wanted, CPU_KV_CACHE_BYTES))
+    return wanted + 2 * block  # vLLM keeps one block for itself
+
+
+class Rollout:
+    """vLLM on this rank, for one model and one tensor-parallel size.
+
+    All ranks of the world construct it together. ``torch.distributed`` must be initialised (for one rank a group is
+    made where there is none). The torch random state, thread count and grad mode are as before afterwards.
+
+    Args:
+        folder: model folder (config.json, safetensors; a tokenizer only for stop strings).
+        spec: the same model as numbers.
+        tp: tensor-parallel size; ranks ``[k * tp, (k + 1) * tp)`` are one replica.
+        rank: this process in the world.
+        world_size: ranks in the world, a multiple of ``tp``.
+        dtype: ``"fp32"`` or ``"bf16"``.
+        options: sizes.
+        seed: of vLLM's own random state (sampling uses a seed per row).
+        job_id: names shared memory; see :func:`hfsdk.engine.cpu_support_vllm.remove_segments`.
+        recorder: takes spans and progress.
+        load_weights: read the folder's weights; with ``False`` nothing is read and the first update must come first.
+
+    Raises:
+        UnsupportedModelError: vLLM cannot run the model here.
+        LayoutError: ``tp`` does not divide ``world_size``.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        spec: ModelSpec,
+        *,
+        tp: int,
+        rank: int,
+        world_size: int,
+        dtype: str,
+        options: RolloutOptions,
+        seed: int,
+        job_id: str,
+        recorder: Recorder,
+        load_weights: bool = True,
+    ) -> None:
+        self._cpu = cpu.on_cpu()
+        device_type = "cpu" if self._cpu else "cuda"
+        check_model(spec, device_type)
+        if world_size % tp:
+            raise LayoutError(f"rollout tp={tp} does not divide the pool of {world_size} devices; choose one that does")
+        self.spec, self.tp, self.tp_rank = spec, tp, rank % tp
+        self.max_model_len = max_model_len(spec, options)
+        self.kv_cache_bytes = kv_cache_bytes(spec, options, tp, dtype, device_type)
+        self._folder, self._recorder, self._tokenizer = folder, recorder, None
+        self._num_calls = 0
+        self._ready = load_weights
+        cpu.prepare()
+        arguments = {
+            "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
+            "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
+            "load_format": "auto" if load_weights else "dummy", "enforce_eager": self._cpu, "seed": seed,
+            "max_model_len": self.max_model_len, "kv_cache_memory_bytes": self.kv_cache_bytes,
+            "max_num_seqs": options.max_num_seqs,
+            "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
+            "block_size": KV_BLOCK_TOKENS if self._cpu else None, "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": False,
+            "disable_log_stats": True, "use_tqdm_on_load": False,
+        }  # fmt: skip
+        with cpu.process_state_kept():
+            self._engine, plain = _build(arguments, rank, world_size, job_id)
+        self._core = self._engine.engine_core
+        self._core._finalizer.detach()  # close() shuts it down; a finalizer would destroy the trainer's process group
+        self._model = self._engine.model_executor.driver_worker.worker.model_runner.model
+        self._weights = cpu.CpuWeights(self._model, plain, options.cpu_weights) if self._cpu else None
+        self._check_parameters()
+        if self._weights and load_weights:
+            self._weights.close()
+
+    def _check_parameters(self) -> None:
+        """Check that the plan of a weight transition knows exactly vLLM's parameters."""
+        planned = {box.local for box in vllm_boxes(self.spec, self.tp, self.tp_rank)}
+        found = {name for name, _ in self._model.named_parameters()}
+        if planned - found or found - planned - _TABLES:  # a rank may hold only padding of the vocabulary
+            raise UnsupportedModelError(
+                f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ found)[:6]}; "
+                "use a Llama-like model without biases or adapters."
+            )
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def weight_targets(self) -> dict[str, torch.Tensor]:
+        """Return this rank's plain destination tensors by vLLM's parameter names (see ``resharding.vllm_boxes``).
+
+        All of them must be written, then :meth:`finish_update` called; until then the engine does not generate.
+        Padding rows of the vocabulary are zero and stay so. In mode ``shared``, and on CUDA, these are vLLM's own
+        parameters, the same ones every time; in mode ``packed`` the Linear weights are allocated for this update.
+        """
+        self._ready = False
+        if self._weights:
+            self._weights.open()
+        targets = {name: parameter.data for name, parameter in self._model.named_parameters()}
+        for name in _TABLES & set(targets):
+            table = targets[name]
+            table[max(self.spec.vocab_size - self.tp_rank * len(table), 0) :].zero_()
+        return targets
+
+    def finish_update(self) -> None:
+        """Put the written weights into use: pack them where that is the mode, and forget cached prefixes."""
+        if self._weights:
+            self._weights.close()
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache because requests are running; update between generate calls")
+        self._ready = True
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of weights (plain and packed) and of the key/value cache on this rank."""
+        plain = sum(p.nbytes for p in self._model.parameters())
+        return plain + (self._weights.packed_bytes if self._weights else 0) + self.kv_cache_bytes
+
+    # --- generation ---------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Ragged,
+        seeds: npt.NDArray[np.int64],
+        sampling: Sampling,
+        eos_token_ids: tuple[int, ...],
+        safe: SafePoint,
+        control_group: ProcessGroup | None,
+        row_ids: Sequence[int] | npt.NDArray[np.int64],
+    ) -> dict[str, Column]:
+        """Draw one response per row; called on all ranks of a replica with the same rows.
+
+        A row's sample depends on its prompt, its seed and the weights, not on the other rows or the replica. With
+        temperature 0 the log-probs are of the softmax at temperature 1. With top-k, top-p or ``min_new_tokens`` they
+        are of the renormalised distribution that was drawn from.
+
+        Args:
+            prompts: token ids, int32.
+            seeds: one per row.
+            sampling: how to draw.
+            eos_token_ids: end a response unless ``sampling.ignore_eos``; the one drawn is kept in the response.
+            safe: asked before the first and after every step.
+            control_group: gloo group of the replica's ranks; ``None`` for tp=1.
+            row_ids: number of each row in the batch, for messages.
+
+        Returns:
+            ``response`` (int32) and ``rollout_log_probs`` (float32), ragged, and ``finish_reason`` ("stop", "length").
+
+        Raises:
+            OptionError: a prompt is empty, too long with ``max_new_tokens``, or has ids outside the vocabulary.
+            Cancelled: at a safe point; the engine stays usable.
+        """
+        error: Exception | None = None
+        try:
+            self._check_request(prompts, seeds, sampling, row_ids)
+            stop = _StopStrings(self._tokenizer_for(sampling), sampling) if sampling.stop else None
+        except Exception as problem:
+            error = problem
+        safe.agree(control_group, error)
+        self._num_calls += 1
+        names = [f"{self._num_calls}.{i}" for i in range(len(prompts))]
+        rows = [_Row(prompt=prompts[i].tolist()) for i in range(len(prompts))]
+        run = _Run(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
+        with torch.random.fork_rng(devices=cpu.random_devices()):
+            try:
+                self._add(names, rows, seeds, sampling, eos_token_ids)
+                self._drive(run, safe, control_group)
+            finally:
+                self._core.abort_requests([name for name in names if name in run.open])
+        return run.columns()
+
+    def _drive(self, run: _Run, safe: SafePoint, group: ProcessGroup | None) -> None:
+        scheduler = self._core.engine_core.scheduler
+        prompt_tokens = sum(len(row.prompt) for row in run.rows.values())
+        with self._recorder.span("prefill", tokens=prompt_tokens, sequences=len(run.rows)) as attrs:
+            started = -1
+            while run.open and (started < run.num_started < len(run.rows) or run.num_started < run.num_admitted):
+                started = run.num_started
+                run.step(safe, group)
+            attrs["kv_usage"] = scheduler.kv_cache_manager.usage
+        before, peak_running, peak_usage, steps = run.num_tokens, 0, 0.0, 0
+        with self._recorder.span("decode", sequences=len(run.rows)) as attrs:
+            while run.open:
+                run.step(safe, group)
+                steps += 1
+                peak_running = max(peak_running, len(scheduler.running))
+                peak_usage = max(peak_usage, scheduler.kv_cache_manager.usage)
+            attrs.update(tokens=run.num_tokens - before, running=peak_running, kv_usage=peak_usage, steps=steps)
+
+    def _check_request(
+        self, prompts: Ragged, seeds: npt.NDArray[np.int64], sampling: Sampling, row_ids: Sequence[int] | Any
+    ) -> None:
+        if not self._ready:
+            raise RuntimeError("the rollout has no weights yet: finish_update() has to follow weight_targets()")
+        if 0 < sampling.temperature < MIN_TEMPERATURE:
+            raise OptionError(
+                f"temperature={sampling.temperature} is below {MIN_TEMPERATURE}, where vLLM would raise it silently; "
+                f"use 0 (greedy) or at least {MIN_TEMPERATURE}."
+            )
+        if len(seeds) != len(prompts) or len(row_ids) != len(prompts):
+            raise OptionError(
+                f"{len(prompts)} prompts, {len(seeds)} seeds and {len(row_ids)} row ids; give one of each per row"
+            )
+        lengths = prompts.lengths
+        limit = self.max_model_len - sampling.max_new_tokens
+        for i in np.flatnonzero((lengths < 1) | (lengths > limit))[:1]:
+            raise OptionError(
+                f"row {row_ids[i]} has a prompt of {lengths[i]} tokens; with max_new_tokens={sampling.max_new_tokens} "
+                f"and max_model_len={self.max_model_len} it must have 1 to {limit}. Shorten it, or raise max_model_len."
+            )
+        outside = np.flatnonzero((prompts.flat < 0) | (prompts.flat >= self.spec.vocab_size))
+        if len(outside):
+            row = int(np.searchsorted(prompts.offsets, outside[0], side="right")) - 1
+            raise OptionError(
+                f"row {row_ids[row]} has token id {prompts.flat[outside[0]]}; {self.spec.name} has ids 0 to "
+                f"{self.spec.vocab_size - 1}. Was it tokenized for another model?"
+            )
+
+    def _add(
+        self, names: list[str], rows: list[_Row], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        from vllm import SamplingParams
+
+        ends = [] if sampling.ignore_eos else list(eos_token_ids)
+        tasks = self._engine.get_supported_tasks()
+        for name, row, seed in zip(names, rows, seeds, strict=True):
+            params = SamplingParams(
+                max_tokens=sampling.max_new_tokens, min_tokens=sampling.min_new_tokens,
+                temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+                stop_token_ids=[*ends, *sampling.stop_token_ids],
+                seed=int(seed) & (2**63 - 1), ignore_eos=True, logprobs=0, detokenize=False, skip_clone=True,
+            )  # fmt: skip
+            prompt = {"type": "token", "prompt_token_ids": row.prompt}
+            self._core.add_request(self._engine.input_processor.process_inputs(name, prompt, params, tasks))
+
+    def _tokenizer_for(self, sampling: Sampling) -> Any:
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+            except (OSError, ValueError) as error:
+                raise OptionError(
+                    f"stop={sampling.stop} needs a tokenizer, and {self.spec.name} has none in its folder; "
+                    "use stop_token_ids, or put tokenizer.json there."
+                ) from error
+        return self._tokenizer
+
+    def close(self) -> None:
+        """Shut vLLM down and free its memory. The trainer's process group lives on."""
+        if self._engine is None:
+            return
+        with cpu.default_group_kept(), cpu.process_state_kept():
+            self._core.engine_core.shutdown()
+        self._engine = self._core = self._model = self._weights = None
+        gc.collect()
+
+
+@dataclass
+class _Row:
+    """One response as it grows."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+class _StopStrings:
+    """Looks for stop strings in the text of the last tokens."""
+
+    def __init__(self, tokenizer: Any, sampling: Sampling) -> None:
+        self._tokenizer, self._strings, self._min_tokens = tokenizer, sampling.stop, sampling.min_new_tokens
+        longest = max(len(text.encode()) for text in sampling.stop)
+        self._window = longest + 8  # a token has at least one byte; a few more so that cut characters do not matter
+
+    def ends(self, row: _Row) -> bool:
+        """Whether the response contains a stop string by now (it is looked for at every token)."""
+        if len(row.tokens) < max(self._min_tokens, 1):
+            return False
+        tail = row.tokens[-self._window :]
+        context = (row.prompt + row.tokens[: -len(tail)])[-1:]  # some tokenizers drop the space before a first token
+        decode = self._tokenizer.decode
+        text = decode(context + tail)[len(decode(context)) :]
+        return any(string in text for string in self._strings)
+
+
+class _Run:
+    """The rows of one generate call on their way through the engine."""
+
+    def __init__(
+        self, core: Any, rows: Mapping[str, _Row], sampling: Sampling, stop: _StopStrings | None, recorder: Recorder
+    ) -> None:
+        self._core, self._stop, self._recorder = core, stop, recorder
+        self._max_new_tokens = sampling.max_new_tokens
+        self.rows = dict(rows)
+        self.open = dict(rows)
+        """Rows that have not ended."""
+        self.num_tokens = 0
+        self.num_started = 0
+        """Rows with at least one token."""
+        self._bound = len(self.rows) * sampling.max_new_tokens
+        self._report()
+
+    @property
+    def num_admitted(self) -> int:
+        """Rows that ended or that the engine works on; the others wait for room in its cache."""
+        return len(self.rows) - len(self.open) + len(self._core.engine_core.scheduler.running)
+
+    def step(self, safe: SafePoint, group: ProcessGroup | None) -> None:
+        """One step of the engine on every rank of the replica, then a safe point."""
+        error: Exception | None = None
+        try:
+            for output in self._core.get_output().outputs:
+                self._take(output)
+        except Exception as problem:
+            error = problem
+        safe.agree(group, error)
+        self._report()
+
+    def _take(self, output: Any) -> None:
+        row = self.open[output.request_id]
+        if output.new_token_ids:
+            self.num_started += not row.tokens
+            row.tokens += output.new_token_ids
+            row.log_probs += output.new_logprobs.logprobs[:, 0].tolist()
+            self.num_tokens += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            row.finish_reason = str(output.finish_reason)
+            if row.finish_reason not in ("stop", "length"):
+                raise RuntimeError(f"vLLM ended a response with {row.finish_reason!r} after {len(row.tokens)} tokens")
+        elif self._stop and self._stop.ends(row):
+            row.finish_reason = "stop"
+            self._core.abort_requests([output.request_id])
+        if row.finish_reason:
+            del self.open[output.request_id]
+            self._bound -= self._max_new_tokens - len(row.tokens)
+
+    def _report(self) -> None:
+        finished = len(self.rows) - len(self.open)
+        self._recorder.progress = {
+            "tokens": self.num_tokens, "total": self._bound, "finished": finished, "samples": len(self.rows)
+        }  # fmt: skip
+
+    def columns(self) -> dict[str, Column]:
+        """Return what the call writes."""
+        rows = list(self.rows.values())
+        return {
+            "response": Ragged.of([row.tokens for row in rows], np.int32),
+            "rollout_log_probs": Ragged.of([row.log_probs for row in rows], np.float32),
+            "finish_reason": np.array([row.finish_reason for row in rows], dtype="<U6"),
+        }
+
+
+def _build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:
+    """Build vLLM's engine on all ranks; returns it and the layers whose weights stayed plain (CPU)."""
+    if not dist.is_initialized() and world_size == 1:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+        raise RuntimeError(f"the rollout needs torch.distributed initialised as rank {rank} of {world_size}")
+    token = [uuid.uuid4().hex[:12]]
+    dist.broadcast_object_list(token, src=0)
+    local_rank = rank if cpu.on_cpu() else torch.cuda.current_device()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank))  # vLLM reads them; restored after
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    with cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    dist.barrier()
+    cpu.remove_segments(job_id)  # every rank has mapped them: the names are needed no more, whoever dies
+    return engine, plain

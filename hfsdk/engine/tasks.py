@@ -1,0 +1,124 @@
+"""CPU tasks: the user's functions over columns (rewards, advantages, metrics), run in a process of their own.
+
+Nothing here knows Ray; the runtime decides where it runs and kills it when it takes too long.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfsdk.errors import CallError, ColumnError, RewardFunctionError
+from hfsdk.functions import Shipped
+from hfsdk.table import Column, Ragged, Table
+
+
+def run_task(
+    method: str, table: Table, options: Mapping[str, Any], writes: Sequence[str]
+) -> tuple[dict[str, Column], Any]:
+    """Run one task and return (columns, small result).
+
+    Raises:
+        RewardFunctionError: the reward function raised or did not return one finite number per sample.
+        CallError: another function raised, or returned other columns than it said.
+    """
+    shipped: Shipped = options["function"]
+    function = shipped.load()
+    if method in ("compute_scores", "compute_costs"):
+        scores = _rewards(function, shipped.name, table, options["tokenizer"])
+        return {options["as"]: np.asarray(scores, dtype=np.float32)}, None
+    try:
+        value = function(table)
+    except Exception as error:  # whatever the user's function raises is reported at the user's line
+        raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
+    if method == "reduce":
+        return {}, value
+    return _checked_columns(value, shipped.name, table.num_rows, writes), None
+
+
+def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]) -> dict[str, Column]:
+    if not isinstance(value, Mapping) or set(value) != set(writes):
+        got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        raise CallError(f"{name} must return a dict with exactly the columns {sorted(writes)}; it returned {got}")
+    columns: dict[str, Column] = {}
+    for column_name, column in value.items():
+        ready = column if isinstance(column, (Ragged, list)) else np.asarray(column)
+        if len(ready) != num_rows:
+            raise CallError(
+                f"{name} returned {len(ready)} entries for column {column_name!r}; the batch has {num_rows} samples"
+            )
+        columns[column_name] = ready
+    return columns
+
+
+def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: str) -> list[float]:
+    decode = text_decoder(tokenizer)
+    prompts = [decode(row.tolist()) for row in table.ragged("prompt")]
+    completions = [decode(row.tolist()) for row in table.ragged("response")]
+    extra = {n: list(c) for n, c in table.items() if n not in ("prompt", "response") and not isinstance(c, Ragged)}
+    accepted = inspect.signature(function).parameters
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+        extra = {n: c for n, c in extra.items() if n in accepted}
+    try:
+        scores = function(prompts=prompts, completions=completions, **extra)
+    except Exception as error:  # whatever the user's function raises is reported at the user's line
+        raise RewardFunctionError(f"{name} raised {error!r}", details=user_traceback(error)) from None
+    return check_scores(scores, name, len(prompts))
+
+
+def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
+    """Check that a reward function gave one finite number per sample.
+
+    Raises:
+        RewardFunctionError: says what it gave, and for which sample.
+    """
+    if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)):
+        wanted = f"a list of {num_samples} numbers"
+        raise RewardFunctionError(
+            f"{name} must return {wanted}, one per completion; it returned {type(scores).__name__}"
+        )
+    if len(scores) != num_samples:
+        raise RewardFunctionError(
+            f"{name} returned {len(scores)} scores for {num_samples} completions; return one per completion"
+        )
+    checked = []
+    for i, score in enumerate(scores):
+        if isinstance(score, (str, bytes)) or not isinstance(score, (int, float, np.number, np.bool_)):
+            raise RewardFunctionError(
+                f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number"
+            )
+        if not math.isfinite(score):
+            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number")
+        checked.append(float(score))
+    return checked
+
+
+@lru_cache(maxsize=8)
+def text_decoder(folder: str) -> Callable[[list[int]], str]:
+    """Return a function from token ids to text, special tokens left out, from ``folder/tokenizer.json``.
+
+    Raises:
+        ColumnError: the folder has no tokenizer.
+    """
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise ColumnError(f"{folder} has no tokenizer.json, so tokens cannot be turned into text for a reward function")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback without hfsdk's own frames, so that it starts at the user's line."""
+    own = str(Path(__file__).parents[1])
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
+    last = traceback.format_exception_only(error)
+    return "".join(["Traceback (the user's frames):\n", *traceback.format_list(frames), *last]).rstrip()

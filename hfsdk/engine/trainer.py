@@ -1,0 +1,558 @@
+"""One role's Megatron model on one rank: inference passes, updates in micro-batches, and its whole state.
+
+One optimizer step (a mini-batch) on every rank; S marks a safe point, where ranks agree on cancel and failure::
+
+    for each micro-batch of this dp rank:   forward, loss | S | backward into the gradient buffer
+    once:                                   S | gather metrics, sum the buffers over dp, gradient norm, clip, AdamW
+
+Losses are divided by token and row counts of the *whole* mini-batch before the backward pass, and gradients are summed
+(not averaged) over dp, so any split into micro-batches or over ranks gives the same gradient. The step is refused on every
+rank when a loss or the gradient is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
+
+from hfsdk.engine import megatron_model
+from hfsdk.engine.cpu_support_megatron import cuda_type_names
+from hfsdk.engine.groups import RoleGroups
+from hfsdk.engine.loss_io import ModelInput, ModelOutput, Tally, TokenBatch, aggregate
+from hfsdk.engine.microbatch import MiniBatchPlan
+from hfsdk.engine.recorder import Recorder
+from hfsdk.engine.safepoint import SafePoint
+from hfsdk.engine.vocab_parallel import log_probs_and_entropy
+from hfsdk.errors import CheckpointError, OptionError
+from hfsdk.layout import Mesh
+from hfsdk.roles import AdamW, RoleSpec
+from hfsdk.spec import ModelSpec
+from hfsdk.table import Array, Ragged, Table
+
+Loss = Callable[[ModelOutput, TokenBatch], Any]
+"""``loss(out, b)`` returns one number per response token or per sample, or (that, a dict of metrics).
+
+It may carry the attributes ``aggregation`` and ``fixed_length`` (see :func:`hfsdk.engine.loss_io.aggregate`), and
+``per_sample=True``, which is needed only where the shapes cannot tell: all responses of a micro-batch have length 1.
+"""
+
+Temperature = float | Array | Ragged
+
+NEVER = SafePoint(lambda: False)
+"""A safe point of a call that nobody cancels."""
+
+_TEMPERATURE = "_temperature"
+
+
+class NonFiniteRows(Exception):  # noqa: N818 - raised on all ranks alike; the controller makes the user's error of it
+    """A loss or the gradient was NaN or infinite: the step was refused on every rank and nothing changed.
+
+    Attributes:
+        row_ids: the rows whose loss was not finite, over all ranks; empty when only the gradient was.
+    """
+
+    def __init__(self, row_ids: Sequence[int]) -> None:
+        super().__init__(list(row_ids))
+        self.row_ids = list(row_ids)
+
+    def __str__(self) -> str:
+        return f"the loss of rows {self.row_ids} is not finite" if self.row_ids else "the gradient is not finite"
+
+
+class Trainer:
+    """A role's model on this rank, with its optimizer unless the role is frozen.
+
+    Collective over the role's ranks, except :meth:`zero_grad`, :meth:`state`, :meth:`load_state` and :meth:`memory_bytes`. Rows
+    are named by ``rows.row_ids``; ``rows`` needs the ragged columns ``prompt`` and ``response`` and may hold just this dp
+    rank's rows.
+
+    Attributes:
+        num_updates: optimizer steps done.
+    """
+
+    def __init__(self, role: RoleSpec, mesh: Mesh, groups: RoleGroups, recorder: Recorder) -> None:
+        """Build the model and load ``role.folder``.
+
+        Raises:
+            LayoutError: the layout does not fit the model.
+            ModelNotFoundError: the folder has no weights, or those of another model.
+        """
+        self.role, self.mesh, self.groups, self.recorder = role, mesh, groups, recorder
+        self.spec = role.model or ModelSpec.from_folder(role.folder)
+        self.model = megatron_model.build_model(self.spec, groups, role.head, role.dtype, self.spec.max_positions)
+        found = megatron_model.load_folder(self.model, self.spec, groups, role.folder)
+        if role.head == "scalar" and not found and role.kind != "critic":
+            megatron_model.init_scalar_head(self.model, role.seed)
+        self.num_updates = 0
+        self._reduced = False
+        self._ddp: DistributedDataParallel | None = None
+        self._optimizer: MegatronOptimizer | None = None
+        if role.optimizer is None:
+            self.model.requires_grad_(False)
+            self.model.eval()
+        else:
+            self._ddp = _wrap(self.model, groups)
+            self._optimizer = _make_optimizer(self.model, groups, role.optimizer, role.dtype)
+
+    def log_probs(
+        self,
+        rows: Table,
+        micro_batches: Sequence[Sequence[int]],
+        temperature: Temperature = 1.0,
+        safe: SafePoint = NEVER,
+        entropy: bool = False,
+    ) -> dict[str, Ragged]:
+        """Return ``log_probs`` (and ``entropy``) of each response token given all before it; float32, ordered as ``rows``.
+
+        Args:
+            rows: this dp rank's rows.
+            micro_batches: row numbers of each micro-batch; equally many micro-batches on every dp rank.
+            temperature: divides the logits: one number, one per row, or one per response token. 0 (greedy) counts as 1.
+            safe: where the call may stop.
+            entropy: whether to return it too.
+
+        Raises:
+            OptionError: a row without a prompt or too long, or micro-batches that do not cover the rows.
+        """
+        self._need_head("lm", "log_probs")
+
+        def run(table: Table) -> list[torch.Tensor]:
+            out = self._forward(table, entropy=entropy)
+            return [out.log_probs, out.entropy] if entropy else [out.log_probs]
+
+        rows = _with_temperature(rows, temperature)
+        names = ["log_probs", "entropy"] if entropy else ["log_probs"]
+        return dict(zip(names, self._infer(rows, micro_batches, safe, run, len(names)), strict=True))
+
+    def values(
+        self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER
+    ) -> dict[str, Ragged]:
+        """Return ``values``: the scalar head's value of the state before each response token, ordered as ``rows``."""
+        self._need_head("scalar", "values")
+        found = self._infer(rows, micro_batches, safe, lambda table: [self._forward(table).values], 1)
+        return {"values": found[0]}
+
+    def scores(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Array]:
+        """Return ``scores``: the scalar head at the last token of prompt plus response; one float32 per row."""
+        self._need_head("scalar", "scores")
+
+        def run(table: Table) -> list[torch.Tensor]:
+            micro = ModelInput.of(table, self.groups.device, last=True)
+            return [self.model(micro.tokens_BS, micro.selected_N)[:, 0]]
+
+        return {"scores": self._infer(rows, micro_batches, safe, run, 1, per_row=True)[0].flat}
+
+    def update(
+        self,
+        rows: Table,
+        plan: Sequence[MiniBatchPlan],
+        loss: Loss,
+        temperature: Temperature = 1.0,
+        safe: SafePoint = NEVER,
+    ) -> list[dict[str, float]]:
+        """Take one optimizer step per mini-batch and return each one's metrics, the same on every rank.
+
+        Metrics: loss, grad_norm (before clipping), lr, num_tokens, num_samples, epoch, mini_batch, and what ``loss`` returns:
+        per-token tensors as token means, per-sample tensors as sample means, single numbers as means weighted by tokens,
+        names ending in ``_max`` as maxima. Micro-batches without a response token are left out.
+
+        Raises:
+            NonFiniteRows: on every rank; the mini-batch's step was refused, earlier ones stand.
+            Cancelled: at a safe point; the steps that were finished stand.
+            Exception: what ``loss`` raised, on its rank (``PeerFailed`` on the others).
+        """
+        found = []
+        total = sum(mini.passes.num_micro_batches for mini in plan)
+        done = 0
+        for mini in plan:
+            self.zero_grad()
+            try:
+                metrics = self._accumulate(rows, mini, loss, temperature, safe, (done, total))
+                metrics |= self.step()
+            except BaseException:
+                self.zero_grad()
+                raise
+            done += mini.passes.num_micro_batches
+            found.append(metrics)
+        return found
+
+    def forward_backward(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature = 1.0, safe: SafePoint = NEVER
+    ) -> dict[str, float]:
+        """Add one mini-batch's gradient to what is there and return its metrics; :meth:`step` applies it.
+
+        Raises:
+            NonFiniteRows: a loss was not finite, on every rank; the gradient is gone.
+        """
+        try:
+            return self._accumulate(rows, mini, loss, temperature, safe, (0, mini.passes.num_micro_batches))
+        except BaseException:
+            self.zero_grad()
+            raise
+
+    def compute_loss(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature = 1.0, safe: SafePoint = NEVER
+    ) -> float:
+        """Return a mini-batch's loss without a gradient."""
+        progress = (0, mini.passes.num_micro_batches)
+        return self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=False).loss
+
+    def zero_grad(self) -> None:
+        """Drop the gradient."""
+        ddp, optimizer = self._trainable()
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        self._reduced = False
+
+    def grad_norm(self) -> float:
+        """Return the norm of the whole model's gradient, over all shards."""
+        _, optimizer = self._trainable()
+        self._reduce()
+        with torch.no_grad(), cuda_type_names():
+            optimizer.prepare_grads()
+            norm = float(optimizer.get_grad_norm())
+            optimizer.zero_grad()  # param.grad was the buffer; main_grad keeps the gradient
+        return norm
+
+    def step(self) -> dict[str, float]:
+        """Clip, set the learning rate, take one AdamW step and drop the gradient.
+
+        Returns:
+            ``grad_norm`` (before clipping) and ``lr``.
+
+        Raises:
+            NonFiniteRows: the gradient is not finite; nothing changed but the gradient is gone.
+        """
+        _, optimizer = self._trainable()
+        wanted: AdamW = self.role.optimizer
+        self._reduce()
+        with self.recorder.span("optimizer"), torch.no_grad(), cuda_type_names():
+            optimizer.prepare_grads()
+            norm = float(optimizer.get_grad_norm())
+            if not math.isfinite(norm):
+                self.zero_grad()
+                raise NonFiniteRows([])
+            if wanted.max_grad_norm:
+                clip_grad_by_total_norm_fp32(optimizer.get_parameters(), wanted.max_grad_norm, norm)
+            lr = wanted.lr_at(self.num_updates)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step_with_ready_grads()
+            self.num_updates += 1
+        self.zero_grad()
+        return {"grad_norm": norm, "lr": lr}
+
+    def gradients(self) -> dict[str, torch.Tensor] | None:
+        """Return the whole model's gradient under Hugging Face names, float32, on rank 0 (``None`` elsewhere)."""
+        self._trainable()
+        self._reduce()
+        local = {name: parameter.main_grad for name, parameter in self.model.named_parameters()}
+        scalar = megatron_model.has_scalar_head(self.model)
+        return megatron_model.gather_tensors(local, self.spec, self.groups, scalar=scalar)
+
+    def weights(self) -> dict[str, torch.Tensor] | None:
+        """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere)."""
+        return megatron_model.gather_full(self.model, self.spec, self.groups)
+
+    def save_folder(self, folder: str | Path) -> None:
+        """Write a folder that transformers' ``from_pretrained`` reads."""
+        megatron_model.save_folder(self.model, self.spec, self.groups, folder, self.role.folder)
+
+    def local_tensors(self) -> dict[str, torch.Tensor]:
+        """Return this rank's parameters by Megatron name, for the weight transition."""
+        return megatron_model.local_tensors(self.model)
+
+    def state(self) -> dict[str, Any]:
+        """Return this rank's weights, optimizer state (fp32 masters included) and step count, as CPU copies."""
+        weights = {name: _cpu(tensor) for name, tensor in self.local_tensors().items()}
+        optimizer = {}
+        for name, main, state in self._optimizer_items():
+            optimizer[name] = {key: _cpu(value) for key, value in state.items()}
+            optimizer[name]["main"] = _cpu(main)
+        return {
+            "layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates,
+            "weights": weights, "optimizer": optimizer,
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned, bit for bit.
+
+        Raises:
+            CheckpointError: the state is of another layout, rank or model.
+        """
+        local = self.local_tensors()
+        shapes = {name: tuple(tensor.shape) for name, tensor in local.items()}
+        here = (str(self.mesh.layout), self.groups.rank)
+        if here != (state["layout"], state["rank"]) or shapes != {n: tuple(t.shape) for n, t in state["weights"].items()}:
+            raise CheckpointError(
+                f"the state is of layout '{state['layout']}' rank {state['rank']} with {len(state['weights'])} tensors; "
+                f"role {self.role.name!r} has layout '{here[0]}' rank {here[1]} with {len(local)} tensors of its own shapes. "
+                "Load it into the layout that saved it."
+            )
+        for name, tensor in local.items():
+            tensor.copy_(state["weights"][name])
+        for name, main, held in self._optimizer_items():
+            saved = dict(state["optimizer"].get(name, {}))
+            if "main" in saved:
+                main.copy_(saved.pop("main"))
+            else:
+                main.copy_(local[name])
+            held.clear()
+            held.update({k: v.to(main.device if v.dim() else "cpu", copy=True) for k, v in saved.items()})
+        self.num_updates = state["num_updates"]
+        if self._optimizer is not None:
+            self.zero_grad()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return what this rank holds: bytes of ``weights``, ``gradients`` and ``optimizer`` (masters included)."""
+        local = self.local_tensors()
+        weights = {tensor.data_ptr() for tensor in local.values()}
+        optimizer = 0
+        for _, main, state in self._optimizer_items():
+            optimizer += sum(value.nbytes for value in state.values())
+            optimizer += main.nbytes if main.data_ptr() not in weights else 0
+        buffers = self._ddp.buffers if self._ddp is not None else []
+        return {
+            "weights": sum(tensor.nbytes for tensor in local.values()),
+            "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+            "optimizer": optimizer,
+        }
+
+    # ---- inside
+
+    def _trainable(self) -> tuple[DistributedDataParallel, MegatronOptimizer]:
+        if self._ddp is None or self._optimizer is None:
+            raise OptionError(f"role {self.role.name!r} is frozen: it has no optimizer. Give it one, e.g. AdamW(lr=1e-5).")
+        return self._ddp, self._optimizer
+
+    def _need_head(self, head: str, method: str) -> None:
+        if self.role.head != head:
+            raise OptionError(f"{method} needs a model with head {head!r}; role {self.role.name!r} has {self.role.head!r}.")
+
+    def _problem(self, rows: Table, micro_batches: Sequence[Sequence[int]]) -> Exception | None:
+        """Return what is wrong with the input on this rank; it is raised at the first agreement."""
+        unknown = {i for ids in micro_batches for i in ids} - set(rows.row_ids.tolist())
+        if unknown:
+            return OptionError(f"the plan names rows {sorted(unknown)[:5]}, which this rank was not given")
+        prompts = rows.ragged("prompt").lengths
+        total = prompts + rows.ragged("response").lengths
+        for i in np.flatnonzero((prompts < 1) | (total > self.spec.max_positions))[:1]:
+            return OptionError(
+                f"row {rows.row_ids[i]} has a prompt of {prompts[i]} tokens and {total[i]} in all; {self.spec} takes prompts "
+                f"of at least 1 token and {self.spec.max_positions} tokens in all. Shorten or drop it."
+            )
+        return None
+
+    def _forward(self, table: Table, *, entropy: bool = False) -> ModelOutput:
+        micro = ModelInput.of(table, self.groups.device)
+        out = self.model(micro.tokens_BS, micro.selected_N)
+        if self.role.head == "scalar":
+            return ModelOutput(values=out[:, 0])
+        temperature_N = _token_temperature(table)
+        if (temperature_N != 1).any():
+            out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
+        log_probs, found = log_probs_and_entropy(
+            out, micro.targets_N, self.spec.vocab_size, self.groups.tp, entropy=entropy
+        )
+        return ModelOutput(log_probs=log_probs, entropy=found)
+
+    def _infer(
+        self,
+        rows: Table,
+        micro_batches: Sequence[Sequence[int]],
+        safe: SafePoint,
+        run: Callable[[Table], list[torch.Tensor]],
+        num_columns: int,
+        *,
+        per_row: bool = False,
+    ) -> list[Ragged]:
+        """Run every micro-batch without gradient; returns the columns that ``run`` computes, ordered as ``rows``."""
+        error = self._problem(rows, micro_batches)
+        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
+        order = [index[i] for ids in micro_batches for i in ids] if error is None else []
+        if error is None and sorted(order) != list(range(rows.num_rows)):
+            error = OptionError(f"the micro-batches hold {len(order)} rows and must hold each of the {rows.num_rows} once")
+        parts: list[list[Array]] = [[np.zeros(0, np.float32)] for _ in range(num_columns)]
+        for done, ids in enumerate(micro_batches, start=1):
+            safe.agree(self.groups.control, error)
+            table = rows.take([index[i] for i in ids])
+            if len(ids) and (per_row or len(table.ragged("response").flat)):
+                try:
+                    with self.recorder.span("forward", tokens=_num_tokens(table)), torch.no_grad():
+                        for part, column in zip(parts, run(table), strict=True):
+                            part.append(column.float().cpu().numpy())
+                except Exception as caught:  # told to the other ranks at the next agreement
+                    error = caught
+            self.recorder.progress = {"micro_batches": done, "total": len(micro_batches)}
+        safe.agree(self.groups.control, error)
+        lengths = np.ones(rows.num_rows, np.int64) if per_row else rows.ragged("response").lengths
+        back = np.argsort(np.asarray(order, dtype=np.int64))
+        return [Ragged.from_lengths(np.concatenate(part), lengths[order]).take(back) for part in parts]
+
+    def _accumulate(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
+        progress: tuple[int, int],
+    ) -> dict[str, float]:  # fmt: skip
+        ddp, _ = self._trainable()
+        if self._reduced:
+            # the sum over dp is kept on one rank, so that the next reduction adds it once
+            if self.groups.dp_rank:
+                ddp.zero_grad_buffer()
+            self._reduced = False
+        tally = self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=True)
+        if tally.bad_rows:
+            raise NonFiniteRows(sorted(tally.bad_rows))
+        counts = {"num_tokens": mini.num_tokens, "num_samples": mini.num_rows, "epoch": mini.epoch}
+        return {"loss": tally.loss, **tally.metrics(), **counts, "mini_batch": mini.index}
+
+    def _run_micro_batches(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
+        progress: tuple[int, int], *, train: bool,
+    ) -> Tally:  # fmt: skip
+        """Run this dp rank's micro-batches and return the tally of all ranks."""
+        rows = _with_temperature(rows, temperature)
+        micro_batches = mini.passes.micro_batches[self.groups.dp_rank]
+        error = self._problem(rows, micro_batches)
+        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
+        mine = Tally()
+        for done, ids in enumerate(micro_batches, start=progress[0] + 1):
+            part: torch.Tensor | None = None
+            try:
+                if error is None:
+                    table = rows.take([index[i] for i in ids])
+                    with self.recorder.span("forward", tokens=_num_tokens(table)), torch.set_grad_enabled(train):
+                        part = self._loss_part(table, mini, loss, mine, train=train)
+            except Exception as caught:  # the user's function may raise anything; told to the other ranks here:
+                error = caught
+            safe.agree(self.groups.control, error)
+            try:
+                if train and part is not None:
+                    with self.recorder.span("backward", tokens=_num_tokens(table)):
+                        part.backward()
+            except Exception as caught:
+                error = caught
+            self.recorder.progress = {"micro_batches": done, "total": progress[1]}
+        safe.agree(self.groups.control, error)
+        merged = Tally()
+        for tally in self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None):
+            if tally is not None:
+                merged.merge(tally)
+        return merged
+
+    def _loss_part(
+        self, table: Table, mini: MiniBatchPlan, loss: Loss, tally: Tally, *, train: bool
+    ) -> torch.Tensor | None:
+        """Return a micro-batch's part of the mini-batch's loss, or ``None`` when it has no response token."""
+        num_tokens = len(table.ragged("response").flat)
+        if not num_tokens:
+            return None
+        out = self._forward(table, entropy=True)
+        b = TokenBatch(table, mini.num_tokens, mini.num_rows, self.groups.device)
+        returned = loss(out, b)
+        each, metrics = returned if isinstance(returned, tuple) else (returned, {})
+        shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
+        if shape not in ((num_tokens,), (table.num_rows,)):
+            raise OptionError(
+                f"the loss must return one number per response token ({num_tokens} here) or per sample ({table.num_rows}); "
+                f"it returned {shape}. Leave means and sums to the engine."
+            )
+        if train and not each.requires_grad:
+            raise OptionError("the loss does not depend on the model: it needs out.log_probs, out.entropy or out.values")
+        per_sample = shape == (table.num_rows,) and (num_tokens != table.num_rows or getattr(loss, "per_sample", False))
+        bad = (~torch.isfinite(each.detach())).float()
+        rows_bad = bad if per_sample else b.segment_sum(bad)
+        tally.bad_rows += b.row_ids[rows_bad > 0].tolist()
+        tally.add_metrics(metrics, num_tokens)
+        if per_sample:
+            part = each.sum() / mini.num_rows
+        else:
+            mode = getattr(loss, "aggregation", "token_mean")
+            part = aggregate(each, b, mode, mini.num_tokens, mini.num_rows, getattr(loss, "fixed_length", None))
+        tally.loss += part.item()
+        return part
+
+    def _reduce(self) -> None:
+        """Sum the gradient over dp, once."""
+        ddp, _ = self._trainable()
+        if not self._reduced:
+            with self.recorder.span("backward"), torch.no_grad():
+                finalize_model_grads([ddp], pg_collection=self.groups.collection())
+            self._reduced = True
+
+    def _optimizer_items(self) -> list[tuple[str, torch.Tensor, dict[str, torch.Tensor]]]:
+        """Return (name, fp32 tensor the optimizer steps, its AdamW state) of every parameter."""
+        if self._optimizer is None:
+            return []
+        states = self._optimizer.optimizer.state
+        named = [(name, getattr(p, "main_param", p)) for name, p in self.model.named_parameters()]
+        return [(name, main.data, states[main]) for name, main in named]
+
+
+def _num_tokens(table: Table) -> int:
+    return len(table.ragged("prompt").flat) + len(table.ragged("response").flat)
+
+
+def _cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _with_temperature(rows: Table, temperature: Temperature) -> Table:
+    """Return the rows with their temperature as a column of float32, 0 replaced by 1."""
+    one = isinstance(temperature, int | float)
+    column = np.full(rows.num_rows, temperature, np.float32) if one else temperature
+    flat = np.asarray(column.flat if isinstance(column, Ragged) else column, dtype=np.float32)
+    if not (np.isfinite(flat).all() and (flat >= 0).all()):
+        raise OptionError(f"temperature must be finite and at least 0; got {flat.min()} to {flat.max()}")
+    flat = np.where(flat == 0, np.float32(1), flat)
+    return rows.with_columns({_TEMPERATURE: column.map(flat) if isinstance(column, Ragged) else flat})
+
+
+def _token_temperature(table: Table) -> Array:
+    column = table[_TEMPERATURE] if _TEMPERATURE in table else np.ones(table.num_rows, np.float32)
+    return column.flat if isinstance(column, Ragged) else np.repeat(column, table.ragged("response").lengths)
+
+
+def _wrap(model: torch.nn.Module, groups: RoleGroups) -> DistributedDataParallel:
+    """Give the parameters one float32 gradient buffer that is summed over dp."""
+    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
+    return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
+
+
+def _make_optimizer(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
+    """Return Megatron's optimizer over PyTorch's AdamW; norm weights do not decay.
+
+    Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group (other roles' ranks)
+    and takes Transformer Engine's Adam, with another state, when it is installed.
+    """
+    named = list(model.named_parameters())
+    groups_of_parameters = [
+        {"params": [p for _, p in named if p.dim() > 1], "weight_decay": wanted.weight_decay},
+        {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    config = OptimizerConfig(
+        optimizer="adam", lr=wanted.lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
+        params_dtype=megatron_model.DTYPES[dtype], use_distributed_optimizer=False,
+    )  # fmt: skip
+    with cuda_type_names():
+        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
+        if dtype == "bf16":
+            optimizer = Float16OptimizerWithFloat16Params(adam, config, None, _no_state)
+        else:
+            optimizer = FP32Optimizer(adam, config, _no_state)
+    optimizer.grad_stats_parallel_group = groups.mp
+    optimizer.tp_group = groups.tp
+    return optimizer
+
+
+def _no_state(*_: object) -> None:
+    """Leave the AdamW state to its first step."""

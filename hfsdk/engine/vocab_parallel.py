@@ -1,0 +1,98 @@
+"""Log-probabilities and entropy of a vocabulary that is spread over tensor-parallel ranks, in float32.
+
+The full logits never exist on one rank. With z the logits of one position, Z = sum_v exp(z_v) and p_v = exp(z_v) / Z::
+
+    log p(y) = z_y - log Z                 d log p(y) / d z_v = [v = y] - p_v
+    H = log Z - sum_v p_v z_v              d H        / d z_v = -p_v (log p_v + H)
+
+Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together; none with one rank. Columns past the vocabulary
+(padding) take no part: probability zero, gradient zero.
+
+Shapes: N positions, V columns of this rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def log_probs_and_entropy(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    entropy: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the log-probability of each target and, if asked, each position's entropy, both [N] and float32.
+
+    Args:
+        logits_NV: this rank's columns, in the order of ``group``; already divided by the temperature. Every rank has V columns.
+        targets_N: token numbers in the whole vocabulary.
+        vocab_size: columns of the whole vocabulary that are real; the rest is padding.
+        group: the tensor-parallel group, or ``None`` for one rank.
+        entropy: whether to compute it (without, the second result is ``None``).
+    """
+    if group is not None and group.size() == 1:
+        group = None
+    log_probs_N, entropy_N = _VocabParallel.apply(logits_NV, targets_N, vocab_size, group, entropy)
+    return log_probs_N, entropy_N if entropy else None
+
+
+class _VocabParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_NV: torch.Tensor,
+        targets_N: torch.Tensor,
+        vocab_size: int,
+        group: dist.ProcessGroup | None,
+        entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        width = logits_NV.shape[-1]
+        first = 0 if group is None else group.rank() * width
+        real = max(0, min(width, vocab_size - first))
+        z_NV = logits_NV[:, :real].float()
+        max_N = z_NV.amax(-1) if real else z_NV.new_full(z_NV.shape[:1], -torch.inf)
+        if group is not None:
+            dist.all_reduce(max_N, op=dist.ReduceOp.MAX, group=group)
+        z_NV = z_NV - max_N[:, None]
+        exp_NV = z_NV.exp()
+        here_N = (targets_N >= first) & (targets_N < first + real)
+        column_N = (targets_N - first).clamp(0, max(real - 1, 0))
+        chosen_N = z_NV.gather(-1, column_N[:, None])[:, 0] if real else torch.zeros_like(max_N)
+        sums = [exp_NV.sum(-1), torch.where(here_N, chosen_N, 0.0)]
+        if entropy:
+            sums.append(torch.bmm(exp_NV[:, None, :], z_NV[:, :, None])[:, 0, 0])
+        stacked = torch.stack(sums)
+        if group is not None:
+            dist.all_reduce(stacked, group=group)
+        log_total_N = stacked[0].log()
+        log_probs_N = stacked[1] - log_total_N
+        entropy_N = log_total_N - stacked[2] / stacked[0] if entropy else torch.zeros_like(log_probs_N)
+        ctx.save_for_backward(exp_NV.div_(stacked[0][:, None]), here_N, column_N, entropy_N)
+        ctx.width, ctx.dtype = width, logits_NV.dtype
+        ctx.set_materialize_grads(False)
+        if not entropy:
+            ctx.mark_non_differentiable(entropy_N)
+        return log_probs_N, entropy_N
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_log_probs_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None, None, None, None]:
+        probs_NV, here_N, column_N, entropy_N = ctx.saved_tensors
+        real = probs_NV.shape[1]
+        if grad_log_probs_N is None and grad_entropy_N is None:
+            return None, None, None, None, None
+        grad_NV = torch.zeros_like(probs_NV) if grad_log_probs_N is None else probs_NV * -grad_log_probs_N[:, None]
+        if grad_log_probs_N is not None and real:
+            grad_NV.scatter_add_(-1, column_N[:, None], (grad_log_probs_N * here_N)[:, None])
+        if grad_entropy_N is not None:
+            slope_NV = torch.xlogy(probs_NV, probs_NV).addcmul_(probs_NV, entropy_N[:, None])
+            grad_NV.addcmul_(slope_NV, grad_entropy_N[:, None], value=-1)
+        grad_NV = torch.nn.functional.pad(grad_NV, (0, ctx.width - real)) if real < ctx.width else grad_NV
+        return grad_NV.to(ctx.dtype), None, None, None, None

@@ -1,0 +1,156 @@
+"""One worker process per device: hosts every role placed there and carries out its share of each call.
+
+Plain Python over torch.distributed; the runtime that starts it (Ray) only moves orders in and columns out. The compute lane is
+one thread; the control lane (progress, cancel, memory) reads what it must and never touches a model.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.dataflow import Call
+from hfsdk.engine.recorder import Recorder
+from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
+from hfsdk.roles import RoleSpec
+from hfsdk.table import Column, Table
+from hfsdk.trace import Span
+
+if TYPE_CHECKING:
+    from hfsdk.engine.hosted import HostedRole
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker is told when it starts."""
+
+    device: int
+    rank: int
+    world_size: int
+    pool: str
+    job_id: str
+    store: str
+    """Path of the file through which the pool's processes find each other."""
+    log_file: str
+    num_threads: int = 1
+
+
+@dataclass(eq=False)
+class Reply:
+    """How a rank's share of a call ended: ``"ok"``, ``"cancelled"``, ``"peer"`` (another rank failed) or ``"error"``."""
+
+    status: str
+    columns: Mapping[str, Column] | None = None
+    result: Any = None
+    error: Exception | None = None
+    spans: tuple[Span, ...] = ()
+
+
+class Worker:
+    """The compute side of a worker process."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.setup = setup
+        self.recorder = Recorder(device=setup.device, rank=setup.rank, pool=setup.pool)
+        self.roles: dict[str, HostedRole] = {}
+        self._running_call = -1
+        self._cancel_asked = -1
+        self._idle = threading.Event()
+
+    def join(self) -> None:
+        """Import the engines and join the pool's world; collective."""
+        import torch
+        import torch.distributed as dist
+
+        from hfsdk.engine import cpu_support_megatron
+
+        torch.set_num_threads(self.setup.num_threads)
+        cpu_support_megatron.install()
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(0)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            init_method=f"file://{self.setup.store}",
+            rank=self.setup.rank,
+            world_size=self.setup.world_size,
+        )
+
+    def load(self, role: RoleSpec) -> None:
+        """Build a role; collective over the pool."""
+        from hfsdk.engine.hosted import HostedRole
+
+        if role.name in self.roles:
+            self.release(role.name)
+        self._lane()
+        self.roles[role.name] = HostedRole(role, self)
+
+    def release(self, role: str) -> None:
+        """Free a role."""
+        hosted = self.roles.pop(role, None)
+        if hosted is not None:
+            hosted.close()
+
+    def execute(self, call: Call, table: Table, options: Mapping[str, Any]) -> Reply:
+        """Carry out this rank's share of a call; every way it can end is in the reply."""
+        self._lane()
+        self._running_call = call.id
+        template = Span(
+            name=call.method,
+            role=call.role,
+            call_id=call.id,
+            method=call.method,
+            step=call.step,
+            start_ns=0,
+            phase=call.phase,
+        )
+        reply = Reply("ok")
+        with self.recorder.call(template):
+            try:
+                columns, reply.result = self.roles[call.role].run(
+                    call.method, table, options, self._safe_point(call.id)
+                )
+                reply.columns = columns
+            except Cancelled:
+                reply.status = "cancelled"
+            except PeerFailed:
+                reply.status = "peer"
+            except Exception as error:  # everything is told to the controller, which knows the user's line
+                reply.status, reply.error = "error", error
+        self._running_call = -1
+        reply.spans = tuple(self.recorder.take()[0])
+        return reply
+
+    def cancel(self, call_id: int) -> None:
+        """Ask the running call to stop at its next safe point (control lane)."""
+        self._cancel_asked = call_id
+
+    def progress(self) -> tuple[int, dict[str, float], list[Span]]:
+        """Return the running call, its counters and the spans running now (control lane)."""
+        with self.recorder._lock:
+            running = list(self.recorder.running)
+        return self._running_call, dict(self.recorder.progress), running
+
+    def memory(self) -> tuple[int, dict[str, int]]:
+        """Return (bytes this process uses, bytes of each role) (control lane)."""
+        import psutil
+        import torch
+
+        roles = {name: hosted.memory_bytes() for name, hosted in list(self.roles.items())}
+        if torch.cuda.is_available():
+            return int(torch.cuda.memory_allocated()), roles
+        return int(psutil.Process(os.getpid()).memory_full_info().pss), roles
+
+    def _safe_point(self, call_id: int) -> SafePoint:
+        asked: Callable[[], bool] = lambda: self._cancel_asked == call_id  # noqa: E731
+        return SafePoint(asked)
+
+    def _lane(self) -> None:
+        """Set what torch keeps per thread: actor methods do not run on the main thread."""
+        import torch
+
+        torch.set_num_threads(self.setup.num_threads)
+        torch.set_grad_enabled(True)

@@ -1,0 +1,151 @@
+"""Every error hfsdk raises, as one tree.
+
+Each message says what was asked, what exists, and what to do. Each class also inherits the standard error it replaces,
+so that ``except ValueError`` keeps working, and each pickles, because errors cross process borders::
+
+    HfsdkError
+    |-- LayoutError (ValueError)            a layout does not fit a model, a pool or an engine
+    |-- PlacementError (ValueError)         roles, pools and devices do not fit together
+    |-- DeviceMemoryError (MemoryError)     refused before loading: it would not fit
+    |-- ModelNotFoundError (LookupError)    no such folder, hub id, or no weights in it
+    |-- UnsupportedModelError (ValueError)  an architecture the engines do not know
+    |-- ColumnError (LookupError)           missing, extra or misaligned columns
+    |-- OptionError (ValueError)            an argument out of range
+    |-- SimulatedValueError (RuntimeError)  a value was asked of a simulated run
+    |-- SessionClosedError (RuntimeError)
+    |-- CheckpointError (OSError)
+    `-- CallError (RuntimeError)            a call failed while it ran: names role, rank, call and line
+        |-- RewardFunctionError             the user's reward function raised, hung or returned nonsense
+        |-- NonFiniteLossError              the loss or a gradient was NaN or infinite; the step was refused
+        |-- WorkerDiedError                 a worker process ended; its pool was rebuilt
+        |-- LostColumnError                 the column's owner died; says which call to run again
+        |-- CallCancelledError
+        `-- DependencyError                 an input of this call failed; carries that failure as its cause
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HfsdkError(Exception):
+    """Base class of every error hfsdk raises."""
+
+
+class LayoutError(HfsdkError, ValueError):
+    """A parallel layout does not fit a model, a pool or an engine."""
+
+
+class PlacementError(HfsdkError, ValueError):
+    """Roles, pools and devices do not fit together."""
+
+
+class DeviceMemoryError(HfsdkError, MemoryError):
+    """Refused before loading: the declared roles would not fit into a device's memory."""
+
+
+class ModelNotFoundError(HfsdkError, LookupError):
+    """No such model folder or name, or a folder without weights."""
+
+
+class UnsupportedModelError(HfsdkError, ValueError):
+    """An architecture or a size that the engines cannot run."""
+
+
+class ColumnError(HfsdkError, LookupError):
+    """Missing, extra or misaligned columns of a batch."""
+
+
+class OptionError(HfsdkError, ValueError):
+    """An argument is out of its range."""
+
+
+class SimulatedValueError(HfsdkError, RuntimeError):
+    """A value was asked of a simulated run, which has shapes and times only."""
+
+
+class SessionClosedError(HfsdkError, RuntimeError):
+    """The session is closed."""
+
+
+class CheckpointError(HfsdkError, OSError):
+    """A checkpoint is missing, incomplete or of another model."""
+
+
+class CallError(HfsdkError, RuntimeError):
+    """A call failed while it ran.
+
+    Attributes:
+        role: the role whose call failed, e.g. ``"actor"``.
+        method: the method, e.g. ``"generate"``.
+        rank: the worker's rank in the role, or ``None`` when it is not one rank's failure.
+        line: where the user started the call, e.g. ``"cell 4, line 2"``.
+        details: the worker's traceback or its last spans, as text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        role: str = "",
+        method: str = "",
+        rank: int | None = None,
+        line: str = "",
+        details: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.role = role
+        self.method = method
+        self.rank = rank
+        self.line = line
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the keyword arguments, which ``Exception`` alone would lose."""
+        return _rebuild_call_error, (type(self), self.message, self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Return the keyword arguments this error was made with."""
+        return {
+            "role": self.role,
+            "method": self.method,
+            "rank": self.rank,
+            "line": self.line,
+            "details": self.details,
+        }
+
+    def __str__(self) -> str:
+        where = f"{self.role}.{self.method}" if self.method else self.role
+        head = where + (f" on rank {self.rank}" if self.rank is not None else "")
+        head += f" (started at {self.line})" if self.line else ""
+        text = f"{head}: {self.message}" if head else self.message
+        return text + (f"\n{self.details}" if self.details else "")
+
+
+class RewardFunctionError(CallError):
+    """A reward function raised, hung, or returned something that is not one number per sample."""
+
+
+class NonFiniteLossError(CallError):
+    """The loss or a gradient was NaN or infinite; that optimizer step was refused on every rank."""
+
+
+class WorkerDiedError(CallError):
+    """A worker process ended or hung; its pool was killed and rebuilt."""
+
+
+class LostColumnError(CallError):
+    """A column is gone because the worker that held it died; the message names the call to run again."""
+
+
+class CallCancelledError(CallError):
+    """The call was cancelled at a safe point."""
+
+
+class DependencyError(CallError):
+    """An input of this call failed; ``__cause__`` is that failure."""
+
+
+def _rebuild_call_error(cls: type[CallError], message: str, fields: dict[str, Any]) -> CallError:
+    return cls(message, **fields)

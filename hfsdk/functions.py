@@ -1,0 +1,74 @@
+"""The user's functions on their way to the workers: shipped by value, so that a cell's function needs no module."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A function with its pickled form and source.
+
+    Example: ``Shipped.of(lambda prompts, completions: [0.0] * len(prompts)).load()``.
+    """
+
+    name: str
+    pickled: bytes = field(repr=False)
+    source: str = field(repr=False, default="")
+    """Source text where Python can find it, for trace and history."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any] | Shipped) -> Shipped:
+        """Pickle a function (or callable object) by value, user modules included."""
+        if isinstance(function, Shipped):
+            return function
+        import cloudpickle
+
+        module = _user_module(function)
+        if module is not None:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            pickled = cloudpickle.dumps(function)
+        finally:
+            if module is not None:
+                cloudpickle.unregister_pickle_by_value(module)
+        name = getattr(function, "__name__", type(function).__name__)
+        return cls(name, pickled, _source(function))
+
+    @property
+    def version(self) -> str:
+        """Short hash of the pickled form: changes when the code or what it closes over changes."""
+        return hashlib.sha256(self.pickled).hexdigest()[:8]
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function."""
+        import cloudpickle
+
+        loaded: Callable[..., Any] = cloudpickle.loads(self.pickled)
+        return loaded
+
+
+def _user_module(function: Callable[..., Any]) -> ModuleType | None:
+    """Return the function's module when it is the user's own, which workers may be unable to import."""
+    owner = function if hasattr(function, "__module__") else type(function)
+    name = getattr(owner, "__module__", None) or ""
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    if module is None or path is None or name == "__main__" or name.split(".")[0] == "hfsdk":
+        return None
+    installed = [sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")]
+    return None if any(path.startswith(folder) for folder in installed) else module
+
+
+def _source(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""

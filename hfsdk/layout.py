@@ -1,0 +1,174 @@
+"""How one model is spread over the ranks of a pool: ``Layout`` and the rank <-> coordinate arithmetic.
+
+Rank order is Megatron's default ``tp-dp-pp``: tp varies fastest, then dp, then pp::
+
+    Layout(tp=2, pp=2, dp=2)   rank = pp_rank * (dp * tp) + dp_rank * tp + tp_rank
+        rank       0  1  2  3  4  5  6  7
+        tp_rank    0  1  0  1  0  1  0  1
+        dp_rank    0  0  1  1  0  0  1  1
+        pp_rank    0  0  0  0  1  1  1  1
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from hfsdk.errors import LayoutError
+from hfsdk.spec import ModelSpec
+
+_AXIS = re.compile(r"^(tp|pp|dp)(\d+)$")
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where a rank stands in a layout."""
+
+    tp: int
+    pp: int
+    dp: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Tensor, pipeline and data parallel sizes. Prints and parses as ``"tp2 pp1 dp2"``.
+
+    ``dp=None`` means "fill up": :meth:`fill` sets it from the number of devices.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int | None = None
+
+    def __post_init__(self) -> None:
+        for axis in ("tp", "pp", "dp"):
+            size = getattr(self, axis)
+            if size is not None and (not isinstance(size, int) or size < 1):
+                raise LayoutError(f"{axis} must be a whole number of at least 1; got {axis}={size!r}")
+
+    @classmethod
+    def parse(cls, text: str | Layout) -> Layout:
+        """Parse ``"tp2 pp1 dp2"``; missing axes are 1, a missing dp fills up.
+
+        Raises:
+            LayoutError: a word is not an axis with a number, or an axis stands twice.
+        """
+        if isinstance(text, Layout):
+            return text
+        sizes: dict[str, int] = {}
+        for word in text.split():
+            match = _AXIS.match(word)
+            if not match or match[1] in sizes:
+                raise LayoutError(
+                    f"layout {text!r} does not parse at {word!r}; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'"
+                )
+            sizes[match[1]] = int(match[2])
+        if not sizes:
+            raise LayoutError("an empty layout; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'")
+        return cls(**sizes)
+
+    def fill(self, num_devices: int) -> Layout:
+        """Return the layout with dp set so that it covers ``num_devices`` devices.
+
+        Raises:
+            LayoutError: tp x pp (x dp) does not give ``num_devices``.
+        """
+        model_parallel = self.tp * self.pp
+        if self.dp is None and num_devices % model_parallel == 0:
+            return replace(self, dp=num_devices // model_parallel)
+        if self.dp is None or model_parallel * self.dp != num_devices:
+            raise LayoutError(
+                f"layout '{self}' needs {'a multiple of ' if self.dp is None else ''}"
+                f"{model_parallel * (self.dp or 1)} devices; the pool has {num_devices}. "
+                "Change the layout or the number of devices."
+            )
+        return self
+
+    @property
+    def size(self) -> int:
+        """Number of ranks (dp counted as 1 where it is still open)."""
+        return self.tp * self.pp * (self.dp or 1)
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel size; the layout must be filled."""
+        if self.dp is None:
+            raise LayoutError(f"layout '{self}' has no dp yet; call fill(num_devices) first")
+        return self.dp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return the (tp, pp, dp) position of ``rank`` (see the module's drawing)."""
+        dp = self.num_replicas
+        return Coordinates(tp=rank % self.tp, dp=rank // self.tp % dp, pp=rank // (self.tp * dp))
+
+    def rank(self, *, tp: int = 0, pp: int = 0, dp: int = 0) -> int:
+        """Return the rank at a position; inverse of :meth:`coordinates`."""
+        return pp * (self.num_replicas * self.tp) + dp * self.tp + tp
+
+    def check_model(self, spec: ModelSpec) -> None:
+        """Check that the model's sizes divide by this layout.
+
+        Raises:
+            LayoutError: tp fits neither heads, kv heads nor MLP, or pp does not divide the layers.
+        """
+        tp, kv = self.tp, spec.num_kv_heads
+        if not _tp_fits(spec, tp):
+            kv_words = f"divide, or be a multiple of, the kv heads ({kv})"
+            fitting = [n for n in range(1, spec.num_heads + 1) if _tp_fits(spec, n)]
+            raise LayoutError(
+                f"{spec.name} has {spec.num_heads} attention heads, {kv} kv heads and an MLP of {spec.mlp_hidden_size}; "
+                f"tp must divide the heads and the MLP and {kv_words}: {', '.join(map(str, fitting))}; got tp={tp}."
+            )
+        if spec.num_layers % self.pp:
+            raise LayoutError(f"{spec.name} has {spec.num_layers} layers; pp must divide them; got pp={self.pp}.")
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} pp{self.pp}" + (f" dp{self.dp}" if self.dp is not None else "")
+
+    def mesh(self, rollout_tp: int = 1) -> Mesh:
+        """Return who stands where, with the tp axis permuted for a rollout of ``rollout_tp`` (see :class:`Mesh`)."""
+        return Mesh(layout=self, rollout_tp=rollout_tp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The ranks of a filled layout with their coordinates.
+
+    vLLM's tensor-parallel groups are contiguous ranks. HybridFlow (section 5.3) wants the generation groups strided, so
+    that a rank's training shard lies inside its rollout shard; since vLLM cannot be told, the *training* tp axis is
+    permuted instead whenever ``1 < rollout_tp < tp`` and rollout_tp divides tp::
+
+        tp=4, rollout_tp=2      rank             0    1    2    3
+                                rollout tp rank  0    1    0    1
+                                training tp rank 0    2    1    3     (rollout half 0 holds quarters 0 and 1)
+    """
+
+    layout: Layout
+    rollout_tp: int = 1
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return the position of ``rank``."""
+        at = self.layout.coordinates(rank)
+        ratio, rest = divmod(self.layout.tp, self.rollout_tp)
+        if rest or ratio == 1 or self.rollout_tp == 1:
+            return at
+        return replace(at, tp=at.tp % self.rollout_tp * ratio + at.tp // self.rollout_tp)
+
+    @property
+    def ranks(self) -> range:
+        """All ranks."""
+        return range(self.layout.size)
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """Return the rank groups along ``axis`` ("tp", "pp" or "dp"), each in the order of that axis."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in self.ranks:
+            at = self.coordinates(rank)
+            key = tuple(getattr(at, other) for other in ("tp", "pp", "dp") if other != axis)
+            found.setdefault(key, []).append(rank)
+        return [sorted(group, key=lambda r: getattr(self.coordinates(r), axis)) for group in found.values()]
+
+
+def _tp_fits(spec: ModelSpec, tp: int) -> bool:
+    kv = spec.num_kv_heads
+    return spec.num_heads % tp == 0 and spec.mlp_hidden_size % tp == 0 and (kv % tp == 0 or tp % kv == 0)

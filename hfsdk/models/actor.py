@@ -1,0 +1,265 @@
+"""``ActorModel``: the policy. It generates, gives log-probabilities, and is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from hfsdk.batch import Batch
+from hfsdk.errors import LayoutError, OptionError
+from hfsdk.models.handle import Loss, TrainedHandle, _check_count
+from hfsdk.models.host import Host
+from hfsdk.pending import Value
+from hfsdk.protocol import MICRO_DP
+from hfsdk.resharding import ReshardPlan
+from hfsdk.roles import RoleSpec, RolloutOptions, Sampling
+from hfsdk.spec import ModelSpec
+from hfsdk.table import Ragged
+
+Prompts = Batch | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""A batch with a column ``prompt``, one text, texts, the token ids of one prompt, or those of several."""
+
+GENERATED = ("response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group")
+"""Columns that ``generate`` writes."""
+
+DERIVED = (
+    *GENERATED, "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "costs", "rewards", "advantages", "returns", "kl",
+)  # fmt: skip
+"""Columns that belong to one response: dropped when new responses are generated."""
+
+DEFAULT_CONTEXT_TOKENS = 2048
+"""Longest prompt plus response where ``RolloutOptions.max_model_len`` is 0 and the model allows more."""
+
+MIN_TEMPERATURE = 0.01
+"""Smallest temperature above 0 that the generating engine takes as it is."""
+
+
+def context_tokens(spec: ModelSpec, options: RolloutOptions) -> int:
+    """Return the longest prompt plus response, in tokens.
+
+    Raises:
+        OptionError: more was asked than the model has positions.
+    """
+    if options.max_model_len > spec.max_positions:
+        raise OptionError(
+            f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec}; "
+            f"set it to at most {spec.max_positions}"
+        )
+    return options.max_model_len or min(spec.max_positions, DEFAULT_CONTEXT_TOKENS)
+
+
+class ActorModel(TrainedHandle):
+    """The policy being trained: a trainer (Megatron-core) and a generating engine (vLLM) on the same devices.
+
+    The generating engine's weights are stale after an update; the next :meth:`generate` moves them (``reshard_plan``).
+    """
+
+    kind: ClassVar[str] = "actor"
+
+    def __init__(self, host: Host, role: RoleSpec) -> None:
+        super().__init__(host, role)
+        self._chat: list[dict[str, str]] = []
+
+    # -- generation
+
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        max_new_tokens: int = 64,
+        min_new_tokens: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        n: int = 1,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        seed: int | None = None,
+    ) -> Batch:
+        """Generate responses (HybridFlow, table 4: generate_sequences).
+
+        Args:
+            prompts: a batch with a column ``prompt``, one text, a list of texts, or token ids.
+            max_new_tokens: longest response, in tokens.
+            min_new_tokens: shortest response, in tokens.
+            temperature: logits are divided by it; 0 is greedy. It travels in the batch into every log-prob pass.
+            top_k: keep the k likeliest tokens; 0 keeps all.
+            top_p: keep the likeliest tokens that together have this probability.
+            n: responses per prompt; the batch gets n rows per prompt, one after the other, and ``group`` says whose they are.
+            stop: texts that end a response; they stay in it.
+            stop_token_ids: tokens that end a response, besides the model's own.
+            ignore_eos: go on past the end-of-sequence token.
+            seed: with the prompt's position and the copy's number it seeds each sample; by default the session's.
+
+        Returns:
+            The batch with response (token ids, end token included), rollout_log_probs (one per response token),
+            finish_reason (``"stop"`` or ``"length"``), policy_version, temperature and group. Columns of older
+            responses are dropped.
+
+        Raises:
+            ColumnError: the batch has no prompts, or one is empty.
+            OptionError: an option is out of its range, or a prompt plus ``max_new_tokens`` is longer than the context.
+        """
+        sampling = Sampling(
+            max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop), stop_token_ids=tuple(stop_token_ids), ignore_eos=ignore_eos,
+        )  # fmt: skip
+        self._check_sampling(sampling)
+        _check_count("n", n)
+        batch = self._prompt_batch(prompts)
+        batch.need(["prompt"], f"{self.name}.generate")
+        self._check_prompts(batch, max_new_tokens)
+        batch = batch.drop(*[name for name in DERIVED if name in batch])
+        if "position" not in batch:
+            batch = batch.with_columns(position=np.arange(len(batch), dtype=np.int64))
+        if n > 1:
+            batch = batch.take(np.repeat(np.arange(len(batch)), n))
+        options = {"sampling": sampling, "seed": self._host.seed if seed is None else int(seed), "n": int(n)}
+        inputs = {name: batch.ref(name) for name in ("prompt", "position")}
+        lease = self._submit(
+            "generate", "generation", inputs=inputs, writes=GENERATED, num_rows=len(batch), protocol=MICRO_DP, options=options
+        )
+        return batch.with_refs(lease, GENERATED)
+
+    def chat(
+        self,
+        message: str,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        system: str | None = None,
+        new: bool = False,
+        seed: int | None = None,
+    ) -> str:
+        """Say something to the model in its chat template, wait, and return its answer. The conversation goes on.
+
+        Args:
+            message: the user's turn.
+            max_new_tokens: longest answer, in tokens.
+            temperature: 0 is greedy.
+            top_p: as in :meth:`generate`.
+            system: a system message; it starts a new conversation.
+            new: forget the conversation so far.
+            seed: as in :meth:`generate`.
+
+        Raises:
+            OptionError: the model has no chat template, or the conversation has grown beyond the context.
+        """
+        start = [] if new or system is not None else list(self._chat)
+        if system is not None:
+            start.append({"role": "system", "content": system})
+        turns = [*start, {"role": "user", "content": message}]
+        codec = self._client.need_tokenizer()
+        ids = codec.encode_chat(turns)
+        prompt = Batch.from_columns(self._client, {"prompt": Ragged.of([ids], np.int32), "position": np.array([len(turns)])})
+        batch = self.generate(prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        answer = codec.decode(batch.table("response").ragged("response")[0].tolist(), special=False).strip()
+        self._chat = [*turns, {"role": "assistant", "content": answer}]
+        return answer
+
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        """The turns of :meth:`chat` so far."""
+        return [dict(turn) for turn in self._chat]
+
+    # -- preparation
+
+    def compute_log_probs(self, batch: Batch, *, entropy: bool = False) -> Batch:
+        """Write ``old_log_probs``: the trainer's log-probability of every response token, at the row's temperature.
+
+        These are the ratio's denominator (HybridFlow, table 4: compute_log_prob).
+
+        Args:
+            batch: has prompt and response.
+            entropy: also write ``entropy``, of the distribution each token was drawn from, in nats.
+
+        Raises:
+            ColumnError: the batch lacks a column.
+        """
+        writes = ["old_log_probs"] + ["entropy"] * entropy
+        return self._forward(batch, "compute_log_probs", writes, {"as": "old_log_probs", "entropy": entropy}, ["temperature"])
+
+    def compute_loss(self, batch: Batch, loss: Loss) -> Value:
+        """Return the loss over the whole batch without training (HybridFlow, table 4: compute_loss); ``.value`` waits.
+
+        Arguments and errors as in :meth:`update`.
+        """
+        return Value(self._client, self._learn("compute_loss", batch, loss, {}, phase="preparation"))
+
+    # -- layouts
+
+    @property
+    def reshard_plan(self) -> ReshardPlan:
+        """What moves between the ranks when the generating engine takes the trainer's weights.
+
+        Raises:
+            LayoutError: the actor is not placed yet and its layouts are open.
+        """
+        spec, train, rollout = self._need_model("reshard"), self._role.train, self._role.rollout
+        if train is None or rollout is None or train.dp is None:
+            raise LayoutError(
+                f"{self.name}'s layouts are open until it is placed ({self!r}); call session.place('colocate') first, "
+                "or hf.ReshardPlan.between(spec, train, rollout)"
+            )
+        return ReshardPlan.between(spec, train, rollout, self._role.dtype)
+
+    # -- checks
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest prompt plus response, in tokens."""
+        return context_tokens(self._need_model("generate"), self._role.rollout_options)
+
+    def _check_sampling(self, sampling: Sampling) -> None:
+        vocab = self._need_model("generate").vocab_size
+        if 0 < sampling.temperature < MIN_TEMPERATURE:
+            raise OptionError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}; got {sampling.temperature}")
+        for token in sampling.stop_token_ids:
+            if not 0 <= token < vocab:
+                raise OptionError(f"stop_token_ids must be tokens of {self.spec} (0 to {vocab - 1}); got {token}")
+        if any(not isinstance(text, str) or not text for text in sampling.stop):
+            raise OptionError(f"stop must be texts that are not empty; got {sampling.stop}")
+
+    def _prompt_batch(self, prompts: Prompts) -> Batch:
+        if isinstance(prompts, Batch):
+            return prompts
+        rows: list[object] = [prompts] if isinstance(prompts, str) else list(prompts)
+        if rows and all(isinstance(row, (int, np.integer)) for row in rows):
+            rows = [rows]
+        if not rows:
+            raise OptionError(f"{self.name}.generate got no prompts; give a batch, texts, or token ids")
+        ids = []
+        for i, row in enumerate(rows):
+            if isinstance(row, str):
+                ids.append(self._client.need_tokenizer().encode(row) if row else [])
+            elif isinstance(row, (Sequence, np.ndarray)) and all(isinstance(t, (int, np.integer)) for t in row):
+                ids.append([int(t) for t in row])
+            else:
+                raise OptionError(f"{self.name}.generate: prompt {i} is {type(row).__name__}; give a text or token ids")
+        vocab = self._need_model("generate").vocab_size
+        for i, tokens in enumerate(ids):
+            wrong = [t for t in tokens if not 0 <= t < vocab]
+            if wrong:
+                raise OptionError(f"prompt {i} has token {wrong[0]}; {self.spec} has tokens 0 to {vocab - 1}")
+            if not tokens:
+                raise OptionError(f"{self.name}.generate: prompt {i} is empty; give at least one token")
+        return Batch.from_columns(self._client, {"prompt": Ragged.of(ids, np.int32)})
+
+    def _check_prompts(self, batch: Batch, max_new_tokens: int) -> None:
+        lengths = self._known_lengths(batch, "prompt")
+        if lengths is None:
+            return
+        if lengths.min() < 1:
+            raise OptionError(f"{self.name}.generate: prompt {int(lengths.argmin())} is empty; give at least one token")
+        row = int(lengths.argmax())
+        if lengths[row] + max_new_tokens > self.context_tokens:
+            raise OptionError(
+                f"{self.name}.generate: sample {row} has {lengths[row]} prompt tokens, with max_new_tokens={max_new_tokens} that is "
+                f"{lengths[row] + max_new_tokens}; the context of {self.spec} is {self.context_tokens}. Shorten the prompt "
+                "(session.prompts(..., max_prompt_tokens=...) keeps its end), lower max_new_tokens, or raise "
+                "RolloutOptions(max_model_len=...) where the model has more positions."
+            )

@@ -1,0 +1,319 @@
+"""``ModelHandle``: what all handles share. A handle is a role of the session: a model spread over a pool, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hfsdk.batch import Batch
+from hfsdk.engine.messages import Logs, Look, Submit
+from hfsdk.errors import ColumnError, OptionError
+from hfsdk.functions import Shipped
+from hfsdk.layout import Layout
+from hfsdk.models.host import CallClient, Host
+from hfsdk.models.primitive import Primitive
+from hfsdk.pending import ColumnRef, Lease, Metrics
+from hfsdk.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import ModelSpec
+from hfsdk.table import Array
+
+Loss = Callable[..., Any]
+"""``loss(out, b)`` -> a value per response token (or per sample), or such a value and a dict of metrics; see docs/methods.md."""
+
+
+class OneRowMetrics(Metrics):
+    """The numbers of one half of an update: a single row."""
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The one row; waits."""
+        self.wait()
+        return [dict(self._client.result(self.call_ids[0]))]
+
+
+class ModelHandle:
+    """A role of the session. Made by ``session.actor(...)`` and its like; the same arguments give the same handle again."""
+
+    kind: ClassVar[str] = ""
+
+    def __init__(self, host: Host, role: RoleSpec) -> None:
+        self._host = host
+        self._role = role
+
+    # -- what it is
+
+    @property
+    def name(self) -> str:
+        """The role's name, unique in the session."""
+        return self._role.name
+
+    @property
+    def role(self) -> RoleSpec:
+        """The role as declared, with layouts filled in once it is placed."""
+        return self._role
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """The model's architecture; ``None`` for a function."""
+        return self._role.model
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The layouts by use: ``"train"`` (of training, or of inference for frozen models) and, for an actor, ``"rollout"``."""
+        given = {"train": self._role.train, "rollout": self._role.rollout}
+        return {use: layout for use, layout in given.items() if layout is not None}
+
+    @property
+    def version(self) -> int:
+        """Optimizer updates the weights have seen since they were loaded; 0 for frozen models. Asks the controller."""
+        roles: Mapping[str, tuple[RoleSpec, str, int]] = self._client.send(Look("roles"))
+        return roles[self.name][2] if self.name in roles else 0
+
+    @property
+    def memory(self) -> dict[int, int]:
+        """Bytes this role takes on each rank: weights, gradients, optimizer state, rollout copy. Empty before it is loaded."""
+        found = {}
+        for status in self._client.send(Look("devices")):
+            if self.name in status.roles:
+                found[int(status.rank)] = int(status.roles[self.name])
+        return found
+
+    def __repr__(self) -> str:
+        model = str(self.spec) if self.spec else self._role.function.name if self._role.function else "?"
+        words = [f"{use} '{layout}'" for use, layout in self.layouts.items()]
+        return f"{type(self).__name__}({self.name!r}: {', '.join([model, *words, *([self._role.dtype] if self.spec else [])])})"
+
+    # -- what all can do
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run ``fn(rank, *args)`` on every rank of the role, wait, and return what it returned, by rank.
+
+        ``rank`` is the worker's own object: ``rank.rank``, ``rank.module``, ``rank.memory()``, ...; ``fn`` travels by value.
+        Return small things: they come here.
+
+        Raises:
+            OptionError: the role is a function and has no ranks, or ``fn`` cannot be called.
+            CallError: ``fn`` raised on a rank.
+        """
+        self._need_model("run a function on its ranks")
+        shipped = self._ship(fn, "run")
+        lease = self._submit(
+            "run", "inspection", protocol=ONE_TO_ALL, options={"function": shipped, "args": args}, shipped=shipped, result="all"
+        )
+        return list(self._result(lease))
+
+    def call(self, primitive: Primitive, batch: Batch, **options: Any) -> Batch:
+        """Run the user's own primitive (see :func:`hfsdk.primitive`) SPMD on the role's ranks and add what it writes.
+
+        Args:
+            primitive: made by ``@hf.primitive(reads=..., writes=..., protocol=...)``.
+            batch: has the columns it reads.
+            options: handed to the primitive's function as keyword arguments.
+
+        Raises:
+            ColumnError: the batch lacks a column that the primitive reads.
+            OptionError: it is not a primitive, or the role has no ranks.
+            CallError: at the first look: the function raised, or did not return the columns it said.
+        """
+        if not isinstance(primitive, Primitive):
+            raise OptionError(
+                f"{self.name}.call takes a primitive; got {type(primitive).__name__}. "
+                "Decorate the function with @hf.primitive(reads=[...], writes=[...], protocol=hf.protocols.THREE_D)."
+            )
+        self._need_model(f"run the primitive {primitive.name!r}")
+        inputs = batch.need(primitive.reads, f"{self.name}.{primitive.name}")
+        shipped = primitive.ship(options)
+        lease = self._submit(
+            "call", "preparation", inputs=inputs, writes=primitive.writes, num_rows=len(batch), protocol=primitive.protocol,
+            options={"function": shipped}, shipped=shipped, result="all",
+        )  # fmt: skip
+        return batch.with_refs(lease, primitive.writes)
+
+    def logs(self, rank: int = 0) -> str:
+        """Return what the worker of ``rank`` has printed."""
+        return str(self._client.send(Logs(self.name, rank)))
+
+    def release(self) -> None:
+        """Free the role's memory and forget it; the handle cannot be used afterwards."""
+        self._host.release(self)
+
+    # -- for the handles
+
+    @property
+    def _client(self) -> CallClient:
+        return self._host.client
+
+    def _submit(
+        self,
+        method: str,
+        phase: str,
+        *,
+        inputs: Mapping[str, ColumnRef] | None = None,
+        writes: Sequence[str] = (),
+        num_rows: int = 0,
+        protocol: TransferProtocol | None = THREE_D,
+        options: Mapping[str, Any] | None = None,
+        shipped: Shipped | None = None,
+        timeout_s: float | None = None,
+        result: str = "first",
+    ) -> Lease:
+        self._host.ready(self)
+        function = f"{shipped.name}@{shipped.version}" if shipped else ""
+        message = Submit(
+            self.name, method, phase, dict(inputs or {}), tuple(writes), num_rows, protocol, dict(options or {}),
+            function=function, timeout_s=timeout_s, result=result,
+        )  # fmt: skip
+        return self._client.submit(message)
+
+    def _result(self, lease: Lease) -> Any:
+        self._client.wait([lease.call_id], None)
+        return self._client.result(lease.call_id)
+
+    def _need_model(self, what: str) -> ModelSpec:
+        if self.spec is None:
+            raise OptionError(f"{self.name} is a function, not a model; it cannot {what}")
+        return self.spec
+
+    def _ship(self, fn: Callable[..., Any], what: str) -> Shipped:
+        if not callable(fn):
+            raise OptionError(f"{self.name}.{what} takes a function; got {fn!r}")
+        return Shipped.of(fn)
+
+    def _known_lengths(self, batch: Batch, name: str) -> Array | None:
+        """Return the lengths of a ragged column, or ``None`` while they are not known. Does not wait."""
+        if name not in batch:
+            return None
+        ref = batch.ref(name)
+        info = self._client.info(ref)
+        if info is None or info.lengths is None:
+            return None
+        return info.lengths if ref.rows is None else info.lengths[ref.rows]
+
+    def _check_sequences(self, batch: Batch, what: str) -> None:
+        """Refuse samples longer than the model's positions, where their lengths are known."""
+        spec = self._need_model(what)
+        prompt, response = self._known_lengths(batch, "prompt"), self._known_lengths(batch, "response")
+        if prompt is None or response is None:
+            return
+        longest = int(np.argmax(prompt + response))
+        if prompt[longest] + response[longest] > spec.max_positions:
+            raise OptionError(
+                f"{self.name}.{what}: sample {longest} has {prompt[longest]} prompt + {response[longest]} response tokens; "
+                f"{spec} has {spec.max_positions} positions. Shorten it."
+            )
+
+    def _forward(self, batch: Batch, method: str, writes: Sequence[str], options: Mapping[str, Any], also: Sequence[str] = ()) -> Batch:
+        """Start one forward pass over prompt + response that writes columns."""
+        inputs = batch.need(["prompt", "response"], f"{self.name}.{method}")
+        inputs |= {name: batch.ref(name) for name in also if name in batch}
+        self._check_sequences(batch, method)
+        lease = self._submit(method, "preparation", inputs=inputs, writes=writes, num_rows=len(batch), options=options)
+        return batch.with_refs(lease, writes)
+
+
+class TrainedHandle(ModelHandle):
+    """What actor and critic share: updates, gradients, checkpoints."""
+
+    def update(self, batch: Batch, loss: Loss, *, epochs: int = 1, mini_batches: int = 1, seed: int | None = None) -> Metrics:
+        """Train on the batch: ``epochs`` passes, each reshuffled and cut into ``mini_batches`` optimizer steps.
+
+        ``loss(out, b)`` sees whole sequences, flat over response tokens; it returns one number per token (or per sample), or
+        that and a dict of metrics. The engine masks, and divides by the counts of the whole mini-batch, so that any layout
+        and any micro-batch size gives the same gradient. (HybridFlow, table 4: update_actor, update_critic.)
+
+        Args:
+            batch: has prompt, response and what the loss reads.
+            loss: e.g. ``ppo.PolicyLoss(clip=0.2)``, or a function of a cell; it travels by value.
+            epochs: passes over the batch, at least 1.
+            mini_batches: optimizer steps per pass, at most one per sample.
+            seed: of the shuffle; by default from the session's seed and the number of updates so far.
+
+        Returns:
+            Metrics with one row per mini-batch: loss, grad_norm, lr and the loss's own.
+
+        Raises:
+            ColumnError: the batch lacks a column.
+            OptionError: an option is out of its range.
+            NonFiniteLossError: at the first look: a loss or gradient was not finite; that optimizer step was refused.
+        """
+        _check_count("epochs", epochs)
+        _check_count("mini_batches", mini_batches, len(batch), "the batch's samples")
+        if seed is None:
+            seed = stable_seed(self._host.seed, self.name, self._host.next_count(f"{self.name}.updates"))
+        options = {"epochs": epochs, "mini_batches": mini_batches, "seed": seed, "micro_batch_tokens": 0}
+        return Metrics(self._client, self._learn("update", batch, loss, options))
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> OneRowMetrics:
+        """Add the gradient of ``loss`` over the whole batch; nothing changes until :meth:`step`. Arguments as in :meth:`update`.
+
+        Called several times before one step, gradients add up.
+        """
+        return OneRowMetrics(self._client, self._learn("forward_backward", batch, loss, {}))
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the gathered gradient over all shards, before clipping; waits."""
+        return float(self._result(self._submit("grad_norm", "learning", protocol=ONE_TO_ALL)))
+
+    def step(self) -> OneRowMetrics:
+        """Clip, take one optimizer step with the gathered gradient, and clear it. Returns grad_norm and lr."""
+        return OneRowMetrics(self._client, self._submit("step", "learning", protocol=ONE_TO_ALL))
+
+    def _learn(self, method: str, batch: Batch, loss: Loss, options: Mapping[str, Any], phase: str = "learning") -> Lease:
+        what = f"{self.name}.{method}"
+        if isinstance(loss, type) or not callable(loss):
+            name = loss.__name__ if isinstance(loss, type) else repr(loss)
+            raise OptionError(f"{what} takes a loss, a function of (out, b); got {name}. Write e.g. ppo.PolicyLoss(clip=0.2).")
+        reads: Sequence[str] = getattr(loss, "reads", ())
+        batch.need(["prompt", "response", *reads], what)
+        self._check_sequences(batch, method)
+        self._check_aligned(batch, reads, what)
+        inputs = {name: batch.ref(name) for name in batch}
+        shipped = self._ship(loss, method)
+        return self._submit(
+            method, phase, inputs=inputs, num_rows=len(batch), options={"loss": shipped, **options}, shipped=shipped
+        )
+
+    def _check_aligned(self, batch: Batch, names: Sequence[str], what: str) -> None:
+        """Refuse per-token columns that are not as long as the responses, where both are known."""
+        response = self._known_lengths(batch, "response")
+        for name in names:
+            lengths = self._known_lengths(batch, name)
+            if response is None or lengths is None or np.array_equal(lengths, response):
+                continue
+            row = int(np.flatnonzero(lengths != response)[0])
+            raise ColumnError(
+                f"{what}: column {name!r} has {lengths[row]} values for sample {row}, whose response has {response[row]} tokens; "
+                "give one value per response token"
+            )
+
+    def save_pretrained(self, folder: str) -> str:
+        """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder."""
+        from hfsdk.models.export import copy_tokenizer, fresh_folder
+
+        target = fresh_folder(folder)
+        self._result(self._submit("save_pretrained", "checkpoint", protocol=ONE_TO_ALL, options={"folder": str(target)}))
+        copy_tokenizer(self._role.folder, target)
+        return str(target)
+
+    def _replace_role(self, **changes: Any) -> None:
+        self._role = replace(self._role, **changes)
+
+
+def stable_seed(*parts: object) -> int:
+    """Return a seed in [0, 2^31) that depends on the parts alone, not on Python's hash seed."""
+    import hashlib
+
+    digest = hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % 2**31
+
+
+def _check_count(name: str, value: int, most: int | None = None, of_what: str = "") -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise OptionError(f"{name} must be a whole number of at least 1; got {name}={value!r}")
+    if most is not None and value > most:
+        raise OptionError(f"{name} must be at most {most}, {of_what}; got {name}={value}")

@@ -1,0 +1,71 @@
+"""The user's own primitives: functions that run SPMD on a role's ranks, beside the built-in methods (HybridFlow, section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hfsdk.errors import OptionError
+from hfsdk.functions import Shipped
+from hfsdk.protocol import THREE_D, TransferProtocol
+from hfsdk.table import Table
+
+RankFunction = Callable[..., Mapping[str, Any]]
+"""``fn(model, rows, **options)`` -> the columns it writes, one entry per row it got."""
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A function with what it reads and writes and how rows are spread. Made by :func:`primitive`; run by ``handle.call``."""
+
+    name: str
+    function: RankFunction
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    protocol: TransferProtocol = THREE_D
+
+    def __call__(self, model: Any, rows: Table, **options: Any) -> Mapping[str, Any]:
+        """Run it here, on local rows, as in a test."""
+        return self.function(model, rows, **options)
+
+    def ship(self, options: Mapping[str, Any]) -> Shipped:
+        """Return the function, its options bound, ready to travel."""
+        bound = partial(self.function, **options) if options else self.function
+        return replace(Shipped.of(bound), name=self.name, source=Shipped.of(self.function).source)
+
+    def __repr__(self) -> str:
+        return f"Primitive({self.name}: reads {', '.join(self.reads)}; writes {', '.join(self.writes)}; {self.protocol})"
+
+
+def primitive(
+    *, reads: Sequence[str], writes: Sequence[str], protocol: TransferProtocol = THREE_D
+) -> Callable[[RankFunction], Primitive]:
+    """Turn ``fn(model, rows)`` into a primitive that runs SPMD on every rank of a role.
+
+    On each rank ``model`` is the worker's model and ``rows`` a :class:`hfsdk.table.Table` with the columns ``reads`` of the rows
+    that the protocol gives this rank; the function returns a dict with the columns ``writes``, one entry per row. With the
+    default protocol all tp and pp ranks of a dp rank get the same rows and must make the same collective calls.
+
+    Example::
+
+        @hf.primitive(reads=["prompt", "response"], writes=["margins"])
+        def margins(model, rows): ...
+        batch = actor.call(margins, batch)
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+    for label, names in (("reads", reads), ("writes", writes)):
+        if isinstance(names, str) or not all(isinstance(n, str) for n in names):
+            raise OptionError(f"{label} must be a list of column names, e.g. {label}=['response']; got {names!r}")
+    if not isinstance(protocol, TransferProtocol):
+        raise OptionError(f"protocol must be one of hf.protocols, e.g. hf.protocols.THREE_D; got {protocol!r}")
+
+    def decorate(function: RankFunction) -> Primitive:
+        if not callable(function):
+            raise OptionError("@hf.primitive(...) decorates a function of (model, rows)")
+        return Primitive(getattr(function, "__name__", "primitive"), function, tuple(reads), tuple(writes), protocol)
+
+    return decorate

@@ -1,0 +1,28 @@
+"""``ReferenceModel``: the frozen policy that the KL is measured against."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hfsdk.batch import Batch
+from hfsdk.models.handle import ModelHandle
+
+
+class ReferenceModel(ModelHandle):
+    """A frozen model, usually the actor's initial weights."""
+
+    kind: ClassVar[str] = "reference"
+
+    def compute_log_probs(self, batch: Batch) -> Batch:
+        """Write ``ref_log_probs``: this model's log-probability of every response token, at the row's temperature.
+
+        (HybridFlow, table 4: compute_ref_log_prob.)
+
+        Args:
+            batch: has prompt and response.
+
+        Raises:
+            ColumnError: the batch lacks a column.
+        """
+        options = {"as": "ref_log_probs", "entropy": False}
+        return self._forward(batch, "compute_log_probs", ["ref_log_probs"], options, ["temperature"])

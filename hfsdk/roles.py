@@ -1,0 +1,149 @@
+"""What a role is asked to be: ``AdamW``, ``Sampling`` and ``RoleSpec``, the pure descriptions the engines build from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from hfsdk.errors import OptionError
+from hfsdk.functions import Shipped
+from hfsdk.layout import Layout
+from hfsdk.spec import DTYPE_BYTES, ModelSpec
+
+
+def _check(condition: bool, name: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise OptionError(f"{name} must be {wanted}; got {name}={value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW with a learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    lr: float = 1e-5
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    """Added outside the square root, as PyTorch does."""
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm, over all shards; 0 turns clipping off."""
+    schedule: str = "constant"
+    """``"constant"``, ``"linear"`` or ``"cosine"``: how lr falls from its peak to ``min_lr`` after the warm-up."""
+    warmup_steps: int = 0
+    """Optimizer steps over which lr rises linearly from 0."""
+    total_steps: int = 0
+    """Optimizer steps after which ``min_lr`` is reached; needed by linear and cosine."""
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.lr >= 0 and math.isfinite(self.lr), "lr", self.lr, "a finite number of at least 0")
+        _check(self.eps > 0, "eps", self.eps, "above 0")
+        _check(all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers in [0, 1)")
+        _check(self.max_grad_norm >= 0, "max_grad_norm", self.max_grad_norm, "at least 0 (0 = no clipping)")
+        _check(
+            self.schedule in ("constant", "linear", "cosine"), "schedule", self.schedule, "constant, linear or cosine"
+        )
+        _check(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "at least 0")
+        needs_end = self.schedule == "constant" or self.total_steps > self.warmup_steps
+        _check(needs_end, "total_steps", self.total_steps, f"above warmup_steps for schedule {self.schedule!r}")
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of optimizer step number ``step`` (the first is 0)."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.lr
+        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        share = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+        return self.min_lr + (self.lr - self.min_lr) * share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How responses are drawn."""
+
+    max_new_tokens: int = 64
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Strings that end a response (kept in it)."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        in_range = 0 <= self.min_new_tokens <= self.max_new_tokens
+        _check(in_range, "min_new_tokens", self.min_new_tokens, f"between 0 and max_new_tokens ({self.max_new_tokens})")
+        _check(self.temperature >= 0 and math.isfinite(self.temperature), "temperature", self.temperature, "at least 0")
+        _check(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 = all)")
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+
+    @property
+    def renormalised(self) -> bool:
+        """Whether the sampler's log-probs are over a subset of the vocabulary (old_log_probs must be recomputed)."""
+        return self.top_k > 0 or self.top_p < 1 or self.temperature == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """How the generating engine is sized."""
+
+    max_model_len: int = 0
+    """Longest prompt plus response, in tokens; 0 takes the smaller of the model's own limit and 2048."""
+    max_num_seqs: int = 64
+    """Sequences decoded at once on one replica."""
+    max_num_batched_tokens: int = 4096
+    kv_cache_bytes: int = 0
+    """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences, at most 256 MB on CPU."""
+    cpu_weights: str = "packed"
+    """``"packed"``: rebuild the fast packed kernels after every update; ``"shared"``: plain weights, written in place."""
+
+    def __post_init__(self) -> None:
+        _check(self.cpu_weights in ("packed", "shared"), "cpu_weights", self.cpu_weights, "'packed' or 'shared'")
+        _check(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleSpec:
+    """One role as declared: which model, which layouts, trained how."""
+
+    name: str
+    """Unique in the session: ``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or the user's own."""
+    kind: str
+    """``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or ``"cost"``."""
+    folder: str = ""
+    """Folder with config.json and safetensors; empty for a reward function or in simulation."""
+    model: ModelSpec | None = None
+    head: str = "lm"
+    """``"lm"``: next-token logits; ``"scalar"``: one number per token (critic, reward model)."""
+    train: Layout | None = None
+    """Layout of training or, for frozen models, of inference."""
+    rollout: Layout | None = None
+    dtype: str = "fp32"
+    """Compute dtype; with bf16 the optimizer keeps fp32 masters."""
+    optimizer: AdamW | None = None
+    """``None`` for frozen models."""
+    rollout_options: RolloutOptions = field(default_factory=RolloutOptions)
+    micro_batch_tokens: int = 4096
+    """Most tokens (padding included) of one micro-batch on one rank."""
+    seed: int = 0
+    restore: str = ""
+    """Folder of a checkpoint to load after the initial weights (set when a pool is rebuilt)."""
+    function: Shipped | None = None
+    """A reward function in TRL's form, instead of a model."""
+    timeout_s: float = 60.0
+    """Most seconds one call of ``function`` may take."""
+
+    def __post_init__(self) -> None:
+        _check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {sorted(DTYPE_BYTES)}")
+        _check(self.micro_batch_tokens >= 1, "micro_batch_tokens", self.micro_batch_tokens, "at least 1")
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the role has an optimizer."""
+        return self.optimizer is not None

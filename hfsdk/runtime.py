@@ -1,0 +1,204 @@
+"""The seam: what a runtime must do, and the plain data that crosses it.
+
+There are two runtimes, Ray (real work) and simulated (virtual clock, shapes only). The controller plans a call into one
+:class:`Order` per rank and hands the :class:`Work` over; the runtime carries it out and returns an :class:`Outcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hfsdk.dataflow import Call
+from hfsdk.pending import ColumnInfo
+from hfsdk.placement import Pool
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import ClusterSpec
+from hfsdk.table import Array, Table
+from hfsdk.trace import Span
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One object that holds some rows of everything a call wrote."""
+
+    rows: Array
+    """Row numbers in the call's batch; shape [rows of this part]."""
+    handle: Any
+    """The runtime's own reference to the object."""
+    num_bytes: int
+    rank: int | None = None
+    """Rank that wrote it, ``None`` for the user's process and CPU tasks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What one call wrote: its parts, and what is known of its columns without looking."""
+
+    name: str
+    num_rows: int
+    parts: tuple[Part, ...]
+    columns: Mapping[str, ColumnInfo]
+
+    def locate(self, rows: Array) -> tuple[Array, Array]:
+        """Return (number of the part, row inside the part) for each of ``rows``."""
+        part_of = np.full(self.num_rows, -1, dtype=np.int64)
+        local = np.zeros(self.num_rows, dtype=np.int64)
+        for number, part in enumerate(self.parts):
+            part_of[part.rows] = number
+            local[part.rows] = np.arange(len(part.rows))
+        return part_of[rows], local[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Pick:
+    """Some rows and columns of one stored call, as one rank reads them."""
+
+    handles: tuple[Any, ...]
+    local_rows: tuple[Array, ...]
+    """For every handle the rows to take from it."""
+    order: Array | None
+    """Where each taken row goes; ``None`` when they already stand in order."""
+    columns: Mapping[str, str]
+    """Name here -> name as stored."""
+    source: str = ""
+    """The call that wrote it, for messages."""
+
+    @classmethod
+    def of(cls, stored: Stored, rows: Array, columns: Mapping[str, str]) -> Pick:
+        """Find the parts that hold ``rows`` (numbers in the stored call's batch)."""
+        part_of, local = stored.locate(rows)
+        used = [int(p) for p in np.unique(part_of)]
+        positions = [np.flatnonzero(part_of == p) for p in used]
+        taken = np.concatenate(positions) if positions else np.zeros(0, dtype=np.int64)
+        order = None if np.array_equal(taken, np.arange(len(taken))) else np.argsort(taken, kind="stable")
+        return cls(
+            tuple(stored.parts[p].handle for p in used),
+            tuple(local[at] for at in positions),
+            order,
+            dict(columns),
+            stored.name,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """One rank's share of a call."""
+
+    rows: Array
+    """Numbers of this rank's rows in the call's batch."""
+    picks: tuple[Pick, ...]
+    options: Mapping[str, Any]
+    keep: bool
+    """Whether this rank's columns are gathered (the others compute the same)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A call, planned: one order per rank of the role's pool, or one order for a CPU task."""
+
+    call: Call
+    pool: Pool | None
+    orders: tuple[Order, ...]
+    timeout_s: float | None = None
+    """Most seconds the user's function may take (CPU tasks)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a call gave: its columns by reference and every rank's small result."""
+
+    stored: Stored | None
+    results: tuple[Any, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the running call is, summed over the ranks that report it."""
+
+    call_id: int
+    done: float
+    total: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """A worker as it is now."""
+
+    device: int
+    rank: int
+    pool: str
+    pid: int | None
+    used_bytes: int | None
+    """Memory in use: proportional set size on CPU, allocated bytes on an accelerator."""
+    roles: Mapping[str, int] = field(default_factory=dict)
+    """Role -> measured bytes of its weights, gradients, optimizer state and rollout copy."""
+
+
+class Runtime(Protocol):
+    """Carries calls out. Methods block unless they say otherwise; the controller calls them from its lanes."""
+
+    kind: str
+    """``"ray"`` or ``"simulated"``."""
+    cluster: ClusterSpec
+
+    def open_pool(self, pool: Pool) -> None:
+        """Start the pool's workers and join them into one world."""
+        ...
+
+    def close_pool(self, name: str) -> None:
+        """End the pool's workers."""
+        ...
+
+    def load(self, role: RoleSpec, pool: Pool) -> None:
+        """Build a role on every rank of its pool."""
+        ...
+
+    def release(self, role: str, pool: Pool) -> None:
+        """Free a role on its pool."""
+        ...
+
+    def call(self, work: Work) -> Outcome:
+        """Run a call on a pool; raise the CallError it ends with."""
+        ...
+
+    def task(self, work: Work) -> Outcome:
+        """Run a function over columns in a CPU task."""
+        ...
+
+    def put(self, table: Table) -> Part:
+        """Store a local table."""
+        ...
+
+    def fetch(self, picks: Sequence[Pick]) -> Table:
+        """Bring columns here."""
+        ...
+
+    def cancel(self, call_id: int, pool: Pool | None) -> None:
+        """Ask the ranks that run this call to stop at their next safe point; returns at once."""
+        ...
+
+    def progress(self, pool: Pool) -> tuple[Progress | None, tuple[Span, ...]]:
+        """Return the running call's progress and the worker spans running now."""
+        ...
+
+    def devices(self, pool: Pool) -> tuple[DeviceStatus, ...]:
+        """Return the pool's workers as they are now."""
+        ...
+
+    def logs(self, pool: Pool, rank: int) -> str:
+        """Return what a worker printed."""
+        ...
+
+    def controller_bytes(self) -> int:
+        """Return the column bytes that passed through the controller between calls (should be 0)."""
+        ...
+
+    def close(self) -> None:
+        """End every process and free every segment."""
+        ...

@@ -1,0 +1,258 @@
+"""``ControllerClient``: the user's side of the controller. Everything a handle or a batch asks goes through here.
+
+Waiting happens on the calling thread, in slices, so that an interrupt of the kernel is heard at once:
+
+==================  ==================================================================================================
+first interrupt     cancels the awaited calls and what depends on them, waits until they have stopped, then raises
+second interrupt    detaches: raises at once, the work goes on
+==================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from hfsdk.engine import messages as m
+from hfsdk.errors import OptionError, SessionClosedError
+from hfsdk.functions import Shipped
+from hfsdk.pending import ColumnInfo, ColumnRef, Lease
+from hfsdk.session.events import EventRelay
+from hfsdk.session.lines import user_line
+from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer
+from hfsdk.table import Table
+
+SLICE_S = 0.1
+"""Longest stretch of waiting without looking for an interrupt."""
+
+SETTLE_S = 0.02
+"""How often cancelled calls are asked whether they have stopped."""
+
+ACTIVE = ("pending", "running")
+
+
+class Sender(Protocol):
+    """What the client needs of a controller."""
+
+    def send(self, message: m.Message) -> Any:
+        """Handle one message and return its reply."""
+        ...
+
+    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Call ``listener(event)`` for every event; return a function that unsubscribes."""
+        ...
+
+
+class ControllerClient:
+    """Implements :class:`hfsdk.pending.Client` by messages to a controller.
+
+    Attributes:
+        wait_each: whether every call waits before it returns (``Session(wait=True)``).
+        closed: whether the session is closed.
+        tokenizer: of the actor's model; ``None`` until a role with a tokenizer is declared.
+    """
+
+    def __init__(self, controller: Sender, *, wait_each: bool = False) -> None:
+        self._controller = controller
+        self._released: deque[int] = deque()
+        self._recent: deque[int] = deque(maxlen=4096)
+        self._relays: list[EventRelay] = []
+        self.wait_each = wait_each
+        self.closed = False
+        self.tokenizer: Tokenizer | None = None
+
+    # -- sending
+
+    def send(self, message: m.Message) -> Any:
+        """Send one message, after the releases that have gathered.
+
+        Raises:
+            SessionClosedError: the session is closed.
+            HfsdkError: what the controller answers with.
+        """
+        if self.closed:
+            raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
+        self._flush()
+        return self._controller.send(message)
+
+    def release(self, call_id: int) -> None:
+        """Note that nobody refers to a call's columns any more; sent with the next message.
+
+        Finalizers call this at any moment on any thread, perhaps inside ``send``: it must take no lock.
+        """
+        self._released.append(call_id)
+
+    def _flush(self) -> None:
+        gone: list[int] = []
+        while self._released:
+            gone.append(self._released.popleft())
+        if gone:
+            self._controller.send(m.Release(tuple(gone)))
+
+    def submit(self, message: m.Submit) -> Lease:
+        """Start a call, marked with the user's line; wait for it in a waiting session."""
+        message = replace(message, line=message.line or user_line())
+        with _uninterrupted():
+            call_id = self.send(message)
+            lease = Lease(call_id, self.release)
+            self._recent.append(call_id)
+        for relay in list(self._relays):
+            relay.announce(_started(call_id, message))
+        if self.wait_each:
+            self.wait([call_id], None)
+        return lease
+
+    def open_calls(self) -> list[int]:
+        """Return the calls of this process that are not over."""
+        return [call_id for call_id in list(self._recent) if self.state(call_id) in ACTIVE]
+
+    # -- hfsdk.pending.Client
+
+    def state(self, call_id: int) -> str:
+        """Return pending, running, done, failed, cancelled or lost; ``lost`` once the session is closed."""
+        return "lost" if self.closed else str(self.send(m.Ask(call_id, "state")))
+
+    def wait(self, call_ids: Sequence[int], timeout: float | None) -> None:
+        """Wait until all are done; see the module's text for interrupts.
+
+        Raises:
+            TimeoutError: they are not done after ``timeout`` seconds; they go on.
+            CallError: the failure of one of them.
+        """
+        ids = tuple(call_ids)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self.send(m.Wait(ids, _slice(deadline))):
+                if deadline is not None and time.monotonic() >= deadline:
+                    names = ", ".join(self.writer(c) for c in ids if self.state(c) in ACTIVE)
+                    raise TimeoutError(f"{names or 'the calls'} not done after {timeout:g} s; still running. Wait again, or cancel.")
+        except KeyboardInterrupt:
+            self.cancel(ids)
+            self.settle(ids)
+            raise
+
+    def settle(self, call_ids: Sequence[int]) -> None:
+        """Wait until calls are over, however they end."""
+        while any(self.state(call_id) in ACTIVE for call_id in call_ids):
+            time.sleep(SETTLE_S)
+
+    def cancel(self, call_ids: Sequence[int]) -> None:
+        """Ask to stop calls at their next safe point, and what depends on them."""
+        if call_ids:
+            with _uninterrupted():
+                self.send(m.Cancel(tuple(call_ids)))
+
+    def result(self, call_id: int) -> Any:
+        """Return a done call's small result."""
+        return self.send(m.Ask(call_id, "result"))
+
+    def info(self, ref: ColumnRef) -> ColumnInfo | None:
+        """Return what is known of a column, ``None`` while it is pending."""
+        info: ColumnInfo | None = None if self.closed else self.send(m.AskColumn(ref))
+        return info
+
+    def writer(self, call_id: int) -> str:
+        """Return the call's name, e.g. ``actor.generate``."""
+        return "a closed session" if self.closed else str(self.send(m.Ask(call_id, "writer")))
+
+    def fetch(self, columns: Mapping[str, ColumnRef]) -> Table:
+        """Wait for columns and bring their values here."""
+        self.wait(list(dict.fromkeys(ref.call_id for ref in columns.values())), None)
+        table: Table = self.send(m.Fetch(columns))
+        return table
+
+    def put(self, table: Table) -> Lease:
+        """Store local columns in the cluster."""
+        return Lease(self.send(m.Put(table)), self.release)
+
+    def task(
+        self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int
+    ) -> Lease:
+        """Run a function over columns in a CPU task."""
+        message = m.Submit(
+            "session", method, "preparation", inputs, tuple(writes), num_rows,
+            options={"function": function}, function=f"{function.name}@{function.version}",
+        )  # fmt: skip
+        return self.submit(message)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn token ids into text as a reward function sees it: without special tokens."""
+        return self.need_tokenizer().decode(token_ids, special=False)
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Turn token ids into one text per token."""
+        return self.need_tokenizer().pieces(token_ids)
+
+    # -- the rest
+
+    def use_tokenizer(self, tokenizer: Tokenizer | str | Path) -> None:
+        """Set the tokenizer, or the model folder it is loaded from at first use."""
+        self.tokenizer = FolderTokenizer(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer.
+
+        Raises:
+            OptionError: no role with a tokenizer is declared yet.
+        """
+        if self.tokenizer is None:
+            raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")
+        return self.tokenizer
+
+    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Call ``listener(event)`` for every start (on the calling thread), progress and end of a call (on others)."""
+        relay = EventRelay(listener)
+        self._relays.append(relay)
+        unsubscribe = self._controller.subscribe(relay.on_event)
+
+        def stop() -> None:
+            unsubscribe()
+            if relay in self._relays:
+                self._relays.remove(relay)
+
+        return stop
+
+    def close(self) -> None:
+        """End everything; later messages are refused."""
+        if not self.closed:
+            self.closed = True
+            self._controller.send(m.Close())
+
+
+def _started(call_id: int, message: m.Submit) -> dict[str, Any]:
+    return {
+        "type": "call_started", "call_id": call_id, "call": f"{message.role}.{message.method}", "line": message.line,
+        "phase": message.phase, "step": None, "done": None, "total": None, "unit": "", "seconds": None, "error": None,
+    }  # fmt: skip
+
+
+def _slice(deadline: float | None) -> float:
+    return SLICE_S if deadline is None else max(0.0, min(SLICE_S, deadline - time.monotonic()))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back an interrupt for the moment in which a call is handed over, so that none is lost or half submitted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if caught:
+        previous(*caught[-1])

@@ -1,0 +1,146 @@
+"""From what a user declares to a checked ``RoleSpec``: models found, layouts parsed and checked. Pure but for reading configs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
+from hfsdk.functions import Shipped
+from hfsdk.layout import Layout
+from hfsdk.models.actor import context_tokens
+from hfsdk.models.handle import ModelHandle
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec
+
+ModelSource = str | Path | ModelSpec | ModelHandle
+"""A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""
+
+RUN_EVERYWHERE = (32, 64, 128)
+"""Head sizes that every build of the generating engine has kernels for; only others are looked up there."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What roles are declared on."""
+
+    cluster: ClusterSpec
+    simulated: bool
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether real work runs on processors."""
+        return not self.simulated and self.cluster.devices[0].name == "cpu"
+
+
+def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
+    """Return (folder, architecture) of a model; the folder is empty for a preset in simulation.
+
+    Raises:
+        ModelNotFoundError: nothing of that name, or a folder without weights.
+        UnsupportedModelError: the engines do not run its architecture.
+    """
+    if isinstance(model, ModelHandle):
+        if model.spec is None:
+            raise ModelNotFoundError(f"{model.name} is a function and has no weights; give a model")
+        return model.role.folder, model.spec
+    if isinstance(model, ModelSpec):
+        if not ground.simulated:
+            raise ModelNotFoundError(f"the spec {model} has no weights to load; give a folder or a name, or use Session.simulated")
+        return "", model
+    if not isinstance(model, (str, Path)):
+        raise ModelNotFoundError(f"a model is a name, a folder or a hub id; got {type(model).__name__}")
+    name = str(model)
+    if ground.simulated:
+        if name in PRESETS:
+            return "", ModelSpec.preset(name)
+        if (Path(name).expanduser() / "config.json").is_file():
+            folder = Path(name).expanduser().resolve()
+            return str(folder), ModelSpec.from_folder(folder)
+    from hfsdk.assets import MODELS, model_folder
+
+    if ground.simulated and name.lower() not in MODELS and "/" not in name:
+        raise ModelNotFoundError(
+            f"asked for the model {name!r}; a simulated session takes presets ({', '.join(PRESETS)}), {', '.join(MODELS)}, "
+            "a folder with config.json, a hub id, or a ModelSpec"
+        )
+    folder = model_folder(name)
+    spec = ModelSpec.from_folder(folder)
+    return str(folder), replace(spec, name=name.rstrip("/").split("/")[-1])
+
+
+def parse_layout(text: str | Layout, spec: ModelSpec, num_devices: int, what: str) -> Layout:
+    """Return a layout, its dp perhaps open; ``"auto"`` is data parallel.
+
+    Raises:
+        LayoutError: it does not parse, or fits neither the model nor the session's devices.
+    """
+    layout = Layout() if text == "auto" else Layout.parse(text)
+    layout.check_model(spec)
+    if layout.size > num_devices:
+        raise LayoutError(
+            f"{what} layout '{layout}' needs {layout.size} devices; the session has {num_devices}. "
+            "Use a smaller layout, or a session with more devices."
+        )
+    return layout
+
+
+def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout: str | Layout | None, ground: Ground) -> RoleSpec:
+    """Complete and check a role that is a model.
+
+    Raises:
+        ModelNotFoundError: no such model.
+        UnsupportedModelError: an architecture or head size that the engines do not run.
+        LayoutError: a layout that does not fit.
+        OptionError: an option out of its range.
+    """
+    folder, spec = find_model(model, ground)
+    num_devices = ground.cluster.num_devices
+    role = replace(role, folder=folder, model=spec, train=parse_layout(train, spec, num_devices, f"{role.name}'s"))
+    if rollout is None:
+        return role
+    layout = parse_layout(rollout, spec, num_devices, f"{role.name}'s rollout")
+    if layout.pp != 1:
+        raise LayoutError(f"{role.name}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp. Use tp.")
+    context_tokens(spec, role.rollout_options)
+    if ground.on_cpu and spec.head_dim not in RUN_EVERYWHERE:
+        from hfsdk.engine.rollout import check_model
+
+        check_model(spec, "cpu")
+    return replace(role, rollout=layout)
+
+
+def function_role(role: RoleSpec, function: Callable[..., Any], tokenizer_folder: str) -> RoleSpec:
+    """Complete and check a role that is a function of (prompts, completions).
+
+    Raises:
+        OptionError: it does not take prompts and completions.
+    """
+    if role.timeout_s <= 0:
+        raise OptionError(f"timeout_s must be above 0; got {role.timeout_s}")
+    try:
+        inspect.signature(function).bind_partial(prompts=[], completions=[])
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise OptionError(
+            f"the {role.kind} function {name}{inspect.signature(function)} must take prompts and completions by name: "
+            f"def {name}(prompts, completions, **columns): return one number per completion"
+        ) from error
+    return replace(role, function=Shipped.of(function), folder=tokenizer_folder)
+
+
+def filled(role: RoleSpec, pool_size: int, pool_name: str) -> RoleSpec:
+    """Return the role with its layouts covering a pool.
+
+    Raises:
+        PlacementError: they do not.
+    """
+    assert role.train is not None
+    try:
+        train = role.train.fill(pool_size)
+        return replace(role, train=train, rollout=role.rollout.fill(pool_size) if role.rollout else None)
+    except LayoutError as error:
+        raise PlacementError(f"{role.name} does not fit pool {pool_name!r}: {error}") from error

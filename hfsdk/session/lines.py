@@ -1,0 +1,40 @@
+"""Where in the user's code a call was started: ``cell 4, line 2`` in a notebook, ``ppo.py, line 17`` in a script."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+
+_CELL = re.compile(r"In\[(\d+)\]")
+
+
+def user_line() -> str:
+    """Return the place of the innermost frame outside hfsdk, or ``""`` when there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    filename, line = frame.f_code.co_filename, frame.f_lineno
+    cell = _cell_number(filename)
+    if cell is not None:
+        return f"cell {cell}, line {line}"
+    return f"{Path(filename).name}, line {line}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == "hfsdk" or name.startswith("hfsdk.")
+
+
+def _cell_number(filename: str) -> int | None:
+    """Return the number of the cell that was compiled under ``filename``, where IPython runs and knows it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return None
+    label = shell.compile.format_code_name(filename)  # ("Cell", "In[4]"), or None for a file
+    match = _CELL.search(label[1]) if label else None
+    return int(match[1]) if match else None

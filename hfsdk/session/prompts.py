@@ -1,0 +1,229 @@
+"""``PromptStream``: batches of prompts in a fixed, repeatable order.
+
+The stream is endless: position p is prompt ``p % num_prompts`` of epoch ``p // num_prompts``, each epoch in an order of its own
+that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (k + 1) * batch_size, whenever it is asked;
+``next(prompts)`` gives them one after the other, and its place is saved with the session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hfsdk.batch import MEANINGS, Batch
+from hfsdk.errors import ColumnError, OptionError
+from hfsdk.pending import Client, ColumnRef
+from hfsdk.session.tokenizer import Tokenizer
+from hfsdk.table import Array, Ragged, Table
+
+CHAT_OVERHEAD_BYTES = 512
+"""Allowance for a chat template when a prompt is pre-checked by its number of bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """How a source becomes prompts."""
+
+    column: str = "text"
+    batch_size: int
+    seed: int = 0
+    max_prompt_tokens: int | None = None
+    """Longer prompts keep their end; ``None``: they are an error."""
+    chat: bool = False
+    """Put each text into the model's chat template, as the user's turn."""
+    system: str | None = None
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise OptionError(f"batch_size must be a whole number of at least 1; got {self.batch_size!r}")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise OptionError(f"max_prompt_tokens must be at least 1, or None for no truncation; got {self.max_prompt_tokens}")
+        if self.system is not None and not self.chat:
+            raise OptionError("a system message needs the chat template; pass chat=True")
+
+
+class PromptStream:
+    """Prompts in batches; see the module's text. Made by ``session.prompts(...)``.
+
+    A batch has the columns prompt (token ids), position (its place in the stream, part of each sample's seed), and the data's
+    other columns, which are passed on to reward functions.
+
+    Attributes:
+        position: number of the batch that ``next`` gives.
+        left_out: columns of the data that are not passed on, because hfsdk writes columns of these names.
+    """
+
+    def __init__(self, client: Client, tokenizer: Tokenizer | None, source: Any, options: PromptOptions, context_tokens: int) -> None:
+        self._client, self._tokenizer, self.options, self._context = client, tokenizer, options, context_tokens
+        prompts, extra = read_source(source, options.column)
+        self._prompts = prompts
+        self._extra = {name: values for name, values in extra.items() if name not in MEANINGS}
+        self.left_out = tuple(name for name in extra if name in MEANINGS)
+        self.position = 0
+        self._order = lru_cache(maxsize=4)(self._epoch_order)
+        self._ids: dict[int, list[int]] = {}
+        self._check_rows()
+
+    # -- batches
+
+    def __getitem__(self, k: int) -> Batch:
+        """Return batch number ``k``; the same one every time."""
+        if not isinstance(k, (int, np.integer)) or k < 0:
+            raise OptionError(f"prompts[k] takes the number of a batch, at least 0; got {k!r}")
+        return self.rows(int(k) * self.options.batch_size, self.options.batch_size)
+
+    def __next__(self) -> Batch:
+        """Return the next batch and advance."""
+        batch = self[self.position]
+        self.position += 1
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __len__(self) -> int:
+        """Return the number of batches in one pass over the data (the last one runs into the next pass)."""
+        return -(-self.num_prompts // self.options.batch_size)
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts in the data."""
+        return len(self._prompts)
+
+    def rows(self, first: int, count: int) -> Batch:
+        """Return the batch of ``count`` positions from ``first`` on; does not advance."""
+        positions = np.arange(first, first + count, dtype=np.int64)
+        rows = [self.row_at(int(p)) for p in positions]
+        columns: dict[str, Any] = {
+            "prompt": Ragged.of([self.token_ids(row) for row in rows], np.int32), "position": positions,
+        }  # fmt: skip
+        columns |= {name: _column([values[row] for row in rows]) for name, values in self._extra.items()}
+        lease = self._client.put(Table(columns))  # as it is: from_columns would make lists of numbers ragged
+        return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in columns}, count)
+
+    def row_at(self, position: int) -> int:
+        """Return the row of the data at a position of the stream."""
+        epoch, place = divmod(position, self.num_prompts)
+        return int(self._order(epoch)[place])
+
+    def token_ids(self, row: int) -> list[int]:
+        """Return the token ids of a row's prompt, truncated on the left where that was asked for.
+
+        Raises:
+            OptionError: the prompt is empty, or as long as the context.
+        """
+        if row not in self._ids:
+            self._ids[row] = self._encode(row)
+        return self._ids[row]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data and the options, under which the position is saved."""
+        digest = hashlib.sha256(f"{self.options}|{self.num_prompts}".encode())
+        for row in {0, self.num_prompts // 2, self.num_prompts - 1}:
+            digest.update(repr(self._prompts[row]).encode())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        o = self.options
+        return f"PromptStream({self.num_prompts} prompts in batches of {o.batch_size}, seed {o.seed}, next is batch {self.position})"
+
+    # -- inside
+
+    def _epoch_order(self, epoch: int) -> Array:
+        if not self.options.shuffle:
+            return np.arange(self.num_prompts)
+        prefix = f"{self.options.seed}|{epoch}|".encode()
+        keys = [hashlib.blake2b(prefix + str(row).encode(), digest_size=8).digest() for row in range(self.num_prompts)]
+        return np.array(sorted(range(self.num_prompts), key=keys.__getitem__), dtype=np.int64)
+
+    def _encode(self, row: int) -> list[int]:
+        prompt, options = self._prompts[row], self.options
+        if not isinstance(prompt, str):
+            ids = [int(t) for t in prompt]
+        elif self._tokenizer is None:
+            raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")
+        elif options.chat:
+            system = [{"role": "system", "content": options.system}] if options.system is not None else []
+            ids = self._tokenizer.encode_chat([*system, {"role": "user", "content": prompt}])
+        else:
+            ids = self._tokenizer.encode(prompt)
+        if not ids:
+            raise OptionError(f"prompt {row} of the data is empty; leave such rows out")
+        if options.max_prompt_tokens is not None:
+            ids = ids[-options.max_prompt_tokens :]
+        if len(ids) >= self._context:
+            raise OptionError(
+                f"prompt {row} of the data has {len(ids)} tokens; the actor's context is {self._context}, prompt and response "
+                "together. Leave it out, or pass max_prompt_tokens=... to keep each prompt's last tokens."
+            )
+        return ids
+
+    def _check_rows(self) -> None:
+        """Find empty prompts, and encode those that could be too long: a token is at least one byte."""
+        if not self._prompts:
+            raise OptionError("the data has no prompts; give at least one")
+        # a truncated prompt always fits, unless what it is truncated to does not
+        limit = self._context - (CHAT_OVERHEAD_BYTES if self.options.chat else 2)
+        for row, prompt in enumerate(self._prompts):
+            if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
+                raise OptionError(f"prompt {row} of the data is empty ({prompt!r}); leave such rows out")
+            size = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
+            if size >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
+                self._encode(row)
+        if self.options.max_prompt_tokens is not None and self.options.max_prompt_tokens >= self._context:
+            raise OptionError(f"max_prompt_tokens={self.options.max_prompt_tokens} leaves no room in the actor's context of {self._context}")
+
+
+def read_source(source: Any, column: str) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
+    """Return (prompts, the other columns) of a dataset, a data frame, a dict of columns, or a list.
+
+    Raises:
+        ColumnError: there is no such column, or the source is something else.
+        OptionError: a prompt is neither text nor token ids.
+    """
+    columns = _columns(source, column)
+    if column not in columns:
+        raise ColumnError(f"the data has no column {column!r}; it has {', '.join(columns)}. Pass column=...")
+    prompts = list(columns[column])
+    for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, (str, list, tuple, np.ndarray)):
+            raise OptionError(f"prompt {row} of the data is {type(prompt).__name__} ({prompt!r}); prompts are texts or token ids")
+    return prompts, {name: list(values) for name, values in columns.items() if name != column}
+
+
+def _columns(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
+    if isinstance(source, Mapping):
+        sizes = {name: len(values) for name, values in source.items()}
+        if len(set(sizes.values())) > 1:
+            raise ColumnError(f"the data's columns differ in length: {sizes}")
+        return source
+    package = type(source).__module__.split(".")[0]
+    if package == "datasets":
+        names: list[str] = list(source.column_names)
+        return {name: source[name] for name in names}
+    if package == "pandas":
+        return {str(name): source[name].tolist() for name in source.columns}
+    if isinstance(source, str) or not isinstance(source, Sequence):
+        raise ColumnError(
+            f"prompts come from a datasets.Dataset, a DataFrame, or a list of texts, token ids or dicts; got {type(source).__name__}"
+        )
+    if source and all(isinstance(item, Mapping) for item in source):
+        names = list(dict.fromkeys(name for item in source for name in item))
+        lacking = [(i, n) for i, item in enumerate(source) for n in names if n not in item]
+        if lacking:
+            raise ColumnError(f"item {lacking[0][0]} of the data lacks {lacking[0][1]!r}, which others have")
+        return {name: [item[name] for item in source] for name in names}
+    return {column: source}
+
+
+def _column(values: list[Any]) -> Any:
+    """Keep the data's own values as they are: numbers as an array, everything else as objects."""
+    numbers = all(isinstance(v, (bool, int, float, np.number)) for v in values)
+    return np.asarray(values) if numbers else values

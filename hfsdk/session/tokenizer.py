@@ -1,0 +1,144 @@
+"""Text to token ids and back, loaded at the first use from a model's folder.
+
+``tokenizers`` alone reads a fast tokenizer's file in milliseconds; transformers, whose import takes seconds, is asked only for
+chat templates and for folders whose tokenizer needs its conversion.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from hfsdk.errors import HfsdkError, ModelNotFoundError, OptionError
+
+PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Tokenizer classes that are exactly their ``tokenizer.json``."""
+
+Message = Mapping[str, str]
+"""One turn of a chat: ``{"role": "user", "content": "..."}``."""
+
+
+class Tokenizer(Protocol):
+    """Turns text into token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a chat in the model's template, ready for the assistant's turn."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of token ids; without ``special`` the special tokens are left out."""
+        ...
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return one text per token."""
+        ...
+
+
+class FolderTokenizer:
+    """The tokenizer of a model folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._core: Any = None
+        self._full: Any = None
+        self._piece = lru_cache(maxsize=65536)(self._one_piece)
+
+    @property
+    def core(self) -> Any:
+        """The ``tokenizers.Tokenizer``."""
+        if self._core is None:
+            self._core = self._load_plain() or self.full.backend_tokenizer
+        return self._core
+
+    @property
+    def full(self) -> Any:
+        """The transformers tokenizer, for chat templates."""
+        if self._full is None:
+            try:
+                from transformers import AutoTokenizer
+            except ImportError as error:
+                raise _missing("transformers") from error
+            self._full = AutoTokenizer.from_pretrained(str(self.folder))
+        return self._full
+
+    def _load_plain(self) -> Any:
+        config, file = self.folder / "tokenizer_config.json", self.folder / "tokenizer.json"
+        if not file.is_file() and not config.is_file():
+            raise ModelNotFoundError(
+                f"{self.folder} has no tokenizer (tokenizer.json); texts need one. Save it beside the weights with "
+                "tokenizer.save_pretrained(folder), or give prompts as token ids."
+            )
+        known = file.is_file() and config.is_file()
+        if not known or json.loads(config.read_text()).get("tokenizer_class") not in PLAIN_CLASSES:
+            return None
+        try:
+            from tokenizers import Tokenizer as Core
+        except ImportError as error:
+            raise _missing("tokenizers") from error
+        return Core.from_file(str(file))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
+        return list(self.core.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a chat in the model's template, ready for the assistant's turn.
+
+        Raises:
+            OptionError: the model has no chat template.
+        """
+        if not self.full.chat_template:
+            raise OptionError(f"{self.folder.name} has no chat template; give the text itself to actor.generate(text)")
+        text = self.full.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        return list(self.core.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of token ids; without ``special`` the special tokens are left out."""
+        return str(self.core.decode([int(t) for t in token_ids], skip_special_tokens=not special))
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return one text per token (a token that is part of a character gives the replacement sign)."""
+        return [self._piece(int(t)) for t in token_ids]
+
+    def _one_piece(self, token_id: int) -> str:
+        text, raw = self.decode([token_id]), self.core.id_to_token(token_id) or ""
+        # sentencepiece-like decoders drop the leading space of the first token
+        return " " + text if raw.startswith("▁") and not text.startswith(" ") else text
+
+
+class StandInTokenizer:
+    """For simulated sessions of models without files: about four characters a token, ids by hash. Cannot decode."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """Return one made-up id per four characters."""
+        return [zlib.crc32(text[i : i + 4].encode()) % self._vocab_size for i in range(0, len(text), 4)]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of the turns, each with eight tokens around it."""
+        return [t for m in messages for t in [0] * 8 + self.encode(m["content"])]
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
+        """Return a placeholder that says how many tokens there are."""
+        return f"<{len(token_ids)} simulated tokens>"
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the ids as text."""
+        return [f"<{t}>" for t in token_ids]
+
+
+def _missing(package: str) -> HfsdkError:
+    return ModelNotFoundError(
+        f"turning text into tokens needs the package {package!r}, which is not installed here; "
+        "pip install 'hfsdk[cpu]' (or 'hfsdk[cuda]') brings it. Prompts given as token ids need none."
+    )

@@ -1,0 +1,273 @@
+"""What a model and a cluster are, as numbers: ``ModelSpec``, ``DeviceSpec``, ``LinkSpec``, ``ClusterSpec``.
+
+Pure and frozen; nothing here loads a weight or asks a device. Parameter counts follow the tensor shapes of the Hugging
+Face format exactly; FLOPs follow Kaplan et al. (arXiv 2001.08361, section 2.1): 2 per weight and token forward, twice
+that again backward, plus the attention term.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hfsdk.errors import ModelNotFoundError, OptionError, UnsupportedModelError
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+"""Bytes per element of the dtypes that hfsdk trains and generates in."""
+
+FAMILIES = {"LlamaForCausalLM": "llama"}
+"""Hugging Face architecture name -> family the engines know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The architecture of a causal language model (decoder only, RMSNorm, gated MLP, rotary positions).
+
+    Example: ``ModelSpec.from_folder(path).num_parameters()``.
+    """
+
+    name: str
+    """A short name for messages and pictures, e.g. ``"SmolLM2-135M"``."""
+    family: str = "llama"
+    num_layers: int
+    hidden_size: int
+    mlp_hidden_size: int
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key/value heads; fewer than ``num_heads`` is grouped-query attention."""
+    head_dim: int
+    vocab_size: int
+    """Rows of the embedding as stored, without any engine's padding."""
+    max_positions: int
+    tied_embeddings: bool = False
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    @classmethod
+    def from_hf_config(cls, config: dict[str, Any], name: str = "model") -> ModelSpec:
+        """Read a Hugging Face ``config.json`` given as a dict.
+
+        Raises:
+            UnsupportedModelError: the architecture, activation, rope scaling or a bias is one the engines do not run.
+        """
+        architectures = config.get("architectures") or []
+        family = next((FAMILIES[a] for a in architectures if a in FAMILIES), None)
+        if family is None:
+            raise UnsupportedModelError(
+                f"{name} has architecture {architectures or 'none'}; hfsdk runs {sorted(FAMILIES)}. "
+                "Use a model of one of these architectures."
+            )
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope_type = rope.get("rope_type") or rope.get("type") or "default"
+        _require(rope_type == "default", name, f"rope type {rope_type!r}", "plain rotary positions ('default')")
+        activation = config.get("hidden_act", "silu")
+        _require(activation == "silu", name, f"activation {activation!r}", "silu")
+        for bias in ("attention_bias", "mlp_bias"):
+            _require(not config.get(bias, False), name, f"{bias}=true", f"{bias}=false")
+        num_heads = config["num_attention_heads"]
+        return cls(
+            name=name,
+            family=family,
+            num_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            mlp_hidden_size=config["intermediate_size"],
+            num_heads=num_heads,
+            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
+            vocab_size=config["vocab_size"],
+            max_positions=config["max_position_embeddings"],
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            norm_eps=config.get("rms_norm_eps", 1e-6),
+            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> ModelSpec:
+        """Read ``folder/config.json``.
+
+        Raises:
+            ModelNotFoundError: the folder has no ``config.json``.
+        """
+        path = Path(folder) / "config.json"
+        if not path.is_file():
+            raise ModelNotFoundError(
+                f"{folder} has no config.json; a model folder holds config.json and *.safetensors as "
+                "transformers' save_pretrained writes them. Check the path."
+            )
+        return cls.from_hf_config(json.loads(path.read_text()), name=Path(folder).name)
+
+    @classmethod
+    def preset(cls, name: str) -> ModelSpec:
+        """Return a published architecture by name, for planning and simulation.
+
+        Raises:
+            ModelNotFoundError: no preset has this name.
+        """
+        if name not in PRESETS:
+            raise ModelNotFoundError(f"no model preset {name!r}; there are {sorted(PRESETS)}")
+        return PRESETS[name]
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Return every weight as ``{Hugging Face name: shape}``, in file order."""
+        hidden, kv = self.hidden_size, self.num_kv_heads * self.head_dim
+        query = self.num_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        for i in range(self.num_layers):
+            prefix = f"model.layers.{i}."
+            shapes[prefix + "input_layernorm.weight"] = (hidden,)
+            shapes[prefix + "self_attn.q_proj.weight"] = (query, hidden)
+            shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
+            shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
+            shapes[prefix + "self_attn.o_proj.weight"] = (hidden, query)
+            shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+            shapes[prefix + "mlp.gate_proj.weight"] = (self.mlp_hidden_size, hidden)
+            shapes[prefix + "mlp.up_proj.weight"] = (self.mlp_hidden_size, hidden)
+            shapes[prefix + "mlp.down_proj.weight"] = (hidden, self.mlp_hidden_size)
+        shapes["model.norm.weight"] = (hidden,)
+        if not self.tied_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+    def num_parameters(self) -> int:
+        """Count the weights (tied embeddings once)."""
+        return sum(math.prod(shape) for shape in self.tensors().values())
+
+    def num_bytes(self, dtype: str = "bf16") -> int:
+        """Return the bytes of one copy of the weights in ``dtype``."""
+        return self.num_parameters() * DTYPE_BYTES[dtype]
+
+    def forward_flops(self, num_tokens: int, context_tokens: float) -> float:
+        """Return the FLOPs of one forward pass over ``num_tokens`` that each see ``context_tokens`` on average."""
+        matmul = self.num_parameters() - (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
+        attention = 2 * self.num_layers * context_tokens * self.num_heads * self.head_dim
+        return 2.0 * num_tokens * (matmul + attention)
+
+    def kv_bytes_per_token(self, dtype: str = "bf16") -> int:
+        """Return the bytes of key and value cache one token needs over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _require(condition: bool, name: str, has: str, runs: str) -> None:
+    if not condition:
+        raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
+
+
+def _llama(name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int = 32000) -> ModelSpec:
+    return ModelSpec(
+        name=name, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads, num_kv_heads=kv_heads,
+        head_dim=hidden // heads, vocab_size=vocab, max_positions=4096,
+    )  # fmt: skip
+
+
+PRESETS: dict[str, ModelSpec] = {
+    "llama-7b": _llama("llama-7b", 32, 4096, 11008, 32, 32),
+    "llama-13b": _llama("llama-13b", 40, 5120, 13824, 40, 40),
+    "llama-34b": _llama("llama-34b", 48, 8192, 22016, 64, 8),
+    "llama-70b": _llama("llama-70b", 80, 8192, 28672, 64, 8),
+}
+"""Architectures by name, as published for Llama 2 (arXiv 2307.09288) and Code Llama 34B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec:
+    """One accelerator (or, without one, one worker's share of this machine)."""
+
+    name: str
+    peak_flops: float
+    """Dense FLOP/s in the training dtype."""
+    memory_bytes: int
+    memory_bandwidth: float
+    """Bytes per second of the device's own memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """A connection between two devices."""
+
+    name: str
+    bandwidth: float
+    """Bytes per second, one direction."""
+    latency_s: float
+
+
+DEVICES: dict[str, DeviceSpec] = {
+    "A100-80GB": DeviceSpec(name="A100-80GB", peak_flops=312e12, memory_bytes=80 * 10**9, memory_bandwidth=2.04e12),
+    "H100": DeviceSpec(name="H100", peak_flops=989e12, memory_bytes=80 * 10**9, memory_bandwidth=3.35e12),
+    "H200": DeviceSpec(name="H200", peak_flops=989e12, memory_bytes=141 * 10**9, memory_bandwidth=4.8e12),
+    "cpu": DeviceSpec(name="cpu", peak_flops=5e10, memory_bytes=8 * 10**9, memory_bandwidth=2e10),
+}
+"""Device presets by name (vendors' data sheets, dense bf16; ``cpu`` is a round figure for one core)."""
+
+_GROUP = re.compile(r"^\s*(\d+)\s*x\s*(\d+)\s+(\S+)\s*$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSpec:
+    """Nodes x devices with their links. ``ClusterSpec.parse("16x8 A100-80GB")``."""
+
+    node_devices: tuple[tuple[DeviceSpec, ...], ...]
+    """For every node its devices."""
+    intra_node: LinkSpec = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
+    inter_node: LinkSpec = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
+    price_per_device_hour: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str, price_per_device_hour: float = 0.0) -> ClusterSpec:
+        """Parse ``"nodes x devices name"``, joined by ``+`` for mixed clusters.
+
+        Raises:
+            OptionError: the text does not parse or names an unknown device.
+        """
+        nodes: list[tuple[DeviceSpec, ...]] = []
+        for part in text.split("+"):
+            match = _GROUP.match(part)
+            if not match or match[3] not in DEVICES:
+                raise OptionError(
+                    f"cluster {text!r} does not parse at {part.strip()!r}; write nodes x devices and a device name, "
+                    f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {sorted(DEVICES)}"
+                )
+            nodes += [(DEVICES[match[3]],) * int(match[2])] * int(match[1])
+        return cls(node_devices=tuple(nodes), price_per_device_hour=price_per_device_hour)
+
+    @property
+    def devices(self) -> tuple[DeviceSpec, ...]:
+        """All devices, node by node; a device's index here is its number everywhere in hfsdk."""
+        return tuple(device for node in self.node_devices for device in node)
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices over all nodes."""
+        return len(self.devices)
+
+    def node_of(self, device: int) -> int:
+        """Return the node that holds device number ``device``."""
+        for node, devices in enumerate(self.node_devices):
+            if device < len(devices):
+                return node
+            device -= len(devices)
+        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {device + self.num_devices}")
+
+    def with_memory(self, memory_bytes: int) -> ClusterSpec:
+        """Return the same cluster with every device's memory set to ``memory_bytes``."""
+        nodes = tuple(tuple(replace(d, memory_bytes=memory_bytes) for d in node) for node in self.node_devices)
+        return replace(self, node_devices=nodes)
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        seen: list[tuple[int, str, int]] = []
+        for node in self.node_devices:
+            key = (len(node), node[0].name)
+            if seen and seen[-1][:2] == key:
+                seen[-1] = (*key, seen[-1][2] + 1)
+            else:
+                seen.append((*key, 1))
+        parts = [f"{count}x{size} {name}" for size, name, count in seen]
+        return " + ".join(parts)

@@ -1,0 +1,216 @@
+"""Local column data: ``Ragged`` (variable-length arrays, no padding) and ``Table`` (equal-length columns in memory).
+
+A column of a :class:`Table` is one of three things:
+
+=========  =========================================  ==============================================
+kind       held as                                    example
+=========  =========================================  ==============================================
+scalar     ``numpy.ndarray`` of shape [num_rows]      scores, finish_reason (fixed-width), group
+ragged     :class:`Ragged`                            prompt, response, values, advantages
+object     ``list`` of length num_rows                text, a dataset's own columns
+=========  =========================================  ==============================================
+
+A :class:`hfsdk.batch.Batch` is the same table by reference: its columns live in the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hfsdk.errors import ColumnError
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """One variable-length array per row, held flat: row ``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
+
+    Example: ``Ragged.of([[1, 2], [], [3]])`` has ``flat`` = [1 2 3], ``offsets`` = [0 2 2 3], ``lengths`` = [2 0 1].
+    """
+
+    flat: Array
+    """All rows, one after the other; shape [total]."""
+    offsets: npt.NDArray[np.int64]
+    """Row starts and the end; shape [num_rows + 1]."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Any] | Array], dtype: Any = None) -> Ragged:
+        """Build from one sequence per row."""
+        arrays = [np.asarray(row, dtype=dtype) for row in rows]
+        filled = [a for a in arrays if len(a)]
+        flat = np.concatenate(filled) if filled else np.zeros(0, dtype=dtype or np.float32)
+        return cls.from_lengths(flat, [len(a) for a in arrays])
+
+    @classmethod
+    def from_lengths(cls, flat: Array, lengths: Sequence[int] | Array) -> Ragged:
+        """Build from the flat values and each row's length."""
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        if offsets[-1] != len(flat):
+            raise ColumnError(f"the lengths add up to {offsets[-1]}, but there are {len(flat)} values")
+        return cls(flat, offsets)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Length of every row; shape [num_rows]."""
+        return np.diff(self.offsets)
+
+    @property
+    def dtype(self) -> Any:
+        """Element dtype."""
+        return self.flat.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and offsets."""
+        return int(self.flat.nbytes + self.offsets.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Array:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        return self.flat[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ragged):
+            return NotImplemented
+        return np.array_equal(self.offsets, other.offsets) and np.array_equal(self.flat, other.flat)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def take(self, rows: Sequence[int] | Array) -> Ragged:
+        """Return the rows with these numbers, in this order; consecutive rows are a view, not a copy."""
+        index = np.asarray(rows, dtype=np.int64)
+        if len(index) == len(self) and np.array_equal(index, np.arange(len(self))):
+            return self
+        lengths = self.lengths[index]
+        if len(index) and np.array_equal(index, np.arange(index[0], index[0] + len(index))):
+            first, last = int(index[0]), int(index[-1]) + 1
+            return Ragged(
+                self.flat[self.offsets[first] : self.offsets[last]],
+                self.offsets[first : last + 1] - self.offsets[first],
+            )
+        offsets = np.zeros(len(index) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        positions = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.flat[positions], offsets)
+
+    def map(self, flat: Array) -> Ragged:
+        """Return other values in the same shape."""
+        return Ragged.from_lengths(flat, self.lengths)
+
+    def padded(self, fill: Any = 0) -> Array:
+        """Return a [num_rows, longest] array, rows left-aligned, the rest ``fill``."""
+        lengths = self.lengths
+        out = np.full((len(self), int(lengths.max(initial=0))), fill, dtype=self.flat.dtype)
+        mask = np.arange(out.shape[1])[None, :] < lengths[:, None]
+        out[mask] = self.flat
+        return out
+
+    @staticmethod
+    def concat(parts: Sequence[Ragged]) -> Ragged:
+        """Stack the rows of several."""
+        flat = np.concatenate([p.flat for p in parts]) if parts else np.zeros(0, np.float32)
+        lengths = np.concatenate([p.lengths for p in parts]) if parts else np.zeros(0, np.int64)
+        return Ragged.from_lengths(flat, lengths)
+
+    def __repr__(self) -> str:
+        lengths = self.lengths
+        spread = f"lengths {lengths.min()}..{lengths.max()}" if len(self) else "no rows"
+        return f"Ragged({len(self)} rows, {spread}, {self.flat.dtype})"
+
+
+Column = Array | Ragged | list[Any]
+
+
+def take(column: Column, rows: Sequence[int] | Array) -> Column:
+    """Return some rows of a column of any kind."""
+    if isinstance(column, Ragged):
+        return column.take(rows)
+    if isinstance(column, list):
+        return [column[int(i)] for i in rows]
+    return column[np.asarray(rows, dtype=np.int64)]
+
+
+def concat(parts: Sequence[Column]) -> Column:
+    """Stack the rows of columns of one kind."""
+    first = parts[0]
+    if isinstance(first, Ragged):
+        return Ragged.concat([p for p in parts if isinstance(p, Ragged)])
+    if isinstance(first, list):
+        return [value for part in parts for value in part]
+    return np.concatenate([np.asarray(p) for p in parts])
+
+
+def kind_of(column: Column) -> str:
+    """Return ``"ragged"``, ``"object"`` or ``"scalar"``."""
+    if isinstance(column, Ragged):
+        return "ragged"
+    return "object" if isinstance(column, list) else "scalar"
+
+
+class Table(Mapping[str, Column]):
+    """Equal-length columns in memory; read-only as a mapping.
+
+    Attributes:
+        row_ids: the number of each row in the batch it was taken from; shape [num_rows].
+    """
+
+    def __init__(self, columns: Mapping[str, Column], row_ids: Sequence[int] | Array | None = None) -> None:
+        self._columns = dict(columns)
+        sizes = {name: len(column) for name, column in self._columns.items()}
+        if len(set(sizes.values())) > 1:
+            raise ColumnError(f"columns of different lengths: {sizes}; give every column one entry per sample")
+        self.num_rows = next(iter(sizes.values()), 0 if row_ids is None else len(row_ids))
+        self.row_ids: Array = np.arange(self.num_rows) if row_ids is None else np.asarray(row_ids, dtype=np.int64)
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._columns:
+            raise ColumnError(f"no column {name!r}; there are {sorted(self._columns)}")
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def ragged(self, name: str) -> Ragged:
+        """Return a ragged column, or say that it is of another kind."""
+        column = self[name]
+        if not isinstance(column, Ragged):
+            raise ColumnError(f"column {name!r} has one value per sample; a variable-length column is needed here")
+        return column
+
+    def take(self, rows: Sequence[int] | Array) -> Table:
+        """Return some rows, in this order."""
+        index = np.asarray(rows, dtype=np.int64)
+        return Table({name: take(column, index) for name, column in self._columns.items()}, self.row_ids[index])
+
+    def with_columns(self, columns: Mapping[str, Column]) -> Table:
+        """Return the table with more (or other) columns."""
+        return Table({**self._columns, **columns}, self.row_ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numeric columns."""
+        return sum(int(column.nbytes) for column in self._columns.values() if not isinstance(column, list))
+
+    def __repr__(self) -> str:
+        return f"Table({self.num_rows} rows: {', '.join(self._columns)})"

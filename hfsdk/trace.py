@@ -1,0 +1,148 @@
+"""What happened, or what is predicted to happen: ``Span`` and ``Trace``.
+
+A call of the dataflow is a *call span* on the controller's lane; under it every worker rank records *worker spans* with the
+names below. Measured and predicted spans have the same type and differ in ``predicted``.
+
+================  ============================================================
+name              what the time covers
+================  ============================================================
+reshard           moving the trainer's weights into the rollout engine
+prefill, decode   reading prompts; producing tokens
+forward           forward passes of inference calls and of training
+backward          backward passes, with gradient reduction
+optimizer         clipping and the optimizer step
+fetch             mapping input columns
+reward, map       the user's functions in CPU tasks
+================  ============================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of time on one lane.
+
+    ``start_ns`` is ``time.time_ns`` of the machine that recorded it (virtual nanoseconds in simulation), ``duration_s`` comes
+    from ``time.perf_counter``; a running span has ``duration_s=None``.
+    """
+
+    name: str
+    role: str
+    call_id: int
+    method: str = ""
+    step: int = 0
+    pool: str = ""
+    device: int | None = None
+    """Device number in the cluster, or ``None`` for the controller's own lane."""
+    rank: int | None = None
+    start_ns: int
+    duration_s: float | None = None
+    parent: str = ""
+    """Name of the enclosing worker span, empty at the top."""
+    phase: str = ""
+    predicted: bool = False
+    attrs: Mapping[str, float | int | str] = field(default_factory=dict)
+    """Numbers that belong to the span: tokens, bytes, cpu_s, memory_bytes, ..."""
+
+    @property
+    def end_ns(self) -> int | None:
+        """When it ended, or ``None`` while it runs."""
+        return None if self.duration_s is None else self.start_ns + round(self.duration_s * 1e9)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The spans of one step (or of any stretch), in order of their start."""
+
+    spans: tuple[Span, ...]
+    title: str = ""
+
+    @classmethod
+    def of(cls, spans: Iterable[Span], title: str = "") -> Trace:
+        """Sort the spans by start."""
+        return cls(tuple(sorted(spans, key=lambda s: (s.start_ns, s.device is not None, s.device or 0))), title)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.spans)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    @property
+    def calls(self) -> Trace:
+        """Only the call spans: one per call of the dataflow."""
+        return Trace(tuple(s for s in self.spans if s.device is None), self.title)
+
+    @property
+    def start_ns(self) -> int:
+        """Start of the first span (0 without spans)."""
+        return min((s.start_ns for s in self.spans), default=0)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first start to the last end."""
+        ends = [s.end_ns for s in self.spans if s.end_ns is not None]
+        return (max(ends) - self.start_ns) / 1e9 if ends else 0.0
+
+    def idle(self) -> dict[int, float]:
+        """Return, for every device, the share of the trace's time in which it ran no span."""
+        total = self.duration_s
+        busy: dict[int, list[tuple[int, int]]] = {}
+        for span in self.spans:
+            if span.device is not None and span.end_ns is not None and not span.parent:
+                busy.setdefault(span.device, []).append((span.start_ns, span.end_ns))
+        return {d: 1.0 - _union_s(parts) / total if total else 0.0 for d, parts in sorted(busy.items())}
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per span: start_s (from the trace's start), duration_s and every field and attribute."""
+        import pandas as pd
+
+        rows = []
+        for span in self.spans:
+            row = asdict(span)
+            row.update(row.pop("attrs"))
+            row["start_s"] = (span.start_ns - self.start_ns) / 1e9
+            rows.append(row)
+        columns = ["name", "role", "method", "device", "rank", "start_s", "duration_s"]
+        frame = pd.DataFrame(rows, columns=None if rows else columns)
+        return frame[columns + [c for c in frame.columns if c not in columns]]
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write Chrome trace events (``ph`` X and M, microseconds), which Perfetto and chrome://tracing open."""
+        lanes = sorted({(s.device is not None, s.device or 0, s.role if s.device is None else "") for s in self.spans})
+        events: list[dict[str, Any]] = []
+        for tid, (on_device, device, role) in enumerate(lanes):
+            name = f"device {device}" if on_device else f"calls of {role}"
+            events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}})
+        for span in self.spans:
+            if span.duration_s is None:
+                continue
+            lane = lanes.index((span.device is not None, span.device or 0, span.role if span.device is None else ""))
+            events.append({
+                "ph": "X", "name": f"{span.role}.{span.method} {span.name}".strip(), "pid": 0, "tid": lane,
+                "ts": (span.start_ns - self.start_ns) / 1e3, "dur": span.duration_s * 1e6, "args": dict(span.attrs),
+            })  # fmt: skip
+        target = Path(path)
+        target.write_text(json.dumps({"traceEvents": events}))
+        return target
+
+    def __repr__(self) -> str:
+        return f"Trace({self.title or 'untitled'}: {len(self.calls)} calls, {self.duration_s:.3f} s)"
+
+
+def _union_s(parts: list[tuple[int, int]]) -> float:
+    total, end = 0, 0
+    for start, stop in sorted(parts):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total / 1e9

@@ -1,0 +1,357 @@
+"""The frame around every picture: one view (plain data), one ES module, three hosts.
+
+::
+
+    nouns -> view (JSON data) --+--> Picture.to_text()     terminals, logs, text/plain
+                                +--> Picture.to_svg()      papers, untrusted notebooks (as <img>)
+                                +--> Picture.to_html()     frozen: static/NAME.js with a tiny fake model, no kernel, no network
+                                `--> LivePicture           live: the same static/NAME.js under anywidget, one trait ``view``
+
+A saved notebook cannot show a live widget again, so :meth:`LivePicture.freeze` replaces the output by the frozen form when
+the run ends. Predicted marks are hatched and outlined, measured ones solid, missing numbers say "not measured", and every
+mark carries ``data-row``, its row number in the noun's ``to_pandas()``.
+
+anywidget and IPython are imported inside functions: nothing here loads them before a live picture is shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any, ClassVar
+
+View = Mapping[str, Any]
+"""What a picture shows, as JSON data; each picture's module gives its schema as a ``TypedDict``."""
+
+NOTEBOOK_HINT = "pip install 'hfsdk[notebook]'"
+PUBLISH_INTERVAL_S = 0.2
+LARGE_PUBLISH_INTERVAL_S = 1.0
+LARGE_MARKS = 3000
+"""Above this many marks a timeline draws on a canvas and a live view is sent once per second."""
+
+ROLE_COLORS = {"actor": "#3b76c4", "critic": "#e08a1e", "reference": "#2a9d8f", "reward": "#b5487f", "cost": "#7a6cc9"}
+OTHER_COLORS = ("#6b8e23", "#8c6d46", "#4a90a4", "#a0528d", "#5d6d7e")
+PHASE_COLORS = {"generation": "#4f9d55", "preparation": "#b08d2f", "learning": "#c0604d"}
+TRANSFER_COLOR = "#d64545"
+"""Red is moving data, as in dask's task stream."""
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
+_SVG_STYLE = (
+    ".fg{fill:#1b1f24}.sub{fill:#59636e}.panel{fill:#f5f7f9}.paper{fill:#fff}.idle{fill:#dfe4e9}.grid{stroke:#d5dae0}"
+    ".edge{stroke:#59636e}.none{fill:none}@media (prefers-color-scheme:dark){.fg{fill:#e6e9ed}.sub{fill:#9aa4af}"
+    ".panel{fill:#1e2329}.paper{fill:#15181c}.idle{fill:#333b45}.grid{stroke:#3b434d}.edge{stroke:#9aa4af}}"
+)
+_FAKE_MODEL = (
+    "const model={get:(k)=>state[k],set(k,v){state[k]=v;(on['change:'+k]||[]).forEach((f)=>f())},save_changes(){},"
+    "on(e,f){(on[e]=on[e]||[]).push(f)},off(e,f){on[e]=(on[e]||[]).filter((g)=>g!==f)},send(){}};"
+)
+
+
+# ---------------------------------------------------------------- text and colour, shared by the pictures
+
+
+def role_colors(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return a colour per role name: by its kind where that is known and free, else one of the others."""
+    colors: dict[str, str] = {}
+    spare = list(OTHER_COLORS)
+    for name, kind in kinds.items():
+        wanted = ROLE_COLORS.get(name) or ROLE_COLORS.get(kind)
+        if wanted is None or wanted in colors.values():
+            wanted = spare.pop(0) if spare else OTHER_COLORS[len(colors) % len(OTHER_COLORS)]
+        colors[name] = wanted
+    return colors
+
+
+def shade(color: str, tone: float) -> str:
+    """Mix a hex colour towards white (``tone`` > 0) or black (< 0)."""
+    end = 255 if tone > 0 else 0
+    return "#" + "".join(f"{round(c + (end - c) * abs(tone)):02x}" for c in _channels(color))
+
+
+def ink_on(color: str) -> str:
+    """Return black or white, whichever reads better on ``color`` (relative luminance, WCAG 2)."""
+    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in _channels(color)]
+    return "#15181c" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.3 else "#ffffff"
+
+
+def _channels(color: str) -> tuple[int, int, int]:
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds for people: ``"1.20 s"``, ``"35.0 ms"``, ``"not measured"``."""
+    if seconds is None:
+        return "not measured"
+    size = abs(seconds)
+    if size >= 3600:
+        return f"{seconds / 3600:.2f} h"
+    if size >= 120:
+        return f"{seconds / 60:.1f} min"
+    if size >= 1:
+        return f"{seconds:.2f} s"
+    if size >= 1e-3:
+        return f"{seconds * 1e3:.{0 if size >= 0.1 else 1}f} ms"
+    return "0 s" if size == 0 else f"{seconds * 1e6:.0f} µs"
+
+
+def bytes_text(num_bytes: float | None) -> str:
+    """Bytes for people, in powers of 1000: ``"1.25 GB"``."""
+    if num_bytes is None:
+        return "not measured"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(num_bytes) >= size:
+            value = num_bytes / size
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def count_text(count: float | None) -> str:
+    """Numbers for people: thousands apart, four digits."""
+    if count is None:
+        return "not measured"
+    if float(count).is_integer() and abs(count) < 1e15:
+        return f"{int(count):,}".replace(",", "\u202f")
+    return f"{count:.0f}" if abs(count) >= 100 else f"{count:.4g}"
+
+
+def fit_text(text: str, width: float) -> str:
+    """Return as much of a 10-pixel label as fits: the whole, without its role, without ``compute_``, cut, or nothing."""
+    method = text.rpartition(".")[2]
+    short = method.removeprefix("compute_")
+    for candidate in (text, method, short):
+        if len(candidate) * 5.7 + 8 <= width:
+            return candidate
+    room = int((width - 8) / 5.7)
+    return short[: room - 1] + "…" if room >= 4 else ""
+
+
+def tag(name: str, content: str = "", /, **attrs: Any) -> str:
+    """Return one XML element; ``None`` attributes are left out, ``_`` in names becomes ``-``, a trailing ``_`` is dropped."""
+    text = "".join(f' {_attr(k)}="{escape(_value(v))}"' for k, v in attrs.items() if v is not None)
+    return f"<{name}{text}>{content}</{name}>" if content else f"<{name}{text}/>"
+
+
+def _attr(name: str) -> str:
+    return name.rstrip("_").replace("_", "-") if name != "viewBox" else name
+
+
+def _value(value: Any) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def svg_text(x: float, y: float, text: str, **attrs: Any) -> str:
+    """Return an SVG text element with its text escaped."""
+    return tag("text", escape(text, quote=False) or " ", x=x, y=y, **{"class_": "fg", **attrs})
+
+
+def svg_document(width: float, height: float, title: str, summary: str, body: str) -> str:
+    """Return a whole SVG with its own background, both themes, a title and a description."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_value(width)} {_value(height)}" width="{_value(width)}" '
+        f'height="{_value(height)}" role="img" font-family="{_FONT}" font-size="11"><title>{escape(title)}</title>'
+        f"<desc>{escape(summary)}</desc><style>{_SVG_STYLE}</style>"
+        f'<rect width="100%" height="100%" class="paper"/>{body}</svg>'
+    )
+
+
+class Hatches:
+    """The patterns of predicted marks in one static SVG, one per colour."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, str] = {}
+        self._prefix = "h" + uuid.uuid4().hex[:6]
+
+    def __call__(self, color: str) -> str:
+        """Return the ``fill`` of predicted marks of this colour."""
+        return f"url(#{self._ids.setdefault(color, f'{self._prefix}-{len(self._ids)}')})"
+
+    def defs(self) -> str:
+        """Return the ``<defs>`` of every colour asked for."""
+        patterns = (
+            f'<pattern id="{i}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+            f'<rect width="5" height="5" class="paper"/><rect width="1.6" height="5" fill="{color}"/></pattern>'
+            for color, i in self._ids.items()
+        )
+        return f"<defs>{''.join(patterns)}</defs>"
+
+
+# ---------------------------------------------------------------- static files
+
+
+@cache
+def static(name: str) -> str:
+    """Return the text of a file of ``hfsdk/viz/static``."""
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def esm(name: str) -> str:
+    """Return the whole ES module of a picture: the shared part and its own."""
+    return static("core.js") + "\n" + static(name + ".js")
+
+
+def js_literal(value: Any) -> str:
+    """Return JSON that is safe inside ``<script>`` and inside XML: no ``<``, ``>`` or ``&`` is left in it."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def html_page(title: str, body: str) -> str:
+    """Return a complete, self-contained HTML page in both themes."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
+        "<style>body{margin:0 auto;max-width:1240px;padding:12px;background:#fff}"
+        f"@media (prefers-color-scheme:dark){{body{{background:#15181c}}}}</style></head><body>{body}</body></html>\n"
+    )
+
+
+# ---------------------------------------------------------------- pictures
+
+
+class Picture:
+    """One picture of one view. Subclasses give ``name`` (the ES module), ``to_text`` and ``to_svg``."""
+
+    name: ClassVar[str] = ""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def to_text(self) -> str:
+        """Return the picture as text."""
+        raise NotImplementedError
+
+    def to_svg(self) -> str:
+        """Return the picture as one static SVG document."""
+        raise NotImplementedError
+
+    def to_html(self, full: bool = False) -> str:
+        """Return self-contained interactive HTML; ``full=True`` makes it a whole page.
+
+        Without scripts (an untrusted notebook) the SVG is shown as an image.
+        """
+        uid = "hf-" + uuid.uuid4().hex[:12]
+        script = (
+            f'(async()=>{{const el=document.getElementById("{uid}");if(!el)return;const on={{}};'
+            f"const state={{view:{js_literal(self.view)}}};{_FAKE_MODEL}"
+            f'const url=URL.createObjectURL(new Blob([{js_literal(esm(self.name))}],{{type:"text/javascript"}}));'
+            "const picture=(await import(url)).default;URL.revokeObjectURL(url);"
+            'el.replaceChildren();picture.render({model,el});el.dataset.ready="1";})();'
+        )
+        body = (
+            f'<div id="{uid}" class="hf-picture" data-picture="{self.name}">{self.placeholder()}</div>'
+            f'<style>{static("frame.css")}</style><script type="module">{script}</script>'
+        )
+        return html_page(str(self.view.get("title", "hfsdk")), body) if full else body
+
+    def placeholder(self) -> str:
+        """Return the static picture as an ``<img>``, which every notebook host keeps, trusted or not."""
+        data = base64.b64encode(self.to_svg().encode()).decode()
+        alt = escape(str(self.view.get("summary", self.name)))
+        return f'<img alt="{alt}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
+
+    def bundle(self) -> dict[str, str]:
+        """Return the frozen MIME bundle: text and HTML, nothing that needs a kernel."""
+        return {"text/plain": self.to_text(), "text/html": self.to_html()}
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.bundle()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.view.get('title', '')!r})"
+
+
+class LivePicture:
+    """A picture that changes while something runs.
+
+    ``publish`` may be called from any thread and as often as one likes: a thread of its own sends the newest view, at most
+    five times a second (once a second above 3,000 marks). ``freeze`` ends it.
+
+    Raises:
+        ModuleNotFoundError: anywidget is not installed.
+    """
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self._widget = _widget_class(picture.name)(view=picture.view)
+        self._wake = threading.Condition()
+        self._pending: View | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def publish(self, view: View) -> None:
+        """Show ``view`` soon; the last one given wins."""
+        with self._wake:
+            if self._closed:
+                return
+            self._pending = view
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name=f"hfsdk-{self.picture.name}", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def display(self) -> Any:
+        """Show the live picture under the running cell and return its display handle."""
+        from IPython.display import display
+
+        data, metadata = self._repr_mimebundle_()
+        return display(data, metadata=metadata, raw=True, display_id=True)
+
+    def freeze(self, handle: Any) -> None:
+        """Stop, and replace the output by the frozen picture, so that a saved notebook keeps it."""
+        with self._wake:
+            self._closed = True
+            if self._pending is not None:
+                self.picture = type(self.picture)(self._pending)
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        handle.update(self.picture.bundle(), raw=True)
+        self._widget.close()
+
+    def _send(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._pending is not None or self._closed)
+                if self._closed:
+                    return
+                view, self._pending = self._pending, None
+            assert view is not None
+            self.picture = type(self.picture)(view)
+            self._widget.view = view
+            time.sleep(LARGE_PUBLISH_INTERVAL_S if len(view.get("marks", ())) > LARGE_MARKS else PUBLISH_INTERVAL_S)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle = self._widget._repr_mimebundle_()
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        still = {"text/plain": self.picture.to_text(), "text/html": self.picture.placeholder()}
+        return {**(data or {}), **still}, metadata or {}
+
+
+@cache
+def _widget_class(name: str) -> Any:
+    try:
+        import anywidget
+        import traitlets
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"live pictures need {error.name}, which is not installed; {NOTEBOOK_HINT}", name=error.name
+        ) from error
+
+    members = {
+        "_esm": esm(name),
+        "_css": static("frame.css"),
+        "view": traitlets.Dict().tag(sync=True),
+        "__module__": __name__,
+    }
+    return type(f"{name.capitalize()}Widget", (anywidget.AnyWidget,), members)

@@ -1,0 +1,462 @@
+"""The placement picture: nodes > devices as columns, in each the shards of its roles and its memory.
+
+::
+
+    +-- node 0 ------------------------+
+    | device 0   cpu    device 1   cpu |    a card per shard: role, rank, tp/pp/dp, rollout replica
+    | |actor  tp0 ...|  |actor  tp1 .. |    dashed border: declared, not loaded yet
+    | |critic tp0 ...|  |critic tp0 .. |
+    | ////predicted///  ////predicted/ |    hatched: what the memory model says, against the device's limit
+    | ####measured###   ####measured## |    solid: what was measured; a dashed box says "not measured"
+    +----------------------------------+
+
+``row`` of a shard counts shards role by role, in the order given: its row in the placement's ``to_pandas()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from hfsdk.viz.frame import Hatches, Picture, bytes_text, role_colors, svg_document, svg_text, tag
+
+WIDTH = 980
+
+
+class ShardView(TypedDict):
+    """One role's part on one device."""
+
+    row: int
+    role: int
+    rank: int
+    tp: int
+    pp: int
+    dp: int
+    short: str
+    """Coordinates for narrow columns: the axes that are split, or ``tp.pp.dp`` in the densest drawing."""
+    rollout_replica: int | None
+    planned_bytes: int | None
+    measured_bytes: int | None
+
+
+class DeviceView(TypedDict):
+    """One device and the shards on it."""
+
+    number: int
+    name: str
+    pool: str
+    pid: int | None
+    memory_bytes: int | None
+    used_bytes: int | None
+    shards: list[ShardView]
+
+
+class NodeView(TypedDict):
+    """One node and its devices."""
+
+    name: str
+    devices: list[DeviceView]
+
+
+class RoleView(TypedDict):
+    """One role, as the legend names it."""
+
+    name: str
+    short: str
+    letter: str
+    label: str
+    color: str
+    model: str
+    train: str
+    rollout: str | None
+    dtype: str
+    state: str
+
+
+class BoxView(TypedDict):
+    """Where a node is drawn."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class GeometryView(TypedDict):
+    """Sizes in SVG units, shared by the static and the interactive drawing."""
+
+    width: float
+    height: float
+    column: float
+    gap: float
+    header: float
+    card: float
+    card_gap: float
+    memory_top: float
+    nodes: list[BoxView]
+
+
+class PlacementView(TypedDict):
+    """All the placement picture needs."""
+
+    picture: Literal["placement"]
+    title: str
+    summary: str
+    density: Literal["full", "compact", "tiny"]
+    predicted: bool
+    memory_scale_bytes: int
+    nodes: list[NodeView]
+    roles: list[RoleView]
+    geometry: GeometryView
+
+
+def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
+    """Turn a session's or a plan's placement data into the view of the picture."""
+    data = placement_data
+    colors = role_colors({r["name"]: r["kind"] for r in data["roles"]})
+    roles, letters = [], set[str]()
+    for role in data["roles"]:
+        name = role["name"]
+        letter = next((c for c in name.upper() + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c.isalpha() and c not in letters), "?")
+        letters.add(letter)
+        roles.append(_role(role, colors[name], letter))
+    shards = _shards_by_device(data["roles"], sum(len(node["devices"]) for node in data["nodes"]))
+    nodes: list[NodeView] = [
+        {"name": node["name"], "devices": [_device(d, data["devices"], shards.get(d, [])) for d in node["devices"]]}
+        for node in data["nodes"]
+    ]
+    devices = [d for node in nodes for d in node["devices"]]
+    density: Literal["full", "compact", "tiny"]
+    density = "full" if len(devices) <= 5 else "compact" if len(devices) <= 16 else "tiny"
+    if density == "tiny":
+        for view in roles:
+            view["label"] = f"{view['letter']}: {view['label']}"
+    return {
+        "picture": "placement",
+        "title": data["title"],
+        "summary": _summary(roles, len(devices), len(nodes)),
+        "density": density,
+        "predicted": bool(data.get("predicted", False)),
+        "memory_scale_bytes": max([_scale(d) for d in devices], default=1),
+        "nodes": nodes,
+        "roles": roles,
+        "geometry": _geometry(nodes, density),
+    }
+
+
+class PlacementPicture(Picture):
+    """Who lives where. ``PlacementPicture(placement_view(data))``."""
+
+    name = "placement"
+
+    def to_text(self) -> str:
+        """Return one line per role and one per device."""
+        view = self.view
+        lines = [view["title"]]
+        lines += ["  " + role["label"] for role in view["roles"]]
+        for node in view["nodes"]:
+            lines.append(node["name"])
+            for device in node["devices"]:
+                here = ", ".join(
+                    f"{view['roles'][s['role']]['name']} tp{s['tp']} pp{s['pp']} dp{s['dp']}" for s in device["shards"]
+                )
+                planned = bytes_text(sum(s["planned_bytes"] or 0 for s in device["shards"]))
+                limit = "" if device["memory_bytes"] is None else f" of {bytes_text(device['memory_bytes'])}"
+                memory = f"memory predicted {planned}{limit}, measured: {bytes_text(device['used_bytes'])}"
+                lines.append(f"  device {device['number']} ({device['name']}): {here or 'no role'}; {memory}")
+        return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """Return the static drawing, with its legend."""
+        view, geometry = self.view, self.view["geometry"]
+        hatch = Hatches()
+        body = [_draw_node(view, n, hatch) for n in range(len(view["nodes"]))]
+        legend, height = _draw_legend(view, geometry["height"] + 8, hatch)
+        title = svg_text(2, 14, view["title"], font_weight=600, font_size=13)
+        inside = title + tag("g", "".join(body) + legend, transform="translate(0 22)")
+        width = max(geometry["width"], min(WIDTH, 420))
+        return svg_document(width, height + 22, view["title"], view["summary"], hatch.defs() + inside)
+
+
+def _role(role: Mapping[str, Any], color: str, letter: str) -> RoleView:
+    rollout = role.get("rollout")
+    parts = [role["name"], role.get("model") or "a function"]
+    parts += [f"layout {role['train']}"] if role.get("train") else []
+    parts += [f"rollout {rollout}"] if rollout else []
+    parts += [role.get("dtype") or "", role["state"]]
+    return {
+        "name": role["name"],
+        "short": role["name"][:9],
+        "letter": letter,
+        "label": " · ".join(p for p in parts if p),
+        "color": color,
+        "model": role.get("model") or "",
+        "train": role.get("train") or "",
+        "rollout": rollout,
+        "dtype": role.get("dtype") or "",
+        "state": role["state"],
+    }
+
+
+def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[int, list[ShardView]]:
+    found: dict[int, list[ShardView]] = {}
+    tiny = num_devices > 16
+    row = 0
+    for index, role in enumerate(roles):
+        for shard in role["shards"]:
+            view: ShardView = {
+                "row": row,
+                "role": index,
+                "rank": shard["rank"],
+                "tp": shard["tp"],
+                "pp": shard["pp"],
+                "dp": shard["dp"],
+                "short": _short(role["shards"], shard, tiny),
+                "rollout_replica": shard.get("rollout_replica") if role.get("rollout") else None,
+                "planned_bytes": shard.get("planned_bytes"),
+                "measured_bytes": shard.get("measured_bytes"),
+            }
+            found.setdefault(shard["device"], []).append(view)
+            row += 1
+    return found
+
+
+def _short(shards: list[Mapping[str, Any]], shard: Mapping[str, Any], tiny: bool) -> str:
+    if tiny:
+        return f"{shard['tp']}.{shard['pp']}.{shard['dp']}"
+    return " ".join(f"{axis}{shard[axis]}" for axis in ("tp", "pp", "dp") if any(s[axis] for s in shards))
+
+
+def _device(number: int, devices: Mapping[Any, Any], shards: list[ShardView]) -> DeviceView:
+    data = devices[number] if number in devices else devices[str(number)]
+    return {
+        "number": number,
+        "name": data["name"],
+        "pool": data.get("pool") or "none",
+        "pid": data.get("pid"),
+        "memory_bytes": data.get("memory_bytes"),
+        "used_bytes": data.get("used_bytes"),
+        "shards": shards,
+    }
+
+
+def _scale(device: DeviceView) -> int:
+    planned = sum(s["planned_bytes"] or 0 for s in device["shards"])
+    measured = sum(s["measured_bytes"] or 0 for s in device["shards"])
+    return max(device["memory_bytes"] or 0, device["used_bytes"] or 0, planned, measured, 1)
+
+
+def _summary(roles: list[RoleView], num_devices: int, num_nodes: int) -> str:
+    devices = f"{num_devices} device{'s' * (num_devices != 1)} on {num_nodes} node{'s' * (num_nodes != 1)}"
+    return f"Placement of {len(roles)} roles on {devices}: " + "; ".join(r["label"] for r in roles)
+
+
+def _geometry(nodes: list[NodeView], density: str) -> GeometryView:
+    gap, widest = 8.0 if density != "tiny" else 4.0, max([len(n["devices"]) for n in nodes], default=1)
+    column = {"full": 176.0, "compact": 106.0, "tiny": 54.0}[density]
+    card, card_gap = {"full": (34.0, 5.0), "compact": (16.0, 3.0), "tiny": (12.0, 2.0)}[density]
+    header = {"full": 32.0, "compact": 20.0, "tiny": 17.0}[density]
+    memory = {"full": 54.0, "compact": 20.0, "tiny": 18.0}[density]
+    if widest * (column + gap) + gap > WIDTH:
+        column = max(46.0, (WIDTH - gap) / widest - gap)
+    cards = max([len(d["shards"]) for n in nodes for d in n["devices"]], default=0)
+    memory_top = 20 + header + max(1, cards) * (card + card_gap) + 4
+    height = memory_top + memory + gap
+    boxes: list[BoxView] = []
+    x = y = right = 0.0
+    for node in nodes:
+        width = len(node["devices"]) * (column + gap) + gap
+        if x > 0 and x + width > WIDTH + 1:
+            x, y = 0.0, y + height + 10
+        boxes.append({"x": x + 0.5, "y": y + 0.5, "width": width, "height": height})
+        x += width + 10
+        right = max(right, x - 10)
+    return {
+        "width": right + 1,
+        "height": y + height + 1,
+        "column": column,
+        "gap": gap,
+        "header": header,
+        "card": card,
+        "card_gap": card_gap,
+        "memory_top": memory_top,
+        "nodes": boxes,
+    }
+
+
+# ---------------------------------------------------------------- the static drawing (the same as static/placement.js)
+
+
+def _draw_node(view: Mapping[str, Any], index: int, hatch: Hatches) -> str:
+    geometry, node = view["geometry"], view["nodes"][index]
+    box: BoxView = geometry["nodes"][index]
+    parts = [
+        tag("rect", x=box["x"], y=box["y"], width=box["width"], height=box["height"], rx=6, class_="panel grid"),
+        svg_text(box["x"] + 8, box["y"] + 14, node["name"], font_weight=600),
+    ]
+    for d, device in enumerate(node["devices"]):
+        x = box["x"] + geometry["gap"] + d * (geometry["column"] + geometry["gap"])
+        parts.append(_draw_device(view, device, x, box, hatch))
+    return "".join(parts)
+
+
+def _draw_device(view: Mapping[str, Any], device: DeviceView, x: float, box: BoxView, hatch: Hatches) -> str:
+    geometry, full, tiny = view["geometry"], view["density"] == "full", view["density"] == "tiny"
+    column, y, pad = geometry["column"], box["y"] + 20, 3 if tiny else 6
+    height = box["height"] - 20 - geometry["gap"]
+    parts = [
+        tag("rect", x=x, y=y, width=column, height=height, rx=4, class_="paper grid", data_device=device["number"]),
+        svg_text(
+            x + pad,
+            y + 13,
+            str(device["number"]) if tiny else f"device {device['number']}",
+            font_size=9 if tiny else 11,
+        ),
+    ]
+    if full:
+        process = "" if device["pid"] is None else f" · process {device['pid']}"
+        parts.append(svg_text(x + column - pad, y + 13, device["name"], text_anchor="end", font_size=9.5, class_="sub"))
+        parts.append(svg_text(x + pad, y + 25, f"pool {device['pool']}{process}", font_size=9.5, class_="sub"))
+    y += geometry["header"]
+    for shard in device["shards"]:
+        parts.append(_draw_card(view, shard, x + pad, y, column - 2 * pad))
+        y += geometry["card"] + geometry["card_gap"]
+    if not device["shards"]:
+        parts.append(
+            svg_text(x + pad, y + 12, "–" if tiny else "no role here", font_size=10, font_style="italic", class_="sub")
+        )
+    return "".join(parts) + _draw_memory(
+        view, device, x + pad, box["y"] + geometry["memory_top"], column - 2 * pad, hatch
+    )
+
+
+def _draw_card(view: Mapping[str, Any], shard: ShardView, x: float, y: float, width: float) -> str:
+    role, height, density = view["roles"][shard["role"]], view["geometry"]["card"], view["density"]
+    color, declared = role["color"], role["state"] == "declared"
+    dash = "4 3" if declared else None
+    tx, right = x + (6 if density == "tiny" else 10), x + width - 4
+    parts = [
+        tag(
+            "rect",
+            x=x,
+            y=y,
+            width=width,
+            height=height,
+            rx=3,
+            fill=color,
+            fill_opacity=0.16,
+            stroke=color,
+            stroke_dasharray=dash,
+        ),
+        tag("rect", x=x, y=y, width=3 if density == "tiny" else 5, height=height, rx=1.5, fill=color),
+    ]
+    if density == "full":
+        parts.append(svg_text(tx, y + 14, role["name"], font_weight=600))
+        state = "declared" if declared else f"rank {shard['rank']}"
+        parts.append(svg_text(right, y + 14, state, text_anchor="end", font_size=10, class_="sub"))
+        parts.append(svg_text(tx, y + 28, f"tp{shard['tp']} pp{shard['pp']} dp{shard['dp']}", font_size=10))
+        if shard["rollout_replica"] is not None:
+            replica = f"rollout {shard['rollout_replica']}"
+            parts.append(svg_text(right, y + 28, replica, text_anchor="end", font_size=10, class_="sub"))
+    else:
+        tiny = density == "tiny"
+        name, size = (role["letter"], 8.5) if tiny else (role["short"], 10)
+        parts.append(svg_text(tx, y + height - 4, name, font_size=size))
+        parts.append(
+            svg_text(right, y + height - 4, shard["short"], text_anchor="end", font_size=min(size, 9.5), class_="sub")
+        )
+    return tag("g", "".join(parts), data_row=shard["row"], data_role=role["name"])
+
+
+def _draw_memory(view: Mapping[str, Any], device: DeviceView, x: float, y: float, width: float, hatch: Hatches) -> str:
+    full = view["density"] == "full"
+    height, scale = (9 if full else 5), width / max(1, view["memory_scale_bytes"])
+    shards, used, limit = device["shards"], device["used_bytes"], device["memory_bytes"]
+    frame = {"width": width, "height": height, "rx": 2}
+    parts = []
+    if full:
+        planned = bytes_text(sum(s["planned_bytes"] or 0 for s in shards))
+        parts.append(svg_text(x, y + 9, f"predicted {planned}", font_size=9.5, class_="sub"))
+        if limit is not None:
+            parts.append(
+                svg_text(x + width, y + 9, f"of {bytes_text(limit)}", text_anchor="end", font_size=9.5, class_="sub")
+            )
+        y += 13
+    parts.append(tag("rect", x=x, y=y, class_="paper grid", **frame))
+    at = x
+    for shard in shards:
+        size, color = (shard["planned_bytes"] or 0) * scale, view["roles"][shard["role"]]["color"]
+        parts.append(
+            tag(
+                "rect",
+                x=at,
+                y=y,
+                width=max(0.5, size),
+                height=height,
+                fill=hatch(color),
+                stroke=color,
+                data_row=shard["row"],
+            )
+        )
+        at += size
+    if limit is not None:
+        edge = x + min(width, limit * scale)
+        parts.append(tag("line", x1=edge, x2=edge, y1=y - 2, y2=y + height + 2, class_="edge", stroke_width=1.5))
+    y += height + (4 if full else 2)
+    per_shard = any(s["measured_bytes"] is not None for s in shards)
+    missing = used is None and not per_shard
+    if full:
+        text = (
+            f"measured {bytes_text(used)} in the process"
+            if used is not None
+            else "not measured"
+            if missing
+            else "measured"
+        )
+        parts.append(svg_text(x, y + 9, text, font_size=9.5, class_="sub", font_style="italic" if missing else None))
+        y += 13
+    if missing:
+        return "".join(parts) + tag("rect", x=x, y=y, class_="none edge", stroke_dasharray="3 3", **frame)
+    parts.append(tag("rect", x=x, y=y, class_="paper grid", **frame))
+    at = x
+    for shard in shards:
+        size = (shard["measured_bytes"] or 0) * scale
+        if size:
+            color = view["roles"][shard["role"]]["color"]
+            parts.append(tag("rect", x=at, y=y, width=max(0.5, size), height=height, fill=color, data_row=shard["row"]))
+            at += size
+    if used is not None and x + used * scale > at:
+        rest = min(used * scale + x - at, x + width - at)
+        parts.append(tag("rect", x=at, y=y, width=rest, height=height, fill="#8b949e"))
+    return "".join(parts)
+
+
+def _draw_legend(view: Mapping[str, Any], y: float, hatch: Hatches) -> tuple[str, float]:
+    parts = []
+    for role in view["roles"]:
+        dash = "4 3" if role["state"] == "declared" else None
+        swatch = {"x": 1.0, "y": y, "height": 9}
+        parts.append(
+            tag(
+                "rect",
+                width=14,
+                fill=role["color"],
+                fill_opacity=0.16,
+                stroke=role["color"],
+                stroke_dasharray=dash,
+                **swatch,
+            )
+        )
+        parts.append(tag("rect", width=4, fill=role["color"], **swatch))
+        parts.append(svg_text(21, y + 8.5, role["label"], class_="sub", font_size=10.5))
+        y += 15
+    grey, x = "#77808a", 1.0
+    for label, style in (
+        ("predicted memory", {"fill": hatch(grey), "stroke": grey}),
+        ("measured memory", {"fill": grey}),
+        ("not measured", {"class_": "none edge", "stroke_dasharray": "3 2"}),
+    ):
+        parts.append(tag("rect", x=x, y=y + 1, width=14, height=8, **style))
+        parts.append(svg_text(x + 20, y + 8.5, label, class_="sub", font_size=10.5))
+        x += 125
+    return "".join(parts), y + 16

@@ -1,0 +1,283 @@
+"""Tables and cards as self-contained HTML: no script, scoped style, well-formed XML, both themes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from hfsdk.viz.frame import bytes_text, count_text, role_colors, seconds_text, static
+
+MAX_TEXT = 400
+MAX_SAMPLES = 6
+MAX_COLUMNS = 80
+MAX_METRIC_ROWS = 60
+
+STATES = {
+    "ready": ("●", "hf-good"), "pending": ("○", "hf-dim"), "running": ("◐", "hf-busy"), "failed": ("✕", "hf-bad"),
+    "lost": ("⊘", "hf-bad"), "simulated": ("◇", "hf-dim"), "done": ("✓", "hf-good"), "cancelled": ("–", "hf-dim"),
+    "loaded": ("●", "hf-good"), "declared": ("○", "hf-dim"), "open": ("●", "hf-good"), "closed": ("–", "hf-dim"),
+}  # fmt: skip
+"""Sign and colour of a state; its name always stands beside them."""
+
+
+def batch_html(data: Mapping[str, Any]) -> str:
+    """Return a batch: its columns with kind, bytes, state and writer, and a few samples.
+
+    ``data``: ``{"num_rows", "columns": [{"name", "kind", "dtype", "state", "bytes", "mean_length", "writer"}],
+    "samples": [{"prompt", "response", "score"}]}``.
+    """
+    columns = data["columns"]
+    rows = [
+        [
+            _cell(c["name"], "hf-left", code=True),
+            _cell(c.get("kind"), "hf-left"),
+            _cell(c.get("dtype"), "hf-left"),
+            _missing() if c.get("mean_length") is None else _cell(f"{c['mean_length']:.1f}"),
+            _missing() if c.get("bytes") is None else _cell(bytes_text(c["bytes"])),
+            _state(c.get("state") or "pending"),
+            _cell(c.get("writer"), "hf-left", code=True),
+        ]
+        for c in columns[:MAX_COLUMNS]
+    ]
+    head = ["column<", "kind<", "dtype<", "mean length", "bytes", "state<", "written by<"]
+    known = [c["bytes"] for c in columns if c.get("bytes") is not None]
+    title = f"Batch: {count_text(data['num_rows'])} samples, {len(columns)} columns" + (
+        f", {bytes_text(sum(known))}" if known else ""
+    )
+    parts = [_title(title), _table(head, rows)]
+    if len(columns) > MAX_COLUMNS:
+        parts.append(_note(f"and {len(columns) - MAX_COLUMNS} more columns"))
+    samples = list(data.get("samples") or [])
+    if samples:
+        body = [
+            [
+                _cell(str(i)),
+                _text(s.get("prompt")),
+                _text(s.get("response")),
+                _missing() if s.get("score") is None else _cell(f"{s['score']:.4g}"),
+            ]
+            for i, s in enumerate(samples[:MAX_SAMPLES])
+        ]
+        shown = f"first {min(len(samples), MAX_SAMPLES)} of {count_text(data['num_rows'])} samples"
+        parts.append(
+            f'<details open=""><summary>{shown}</summary>{_table(["row", "prompt<", "response<", "score"], body)}</details>'
+        )
+    return _wrap("batch", parts)
+
+
+def session_html(data: Mapping[str, Any]) -> str:
+    """Return a session: runtime, roles with layouts and versions, memory, messages.
+
+    ``data``: ``{"name", "runtime", "devices", "state", "roles": [{"name", "model", "train", "rollout", "dtype", "version",
+    "state"}], "memory": [{"device", "used_bytes", "memory_bytes"}] or a text, "messages": [text]}``.
+    """
+    colors = role_colors({r["name"]: r.get("kind", r["name"]) for r in data["roles"]})
+    facts = escape(f" · {data['runtime']} · {_devices(data.get('devices'))}")
+    head = _title(f"Session {data.get('name') or ''}".strip())
+    head += f"<div>{_state_text(data.get('state') or 'open')}{facts}</div>"
+    rows = [
+        [
+            f'<td class="hf-left"><i class="hf-dot" style="background:{colors[r["name"]]}"></i> <b>{escape(r["name"])}</b></td>',
+            _cell(r.get("model") or "a function", "hf-left"),
+            _cell(r.get("train"), "hf-left", code=True),
+            _cell(r.get("rollout"), "hf-left", code=True),
+            _cell(r.get("dtype"), "hf-left"),
+            _cell(r.get("version")),
+            _state(r.get("state") or "declared"),
+        ]
+        for r in data["roles"]
+    ]
+    parts = [head]
+    if rows:
+        parts.append(_table(["role<", "model<", "layout<", "rollout<", "dtype<", "version", "state<"], rows))
+    else:
+        parts.append(_note("no roles yet: session.actor(...), session.critic(...)"))
+    parts += _memory(data.get("memory"))
+    messages = [str(m) for m in data.get("messages") or []]
+    if messages:
+        items = "".join(f'<div class="hf-wrap">{escape(_cut(m))}</div>' for m in messages[-20:])
+        parts.append(
+            f"<details><summary>{len(messages)} message{'s' * (len(messages) != 1)}</summary>{items}</details>"
+        )
+    return _wrap("session", parts)
+
+
+def metrics_html(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return metrics, one row per mini-batch or step; missing numbers are drawn as missing."""
+    names = list(dict.fromkeys(name for row in rows for name in row))[:MAX_COLUMNS]
+    keep: list[int | None] = list(range(len(rows)))
+    if len(rows) > MAX_METRIC_ROWS:
+        half = MAX_METRIC_ROWS // 2
+        keep = [*keep[:half], None, *keep[-half:]]
+    body = []
+    for i in keep:
+        if i is None:
+            body.append(
+                [
+                    f'<td colspan="{len(names) + 1}" class="hf-left hf-dim">and {len(rows) - MAX_METRIC_ROWS} more rows</td>'
+                ]
+            )
+        else:
+            body.append([_cell(str(i)), *(_number(rows[i].get(name)) for name in names)])
+    title = f"Metrics: {len(rows)} row{'s' * (len(rows) != 1)}"
+    return _wrap("metrics", [_title(title), _table(["row", *names], body) if names else _note("no metrics")])
+
+
+def progress_html(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
+    """Return one progress card, or one card over the calls that one cell started.
+
+    ``data``: ``{"call", "line", "state", "done", "total", "unit", "seconds", "error"}`` or several of them. Finished calls
+    beyond the last eight are summed up in one line.
+    """
+    calls = [data] if isinstance(data, Mapping) else list(data)
+    finished = [c for c in calls if c["state"] == "done"]
+    folded = finished[:-8] if len(finished) > 8 else []
+    parts = []
+    if folded:
+        spent = sum(c.get("seconds") or 0.0 for c in folded)
+        parts.append(
+            f'<div class="hf-full hf-dim">{_sign("done")} {len(folded)} calls done before these, {seconds_text(spent)}</div>'
+        )
+    skip = {id(c) for c in folded}
+    parts += [_progress_row(c) for c in calls if id(c) not in skip]
+    return _wrap("progress", [f'<div class="hf-calls">{"".join(parts)}</div>'])
+
+
+def progress_text(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
+    """Return the same as text, one line per call."""
+    calls = [data] if isinstance(data, Mapping) else list(data)
+    lines = []
+    for c in calls:
+        counted = f", {_count(c)}" if c.get("done") is not None else ""
+        took = "" if c.get("seconds") is None else f", {seconds_text(c['seconds'])}"
+        error = f": {c['error']}" if c.get("error") else ""
+        lines.append(f"{c['call']} ({c.get('line') or 'no line'}): {c['state']}{counted}{took}{error}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _progress_row(call: Mapping[str, Any]) -> str:
+    state, done, total = call["state"], call.get("done"), call.get("total")
+    seconds = call.get("seconds")
+    short = state == "done" and (seconds or 0.0) < 0.3
+    track = ""
+    if not short and state in ("running", "done"):
+        color = ";background:var(--hf-good)" if state == "done" else ""
+        share = 1.0 if state == "done" else (done / total if done is not None and total else None)
+        bar = (
+            '<i class="hf-go"></i>'
+            if share is None
+            else f'<i style="width:{100 * max(0.0, min(1.0, share)):.1f}%{color}"></i>'
+        )
+        track = f'<span class="hf-track">{bar}</span>'
+    facts = [] if short or done is None else [_count(call)]
+    facts += [] if seconds is None else [seconds_text(seconds)]
+    if seconds and done and state == "done" and not short:
+        facts.append(f"{count_text(round(done / seconds))} {call.get('unit') or ''}/s".replace(" /", "/"))
+    where = escape(str(call.get("line") or ""))
+    row = (
+        f"<div>{_sign(state)} <code>{escape(str(call['call']))}</code></div>"
+        f'<div class="hf-dim">{where}</div><div>{track or escape(state)}</div>'
+        f'<div class="hf-num hf-dim">{escape(" · ".join(facts))}</div>'
+    )
+    if call.get("error"):
+        row += f'<div class="hf-full hf-bad hf-error">{escape(_cut(str(call["error"])))}</div>'
+    return row
+
+
+def _count(call: Mapping[str, Any]) -> str:
+    total = call.get("total")
+    upto = f" of {count_text(total)}" if total is not None and total != call["done"] else ""
+    return f"{count_text(call['done'])}{upto} {call.get('unit') or ''}".strip()
+
+
+def _wrap(name: str, parts: Iterable[str]) -> str:
+    return f'<div class="hf hf-{name}"><style>{static("frame.css")}</style>{"".join(parts)}</div>'
+
+
+def _title(text: str) -> str:
+    return f'<div class="hf-title">{escape(text)}</div>'
+
+
+def _note(text: str) -> str:
+    return f'<div class="hf-dim">{escape(text)}</div>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out cells; a heading that ends with ``<`` is left-aligned."""
+    sides = [("hf-left" if h.endswith("<") else "hf-right", h.rstrip("<")) for h in head]
+    cells = "".join(f'<th scope="col" class="{side}">{escape(text)}</th>' for side, text in sides)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any, css: str = "hf-right", code: bool = False) -> str:
+    if value is None or value == "":
+        return f'<td class="{css} hf-dim">–</td>'
+    text = escape(_cut(str(value)))
+    return f'<td class="{css}">{f"<code>{text}</code>" if code else text}</td>'
+
+
+def _missing() -> str:
+    return '<td class="hf-missing" title="not measured">–</td>'
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return _missing()
+    if isinstance(value, str):
+        return _cell(value)
+    if not math.isfinite(value):
+        return f'<td class="hf-bad">{value}</td>'
+    return _cell(count_text(value) if abs(value) < 1e6 or float(value).is_integer() else f"{value:.3e}")
+
+
+def _text(value: Any) -> str:
+    return _missing() if value is None else f'<td class="hf-wrap">{escape(_cut(str(value)))}</td>'
+
+
+def _cut(text: str) -> str:
+    text = "".join(
+        c if c in "\n\t" or (c >= " " and c not in "\ufffe\uffff" and not 0xD800 <= ord(c) < 0xE000) else "�"
+        for c in text
+    )
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} more characters)"
+
+
+def _sign(state: str) -> str:
+    sign, css = STATES.get(state, ("·", "hf-dim"))
+    return f'<span class="{css}" aria-hidden="true">{sign}</span>'
+
+
+def _state_text(state: str) -> str:
+    return f"{_sign(state)} {escape(state)}"
+
+
+def _state(state: str) -> str:
+    return f'<td class="hf-left">{_state_text(state)}</td>'
+
+
+def _devices(devices: Any) -> str:
+    return f"{devices} device{'s' * (devices != 1)}" if isinstance(devices, int) else str(devices or "no devices")
+
+
+def _memory(memory: Any) -> list[str]:
+    if not memory:
+        return []
+    if isinstance(memory, str):
+        return [_note(f"memory: {memory}")]
+    rows = []
+    for device in memory:
+        used, limit = device.get("used_bytes"), device.get("memory_bytes")
+        share = f'<i style="width:{100 * min(1.0, used / limit):.1f}%"></i>' if used is not None and limit else ""
+        rows.append([
+            _cell(f"device {device['device']}", "hf-left"),
+            _missing() if used is None else _cell(bytes_text(used)),
+            _cell(None if limit is None else bytes_text(limit)),
+            f'<td class="hf-left"><span class="hf-track">{share}</span></td>' if share else _missing(),
+        ])  # fmt: skip
+    return [f"<details><summary>memory</summary>{_table(['device<', 'measured', 'limit', 'share<'], rows)}</details>"]

@@ -1,0 +1,81 @@
+"""Run one function in several gloo processes of this machine and bring back what each returned."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import wait
+
+
+class SpawnError(AssertionError):
+    pass
+
+
+def run(function, world_size, *args, timeout_s=150.0):
+    """Return ``[function(rank, world_size, *args) for every rank]``, each in a process of its own.
+
+    ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        store = os.path.join(folder, "store")
+        pipes, processes = {}, []
+        for rank in range(world_size):
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(theirs, function, rank, world_size, store, args), daemon=True)
+            process.start()
+            theirs.close()
+            pipes[mine] = rank
+            processes.append(process)
+        try:
+            return _collect(pipes, world_size, timeout_s)
+        finally:
+            for process in processes:
+                process.join(0.5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _collect(pipes, world_size, timeout_s):
+    results, failures = [None] * world_size, []
+    end = time.monotonic() + timeout_s
+    while pipes:
+        ready = wait(list(pipes), timeout=max(0.0, end - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            rank = pipes.pop(pipe)
+            try:
+                failed, value = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                failed, value = True, "the process ended without a word"
+            if failed:
+                failures.append(f"rank {rank}:\n{value}")
+                end = min(end, time.monotonic() + 3.0)  # the others may be inside a collective for ever
+            else:
+                results[rank] = value
+    if failures or pipes:
+        waiting = f"\nno answer from ranks {sorted(pipes.values())}" if pipes else ""
+        raise SpawnError("\n".join(failures) + waiting)
+    return results
+
+
+def _child(pipe, function, rank, world_size, store, args):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+        answer = (False, function(rank, world_size, *args))
+    except BaseException:
+        answer = (True, traceback.format_exc())
+    # bytes, because torch's own way of sending tensors needs this process to live on
+    pipe.send_bytes(pickle.dumps(answer))
+    pipe.close()

@@ -1,0 +1,624 @@
+"""The parity law of the trainer: plain transformers and plain PyTorch are the reference, whatever the layout.
+
+One spawn per world size runs all checks of its layouts; the tests then look at what came back.
+"""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from spawn import SpawnError, run
+
+from hfsdk.engine.microbatch import plan_pass, plan_update
+from hfsdk.table import Ragged, Table
+
+LAYOUTS = {"tp1": 1, "tp2": 2, "dp2": 2, "tp2 dp2": 4}
+MODELS = ("untied", "tied", "critic")
+LEARNING_RATE = 1e-3
+NUM_ROWS, EMPTY_ROW = 9, 4
+
+
+def rows_table():
+    rng = np.random.default_rng(0)
+    response_lengths = rng.integers(1, 12, NUM_ROWS)
+    response_lengths[EMPTY_ROW] = 0
+    prompts = [rng.integers(0, 260, n) for n in rng.integers(1, 14, NUM_ROWS)]
+    responses = [rng.integers(0, 260, n) for n in response_lengths]
+    response = Ragged.of(responses, np.int64)
+
+    def per_token(scale):
+        return response.map((scale * rng.standard_normal(len(response.flat))).astype(np.float32))
+
+    columns = {"prompt": Ragged.of(prompts, np.int64), "response": response, "advantages": per_token(1.0)}
+    columns |= {"noise": per_token(0.3), "returns": per_token(1.0), "old_values": per_token(0.5)}
+    columns["weight"] = rng.random(NUM_ROWS).astype(np.float32) + 0.5
+    columns["temperature"] = np.array([1.0, 0.7, 0.0] * 3, np.float32)
+    return Table(columns)
+
+
+def policy_loss(out, b):
+    """PPO's clipped surrogate with an entropy bonus and a k3 penalty, per token."""
+    ratio = (out.log_probs - b["old_log_probs"]).exp()
+    advantages = b["advantages"] * b.expand("weight")
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    kl = (b["old_log_probs"] - out.log_probs).expm1() - (b["old_log_probs"] - out.log_probs)
+    loss = loss - 0.05 * out.entropy + 0.1 * kl
+    clipped = ((ratio - 1).abs() > 0.2).float()
+    per_sample = b.segment_sum(clipped)
+    return loss, {"clip": clipped, "clips": per_sample, "ratio_max": ratio.max(), "tokens": float(len(ratio))}
+
+
+def value_loss(out, b):
+    clipped = b["old_values"] + (out.values - b["old_values"]).clamp(-0.2, 0.2)
+    return 0.5 * torch.maximum((out.values - b["returns"]) ** 2, (clipped - b["returns"]) ** 2)
+
+
+def sequence_loss(out, b):
+    return -b.segment_sum(out.log_probs) * b["weight"]
+
+
+def with_mode(loss, mode, fixed_length=None):
+    loss = partial(loss)
+    loss.aggregation, loss.fixed_length = mode, fixed_length
+    return loss
+
+
+# ---- the reference: transformers, one row at a time, no padding
+
+
+def make_folders(root):
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    folders = {}
+    for name in MODELS:
+        config = LlamaConfig(
+            vocab_size=260, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
+            num_key_value_heads=4, head_dim=32, max_position_embeddings=64, tie_word_embeddings=name == "tied",
+            rms_norm_eps=1e-5, num_labels=1, pad_token_id=0,
+        )  # fmt: skip
+        torch.manual_seed(MODELS.index(name))
+        model = (LlamaForSequenceClassification if name == "critic" else LlamaForCausalLM)(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+                else:
+                    parameter.mul_(8)
+        folders[name] = str(root / name)
+        model.save_pretrained(folders[name])
+    return folders
+
+
+def reference_model(folder):
+    from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+
+    kind = LlamaForSequenceClassification if folder.endswith("critic") else LlamaForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32)
+
+
+class Reference:
+    """Flat outputs over the response tokens of all rows, with the same loss functions as the trainer's."""
+
+    def __init__(self, folder, rows, temperature):
+        from hfsdk.engine.loss_io import ModelOutput, TokenBatch
+
+        self.model = reference_model(folder)
+        columns = {"log_probs": [], "entropy": [], "values": [], "scores": [], "logits": []}
+        for i in range(rows.num_rows):
+            prompt, response = (torch.from_numpy(rows.ragged(c)[i].copy()) for c in ("prompt", "response"))
+            tokens = torch.cat([prompt, response])[None]
+            before = slice(len(prompt) - 1, len(prompt) - 1 + len(response))
+            if folder.endswith("critic"):
+                states = self.model.score(self.model.model(tokens).last_hidden_state)[0, :, 0]
+                columns["values"].append(states[before])
+                columns["scores"].append(states[-1:])
+                continue
+            logits = self.model(tokens).logits[0, before]
+            columns["logits"].append(logits)
+            log_probs = (logits / (temperature[i] or 1.0)).log_softmax(-1)
+            columns["log_probs"].append(log_probs.gather(-1, response[:, None])[:, 0])
+            columns["entropy"].append(-(log_probs.exp() * log_probs).sum(-1))
+        self.columns = {name: torch.cat(parts) if parts else None for name, parts in columns.items()}
+        names = ("log_probs", "entropy", "values")
+        self.out = ModelOutput(**{name: self.columns[name] for name in names})
+        self.token_batch = partial(TokenBatch, num_tokens=len(rows.ragged("response").flat), num_rows=rows.num_rows)
+
+    def gradient(self, rows, loss):
+        from hfsdk.engine.loss_io import aggregate
+
+        b = self.token_batch(rows)
+        returned = loss(self.out, b)
+        each = returned[0] if isinstance(returned, tuple) else returned
+        mode, fixed = getattr(loss, "aggregation", "token_mean"), getattr(loss, "fixed_length", None)
+        total = each.sum() / rows.num_rows if each.shape == (rows.num_rows,) else aggregate(each, b, mode, fixed_length=fixed)
+        self.model.zero_grad()
+        total.backward(retain_graph=True)
+        named = self.model.named_parameters()
+        return total.item(), {n: p.grad.clone() for n, p in named if p.grad is not None}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    """Folders, rows (old_log_probs close to the untied model's) and reference results."""
+    root = tmp_path_factory.mktemp("models")
+    folders, rows = make_folders(root), rows_table()
+    references, gradients = {}, {}
+    for name in MODELS:
+        references[name] = Reference(folders[name], rows, rows["temperature"])
+    old = {n: references[n].columns["log_probs"].detach().numpy() + rows["noise"].flat for n in ("untied", "tied")}
+    for name in MODELS:
+        mine = rows.with_columns({"old_log_probs": rows.ragged("response").map(old.get(name, old["untied"]))})
+        loss = value_loss if name == "critic" else policy_loss
+        gradients[name] = references[name].gradient(mine, loss)
+        if name == "untied":
+            modes = {"sequence_mean": None, "sequence_sum": None, "fixed_length": 16}
+            losses = {mode: with_mode(policy_loss, mode, n) for mode, n in modes.items()} | {"per_sample": sequence_loss}
+            for mode, other in losses.items():
+                gradients[mode] = references[name].gradient(mine, other)
+    logits = references["untied"].columns["logits"]
+    assert logits.std() >= 1
+    torch.save({"old": old, "gradients": gradients}, root / "reference.pt")
+    return {"root": root, "folders": folders, "references": references, "gradients": gradients}
+
+
+# ---- what runs in the processes
+
+
+class Harness:
+    """The roles of one layout on this rank."""
+
+    def __init__(self, layout, root, world_size):
+        from hfsdk.engine.groups import RoleGroups, poison_parallel_state
+        from hfsdk.layout import Layout
+
+        self.mesh = Layout.parse(layout).fill(world_size).mesh()
+        self.groups = RoleGroups(self.mesh)
+        self.root = root
+        saved = torch.load(root / "reference.pt", weights_only=False)
+        self.old, self.gradients = saved["old"], saved["gradients"]
+        poison_parallel_state()
+
+    def trainer(self, name, **options):
+        from hfsdk.engine.recorder import Recorder
+        from hfsdk.engine.trainer import Trainer
+        from hfsdk.roles import AdamW, RoleSpec
+        from hfsdk.spec import ModelSpec
+
+        config = json.loads((self.root / name / "config.json").read_text())
+        spec = ModelSpec.from_hf_config(config | {"architectures": ["LlamaForCausalLM"]}, name)
+        options.setdefault("optimizer", AdamW(lr=LEARNING_RATE, max_grad_norm=1.0, warmup_steps=4))
+        options.setdefault("head", "scalar" if name == "critic" else "lm")
+        options.setdefault("kind", "critic" if name == "critic" else "actor")
+        role = RoleSpec(name=name, folder=str(self.root / name), model=spec, train=self.mesh.layout, **options)
+        return Trainer(role, self.mesh, self.groups, Recorder(device=self.groups.rank, rank=self.groups.rank))
+
+    def rows(self, name="untied"):
+        rows = rows_table()
+        old = rows.ragged("response").map(self.old.get(name, self.old["untied"]))
+        return rows.with_columns({"old_log_probs": old})
+
+    def passes(self, max_tokens=40):
+        rows = rows_table()
+        total = rows.ragged("prompt").lengths + rows.ragged("response").lengths
+        plan = plan_pass(total, self.groups.dp_size, max_tokens)
+        return plan, plan.micro_batches[self.groups.dp_rank]
+
+    def plan(self, mini_batches=1, max_tokens=40, epochs=1):
+        rows = rows_table()
+        response = rows.ragged("response").lengths
+        total = rows.ragged("prompt").lengths + response
+        return plan_update(total, response, self.groups.dp_size, epochs, mini_batches, max_tokens, seed=1)
+
+    def mine(self, rows, plan):
+        """This dp rank's rows in an order of their own."""
+        return rows.take(sorted(plan.rows_of(self.groups.dp_rank), reverse=True))
+
+    def difference(self, gradients, expected):
+        """||g - g_ref|| / ||g_ref|| over the whole model, on rank 0."""
+        if gradients is None:
+            return None
+        assert set(gradients) == set(expected), set(gradients) ^ set(expected)
+        off = sum((gradients[n] - expected[n]).double().pow(2).sum() for n in expected)
+        return float((off / sum(g.double().pow(2).sum() for g in expected.values())) ** 0.5)
+
+
+def check_inference(h):
+    plan, micro_batches = h.passes()
+    rows = h.mine(h.rows(), plan)
+    found = {}
+    for name in ("untied", "tied"):
+        frozen = h.trainer(name, optimizer=None)
+        out = frozen.log_probs(rows, micro_batches, rows["temperature"], entropy=True)
+        found[name] = {c: dict(zip(rows.row_ids.tolist(), out[c], strict=True)) for c in out}
+        assert frozen.memory_bytes()["gradients"] == frozen.memory_bytes()["optimizer"] == 0
+        assert out["log_probs"].dtype == np.float32
+    critic = h.trainer("critic", optimizer=None)
+    values = critic.values(rows, micro_batches)["values"]
+    scores = critic.scores(rows, micro_batches)["scores"]
+    found["critic"] = {
+        "values": dict(zip(rows.row_ids.tolist(), values, strict=True)),
+        "scores": dict(zip(rows.row_ids.tolist(), scores[:, None], strict=True)),
+    }
+    return found
+
+
+def check_gradients(h):
+    found = {}
+    for name in MODELS:
+        trainer = h.trainer(name)
+        loss = value_loss if name == "critic" else policy_loss
+        temperature = 1.0 if name == "critic" else h.rows()["temperature"]
+        for max_tokens in (24, 1000):
+            trainer.zero_grad()
+            metrics = trainer.forward_backward(h.rows(name), h.plan(max_tokens=max_tokens)[0], loss, temperature)
+            off = h.difference(trainer.gradients(), h.gradients[name][1])
+            norm = sum(g.double().pow(2).sum() for g in h.gradients[name][1].values()) ** 0.5
+            found[name, max_tokens] = (off, metrics["loss"] - h.gradients[name][0], trainer.grad_norm() / float(norm) - 1)
+            forward_only = trainer.compute_loss(h.rows(name), h.plan(max_tokens=max_tokens)[0], loss, temperature)
+            assert abs(forward_only - metrics["loss"]) < 1e-6
+            if name == "untied":
+                found["metrics", max_tokens] = metrics
+    return found
+
+
+def check_aggregations(h):
+    trainer, found = h.trainer("untied"), {}
+    modes = {"sequence_mean": None, "sequence_sum": None, "fixed_length": 16}
+    losses = {mode: with_mode(policy_loss, mode, n) for mode, n in modes.items()} | {"per_sample": sequence_loss}
+    for mode, loss in losses.items():
+        trainer.zero_grad()
+        rows = h.rows()
+        trainer.forward_backward(rows, h.plan(max_tokens=30)[0], loss, rows["temperature"])
+        found[mode] = h.difference(trainer.gradients(), h.gradients[mode][1])
+    # twice the same gradient, with a look in between: the first half must not be summed over dp again
+    trainer.zero_grad()
+    for _ in range(2):
+        trainer.forward_backward(h.rows(), h.plan()[0], policy_loss, h.rows()["temperature"])
+        trainer.grad_norm()
+    twice = {n: 2 * g for n, g in h.gradients["untied"][1].items()}
+    found["twice"] = h.difference(trainer.gradients(), twice)
+    return found
+
+
+def check_update(h):
+    """Steps, learning rates, progress, spans, and that halves do what update does."""
+    trainer, halves = h.trainer("tied"), h.trainer("tied")
+    rows, plan = h.rows("tied"), h.plan(mini_batches=2, epochs=2)
+    metrics = trainer.update(rows, plan, policy_loss, rows["temperature"])
+    for mini in plan:
+        halves.forward_backward(rows, mini, policy_loss, rows["temperature"])
+        halves.step()
+    same = all(torch.equal(a, halves.local_tensors()[n]) for n, a in trainer.local_tensors().items())
+    names = {span.name for span in trainer.recorder.done}
+    return metrics, trainer.num_updates, trainer.recorder.progress, same, sorted(names)
+
+
+def check_state(h):
+    import pickle
+
+    trainer, rows, plan = h.trainer("untied"), h.rows(), h.plan(mini_batches=2)
+    trainer.update(rows, plan, policy_loss)
+    state = pickle.loads(pickle.dumps(trainer.state()))
+    first = trainer.update(rows, plan, policy_loss)
+    after = trainer.state()
+    trainer.load_state(state)
+    back = trainer.num_updates
+    again = trainer.update(rows, plan, policy_loss)
+    other = h.trainer("untied")
+    other.load_state(state)
+    other.update(rows, plan, policy_loss)
+    trainer.load_state(state)
+    fresh = h.trainer("untied").state()
+    same = [equal(after, other.state()), equal(state, trainer.state()), first == again, not equal(fresh, state)]
+    trainer.load_state(fresh)
+    return [*same, equal(fresh, trainer.state()), back == 2]
+
+
+def equal(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def check_refusals(h):
+    """Losses that are not finite, raise, or are cancelled: every rank stops alike and nothing changes."""
+    from hfsdk.engine.safepoint import SafePoint
+    from hfsdk.engine.trainer import NonFiniteRows
+
+    trainer, rows, plan = h.trainer("untied"), h.rows(), h.plan(mini_batches=2)
+    trainer.update(rows, plan[:1], policy_loss)
+    before, found = trainer.state(), {}
+
+    def outcome(loss, safe, minis=plan[1:]):
+        try:
+            trainer.update(rows, minis, loss, safe=safe)
+        except Exception as caught:
+            name, text = type(caught).__name__, str(caught)
+            rows_hit = caught.row_ids if isinstance(caught, NonFiniteRows) else None
+            return name, text, rows_hit, equal(before, trainer.state()), trainer.grad_norm()
+        return ("finished",)
+
+    never = SafePoint(lambda: False)
+    bad = [row for row in plan[1].rows if row != EMPTY_ROW][0]
+
+    def one_row(out, b):
+        factor = torch.where(b.row_ids == bad, torch.tensor(float("nan")), torch.tensor(1.0))
+        return out.log_probs * b.expand(factor)
+
+    def infinite_gradient(out, b):
+        return (out.log_probs - out.log_probs.detach()).abs().sqrt() + out.log_probs
+
+    def raising(out, b):
+        if h.groups.rank == h.mesh.layout.size - 1:
+            raise KeyError("the user's own mistake")
+        return out.log_probs
+
+    def wrong_shape(out, b):
+        return out.log_probs.mean()
+
+    def without_model(out, b):
+        return b["advantages"]
+
+    found["one row"], found["bad"] = outcome(one_row, never), bad
+    found["gradient"] = outcome(infinite_gradient, never)
+    found["raising"] = outcome(raising, never)
+    found["shape"] = outcome(wrong_shape, never)
+    found["no gradient"] = outcome(without_model, never)
+    found["column"] = outcome(lambda out, b: out.log_probs * b["nothing"], never)
+    calls = []
+
+    def asked():  # only the last rank is asked, in the second mini-batch
+        calls.append(1)
+        return h.groups.rank == h.mesh.layout.size - 1 and len(calls) > plan[0].passes.num_micro_batches + 1
+
+    steps = trainer.num_updates
+    found["cancelled"] = outcome(policy_loss, SafePoint(asked), plan)[:3]
+    found["steps after cancel"] = trainer.num_updates - steps
+    found["infer"] = infer_outcome(h, trainer)
+    return found
+
+
+def infer_outcome(h, trainer):
+    plan, micro_batches = h.passes()
+    rows = h.mine(h.rows(), plan)
+    found = []
+    columns = {n: rows[n] for n in rows}
+    if h.groups.dp_rank == h.groups.dp_size - 1:
+        columns["prompt"] = Ragged.from_lengths(np.zeros(0, np.int64), [0] * rows.num_rows)
+    for table, parts in ((Table(columns, rows.row_ids), micro_batches), (rows, micro_batches[:-1])):
+        try:
+            trainer.log_probs(table, parts)
+        except Exception as caught:
+            found.append((type(caught).__name__, str(caught)))
+    return found
+
+
+def check_saving(h):
+    from hfsdk.engine.megatron_model import load_folder
+
+    found = {}
+    for name in MODELS:
+        trainer = h.trainer(name)
+        loss = value_loss if name == "critic" else policy_loss
+        trainer.update(h.rows(name), h.plan(), loss)
+        folder = h.root / f"saved {name} {h.mesh.layout}"
+        trainer.save_folder(folder)
+        before = {n: t.clone() for n, t in trainer.local_tensors().items()}
+        for tensor in trainer.local_tensors().values():
+            tensor.fill_(7)
+        read = load_folder(trainer.model, trainer.spec, h.groups, folder)
+        padding_aside = all(torch.equal(a, before[n]) for n, a in trainer.local_tensors().items())
+        found[name] = (str(folder), trainer.weights(), padding_aside, read)
+    return found
+
+
+def check_bf16(h):
+    plan, micro_batches = h.passes()
+    rows = h.mine(h.rows(), plan)
+    trainer = h.trainer("untied", dtype="bf16")
+    out = trainer.log_probs(rows, micro_batches, rows["temperature"])["log_probs"]
+    metrics = trainer.update(h.rows(), h.plan(mini_batches=2), policy_loss)
+    state = trainer.state()
+    trainer.update(h.rows(), h.plan(), policy_loss)
+    after = trainer.state()
+    trainer.load_state(state)
+    trainer.update(h.rows(), h.plan(), policy_loss)
+    critic = h.trainer("critic", dtype="bf16")
+    critic_metrics = critic.update(h.rows(), h.plan(), value_loss)
+    assert critic.model.output_layer.weight.dtype == torch.float32
+    log_probs = dict(zip(rows.row_ids.tolist(), out, strict=True))
+    return log_probs, metrics, equal(after, trainer.state()), critic_metrics, trainer.memory_bytes()
+
+
+CHECKS = {
+    "inference": check_inference, "gradients": check_gradients, "aggregations": check_aggregations,
+    "update": check_update, "state": check_state, "refusals": check_refusals, "saving": check_saving,
+    "bf16": check_bf16,
+}  # fmt: skip
+
+
+def all_checks(rank, world_size, layouts, root):
+    """Run every check of these layouts, one after the other in the same processes."""
+    return {
+        layout: {name: check(harness) for name, check in CHECKS.items()}
+        for layout in layouts
+        for harness in [Harness(layout, root, world_size)]
+    }
+
+
+@pytest.fixture(scope="module")
+def results(case):
+    """``results(layout, check)`` -> one entry per rank."""
+    done = {}
+
+    def look(layout, check):
+        size = LAYOUTS[layout]
+        if size not in done:
+            layouts = [name for name, n in LAYOUTS.items() if n == size]
+            try:
+                done[size] = run(all_checks, size, layouts, case["root"])
+            except SpawnError as error:
+                done[size] = error
+        if isinstance(done[size], SpawnError):
+            raise done[size]
+        return [rank[layout][check] for rank in done[size]]
+
+    return look
+
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+# ---- the laws
+
+
+def by_row(parts, rows, lengths=None):
+    """Put the rows of several ranks in order and check that ranks which share a row agree to the bit."""
+    found = {}
+    for part in parts:
+        for row, array in part.items():
+            assert row not in found or np.array_equal(found[row], array)
+            found[row] = array
+    assert sorted(found) == list(range(rows))
+    return np.concatenate([found[row] for row in range(rows)])
+
+
+@every_layout
+@pytest.mark.parametrize("model", MODELS)
+def test_outputs_are_those_of_transformers(case, results, layout, model):
+    found = [rank[model] for rank in results(layout, "inference")]
+    for column in found[0]:
+        mine = by_row([rank[column] for rank in found], NUM_ROWS)
+        expected = case["references"][model].columns[column].detach().numpy()
+        assert mine.shape == expected.shape
+        assert np.abs(mine - expected).max() < 1e-4
+
+
+@every_layout
+def test_gradient_is_that_of_plain_pytorch(results, layout):
+    first, *others = results(layout, "gradients")
+    for key, found in first.items():
+        if key[0] != "metrics":
+            off, loss_off, norm_off = found
+            assert off < 1e-5, (key, off)
+            assert abs(loss_off) < 1e-5
+            assert abs(norm_off) < 1e-5
+    for other in others:
+        assert other["metrics", 24] == first["metrics", 24]
+
+
+@every_layout
+def test_metrics_do_not_depend_on_the_split(results, layout):
+    (small, large, alone) = (
+        results(name, "gradients")[0]["metrics", n] for name, n in ((layout, 24), (layout, 1000), ("tp1", 1000))
+    )
+    for name in ("loss", "clip", "clips", "ratio_max", "num_tokens", "num_samples"):
+        assert small[name] == pytest.approx(large[name], rel=1e-5)
+        assert small[name] == pytest.approx(alone[name], rel=1e-4)
+    assert 0 < alone["clip"] < 1 < alone["ratio_max"]
+
+
+@every_layout
+def test_aggregations(results, layout):
+    for mode, off in results(layout, "aggregations")[0].items():
+        assert off < 1e-5, (mode, off)
+
+
+@every_layout
+def test_update(results, layout):
+    ranks = results(layout, "update")
+    metrics, num_updates, progress, same, spans = ranks[0]
+    assert all(rank[0] == metrics for rank in ranks)
+    assert num_updates == 4
+    assert [m["lr"] for m in metrics] == pytest.approx([LEARNING_RATE * n / 4 for n in (1, 2, 3, 4)])
+    assert [(m["epoch"], m["mini_batch"]) for m in metrics] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert progress["micro_batches"] == progress["total"] > 4
+    assert same
+    assert spans == ["backward", "forward", "optimizer"]
+
+
+@every_layout
+def test_state_round_trip_is_exact(results, layout):
+    assert all(all(rank) for rank in results(layout, "state"))
+
+
+@every_layout
+def test_non_finite_steps_are_refused_on_every_rank(results, layout):
+    for rank in results(layout, "refusals"):
+        assert rank["one row"] == ("NonFiniteRows", f"the loss of rows [{rank['bad']}] is not finite", [rank["bad"]], True, 0)
+        assert rank["gradient"] == ("NonFiniteRows", "the gradient is not finite", [], True, 0)
+
+
+@every_layout
+def test_a_raising_loss_stops_every_rank(results, layout):
+    *others, last = [rank["raising"] for rank in results(layout, "refusals")]
+    assert last[0] == "KeyError"
+    assert all(other[0] == "PeerFailed" for other in others)
+    assert all(one[3:] == (True, 0) for one in (*others, last))
+    for rank in results(layout, "refusals"):
+        assert rank["shape"][0] == rank["no gradient"][0] == "OptionError"
+        assert "one number per response token" in rank["shape"][1]
+        assert rank["column"][0] == "ColumnError"
+
+
+@every_layout
+def test_cancel_keeps_finished_steps(results, layout):
+    for rank in results(layout, "refusals"):
+        assert rank["cancelled"][0] == "Cancelled"
+        assert rank["steps after cancel"] == 1
+
+
+@every_layout
+def test_wrong_rows_are_named_on_their_rank(results, layout):
+    *_, last = results(layout, "refusals")
+    (name, text), (cover, _) = last["infer"]
+    assert name == cover == "OptionError"
+    assert "prompt of 0 tokens" in text
+    for rank in results(layout, "refusals"):
+        assert [name for name, _ in rank["infer"]] in (["OptionError"] * 2, ["PeerFailed", "OptionError"])
+
+
+@every_layout
+@pytest.mark.parametrize("model", MODELS)
+def test_saved_folder_is_read_by_transformers(case, results, layout, model):
+    ranks = [rank[model] for rank in results(layout, "saving")]
+    folder, weights, *_ = ranks[0]
+    assert all(rank[2] and rank[3] == (model == "critic") for rank in ranks)
+    assert all(rank[1] is None for rank in ranks[1:])
+    loaded = dict(reference_model_at(folder, model).named_parameters())
+    assert set(loaded) == set(weights)
+    assert all(torch.equal(loaded[n], weights[n]) for n in weights)
+    changed = max((loaded[n] - p).abs().max() for n, p in case["references"][model].model.named_parameters())
+    assert changed > 1e-4
+
+
+def reference_model_at(folder, model):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kind = AutoModelForSequenceClassification if model == "critic" else AutoModelForCausalLM
+    return kind.from_pretrained(folder)
+
+
+@every_layout
+def test_updated_weights_agree_over_layouts(results, layout):
+    """One AdamW step of lr 2.5e-4: near-zero gradients may flip their sign, the rest agrees."""
+    for model in MODELS:
+        alone, mine = (results(name, "saving")[0][model][1] for name in ("tp1", layout))
+        off = torch.cat([(alone[n] - mine[n]).flatten() for n in alone])
+        assert off.abs().max() <= 6e-4
+        assert (off.abs() > 1e-6).float().mean() < 0.01
+
+
+@every_layout
+def test_bf16_trains_with_fp32_masters(case, results, layout):
+    ranks = results(layout, "bf16")
+    mine = by_row([rank[0] for rank in ranks], NUM_ROWS)
+    expected = case["references"]["untied"].columns["log_probs"].detach().numpy()
+    assert np.abs(mine - expected).mean() < 0.2
+    for _, metrics, round_trip, critic, memory in ranks:
+        assert all(np.isfinite([m["loss"], m["grad_norm"]]).all() for m in (*metrics, *critic))
+        assert round_trip
+        assert memory["optimizer"] > 5.9 * memory["weights"]  # master, exp_avg, exp_avg_sq: 12 bytes to 2
+        assert memory["gradients"] == 2 * memory["weights"]

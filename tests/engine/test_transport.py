@@ -1,0 +1,144 @@
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from spawn import run
+
+from hfsdk.engine import transport
+from hfsdk.layout import Layout
+from hfsdk.resharding import ReshardPlan, megatron_boxes, padded_vocab, vllm_boxes
+from hfsdk.spec import ModelSpec
+
+SPEC = ModelSpec(
+    name="four-layers", num_layers=4, hidden_size=64, mlp_hidden_size=96, num_heads=8, num_kv_heads=4, head_dim=32,
+    vocab_size=260, max_positions=128,
+)  # fmt: skip
+TIED = replace(SPEC, name="tied", tied_embeddings=True)
+SMALL = replace(SPEC, name="small", num_layers=1, mlp_hidden_size=8, vocab_size=10)
+
+LAYOUTS = [
+    ("tp1 dp4", "tp1"), ("tp1 dp4", "tp2"), ("tp2 dp2", "tp1"), ("tp2 dp2", "tp2"), ("tp2 dp2", "tp4"), ("tp4", "tp1"),
+    ("tp4", "tp2"), ("tp4", "tp4"), ("tp2 pp2", "tp2"), ("pp2 dp2", "tp4"), ("pp4", "tp1"), ("tp1 dp4", "tp4"),
+]  # fmt: skip
+
+
+def weights(spec):
+    g = torch.Generator().manual_seed(1)
+    return {name: torch.randn(shape, generator=g) for name, shape in spec.tensors().items()}
+
+
+def at(start, size):
+    return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+
+
+def local_tensors(boxes, spec, tp, fill=float("nan")):
+    """Empty local tensors in the shapes that the boxes need; tables with their padding rows."""
+    ends = {}
+    for box in boxes:
+        end = tuple(a + n for a, n in zip(box.local_start, box.size, strict=True))
+        ends[box.local] = tuple(map(max, end, ends.get(box.local, end)))
+    for name in ends:
+        if "embed" in name or name in ("output_layer.weight", "lm_head.weight"):
+            ends[name] = (padded_vocab(spec.vocab_size, tp) // tp, spec.hidden_size)
+    return {name: torch.full(end, fill) for name, end in ends.items()}
+
+
+def train_shard(spec, layout, rollout_tp, rank, full):
+    where = layout.mesh(rollout_tp).coordinates(rank)
+    boxes = megatron_boxes(spec, layout, where.tp, where.pp)
+    tensors = local_tensors(boxes, spec, layout.tp)
+    for box in boxes:
+        tensors[box.local][at(box.local_start, box.size)] = full[box.tensor][at(box.start, box.size)]
+    return tensors
+
+
+def check_targets(spec, tp, tp_rank, targets, full):
+    """Every planned element has arrived, and nothing was written elsewhere."""
+    for box in vllm_boxes(spec, tp, tp_rank):
+        part = targets[box.local][at(box.local_start, box.size)]
+        assert torch.equal(part, full[box.tensor][at(box.start, box.size)].to(part.dtype)), box
+        part.fill_(float("nan"))
+    assert all(tensor.isnan().all() for tensor in targets.values())
+
+
+def exchange(rank, spec, train, rollout, dtype="fp32", **options):
+    layout, tp = Layout.parse(train).fill(4), Layout.parse(rollout).tp
+    plan = ReshardPlan.between(spec, layout, rollout, dtype)
+    full = weights(spec)
+    sources = train_shard(spec, layout, tp, rank, full)
+    cast = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    targets = local_tensors(vllm_boxes(spec, tp, rank % tp), spec, tp)
+    targets = {name: tensor.to(cast) for name, tensor in targets.items()}
+    report = transport.execute(plan, rank, sources, targets, dist.group.WORLD, **options)
+    check_targets(spec, tp, rank % tp, targets, full)
+    matrix = plan.bytes_matrix()
+    assert report.bytes_received == plan.bytes_received(rank) == sum(row[rank] for row in matrix) - matrix[rank][rank]
+    assert report.bytes_sent == sum(matrix[rank]) - matrix[rank][rank]
+    assert report.bytes_copied == matrix[rank][rank]
+    return report
+
+
+def four_ranks(rank, world_size):
+    reports = {}
+    for spec in (SPEC, TIED):
+        for train, rollout in LAYOUTS:
+            reports[spec.name, train, rollout] = exchange(rank, spec, train, rollout)
+    exchange(rank, SPEC, "tp2 dp2", "tp1", bucket_bytes=10_000)  # rows are 256 or 192 bytes
+    exchange(rank, SMALL, "tp2 dp2", "tp1", bucket_bytes=1)  # smaller than one row
+    half = exchange(rank, SPEC, "tp4", "tp1", dtype="bf16")
+    assert half.bytes_received * 2 == reports[SPEC.name, "tp4", "tp1"].bytes_received
+    repeated(rank)
+    misfits(rank)
+    return {key: (r.bytes_sent, r.bytes_received, r.bytes_copied) for key, r in reports.items()}
+
+
+def repeated(rank):
+    """The second transition through one plan uses the schedule of the first; a plan takes its schedules with it."""
+    plan = ReshardPlan.between(SPEC, "tp2 dp2", "tp1")
+    full = weights(SPEC)
+    sources = train_shard(SPEC, plan.train, 1, rank, full)
+    targets = local_tensors(vllm_boxes(SPEC, 1, 0), SPEC, 1)
+    for factor in (1.0, 2.0):
+        for tensor in sources.values():
+            tensor.mul_(factor)
+        before = len(transport._schedules)
+        transport.execute(plan, rank, sources, targets, None)
+        assert len(transport._schedules) - before == (factor == 1.0)
+    check_targets(SPEC, 1, 0, targets, {name: 2 * tensor for name, tensor in full.items()})
+    del plan
+    assert len(transport._schedules) == before - 1
+
+
+def misfits(rank):
+    plan = ReshardPlan.between(SPEC, "tp4", "tp4", "bf16")
+    sources = train_shard(SPEC, plan.train, 4, rank, weights(SPEC))
+    targets = local_tensors(vllm_boxes(SPEC, 4, rank), SPEC, 4)
+    with pytest.raises(RuntimeError, match=r"torch\.float32, but the plan moves torch\.bfloat16"):
+        transport.execute(plan, rank, sources, targets, None)
+    short = ReshardPlan.between(SPEC, "tp4", "tp1")
+    wide = local_tensors(vllm_boxes(SPEC, 1, 0), SPEC, 1)
+    wrong = functools.partial(transport.execute, short, rank, sources, wide, None)
+    short.__dict__["bytes_received"] = lambda rank: 12
+    with pytest.raises(RuntimeError, match="the plan says 12"):
+        wrong()
+
+
+def test_every_layout_moves_the_planned_bytes_and_nothing_else():
+    results = run(four_ranks, 4)
+    for key in results[0]:
+        sent, received, _ = zip(*(result[key] for result in results), strict=True)
+        assert sum(sent) == sum(received), key
+    assert all(result["four-layers", "tp2 dp2", "tp2"][1] == 0 for result in results)  # same shards: nothing travels
+
+
+def test_rounds_stay_within_their_bucket():
+    plan = ReshardPlan.between(SPEC, "tp2 dp2", "tp1")
+    for rank in range(4):
+        schedule = transport._make_schedule(plan, rank, 32_768)
+        for step in schedule.rounds:
+            assert sum(4 * numel for _, numel, _ in step.sends) <= 32_768
+            assert sum(4 * numel for _, numel, _ in step.receives) <= 32_768
+        received = sum(4 * numel for step in schedule.rounds for _, numel, _ in step.receives)
+        assert received == schedule.bytes_received > 32_768

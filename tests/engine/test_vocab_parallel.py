@@ -1,0 +1,85 @@
+import pytest
+import torch
+import torch.distributed as dist
+from spawn import run
+
+from hfsdk.engine.vocab_parallel import log_probs_and_entropy
+
+N, VOCAB = 40, 260
+
+
+def inputs():
+    g = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(N, VOCAB, generator=g)
+    logits[0] *= 30  # nearly one-hot: probabilities that underflow
+    targets = torch.randint(0, VOCAB, (N,), generator=g)
+    targets[:2] = torch.tensor([0, VOCAB - 1])
+    return logits, targets, torch.randn(N, generator=g), torch.randn(N, generator=g)
+
+
+def reference():
+    logits, targets, weight, entropy_weight = inputs()
+    logits = logits.double().requires_grad_()
+    log_probs = logits.log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    chosen = log_probs.gather(-1, targets[:, None])[:, 0]
+    (chosen * weight + entropy * entropy_weight).sum().backward()
+    return chosen.detach(), entropy.detach(), logits.grad
+
+
+def shard(rank, world_size, width):
+    """Rank's columns of the padded logits, their results and gradient; padding is large on purpose."""
+    logits, targets, weight, entropy_weight = inputs()
+    padded = torch.nn.functional.pad(logits, (0, width * world_size - VOCAB), value=100.0)
+    mine = padded[:, rank * width : (rank + 1) * width].clone().requires_grad_()
+    group = dist.group.WORLD if world_size > 1 else None
+    log_probs, entropy = log_probs_and_entropy(mine, targets, VOCAB, group)
+    (log_probs * weight + entropy * entropy_weight).sum().backward()
+    return [x.detach().numpy() for x in (log_probs, entropy, mine.grad)]
+
+
+def shards(rank, world_size):
+    # 160 columns: the last rank has 100 real ones; 320: the last rank has none
+    return {width: shard(rank, world_size, width) for width in (160, 320)}
+
+
+def check(parts, width):
+    chosen, entropy, grad = reference()
+    for log_probs, found, _ in parts:
+        assert torch.allclose(torch.from_numpy(log_probs).double(), chosen, atol=2e-5, rtol=1e-6)
+        assert torch.allclose(torch.from_numpy(found).double(), entropy, atol=2e-5)
+    whole = torch.cat([torch.from_numpy(g) for *_, g in parts], 1)
+    assert (whole[:, :VOCAB] - grad).norm() / grad.norm() < 1e-6
+    assert not whole[:, VOCAB:].any()
+
+
+def test_one_rank_with_padding():
+    check([shard(0, 1, 320)], 320)
+
+
+def test_two_ranks_even_with_one_all_padding():
+    results = run(shards, 2)
+    for width in (160, 320):
+        check([result[width] for result in results], width)
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+def test_entropy_is_optional(entropy):
+    logits, targets, *_ = inputs()
+    mine = logits.clone().requires_grad_()
+    log_probs, found = log_probs_and_entropy(mine, targets, VOCAB, entropy=entropy)
+    assert (found is None) is not entropy
+    log_probs.sum().backward()
+    other = logits.clone().requires_grad_()
+    other.log_softmax(-1).gather(-1, targets[:, None]).sum().backward()
+    assert torch.allclose(mine.grad, other.grad, atol=1e-5)
+
+
+def test_entropy_alone_has_the_exact_gradient():
+    logits = inputs()[0].double()[:8]
+    entropy = log_probs_and_entropy(logits.float().requires_grad_(), torch.zeros(8, dtype=torch.long), VOCAB)[1]
+    (grad,) = torch.autograd.grad(entropy.sum(), entropy.grad_fn.next_functions[0][0].variable)
+    logits.requires_grad_()
+    log_probs = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad(-(log_probs.exp() * log_probs).sum(), logits)
+    assert (grad - exact).norm() / exact.norm() < 1e-6

@@ -1,0 +1,144 @@
+import pickle
+
+import pytest
+
+from hfsdk.errors import DeviceMemoryError, LayoutError
+from hfsdk.layout import Layout
+from hfsdk.placement import Placement
+from hfsdk.planner.memory import check_fits, device_bytes, role_bytes
+from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.spec import ClusterSpec, ModelSpec
+
+SMOL = ModelSpec(
+    name="SmolLM2-135M", num_layers=30, hidden_size=576, mlp_hidden_size=1536, num_heads=9, num_kv_heads=3, head_dim=64,
+    vocab_size=49152, max_positions=8192, tied_embeddings=True,
+)  # fmt: skip
+SMOL_8_HEADS = ModelSpec(
+    name="Smol, 8 heads", num_layers=30, hidden_size=576, mlp_hidden_size=1536, num_heads=8, num_kv_heads=4, head_dim=64,
+    vocab_size=49152, max_positions=8192, tied_embeddings=True,
+)  # fmt: skip
+LLAMA_70B = ModelSpec.preset("llama-70b")
+IMPORTS_WITHOUT_VLLM = 600 * 10**6
+
+
+def trained(spec, train="tp1", dtype="fp32", kind="actor", name=None, **more):
+    return RoleSpec(
+        name=name or kind, kind=kind, model=spec, train=Layout.parse(train), dtype=dtype, optimizer=AdamW(), **more,
+    )  # fmt: skip
+
+
+def ppo_70b(train="tp8 pp4", rollout="tp8"):
+    both = dict(model=LLAMA_70B, train=Layout.parse(train), dtype="bf16")
+    return [
+        RoleSpec(name="actor", kind="actor", rollout=Layout.parse(rollout), optimizer=AdamW(), **both),
+        RoleSpec(name="critic", kind="critic", head="scalar", optimizer=AdamW(), **both),
+        RoleSpec(name="reference", kind="reference", **both),
+        RoleSpec(name="reward", kind="reward", head="scalar", **both),
+    ]
+
+
+def place(roles, what, cluster):
+    return Placement.of(what, [r.name for r in roles if r.model is not None], cluster.num_devices)
+
+
+def test_fp32_is_16_bytes_a_parameter():
+    estimate = role_bytes(trained(SMOL), 1, on_cpu=True)
+    assert estimate.weights + estimate.gradients + estimate.optimizer == 16 * SMOL.num_parameters()
+
+
+def test_bf16_is_18_bytes_a_parameter_and_dp_shares_the_optimizer():
+    one = role_bytes(trained(SMOL, dtype="bf16"), 1)
+    four = role_bytes(trained(SMOL, dtype="bf16"), 4)
+    assert (one.weights, one.gradients, one.optimizer) == tuple(n * SMOL.num_parameters() for n in (2, 4, 12))
+    assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer // 4)
+
+
+@pytest.mark.parametrize(("spec", "train", "size", "measured_gb"), [(SMOL, "tp1", 1, 4.4), (SMOL_8_HEADS, "tp2", 2, 2.6)])
+def test_one_training_process_as_measured(spec, train, size, measured_gb):
+    """facts/megatron-on-cpu.md, section 4: resident bytes of 1 x 1024 tokens, forward + backward + step."""
+    role = trained(spec, train, micro_batch_tokens=1024)
+    predicted = role_bytes(role, size, on_cpu=True).total + IMPORTS_WITHOUT_VLLM
+    assert predicted == pytest.approx(measured_gb * 1e9, rel=0.1)
+
+
+def test_packed_rollout_holds_two_copies():
+    def rollout(mode, on_cpu=True):
+        role = trained(SMOL, rollout=Layout(tp=1), rollout_options=RolloutOptions(cpu_weights=mode))
+        return role_bytes(role, 1, on_cpu=on_cpu)
+
+    assert rollout("shared").rollout_weights == SMOL.num_bytes("fp32")
+    assert rollout("packed").rollout_weights == 2 * SMOL.num_bytes("fp32")
+    assert rollout("packed", on_cpu=False).rollout_weights == SMOL.num_bytes("fp32")
+    assert rollout("packed").kv_cache == 256 * 2**20
+    assert rollout("shared", on_cpu=False).kv_cache == 64 * 2048 * SMOL.kv_bytes_per_token("fp32")
+
+
+def test_kv_cache_as_asked_and_kv_heads_replicated():
+    asked = trained(SMOL, rollout=Layout(tp=1), rollout_options=RolloutOptions(kv_cache_bytes=10**8))
+    assert role_bytes(asked, 1, on_cpu=True).kv_cache == 10**8
+    llama = trained(LLAMA_70B, "tp16", rollout=Layout(tp=16))
+    assert role_bytes(llama, 16).kv_cache == 64 * 2048 * LLAMA_70B.kv_bytes_per_token("fp32") // 8
+
+
+def test_layouts_split_the_model():
+    whole, half, stages = (role_bytes(trained(LLAMA_70B, t, "bf16"), 8).weights for t in ("tp1", "tp2", "tp1 pp2"))
+    assert whole == LLAMA_70B.num_bytes("bf16")
+    assert half == pytest.approx(whole / 2, rel=0.001)
+    assert stages == pytest.approx(whole / 2, rel=0.01)
+    with pytest.raises(LayoutError):
+        role_bytes(trained(LLAMA_70B, "tp8 pp4"), 8)
+
+
+def test_frozen_and_function_roles():
+    frozen = role_bytes(RoleSpec(name="reference", kind="reference", model=SMOL), 1, on_cpu=True)
+    assert (frozen.gradients, frozen.optimizer, frozen.rollout_weights) == (0, 0, 0)
+    assert frozen.activations < role_bytes(trained(SMOL), 1, on_cpu=True).activations / 10
+    assert role_bytes(RoleSpec(name="reward", kind="reward", function=len), 1).total == 0
+    scalar = role_bytes(trained(SMOL, kind="critic", head="scalar"), 1, on_cpu=True)
+    assert scalar.logits < 10**6 < role_bytes(trained(SMOL), 1, on_cpu=True).logits
+
+
+def test_70b_ppo_on_128_a100_fits_colocated_and_not_on_16():
+    cluster = ClusterSpec.parse("16x8 A100-80GB")
+    check_fits(ppo_70b(), place(ppo_70b(), "colocate", cluster), cluster)
+    small = ClusterSpec.parse("2x8 A100-80GB")
+    roles = ppo_70b("tp8 pp2")
+    with pytest.raises(DeviceMemoryError) as caught:
+        check_fits(roles, place(roles, "colocate", small), small)
+    text = str(caught.value)
+    assert "devices 0-15 (A100-80GB, pool 'all'): asked " in text
+    assert "exists 80.00" in text
+    for word in ("weights", "optimizer", "kv_cache", "actor", "reward", "process", "What helps, most first: a larger tp or pp"):
+        assert word in text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_roles_on_one_device_add_up_but_run_one_after_the_other():
+    cluster = ClusterSpec.parse("1x1 cpu")
+    roles = [trained(SMOL), trained(SMOL, kind="critic", head="scalar")]
+    (device,) = device_bytes(roles, place(roles, "colocate", cluster), cluster)
+    actor, critic = (role_bytes(r, 1, on_cpu=True) for r in roles)
+    assert device.asked == device.process + actor.resident + critic.resident + max(actor.working, critic.working)
+
+
+def test_cpu_message_names_what_helps_and_functions_need_no_place():
+    cluster = ClusterSpec.parse("1x2 cpu").with_memory(4 * 10**9)
+    roles = [
+        trained(SMOL, rollout=Layout(tp=1)), trained(SMOL, kind="critic", head="scalar"),
+        RoleSpec(name="reward", kind="reward", function=len),
+    ]  # fmt: skip
+    with pytest.raises(DeviceMemoryError, match=r"dtype='bf16'") as caught:
+        check_fits(roles, place(roles, "colocate", cluster), cluster)
+    assert "micro_batch_tokens below 4096" in str(caught.value)
+    check_fits(roles, place(roles, "colocate", cluster), cluster.with_memory(24 * 10**9))
+
+
+def test_only_the_pool_that_is_too_full_is_shown():
+    cluster = ClusterSpec.parse("1x1 cpu + 1x1 A100-80GB")
+    roles = [trained(SMOL), trained(SMOL, kind="critic", name="critic")]
+    with pytest.raises(DeviceMemoryError) as caught:
+        check_fits(roles, place(roles, {"actor": 1, "critic": 1}, cluster), cluster.with_memory(9 * 10**9 // 2))
+    text = str(caught.value)
+    assert "pool 'actor'" in text
+    small = place(roles, {"actor": 1, "critic": 1}, cluster)
+    check_fits(roles, small, cluster.with_memory(20 * 10**9))

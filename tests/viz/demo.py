@@ -1,0 +1,157 @@
+"""Made-up data of the shapes the session gives, for the tests of the pictures."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hfsdk.trace import Span, Trace
+
+GB = 10**9
+START_NS = 1_790_000_000_000_000_000
+
+STEP = (
+    ("actor", "generate", "generation", 1.2, (("reshard", 0.10), ("prefill", 0.16), ("decode", 0.90))),
+    ("actor", "compute_log_probs", "preparation", 0.30, (("fetch", 0.03), ("forward", 0.26))),
+    ("reference", "compute_log_probs", "preparation", 0.26, (("forward", 0.25),)),
+    ("critic", "compute_values", "preparation", 0.24, (("forward", 0.22),)),
+    ("reward", "compute_scores", "preparation", 0.08, (("reward", 0.07),)),
+    ("critic", "update", "learning", 0.62, (("forward", 0.18), ("backward", 0.33), ("optimizer", 0.09))),
+    ("actor", "update", "learning", 0.74, (("forward", 0.20), ("backward", 0.40), ("optimizer", 0.11))),
+)
+
+
+def step_trace(
+    devices: int = 2, steps: int = 1, running: bool = False, predicted: bool = False, nested: bool = True, seed: int = 0
+) -> Trace:
+    """PPO steps; with ``running`` the last call has not ended."""
+    rng = random.Random(seed)
+    spans: list[Span] = []
+    now, call_id = 0.0, 0
+    calls = [(step, call) for step in range(steps) for call in STEP]
+    for k, (step, (role, method, phase, seconds, parts)) in enumerate(calls):
+        last = running and k == len(calls) - 1
+        shared: dict[str, Any] = {"role": role, "method": method, "phase": phase, "call_id": call_id, "step": step}
+        shared |= {"predicted": predicted, "pool": "all"}
+        on_cpu_task = role == "reward"
+        lengths = [seconds * (0.86 + 0.13 * rng.random()) for _ in range(devices)]
+        attrs = {"tokens": 2048, "cpu_s": 1.6 * seconds} if method != "compute_scores" else {}
+        start = START_NS + round(now * 1e9)
+        spans.append(Span(name=method, start_ns=start, duration_s=None if last else seconds, attrs=attrs, **shared))
+        for device in range(devices):
+            if on_cpu_task and device:
+                continue
+            begin = start + round(0.012e9 * rng.random())
+            length = lengths[device]
+            if nested:
+                spans.append(
+                    Span(name=method, start_ns=begin, duration_s=None if last else length, device=device, rank=device, **shared)
+                )
+            for i, (name, part) in enumerate(parts):
+                part_s = part / seconds * length
+                open_end = last and i == len(parts) - 1
+                numbers = {"bytes": 135_000_000} if name == "reshard" else {"tokens": 1024, "cpu_s": part_s * 1.5}
+                parent = method if nested else ""
+                spans.append(
+                    Span(
+                        name=name, start_ns=begin, duration_s=None if open_end else part_s, device=device, rank=device,
+                        parent=parent, attrs=numbers, **shared,
+                    )  # fmt: skip
+                )
+                begin += round(part_s * 1e9)
+        now += seconds + 0.02
+        call_id += 1
+    return Trace.of(spans, "PPO, step 0" if steps == 1 else f"PPO, {steps} steps")
+
+
+def placement_data(nodes: int = 1, per_node: int = 2, measured: bool = True) -> dict[str, Any]:
+    """Four roles; on more than two devices the critic has the second half."""
+    n = nodes * per_node
+    tp = min(2, n)
+    half = list(range(n // 2, n)) if n > 2 else list(range(n))
+
+    def shards(on: list[int], planned: int, share: float, rollout: bool = False, known: bool = True) -> list[dict[str, Any]]:
+        return [
+            {
+                "device": d, "rank": i, "tp": i % tp, "pp": 0, "dp": i // tp, "rollout_replica": i if rollout else None,
+                "planned_bytes": planned, "measured_bytes": round(planned * share) if measured and known else None,
+            }
+            for i, d in enumerate(on)
+        ]  # fmt: skip
+
+    all_devices = list(range(n))
+    dp = n // tp
+    layout, rollout = f"tp{tp} pp1 dp{dp}", f"tp1 pp1 dp{n}"
+    critic_layout = f"tp{tp} pp1 dp{len(half) // tp}"
+    return {
+        "title": f"placement: {'colocate' if n <= 2 else 'split'}",
+        "nodes": [{"name": f"node {i}", "devices": all_devices[i * per_node : (i + 1) * per_node]} for i in range(nodes)],
+        "devices": {
+            d: {
+                "name": "cpu" if n <= 4 else "A100-80GB", "memory_bytes": 8 * GB if n <= 4 else 80 * GB,
+                "used_bytes": round(3.1 * GB) if measured else None, "pool": "all" if n <= 2 else "left" if d not in half else "right",
+                "pid": 4100 + d if n <= 4 else None,
+            }
+            for d in all_devices
+        },
+        "pools": {"all": all_devices},
+        "roles": [
+            {"name": "actor", "kind": "actor", "model": "SmolLM2-135M", "pool": "all", "train": layout, "rollout": rollout,
+             "dtype": "fp32", "state": "loaded", "shards": shards(all_devices, round(1.6 * GB), 0.93, rollout=True)},
+            {"name": "critic", "kind": "critic", "model": "SmolLM2-135M", "pool": "all", "train": critic_layout, "rollout": None,
+             "dtype": "fp32", "state": "loaded", "shards": shards(half, round(1.1 * GB), 0.97)},
+            {"name": "reference", "kind": "reference", "model": "SmolLM2-135M", "pool": "all", "train": layout, "rollout": None,
+             "dtype": "fp32", "state": "declared", "shards": shards(all_devices, round(0.27 * GB), 1.0, known=False)},
+            {"name": "reward", "kind": "reward", "model": "", "pool": "all", "train": None, "rollout": None,
+             "dtype": "", "state": "loaded", "shards": []},
+        ],
+        "predicted": not measured,
+    }  # fmt: skip
+
+
+BATCH = {
+    "num_rows": 512,
+    "columns": [
+        {"name": "prompt", "kind": "ragged", "dtype": "int32", "state": "ready", "bytes": 65_536, "mean_length": 24.25, "writer": "prompts"},
+        {"name": "response", "kind": "ragged", "dtype": "int32", "state": "ready", "bytes": 65_000, "mean_length": 31.9, "writer": "actor.generate"},
+        {"name": "rollout_log_probs", "kind": "ragged", "dtype": "float32", "state": "ready", "bytes": 65_000, "mean_length": 31.9, "writer": "actor.generate"},
+        {"name": "values", "kind": "ragged", "dtype": "float32", "state": "running", "bytes": None, "mean_length": None, "writer": "critic.compute_values"},
+        {"name": "scores", "kind": "value", "dtype": "float32", "state": "pending", "bytes": None, "mean_length": None, "writer": "reward.compute_scores"},
+        {"name": "costs", "kind": "value", "dtype": "float32", "state": "failed", "bytes": None, "mean_length": None, "writer": "cost.compute_costs"},
+        {"name": "ref_log_probs", "kind": "ragged", "dtype": "float32", "state": "lost", "bytes": None, "mean_length": None, "writer": "reference.compute_log_probs"},
+    ],
+    "samples": [
+        {"prompt": "a gripping, if uneven, thriller that", "response": " keeps you on the edge of <b>your</b> seat & never lets go", "score": 0.8132},
+        {"prompt": "the film is", "response": " too long,\nand it knows it", "score": -0.42},
+        {"prompt": "with a cast like this", "response": " it could hardly fail ]]> </script><!--", "score": None},
+    ],
+}  # fmt: skip
+
+SESSION = {
+    "name": "session-1", "runtime": "ray", "devices": 2, "state": "open",
+    "roles": [
+        {"name": "actor", "model": "tiny", "train": "tp2 pp1 dp1", "rollout": "tp1 pp1 dp2", "dtype": "fp32", "version": 3, "state": "loaded"},
+        {"name": "critic", "model": "tiny", "train": "tp2 pp1 dp1", "rollout": None, "dtype": "fp32", "version": 3, "state": "loaded"},
+        {"name": "reference", "model": "tiny", "train": "tp2 pp1 dp1", "rollout": None, "dtype": "fp32", "version": 0, "state": "declared"},
+        {"name": "reward", "model": None, "train": None, "rollout": None, "dtype": None, "version": 2, "state": "loaded"},
+    ],
+    "memory": [
+        {"device": 0, "used_bytes": 3_100_000_000, "memory_bytes": 8_000_000_000},
+        {"device": 1, "used_bytes": None, "memory_bytes": 8_000_000_000},
+    ],
+    "messages": ["reward: function version 2 replaces version 1"],
+}  # fmt: skip
+
+METRICS = [
+    {"loss": 0.1234567, "policy_loss": -0.0123, "value_loss": 0.27, "kl": 0.00123, "clip_fraction": 0.031, "grad_norm": 1.87, "tokens": 2048},
+    {"loss": 0.1134567, "policy_loss": -0.0223, "value_loss": 0.25, "kl": 0.00223, "clip_fraction": 0.042, "grad_norm": float("nan"), "tokens": 2048},
+    {"loss": 0.1034567, "policy_loss": -0.0323, "kl": 0.00323, "clip_fraction": 0.051, "grad_norm": 1.66, "tokens": 1984},
+]
+
+PROGRESS = [
+    {"call": "actor.generate", "line": "cell 4, line 1", "state": "done", "done": 16384, "total": 16384, "unit": "tokens", "seconds": 3.41, "error": None},
+    {"call": "reference.compute_log_probs", "line": "cell 4, line 2", "state": "done", "done": 16384, "total": 16384, "unit": "tokens", "seconds": 0.12, "error": None},
+    {"call": "critic.compute_values", "line": "cell 4, line 3", "state": "running", "done": 120, "total": 512, "unit": "samples", "seconds": 1.3, "error": None},
+    {"call": "cost.compute_costs", "line": "cell 4, line 4", "state": "failed", "done": None, "total": None, "unit": None, "seconds": 0.4, "error": "RewardFunctionError: returned 3 numbers for 512 samples"},
+    {"call": "actor.update", "line": "cell 4, line 5", "state": "pending", "done": None, "total": None, "unit": None, "seconds": None, "error": None},
+]

@@ -1,0 +1,171 @@
+"""JupyterLab on the loopback and a headless chromium that can reach nothing else. Always stops what it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+CHROMIUM_FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+    "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
+    "@jupyterlab/apputils-extension/notification": {
+        "fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True,
+    },
+}  # fmt: skip
+
+
+class Lab:
+    """A JupyterLab server of its own: own configuration, settings, trust database and process group."""
+
+    def __init__(self, root: Path, dark: bool = False) -> None:
+        self.root = root
+        self._tmp = Path(tempfile.mkdtemp(prefix="hfsdk-lab-"))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.token = secrets.token_hex(16)
+        settings = dict(SETTINGS)
+        if dark:
+            settings["@jupyterlab/apputils-extension/themes"] = {"theme": "JupyterLab Dark"}
+        for name, value in settings.items():
+            file = self._tmp / "settings" / f"{name}.jupyterlab-settings"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(value))
+        own = {"SETTINGS": "settings", "WORKSPACES": "workspaces"}
+        env = dict(os.environ, JUPYTER_NO_CONFIG="1", PYTHONPATH=str(REPOSITORY), PYTHONDONTWRITEBYTECODE="1")
+        env |= {f"JUPYTERLAB_{k}_DIR": str(self._tmp / v) for k, v in own.items()}
+        env |= {f"JUPYTER_{k}_DIR": str(self._tmp / k.lower()) for k in ("CONFIG", "DATA", "RUNTIME")}
+        env["IPYTHONDIR"] = str(self._tmp / "ipython")
+        self._log = (self._tmp / "lab.log").open("w")
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={self.port}",
+                "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={root}",
+                "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly", "--ServerApp.terminals_enabled=False",
+            ],
+            env=env, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        limit = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/status?token={self.token}", timeout=2).read()
+            except (urllib.error.URLError, OSError) as error:
+                if self._process.poll() is not None or time.monotonic() > limit:
+                    raise RuntimeError((self._tmp / "lab.log").read_text()[-3000:]) from error
+                time.sleep(0.1)
+            else:
+                return
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
+        shutil.rmtree(self._tmp, ignore_errors=True)
+
+
+class Notebook:
+    """One notebook open in one browser page; keeps the console and every request that left the loopback."""
+
+    def __init__(self, lab: Lab, page: Any) -> None:
+        self.lab, self.page = lab, page
+        self.console: list[str] = []
+        self.outside: list[str] = []
+        watch(page, self.console, self.outside)
+
+    def open(self, name: str, kernel: bool = True) -> Notebook:
+        workspace = secrets.token_hex(4)
+        self.page.goto(f"http://127.0.0.1:{self.lab.port}/lab/workspaces/w{workspace}/tree/{name}?token={self.lab.token}&reset")
+        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets", timeout=60_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        if kernel:
+            idle = "() => window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel?.status === 'idle'"
+            self.page.wait_for_function(idle, timeout=60_000)
+        return self
+
+    def run_all(self) -> None:
+        """Start all cells; :meth:`wait` waits for them."""
+        self.page.evaluate(
+            "() => { window.__done = false; window.jupyterapp.commands.execute('notebook:run-all-cells')"
+            ".then(() => { window.__done = true; }); }"
+        )
+
+    def wait(self, timeout_s: float = 60) -> None:
+        self.page.wait_for_function("() => window.__done", timeout=timeout_s * 1000)
+        errors = self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"], [data-mime-type="application/vnd.jupyter.error"]')
+        assert errors.all_inner_texts() == []
+
+    def save(self) -> None:
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save').then(() => true)")
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+        self.page.close()
+
+    def complaints(self) -> list[str]:
+        """Console errors, without the two that JupyterLab itself makes (missing extras answer 404)."""
+        return [line for line in self.console if "404" not in line and "WebSocket" not in line]
+
+
+def watch(page: Any, console: list[str], outside: list[str]) -> None:
+    """Collect a page's console errors and its requests beyond the loopback."""
+    page.on("console", lambda m: console.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda e: console.append(str(e)))
+    local = ("http://127.0.0.1:", "ws://127.0.0.1:", "file:", "data:", "blob:", "about:")
+    page.on("request", lambda r: None if r.url.startswith(local) else outside.append(r.url))
+
+
+def write_notebook(path: Path, cells: list[str]) -> Path:
+    import nbformat
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    notebook = new_notebook(cells=[new_code_cell(c) for c in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, str(path))
+    return path
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
+    """Yield a chromium; its pages come from ``new_page(...)``."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=CHROMIUM_FLAGS)
+        try:
+            yield chromium
+        finally:
+            chromium.close()
