@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from hfsdk.errors import ColumnError
+from hfsdk.errors import ColumnError, SimulatedValueError
 from hfsdk.functions import Shipped
 from hfsdk.pending import Client, ColumnRef, Lease, Pending, Value
 from hfsdk.table import Array, Column, Ragged, Table
@@ -268,21 +268,21 @@ class Batch(Pending):
         return {"num_rows": self.num_rows, "columns": self.column_states(), "samples": self._sample_view(num_samples)}
 
     def _sample_view(self, num_samples: int) -> list[dict[str, Any]]:
-        if self._client.writer(next(iter(self._refs.values())).call_id).startswith("simulated"):
-            return []
         ready = [n for n in ("prompt", "response", "scores") if n in self._refs]
         ready = [n for n in ready if self._client.state(self._refs[n].call_id) == "done"]
-        if "prompt" not in ready and "response" not in ready:
+        if not set(ready) & {"prompt", "response"}:
             return []
         few = self.take(np.arange(min(num_samples, self.num_rows)))
-        table = few._client.fetch({n: few.ref(n) for n in ready})
+        try:
+            table = few._client.fetch({n: few.ref(n) for n in ready})
+        except SimulatedValueError:
+            return []
         samples = []
         for i in range(few.num_rows):
             entry: dict[str, Any] = {"prompt": None, "response": None, "score": None}
-            for name in ("prompt", "response"):
-                if name in table:
-                    entry[name] = self._client.decode(table.ragged(name)[i].tolist())
-            if "scores" in table:
+            for name in {"prompt", "response"} & set(ready):
+                entry[name] = self._client.decode(table.ragged(name)[i].tolist())
+            if "scores" in ready:
                 entry["score"] = float(np.asarray(table["scores"])[i])
             samples.append(entry)
         return samples

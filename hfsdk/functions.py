@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import linecache
+import os
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -48,10 +50,14 @@ class Shipped:
         return hashlib.sha256(self.pickled).hexdigest()[:8]
 
     def load(self) -> Callable[..., Any]:
-        """Return the function."""
+        """Return the function; its source lines are known here, so that tracebacks show them."""
         import cloudpickle
 
         loaded: Callable[..., Any] = cloudpickle.loads(self.pickled)
+        code = getattr(loaded, "__code__", None)
+        if code is not None and self.source and not os.path.exists(code.co_filename):
+            lines = [""] * (code.co_firstlineno - 1) + self.source.splitlines(keepends=True)
+            linecache.cache[code.co_filename] = (len(self.source), None, lines, code.co_filename)
         return loaded
 
 

@@ -193,10 +193,10 @@ class Metrics(Pending):
         return rows
 
     def __getitem__(self, name: str) -> list[float]:
-        rows = self.rows
-        if rows and name not in rows[0]:
-            raise KeyError(f"no metric {name!r}; there are {', '.join(rows[0])}")
-        return [row[name] for row in rows]
+        try:
+            return [row[name] for row in self.rows]
+        except KeyError:
+            raise KeyError(f"no metric {name!r}; there are {', '.join(self.rows[0])}") from None
 
     def mean(self, name: str) -> float:
         """Return the mean of one metric over the mini-batches."""

@@ -129,7 +129,7 @@ class RoleSpec:
     optimizer: AdamW | None = None
     """``None`` for frozen models."""
     rollout_options: RolloutOptions = field(default_factory=RolloutOptions)
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 2048
     """Most tokens (padding included) of one micro-batch on one rank."""
     seed: int = 0
     restore: str = ""

@@ -152,7 +152,8 @@ def concat(parts: Sequence[Column]) -> Column:
         return Ragged.concat([p for p in parts if isinstance(p, Ragged)])
     if isinstance(first, list):
         return [value for part in parts for value in part]
-    return np.concatenate([np.asarray(p) for p in parts])
+    stacked: Array = np.concatenate([np.asarray(p) for p in parts])
+    return stacked
 
 
 def kind_of(column: Column) -> str:

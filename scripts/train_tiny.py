@@ -1,7 +1,7 @@
 """Train `tiny`, the byte-level model that ships with hfsdk, from nothing, on one CPU thread, seeded.
 
-    python scripts/train_tiny.py                       # about twelve minutes; writes hfsdk/assets/tiny
-    python scripts/train_tiny.py --steps 20 --out /tmp/tiny
+    python scripts/train_tiny.py                       # about thirteen minutes; writes hfsdk/assets/tiny
+    python scripts/train_tiny.py --steps 20 --out out/tiny
 
 Data: the train split of `hfsdk.data.movie_reviews` and a share of additions, "12+34=46\\n". Every text ends with eos.
 Weights are rounded to bfloat16 when saved, so that every engine reads the same numbers.

@@ -27,6 +27,16 @@ def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(model_folder("tiny"))
 
 
+@pytest.fixture
+def torch():
+    """torch on one thread: on a busy machine small models are slower on two."""
+    module = pytest.importorskip("torch")
+    threads = module.get_num_threads()
+    module.set_num_threads(1)
+    yield module
+    module.set_num_threads(threads)
+
+
 # -- the cache --------------------------------------------------------------------------------------------------------
 
 
@@ -185,8 +195,7 @@ def test_tiny_special_tokens(tokenizer):
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi\n"
 
 
-def test_tiny_has_learnt_english():
-    torch = pytest.importorskip("torch")
+def test_tiny_has_learnt_english(torch):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder("tiny"), dtype=torch.float32)
     bits, count = 0.0, 0
@@ -196,16 +205,15 @@ def test_tiny_has_learnt_english():
             log_probs = model(ids).logits[0, :-1].log_softmax(-1)
         bits -= log_probs.gather(1, ids[0, 1:, None]).sum().item() / 0.6931471805599453
         count += ids.shape[1] - 1
-    assert bits / count < 2.3  # bits per character; uniform bytes would be 8
+    assert bits / count < 2.0  # bits per character; uniform bytes would be 8
 
 
 # -- smollm2 ----------------------------------------------------------------------------------------------------------
 
 
-def test_smollm2_knows_the_capital_of_france():
+def test_smollm2_knows_the_capital_of_france(torch):
     if not smollm2.smollm2_place().is_dir():
         pytest.skip("smollm2-135m-instruct is not prepared: python -m hfsdk.assets prepare")
-    torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     folder = model_folder("smollm2-135m-instruct")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -108,8 +108,8 @@ def _check(download: Download, path: Path) -> None:
 
 
 def record_sums(folder: Path) -> None:
-    """Write ``SHA256SUMS`` over a folder's files, in the form of the command ``sha256sum``."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS)
+    """Write ``SHA256SUMS`` over a folder's files but its README, in the form of the command ``sha256sum``."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (SUMS, "README.md"))
     (folder / SUMS).write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files), encoding="utf-8")
 
 

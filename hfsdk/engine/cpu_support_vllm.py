@@ -7,6 +7,7 @@ compiles the sampler                 ``environment()`` and :func:`prepare` turn 
 binds memory to a NUMA node,         :func:`construction` keeps both from happening while the engine is built
 makes torch.set_num_threads a no-op
 names its shared memory ``//-tp:0``  :func:`construction` gives a name per job; unlinked as soon as all ranks joined
+makes a message queue per replica    :func:`construction` leaves it out: the ranks need no lead, and it outlives them
 hides weights in packed kernels      :class:`CpuWeights`: plain ones (``shared``), or packed again after each update
 ===================================  ==========================================================================
 
@@ -120,6 +121,7 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
         return
     import torch
     import vllm._C  # noqa: F401 - registers torch.ops._C
+    import vllm.distributed.parallel_state as parallel_state
     import vllm.model_executor.layers.utils as layer_utils
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
@@ -130,10 +132,16 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
     def distributed_args(_: Any) -> tuple[str, int, int]:
         return f"env://:{name}", rank, rank  # vLLM takes what follows the last colon as its identity
 
+    make_group = parallel_state.init_model_parallel_group
+
+    def without_queue(*args: Any, **options: Any) -> Any:
+        return make_group(*args, **options | {"use_message_queue_broadcaster": False})
+
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     with (
         _replaced(layer_utils, "dispatch_cpu_unquantized_gemm", keep_plain),
         _replaced(ExecutorWithExternalLauncher, "_distributed_args", distributed_args),
+        _replaced(parallel_state, "init_model_parallel_group", without_queue),
         _replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None),
     ):
         try:

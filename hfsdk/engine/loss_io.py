@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Ragged, Table
+from hfsdk.table import Ragged, Table, take
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """Ways to turn per-token losses into one number; see :func:`aggregate`."""
@@ -150,6 +150,22 @@ class TokenBatch:
         return self.segment_sum(x) / self.lengths.clamp(min=1)
 
 
+def with_empty_row(rows: Table) -> Table:
+    """Append a row with an empty response, a copy of the first otherwise.
+
+    Where a micro-batch has as many response tokens as samples, the length of a loss would not tell one loss per token from one
+    per sample; with one more sample it does, and an empty response adds nothing to either.
+    """
+    again = [*range(rows.num_rows), 0]
+    columns = {}
+    for name, column in rows.items():
+        if isinstance(column, Ragged) and name != "prompt":
+            columns[name] = Ragged(column.flat, np.append(column.offsets, column.offsets[-1]))
+        else:
+            columns[name] = take(column, again)
+    return Table(columns, rows.row_ids[again])
+
+
 def aggregate(
     per_token: torch.Tensor,
     b: TokenBatch,
@@ -207,10 +223,13 @@ class Tally:
     largest: dict[str, float] = field(default_factory=dict)
     """Metrics whose name ends in ``_max``."""
 
-    def add_metrics(self, metrics: Mapping[str, Any], num_tokens: int) -> None:
-        """Add a micro-batch's metrics: per token, per sample, or one number, which weighs ``num_tokens``."""
+    def add_metrics(self, metrics: Mapping[str, Any], b: TokenBatch) -> None:
+        """Add a micro-batch's metrics: per token, per sample (empty responses left out), or one weighed by tokens."""
+        num_tokens = len(b.segment)
         for name, value in metrics.items():
             values = torch.as_tensor(value).detach().float()
+            if values.dim() and len(values) == b.num_samples != num_tokens:
+                values = values[b.lengths > 0]
             if name.endswith("_max"):
                 self._add_largest(name, values.max().item())
             elif values.dim():

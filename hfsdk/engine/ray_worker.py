@@ -160,11 +160,7 @@ class RayWorker(_Process):
     @ray.method(concurrency_group="compute")
     def execute(self, call: Call, order: Order) -> Answer:
         """Carry out this rank's share of a call."""
-        try:
-            table = read(order.picks, order.rows)
-        except HfsdkError as error:
-            return Answer("error", order.rows, error=error)
-        reply = self._worker.execute(call, table, order.options)
+        reply = self._worker.execute(call, lambda: read(order.picks, order.rows), order.options)
         if reply.error is not None:
             traceback.print_exception(reply.error)
         return self.answer(reply, order)

@@ -117,8 +117,9 @@ def text_decoder(folder: str) -> Callable[[list[int]], str]:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback without hfsdk's own frames, so that it starts at the user's line."""
+    """Return the traceback from the user's own frames on; all of it where there are none."""
     own = str(Path(__file__).parents[1])
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, f in enumerate(frames) if not f.filename.startswith(own) and "site-packages" not in f.filename), 0)
     last = traceback.format_exception_only(error)
-    return "".join(["Traceback (the user's frames):\n", *traceback.format_list(frames), *last]).rstrip()
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames[first:]), *last]).rstrip()

@@ -27,7 +27,7 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from hfsdk.engine import megatron_model
 from hfsdk.engine.cpu_support_megatron import cuda_type_names
 from hfsdk.engine.groups import RoleGroups
-from hfsdk.engine.loss_io import ModelInput, ModelOutput, Tally, TokenBatch, aggregate
+from hfsdk.engine.loss_io import ModelInput, ModelOutput, Tally, TokenBatch, aggregate, with_empty_row
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint
@@ -41,8 +41,8 @@ from hfsdk.table import Array, Ragged, Table
 Loss = Callable[[ModelOutput, TokenBatch], Any]
 """``loss(out, b)`` returns one number per response token or per sample, or (that, a dict of metrics).
 
-It may carry the attributes ``aggregation`` and ``fixed_length`` (see :func:`hfsdk.engine.loss_io.aggregate`), and
-``per_sample=True``, which is needed only where the shapes cannot tell: all responses of a micro-batch have length 1.
+It may carry the attributes ``aggregation`` and ``fixed_length`` (see :func:`hfsdk.engine.loss_io.aggregate`). One number per
+sample is summed and divided by the number of samples, empty responses counting as 0, whatever the aggregation.
 """
 
 Temperature = float | Array | Ragged
@@ -457,24 +457,26 @@ class Trainer:
         if not num_tokens:
             return None
         out = self._forward(table, entropy=True)
+        if num_tokens == table.num_rows:
+            table = with_empty_row(table)
         b = TokenBatch(table, mini.num_tokens, mini.num_rows, self.groups.device)
         returned = loss(out, b)
         each, metrics = returned if isinstance(returned, tuple) else (returned, {})
         shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
-        if shape not in ((num_tokens,), (table.num_rows,)):
+        if shape not in ((num_tokens,), (b.num_samples,)):
             raise OptionError(
-                f"the loss must return one number per response token ({num_tokens} here) or per sample ({table.num_rows}); "
+                f"the loss must return one number per response token ({num_tokens} here) or per sample ({b.num_samples}); "
                 f"it returned {shape}. Leave means and sums to the engine."
             )
         if train and not each.requires_grad:
             raise OptionError("the loss does not depend on the model: it needs out.log_probs, out.entropy or out.values")
-        per_sample = shape == (table.num_rows,) and (num_tokens != table.num_rows or getattr(loss, "per_sample", False))
+        per_sample = shape == (b.num_samples,)
         bad = (~torch.isfinite(each.detach())).float()
-        rows_bad = bad if per_sample else b.segment_sum(bad)
+        rows_bad = (bad if per_sample else b.segment_sum(bad)) * (b.lengths > 0)
         tally.bad_rows += b.row_ids[rows_bad > 0].tolist()
-        tally.add_metrics(metrics, num_tokens)
+        tally.add_metrics(metrics, b)
         if per_sample:
-            part = each.sum() / mini.num_rows
+            part = each[b.lengths > 0].sum() / mini.num_rows
         else:
             mode = getattr(loss, "aggregation", "token_mean")
             part = aggregate(each, b, mode, mini.num_tokens, mini.num_rows, getattr(loss, "fixed_length", None))

@@ -7,7 +7,6 @@ one thread; the control lane (progress, cancel, memory) reads what it must and n
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.dataflow import Call
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
+from hfsdk.engine.tasks import user_traceback
+from hfsdk.errors import CallError, HfsdkError
 from hfsdk.roles import RoleSpec
 from hfsdk.table import Column, Table
 from hfsdk.trace import Span
@@ -58,7 +59,6 @@ class Worker:
         self.roles: dict[str, HostedRole] = {}
         self._running_call = -1
         self._cancel_asked = -1
-        self._idle = threading.Event()
 
     def join(self) -> None:
         """Import the engines and join the pool's world; collective."""
@@ -94,32 +94,33 @@ class Worker:
         if hosted is not None:
             hosted.close()
 
-    def execute(self, call: Call, table: Table, options: Mapping[str, Any]) -> Reply:
-        """Carry out this rank's share of a call; every way it can end is in the reply."""
+    def execute(self, call: Call, read: Callable[[], Table], options: Mapping[str, Any]) -> Reply:
+        """Carry out this rank's share of a call; every way it can end is in the reply.
+
+        Args:
+            call: the call, for spans.
+            read: maps the input columns; runs inside the span ``fetch``.
+            options: the method's own.
+        """
         self._lane()
         self._running_call = call.id
         template = Span(
-            name=call.method,
-            role=call.role,
-            call_id=call.id,
-            method=call.method,
-            step=call.step,
-            start_ns=0,
-            phase=call.phase,
+            name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step, start_ns=0, phase=call.phase
         )
         reply = Reply("ok")
-        with self.recorder.call(template):
+        with self.recorder.call(template), self.recorder.span(call.method):
             try:
-                columns, reply.result = self.roles[call.role].run(
-                    call.method, table, options, self._safe_point(call.id)
-                )
-                reply.columns = columns
+                with self.recorder.span("fetch") as attrs:
+                    table = read()
+                    attrs["bytes"] = table.nbytes
+                hosted = self.roles[call.role]
+                reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
             except Cancelled:
                 reply.status = "cancelled"
             except PeerFailed:
                 reply.status = "peer"
             except Exception as error:  # everything is told to the controller, which knows the user's line
-                reply.status, reply.error = "error", error
+                reply.status, reply.error = "error", _told(error)
         self._running_call = -1
         reply.spans = tuple(self.recorder.take()[0])
         return reply
@@ -154,3 +155,10 @@ class Worker:
 
         torch.set_num_threads(self.setup.num_threads)
         torch.set_grad_enabled(True)
+
+
+def _told(error: Exception) -> HfsdkError:
+    """Return an error as the controller can send it on: hfsdk's own as it is, others with the user's frames, or all."""
+    if isinstance(error, HfsdkError):
+        return error
+    return CallError(f"{type(error).__name__}: {error}", details=user_traceback(error))

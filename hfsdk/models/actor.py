@@ -258,8 +258,8 @@ class ActorModel(TrainedHandle):
         row = int(lengths.argmax())
         if lengths[row] + max_new_tokens > self.context_tokens:
             raise OptionError(
-                f"{self.name}.generate: sample {row} has {lengths[row]} prompt tokens, with max_new_tokens={max_new_tokens} that is "
-                f"{lengths[row] + max_new_tokens}; the context of {self.spec} is {self.context_tokens}. Shorten the prompt "
+                f"{self.name}.generate: sample {row} has {lengths[row]} prompt tokens, with max_new_tokens={max_new_tokens} "
+                f"that is {lengths[row] + max_new_tokens}; the context of {self.spec} is {self.context_tokens}. Shorten the prompt "
                 "(session.prompts(..., max_prompt_tokens=...) keeps its end), lower max_new_tokens, or raise "
                 "RolloutOptions(max_model_len=...) where the model has more positions."
             )

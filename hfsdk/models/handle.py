@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,6 +140,10 @@ class ModelHandle:
         """Free the role's memory and forget it; the handle cannot be used afterwards."""
         self._host.release(self)
 
+    def settle(self, role: RoleSpec) -> None:
+        """Take the role as it is placed, or a function's new version (the session calls it)."""
+        self._role = role
+
     # -- for the handles
 
     @property
@@ -206,7 +209,9 @@ class ModelHandle:
                 f"{spec} has {spec.max_positions} positions. Shorten it."
             )
 
-    def _forward(self, batch: Batch, method: str, writes: Sequence[str], options: Mapping[str, Any], also: Sequence[str] = ()) -> Batch:
+    def _forward(
+        self, batch: Batch, method: str, writes: Sequence[str], options: Mapping[str, Any], also: Sequence[str] = ()
+    ) -> Batch:
         """Start one forward pass over prompt + response that writes columns."""
         inputs = batch.need(["prompt", "response"], f"{self.name}.{method}")
         inputs |= {name: batch.ref(name) for name in also if name in batch}
@@ -299,9 +304,6 @@ class TrainedHandle(ModelHandle):
         self._result(self._submit("save_pretrained", "checkpoint", protocol=ONE_TO_ALL, options={"folder": str(target)}))
         copy_tokenizer(self._role.folder, target)
         return str(target)
-
-    def _replace_role(self, **changes: Any) -> None:
-        self._role = replace(self._role, **changes)
 
 
 def stable_seed(*parts: object) -> int:

@@ -57,6 +57,11 @@ class Host(Protocol):
         """The session's seed, which calls without one of their own use."""
         ...
 
+    @property
+    def tokenizer_folder(self) -> str:
+        """The model folder whose tokenizer turns text into tokens, or ``""``."""
+        ...
+
     def ready(self, handle: ModelHandle) -> None:
         """Place and load the handle's role where that has not happened; refuse a handle that was replaced or released."""
         ...

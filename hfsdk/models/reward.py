@@ -26,7 +26,7 @@ class _Scorer(ModelHandle):
         inputs = batch.need(["prompt", "response"], f"{self.name}.{method}") | self._extra_columns(batch)
         lease = self._submit(
             method, "preparation", inputs=inputs, writes=[self.writes], num_rows=len(batch), protocol=None, shipped=function,
-            options={"function": function, "tokenizer": self._role.folder, **options}, timeout_s=self._role.timeout_s,
+            options={"function": function, "tokenizer": self._host.tokenizer_folder, **options}, timeout_s=self._role.timeout_s,
         )  # fmt: skip
         return batch.with_refs(lease, [self.writes])
 

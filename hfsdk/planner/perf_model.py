@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -86,12 +86,12 @@ class Setup:
         """Tensor-parallel size of the generating engine."""
         return self.layout.tp if self.rollout is None else self.rollout.tp
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All weights."""
         return _parameters(self.spec)
 
-    @property
+    @cached_property
     def matmul_parameters(self) -> int:
         """Weights each token is multiplied with: the embedding is a lookup, and a scalar head has no vocabulary."""
         table = self.spec.vocab_size * self.spec.hidden_size
@@ -121,7 +121,7 @@ class PerfModel:
     """Share of memory bandwidth at which decode reads weights (large layers on A100 and H100: 0.75-0.86)."""
     kv_efficiency: float = 0.6
     """The same for the key/value cache."""
-    layer_s: float = 15e-6
+    layer_s: float = 20e-6
     """Fixed seconds a layer and decode step: launches and short kernels; with it tp8 of 7B reads at 0.5 of the bandwidth."""
     step_s: float = 1e-3
     """Seconds of scheduling a decode step on the host."""
@@ -298,12 +298,14 @@ class PerfModel:
 def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16") -> float:
     """Return the bytes the fullest rank receives in a weight transition, in closed form.
 
-    A rank needs M / tp_g and, where its shards nest, holds M / (pp max(tp, tp_g)) of it. With tp_g <= tp that is table 2 of
-    HybridFlow: (tp pp - tp_g) / (tp_g tp pp) M. ``ReshardPlan`` counts a little more where whole tensors (norms, the
-    embedding of a first stage) lie uneven over pp.
+    A rank needs M / tp_g. Where tp_g divides tp it holds M / (pp tp) of that, which gives table 2 of HybridFlow:
+    (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank holds
+    nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
     """
     model_bytes = _parameters(spec) * DTYPE_BYTES[dtype]
-    return model_bytes / rollout_tp - model_bytes / (train.pp * max(train.tp, rollout_tp))
+    nests = train.tp == 1 or train.tp % rollout_tp == 0
+    held = model_bytes / (train.pp * max(train.tp, rollout_tp)) if nests else 0.0
+    return model_bytes / rollout_tp - held
 
 
 @lru_cache(maxsize=64)

@@ -78,10 +78,14 @@ class ControllerClient:
             SessionClosedError: the session is closed.
             HfsdkError: what the controller answers with.
         """
-        if self.closed:
-            raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
+        self.check_open()
         self._flush()
         return self._controller.send(message)
+
+    def check_open(self) -> None:
+        """Raise SessionClosedError when the session is closed."""
+        if self.closed:
+            raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
 
     def release(self, call_id: int) -> None:
         """Note that nobody refers to a call's columns any more; sent with the next message.
@@ -132,8 +136,8 @@ class ControllerClient:
         try:
             while not self.send(m.Wait(ids, _slice(deadline))):
                 if deadline is not None and time.monotonic() >= deadline:
-                    names = ", ".join(self.writer(c) for c in ids if self.state(c) in ACTIVE)
-                    raise TimeoutError(f"{names or 'the calls'} not done after {timeout:g} s; still running. Wait again, or cancel.")
+                    names = ", ".join(self.writer(c) for c in ids if self.state(c) in ACTIVE) or "the calls"
+                    raise TimeoutError(f"{names} not done after {timeout:g} s; still running. Wait again, or cancel.")
         except KeyboardInterrupt:
             self.cancel(ids)
             self.settle(ids)
@@ -177,8 +181,9 @@ class ControllerClient:
         self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int
     ) -> Lease:
         """Run a function over columns in a CPU task."""
+        phase = "preparation" if method == "map" else "inspection"  # a look at a batch is no part of the step
         message = m.Submit(
-            "session", method, "preparation", inputs, tuple(writes), num_rows,
+            "session", method, phase, inputs, tuple(writes), num_rows,
             options={"function": function}, function=f"{function.name}@{function.version}",
         )  # fmt: skip
         return self.submit(message)

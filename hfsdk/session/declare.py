@@ -104,7 +104,7 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
         return role
     layout = parse_layout(rollout, spec, num_devices, f"{role.name}'s rollout")
     if layout.pp != 1:
-        raise LayoutError(f"{role.name}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp. Use tp.")
+        raise LayoutError(f"{role.name}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp only")
     context_tokens(spec, role.rollout_options)
     if ground.on_cpu and spec.head_dim not in RUN_EVERYWHERE:
         from hfsdk.engine.rollout import check_model
@@ -113,7 +113,7 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
     return replace(role, rollout=layout)
 
 
-def function_role(role: RoleSpec, function: Callable[..., Any], tokenizer_folder: str) -> RoleSpec:
+def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:
     """Complete and check a role that is a function of (prompts, completions).
 
     Raises:
@@ -129,7 +129,7 @@ def function_role(role: RoleSpec, function: Callable[..., Any], tokenizer_folder
             f"the {role.kind} function {name}{inspect.signature(function)} must take prompts and completions by name: "
             f"def {name}(prompts, completions, **columns): return one number per completion"
         ) from error
-    return replace(role, function=Shipped.of(function), folder=tokenizer_folder)
+    return replace(role, function=Shipped.of(function))
 
 
 def filled(role: RoleSpec, pool_size: int, pool_name: str) -> RoleSpec:

@@ -59,7 +59,9 @@ class PromptStream:
         left_out: columns of the data that are not passed on, because hfsdk writes columns of these names.
     """
 
-    def __init__(self, client: Client, tokenizer: Tokenizer | None, source: Any, options: PromptOptions, context_tokens: int) -> None:
+    def __init__(
+        self, client: Client, tokenizer: Tokenizer | None, source: Any, options: PromptOptions, context_tokens: int
+    ) -> None:
         self._client, self._tokenizer, self.options, self._context = client, tokenizer, options, context_tokens
         prompts, extra = read_source(source, options.column)
         self._prompts = prompts
@@ -132,7 +134,8 @@ class PromptStream:
 
     def __repr__(self) -> str:
         o = self.options
-        return f"PromptStream({self.num_prompts} prompts in batches of {o.batch_size}, seed {o.seed}, next is batch {self.position})"
+        what = f"{self.num_prompts} prompts in batches of {o.batch_size}, seed {o.seed}"
+        return f"PromptStream({what}, next is batch {self.position})"
 
     # -- inside
 
@@ -169,7 +172,6 @@ class PromptStream:
         """Find empty prompts, and encode those that could be too long: a token is at least one byte."""
         if not self._prompts:
             raise OptionError("the data has no prompts; give at least one")
-        # a truncated prompt always fits, unless what it is truncated to does not
         limit = self._context - (CHAT_OVERHEAD_BYTES if self.options.chat else 2)
         for row, prompt in enumerate(self._prompts):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
@@ -177,8 +179,9 @@ class PromptStream:
             size = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
             if size >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
                 self._encode(row)
-        if self.options.max_prompt_tokens is not None and self.options.max_prompt_tokens >= self._context:
-            raise OptionError(f"max_prompt_tokens={self.options.max_prompt_tokens} leaves no room in the actor's context of {self._context}")
+        most = self.options.max_prompt_tokens
+        if most is not None and most >= self._context:
+            raise OptionError(f"max_prompt_tokens={most} leaves no room in the actor's context of {self._context}")
 
 
 def read_source(source: Any, column: str) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
@@ -212,7 +215,8 @@ def _columns(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
         return {str(name): source[name].tolist() for name in source.columns}
     if isinstance(source, str) or not isinstance(source, Sequence):
         raise ColumnError(
-            f"prompts come from a datasets.Dataset, a DataFrame, or a list of texts, token ids or dicts; got {type(source).__name__}"
+            "prompts come from a datasets.Dataset, a DataFrame, or a list of texts, token ids or dicts; "
+            f"got {type(source).__name__}"
         )
     if source and all(isinstance(item, Mapping) for item in source):
         names = list(dict.fromkeys(name for item in source for name in item))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,36 +11,25 @@ from typing import TYPE_CHECKING, Any, Self
 from hfsdk.batch import Batch
 from hfsdk.dataflow import Dataflow
 from hfsdk.engine import messages as m
-from hfsdk.errors import OptionError, PlacementError
-from hfsdk.layout import Layout
-from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
-from hfsdk.placement import Placement
-from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.models import ActorModel, ModelHandle, RewardModel
 from hfsdk.runtime import Runtime
 from hfsdk.session.checkpoint import load_session, save_session
 from hfsdk.session.client import ControllerClient, Sender
-from hfsdk.session.declare import Ground, ModelSource, filled, function_role, model_role
+from hfsdk.session.evaluation import evaluate
 from hfsdk.session.prompts import PromptOptions, PromptStream
-from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.start import start_runtime, start_simulated
-from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
-from hfsdk.session.training import Run, evaluate, train
-from hfsdk.session.views import PlacementPicture, Traces, dataflow_of, session_view
+from hfsdk.session.training import Algorithm, Run, train
+from hfsdk.session.views import Traces, dataflow_of, session_view
 from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Layouts = str | Layout
-"""``"tp2 dp2"``, ``hf.Layout(tp=2)``, or ``"auto"`` (data parallel)."""
-
-ACTOR_OPTIMIZER = AdamW(lr=1e-5)
-CRITIC_OPTIMIZER = AdamW(lr=2e-5)
 UNLIMITED_TOKENS = 2**31
 """Context of a prompt stream made before there is an actor."""
 
 
-class Session:
+class Session(Placing):
     """Devices and the roles on them. ``with hf.Session(devices=2) as session: ...`` closes it at the end.
 
     Attributes:
@@ -106,7 +93,7 @@ class Session:
             OptionError: the cluster does not parse.
         """
         spec = ClusterSpec.parse(cluster, price_per_device_hour) if isinstance(cluster, str) else cluster
-        return cls(wait=wait, seed=seed, name=name, runtime=start_simulated(spec, response_lengths, seed))
+        return cls(wait=wait, seed=seed, name=name, runtime=start_simulated(spec, response_lengths))
 
     @classmethod
     def over(cls, controller: Sender, cluster: ClusterSpec, kind: str = "ray", *, wait: bool = False, seed: int = 0) -> Self:
@@ -121,150 +108,248 @@ class Session:
         self.cluster = cluster
         self.messages: list[str] = []
         self.run: Run | None = None
-        self._kind = kind
-        self._ground = Ground(cluster, simulated=kind == "simulated")
-        self._client = ControllerClient(controller, wait_each=wait)
-        self._book = RoleBook(self.notice)
-        self._wish: str | Mapping[str, int] | Placement = "colocate"
-        self._placement: Placement | None = None
-        self._counters: dict[str, int] = {}
+        self._begin(ControllerClient(controller, wait_each=wait), kind)
         self._streams: dict[str, PromptStream] = {}
         self._positions: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
         self._finalizer = weakref.finalize(self, self._client.close)  # also at the interpreter's exit
-        for opened in ON_OPEN:
-            opened(self)
+        for listener in ON_OPEN:
+            listener(self)
 
-    # -- roles
+    # -- data
 
-    def actor(
+    def prompts(
         self,
-        model: ModelSource,
+        source: Any,
         *,
-        train: Layouts = "auto",
-        rollout: Layouts = "auto",
-        dtype: str = "fp32",
-        optimizer: AdamW = ACTOR_OPTIMIZER,
-        micro_batch_tokens: int = 4096,
-        rollout_options: RolloutOptions | None = None,
-        cpu_weights: str | None = None,
-        name: str = "actor",
-    ) -> ActorModel:
-        """Declare the policy to be trained. Checked now, loaded at ``place`` or first use.
+        column: str = "text",
+        batch_size: int,
+        seed: int | None = None,
+        max_prompt_tokens: int | None = None,
+        chat: bool = False,
+        system: str | None = None,
+        shuffle: bool = True,
+    ) -> PromptStream:
+        """Return prompts in batches: ``prompts[k]`` repeats, ``next(prompts)`` advances.
 
         Args:
-            model: a name (``"tiny"``, ``"smollm2-135m-instruct"``), a local folder, a hub id; in simulation also a preset.
-            train: layout of training, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
-            rollout: layout of generation on the same devices, e.g. ``"tp1"``.
-            dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters).
-            optimizer: AdamW with its schedule and clipping.
-            micro_batch_tokens: most tokens (padding included) of one forward pass on one rank.
-            rollout_options: how the generating engine is sized.
-            cpu_weights: short for ``RolloutOptions(cpu_weights=...)``: ``"packed"`` or ``"shared"``.
-            name: another name than "actor", where there are several.
+            source: a ``datasets.Dataset``, a DataFrame, a dict of columns, or a list of texts, of token ids or of dicts.
+            column: where the prompts are; the other columns are passed on to reward functions.
+            batch_size: prompts per batch.
+            seed: of the order; by default the session's.
+            max_prompt_tokens: keep at most the last so many tokens of each prompt; ``None`` cuts nothing.
+            chat: put each text into the model's chat template as the user's turn.
+            system: the system message of that chat.
+            shuffle: whether each pass over the data has an order of its own.
 
         Raises:
-            ModelNotFoundError: no such model, or a folder without weights.
-            UnsupportedModelError: an architecture or head size that the engines do not run.
-            LayoutError: a layout that fits neither the model nor the devices.
-            OptionError: an option out of its range.
+            ColumnError: there is no such column.
+            OptionError: a prompt is empty or as long as the context (names its row), or an option is out of range.
         """
-        options = rollout_options or RolloutOptions()
-        if cpu_weights is not None:
-            options = replace(options, cpu_weights=cpu_weights)
-        role = RoleSpec(
-            name=name, kind="actor", dtype=dtype, optimizer=_trained(optimizer), micro_batch_tokens=micro_batch_tokens,
-            rollout_options=options, seed=self.seed,
+        self._client.check_open()
+        options = PromptOptions(
+            column=column, batch_size=batch_size, seed=self.seed if seed is None else seed, max_prompt_tokens=max_prompt_tokens,
+            chat=chat, system=system, shuffle=shuffle,
         )  # fmt: skip
-        return self._declare(ActorModel, model_role(role, model, train, rollout, self._ground))
+        actors = [h for h in self._book if isinstance(h, ActorModel)]
+        context = actors[0].context_tokens if actors else UNLIMITED_TOKENS
+        stream = PromptStream(self._client, self._client.tokenizer, source, options, context)
+        if stream.left_out:
+            names = ", ".join(stream.left_out)
+            self.notice(f"hfsdk writes columns named {names} itself; the data's are left out, rename them to pass them on")
+        stream.position = self._positions.pop(stream.fingerprint, 0)
+        self._streams[stream.fingerprint] = stream
+        return stream
 
-    def critic(
-        self,
-        model: ModelSource,
-        *,
-        train: Layouts = "auto",
-        dtype: str = "fp32",
-        optimizer: AdamW = CRITIC_OPTIMIZER,
-        micro_batch_tokens: int = 4096,
-        name: str = "critic",
-    ) -> CriticModel:
-        """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`."""
-        role = RoleSpec(
-            name=name, kind="critic", head="scalar", dtype=dtype, optimizer=_trained(optimizer),
-            micro_batch_tokens=micro_batch_tokens, seed=self.seed,
-        )  # fmt: skip
-        return self._declare(CriticModel, model_role(role, model, train, None, self._ground))
-
-    def reference(
-        self,
-        model: ModelSource,
-        *,
-        layout: Layouts = "auto",
-        dtype: str | None = None,
-        micro_batch_tokens: int = 4096,
-        name: str = "reference",
-    ) -> ReferenceModel:
-        """Declare the frozen policy that the KL is measured against.
-
-        Args:
-            model: the actor (its initial weights, in its dtype), or a model as in :meth:`actor`.
-            layout: of inference.
-            dtype: by default the actor's, or fp32.
-            micro_batch_tokens: as in :meth:`actor`.
-            name: as in :meth:`actor`.
-
-        Raises: as in :meth:`actor`.
-        """
-        own = model.role.dtype if isinstance(model, ModelHandle) else "fp32"
-        role = RoleSpec(name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, seed=self.seed)
-        return self._declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
-
-    def reward(
-        self,
-        source: Callable[..., Any] | ModelSource,
-        *,
-        timeout_s: float = 60.0,
-        layout: Layouts = "auto",
-        dtype: str = "fp32",
-        micro_batch_tokens: int = 4096,
-        name: str = "reward",
-    ) -> RewardModel:
-        """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float]``, or a model.
-
-        Called again with a new function, the same handle goes on with it (a new version; no worker restarts).
-
-        Args:
-            source: a function in TRL's form; it travels by value and gets the data's other columns by name. Or a model with
-                a scalar head, as in :meth:`actor`.
-            timeout_s: most seconds one call of the function may take.
-            layout: of a model's inference.
-            dtype: of a model.
-            micro_batch_tokens: of a model.
-            name: another name than "reward", where there are several.
+    def batch(self, **columns: Any) -> Batch:
+        """Return own data as a batch: lists of sequences become variable-length columns, numbers one value per sample.
 
         Raises:
-            OptionError: the function does not take prompts and completions.
-            ModelNotFoundError: no such model.
+            ColumnError: the columns differ in length or are empty.
         """
-        return self._scorer(RewardModel, source, timeout_s, layout, dtype, micro_batch_tokens, name)
+        return Batch.from_columns(self._client, columns)
 
-    def cost(
+    # -- looking
+
+    @property
+    def trace(self) -> Traces:
+        """The spans of the current step; ``trace[k]`` of step k. Drawn live while calls run."""
+        return Traces(self._client)
+
+    @property
+    def dataflow(self) -> Dataflow:
+        """The calls of the current step and the columns between them."""
+        return dataflow_of(self._client, self._client.send(m.Look("step")))
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row per step of ``train`` in this session (and before it, where it was loaded)."""
+        import pandas as pd
+
+        return pd.DataFrame(self._rows)
+
+    @property
+    def status(self) -> str:
+        """``"closed"``, ``"working"`` or ``"idle"``."""
+        if self._client.closed:
+            return "closed"
+        return "working" if self._client.send(m.Look("running")) else "idle"
+
+    def logs(self, role: str, rank: int = 0) -> str:
+        """Return what the worker of ``rank`` of a role has printed."""
+        self._client.check_open()
+        return self._book.find(role).logs(rank)
+
+    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
+
+        An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",
+        "call", "line", "done", "total", "unit", "seconds", "error"}``. Starts come on the calling thread, the rest on others.
+        """
+        self._client.check_open()
+        return self._client.subscribe(listener)
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data for display; does not wait."""
+        return session_view(self.name, self._kind, self.cluster, self._client, self._book, self.messages)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._client.closed else "open"
+        roles = ", ".join(h.name for h in self._book) or "none"
+        return f"Session({self.name}: {self.cluster}, {self._kind}, {state}; roles: {roles})"
+
+    # -- training and checkpoints
+
+    def train(
         self,
-        source: Callable[..., Any] | ModelSource,
+        algorithm: Algorithm,
+        prompts: PromptStream,
         *,
-        timeout_s: float = 60.0,
-        layout: Layouts = "auto",
-        dtype: str = "fp32",
-        micro_batch_tokens: int = 4096,
-        name: str = "cost",
-    ) -> CostModel:
-        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit."""
-        return self._scorer(CostModel, source, timeout_s, layout, dtype, micro_batch_tokens, name)
+        steps: int,
+        metrics: Sequence[Callable[[Batch], Mapping[str, float] | float]] = (),
+        stop: Callable[[dict[str, Any]], bool] | None = None,
+        save_every: int = 0,
+        folder: str | Path | None = None,
+        resume: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> Run:
+        """Run ``steps`` steps of an algorithm: ``algorithm.step(session.models, next(prompts))``, with its metrics.
 
-    def _scorer[H: RewardModel | CostModel](
-        self, cls: type[H], source: Any, timeout_s: float, layout: Layouts, dtype: str, micro_batch_tokens: int, name: str
-    ) -> H:
-        role = RoleSpec(name=name, kind=cls.kind, dtype=dtype, micro_batch_tokens=micro_batch_tokens, seed=self.seed, timeout_s=timeout_s)
-        if callable(source) and not isinstance(source, ModelHandle):
-            return self._declare(cls, function_role(role, source, self._book.tokenizer_folder))
-        return self._declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))
+        The first interrupt pauses after the running step and returns the run so far (``run.paused``); the second cancels the
+        running call and raises; a third detaches. A step that did not finish gives its prompts back.
+
+        Args:
+            algorithm: e.g. ``hf.PPO(clip=0.2)``.
+            prompts: from :meth:`prompts`.
+            steps: steps to run now.
+            metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
+            stop: called with each step's row of metrics; true ends the run.
+            save_every: save to ``folder`` after every so many steps; 0 is never.
+            folder: where to save.
+            resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
+            progress: whether to draw a bar; by default in notebooks and terminals.
+
+        Returns:
+            The run; ``run.history`` has one row per step.
+
+        Raises:
+            OptionError: an option is out of its range.
+            CheckpointError: ``resume`` is not a checkpoint of these roles.
+            CallError: a call failed.
+        """
+        return train(
+            self, algorithm, prompts, steps=steps, metrics=metrics, stop=stop, save_every=save_every, folder=folder,
+            resume=resume, progress=progress,
+        )  # fmt: skip
+
+    def evaluate(
+        self,
+        prompts: PromptStream | Sequence[str],
+        *,
+        reward: RewardModel | None = None,
+        num_prompts: int = 128,
+        max_new_tokens: int = 32,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        num_samples: int = 3,
+    ) -> pd.DataFrame:
+        """Generate for the first ``num_prompts`` of a stream and score the responses; nothing is trained, nothing advances.
+
+        Args:
+            prompts: a stream from :meth:`prompts` (best of held-out data), or texts.
+            reward: by default the session's.
+            num_prompts: at most as many as there are.
+            max_new_tokens: longest response, in tokens.
+            temperature: of sampling.
+            seed: of sampling; by default the session's.
+            num_samples: samples kept in ``frame.attrs["samples"]``.
+
+        Returns:
+            One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version and,
+            where the session has a reference, kl_mean (per sequence, nats, k1).
+        """
+        return evaluate(
+            self, prompts, reward=reward, num_prompts=num_prompts, max_new_tokens=max_new_tokens, temperature=temperature,
+            seed=seed, num_samples=num_samples,
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Save everything: weights, optimizers, schedules, the prompts' places, counters, history; waits.
+
+        The folder holds the last complete save at every moment, also when this one is interrupted.
+
+        Raises:
+            CheckpointError: the folder cannot be written.
+        """
+        return save_session(self, folder)
+
+    def load(self, folder: str | Path) -> None:
+        """Load what :meth:`save` wrote into the same roles in the same layouts; waits.
+
+        Raises:
+            CheckpointError: no or an incomplete checkpoint, or one of other models or layouts.
+        """
+        load_session(self, folder)
+
+    @property
+    def roles(self) -> tuple[ModelHandle, ...]:
+        """All handles, in the order of declaration."""
+        return tuple(self._book)
+
+    @property
+    def simulated_time(self) -> bool:
+        """Whether seconds are those of a virtual clock."""
+        return self._kind == "simulated"
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the history, with the version of every function that scored it."""
+        functions = {h.name: h.role.function for h in self._book.functions}
+        self._rows.append({**row, **{f"{name}_function": f"{f.name}@{f.version}" for name, f in functions.items() if f}})
+
+    def persistent(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps besides weights."""
+        positions = {**self._positions, **{key: stream.position for key, stream in self._streams.items()}}
+        return {"seed": self.seed, "counters": self._counters, "positions": positions, "history": self._rows}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint kept besides weights."""
+        self.seed, self._counters, self._rows = int(saved["seed"]), dict(saved["counters"]), list(saved["history"])
+        self._positions = dict(saved["positions"])
+        for key, stream in self._streams.items():
+            stream.position = self._positions.pop(key, stream.position)
+
+    # -- the end
+
+    def close(self) -> None:
+        """End every process and free all memory. Safe to call twice; also called at exit."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+ON_OPEN: list[Callable[[Session], None]] = []
+"""Called with every new session; ``hfsdk`` puts the notebook's progress display here when IPython runs."""

@@ -77,7 +77,9 @@ def change(model, factor=1.2):
     g = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_((factor - 1) * parameter.std(correction=0).clamp(min=0.1) * torch.randn(parameter.shape, generator=g))
+            parameter.add_(
+                (factor - 1) * parameter.std(correction=0).clamp(min=0.1) * torch.randn(parameter.shape, generator=g)
+            )
         assert model(torch.arange(40)[None]).logits.std() >= 1.0
 
 
@@ -121,7 +123,7 @@ def check_parity(model, out, temperature=1.0, prompts=PROMPTS, tolerance=TOLERAN
 
 
 def segments():
-    return [name for name in os.listdir("/dev/shm") if name.startswith("hfsdk.test") or "cpushm" in name]
+    return [name for name in os.listdir("/dev/shm") if name.startswith("hfsdk.test")]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------------------
@@ -181,7 +183,9 @@ def check_refusals(rollout):
     one = np.zeros(1, np.int64)
     refuse(r"row 0 has a prompt of 0 tokens.*1 to 120", prompts=Ragged.of([[]], np.int32), seeds=one)
     refuse(r"prompt of 121 tokens", prompts=Ragged.of([[1] * 121], np.int32), seeds=one)
-    refuse(r"row 1 has token id 260.*0 to 259", prompts=Ragged.of([[1], [2, 260]], np.int32), seeds=np.zeros(2, np.int64))
+    refuse(
+        r"row 1 has token id 260.*0 to 259", prompts=Ragged.of([[1], [2, 260]], np.int32), seeds=np.zeros(2, np.int64)
+    )
     refuse(r"temperature=0\.001", sampling=Sampling(temperature=0.001))
     refuse(r"6 prompts, 2 seeds", seeds=np.zeros(2, np.int64))
 
@@ -258,7 +262,12 @@ def check_cancel(rollout, model, group, ask=True):
     """Cancelled in the middle: nothing stays behind, the next call is right, and so is the one after an update."""
     counter = iter(range(10**6))
     with pytest.raises(Cancelled):
-        draw(rollout, Sampling(max_new_tokens=64, ignore_eos=True), safe=SafePoint(lambda: ask and next(counter) > 5), group=group)
+        draw(
+            rollout,
+            Sampling(max_new_tokens=64, ignore_eos=True),
+            safe=SafePoint(lambda: ask and next(counter) > 5),
+            group=group,
+        )
     assert 0 < rollout._recorder.progress["tokens"] < 64 * 6
     with pytest.raises(Cancelled):
         draw(rollout, safe=SafePoint(lambda: ask), group=group)
@@ -308,10 +317,10 @@ def check_first_update(folder):
 def two_ranks(rank, world_size, folders):
     group = dist.new_group([0, 1])
     responses = []
-    for tied, mode, tp in ((False, "packed", 2), (True, "packed", 2), (True, "shared", 1), (False, "shared", 2)):
+    for tied, mode, tp in ((True, "packed", 2), (True, "shared", 1), (False, "shared", 2)):
         model = reference(folders[tied])
         rollout = make(folders[tied], mode, rank, world_size, tp)
-        assert segments() == []
+        assert segments() == []  # unlinked as soon as both ranks have joined them
         control = group if tp == 2 else None
         check_parity(model, draw(rollout, group=control))
         change(model)
@@ -381,7 +390,7 @@ def test_two_ranks(folders):
     first, second = run(two_ranks, 2, folders)
     for a, b in zip(first, second, strict=True):
         assert np.array_equal(a, b)
-    assert np.array_equal(first[1], first[2])  # the same samples from tp2 packed and from two replicas, shared
+    assert np.array_equal(first[0], first[1])  # the same samples from tp2 packed and from two replicas, shared
     assert segments() == []
 
 

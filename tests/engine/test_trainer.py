@@ -95,7 +95,9 @@ def reference_model(folder):
     from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
     kind = LlamaForSequenceClassification if folder.endswith("critic") else LlamaForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32)
+    model = kind.from_pretrained(folder, dtype=torch.float32)
+    model.model.embed_tokens.padding_idx = None  # token 0 is a token like any other: its row gets a gradient
+    return model
 
 
 class Reference:
@@ -441,11 +443,15 @@ CHECKS = {
 
 def all_checks(rank, world_size, layouts, root):
     """Run every check of these layouts, one after the other in the same processes."""
-    return {
-        layout: {name: check(harness) for name, check in CHECKS.items()}
-        for layout in layouts
-        for harness in [Harness(layout, root, world_size)]
-    }
+    import time; t0=time.time(); c0=time.process_time(); found={}
+    for layout in layouts:
+        harness=Harness(layout, root, world_size); found[layout]={}
+        print(layout, "harness", round(time.time()-t0,2), round(time.process_time(),2))
+        for name, check in CHECKS.items():
+            t0=time.time(); c0=time.process_time()
+            found[layout][name]=check(harness)
+            print(layout, name, round(time.time()-t0,2), round(time.process_time()-c0,2), flush=True)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -572,12 +578,12 @@ def test_cancel_keeps_finished_steps(results, layout):
 
 @every_layout
 def test_wrong_rows_are_named_on_their_rank(results, layout):
-    *_, last = results(layout, "refusals")
-    (name, text), (cover, _) = last["infer"]
-    assert name == cover == "OptionError"
-    assert "prompt of 0 tokens" in text
-    for rank in results(layout, "refusals"):
-        assert [name for name, _ in rank["infer"]] in (["OptionError"] * 2, ["PeerFailed", "OptionError"])
+    ranks = [rank["infer"] for rank in results(layout, "refusals")]
+    assert "prompt of 0 tokens" in ranks[-1][0][1]
+    for case in zip(*ranks, strict=True):
+        names = {name for name, _ in case}
+        assert "OptionError" in names
+        assert names <= {"OptionError", "PeerFailed"}
 
 
 @every_layout

@@ -28,7 +28,7 @@ def trained(spec, train="tp1", dtype="fp32", kind="actor", name=None, **more):
 
 
 def ppo_70b(train="tp8 pp4", rollout="tp8"):
-    both = dict(model=LLAMA_70B, train=Layout.parse(train), dtype="bf16")
+    both = {"model": LLAMA_70B, "train": Layout.parse(train), "dtype": "bf16"}
     return [
         RoleSpec(name="actor", kind="actor", rollout=Layout.parse(rollout), optimizer=AdamW(), **both),
         RoleSpec(name="critic", kind="critic", head="scalar", optimizer=AdamW(), **both),

@@ -61,7 +61,7 @@ base = {"call": "actor.generate", "line": "cell 2, line 3", "total": 50, "unit":
 send(dict(base, type="call_started", call_id=1))
 send(dict(base, type="call_started", call_id=2, call="reward.compute_scores"))
 def later():
-    send(dict(base, type="call_done", call_id=2, seconds=0.01))
+    send(dict(base, type="call_done", call_id=2, call="reward.compute_scores", seconds=0.01))
     for i in range(50):
         time.sleep(0.02)
         send(dict(base, type="call_progress", call_id=1, done=i))
@@ -126,7 +126,7 @@ def test_reopened_trusted_is_interactive_and_dark(saved: tuple[harness.Lab, Path
         assert page.locator(".hf-span").count() == 60
         page.locator(".hf-span").nth(10).hover()
         assert "wall time" in page.locator(".hf-tip").inner_text()
-        page.wait_for_selector('body[data-jp-theme-light="false"]')
+        page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
         color = page.evaluate("() => getComputedStyle(document.querySelector('.hf-timeline')).color")
         assert min(map(int, color[4:-1].split(","))) > 180, f"text is light in the dark theme; got {color}"
         page.locator(".hf-host").first.focus()
@@ -175,11 +175,12 @@ def test_standalone_page_zooms_pans_fits_and_hovers(chromium: Any, tmp_path: Pat
     for _ in range(8):
         page.mouse.wheel(0, -100)
     page.wait_for_function("() => document.querySelector('.hf-timeline .hf-info').textContent.includes('in view')")
-    shown = first.locator(".hf-span").first.get_attribute("x")
+    places = "[...document.querySelectorAll('.hf-timeline')[0].querySelectorAll('.hf-span')].map((e) => e.getAttribute('x')).join()"
+    before = page.evaluate(places)
     page.mouse.down()
     page.mouse.move(box["x"] + 200, box["y"] + 60, steps=4)
     page.mouse.up()
-    page.wait_for_function(f"() => document.querySelector('.hf-timeline .hf-span').getAttribute('x') !== '{shown}'")
+    page.wait_for_function(f"(before) => {places} !== before", arg=before)
     first.locator(".hf-fit").click()
     page.wait_for_function("() => document.querySelectorAll('.hf-timeline')[0].querySelectorAll('.hf-span').length === 47")
     assert page.locator(".hf-timeline").nth(1).locator("canvas").count() == 1, "thousands of marks go on a canvas"

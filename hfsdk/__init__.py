@@ -1,0 +1,155 @@
+"""hfsdk: RLHF you can step through. One notebook cell is one node of the dataflow, on Megatron-core, vLLM and Ray.
+
+Start with ``hf.Session(devices=2)`` or ``hf.Session.simulated("16x8 A100-80GB")``; ``hf.doctor()`` says what this machine has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.doctor import doctor  # at once: loaded later, the module would hide the function
+
+if TYPE_CHECKING:
+    from hfsdk import data
+    from hfsdk import protocol as protocols
+    from hfsdk.algorithms import PPO
+    from hfsdk.batch import Batch
+    from hfsdk.dataflow import Call, Dataflow
+    from hfsdk.errors import (
+        CallCancelledError,
+        CallError,
+        CheckpointError,
+        ColumnError,
+        DependencyError,
+        DeviceMemoryError,
+        HfsdkError,
+        LayoutError,
+        LostColumnError,
+        ModelNotFoundError,
+        NonFiniteLossError,
+        OptionError,
+        PlacementError,
+        RewardFunctionError,
+        SessionClosedError,
+        SimulatedValueError,
+        UnsupportedModelError,
+        WorkerDiedError,
+    )
+    from hfsdk.layout import Layout
+    from hfsdk.models import Primitive, primitive
+    from hfsdk.pending import Metrics
+    from hfsdk.placement import Placement, Pool
+    from hfsdk.planner.perf_model import PerfModel
+    from hfsdk.protocol import TransferProtocol
+    from hfsdk.resharding import ReshardPlan
+    from hfsdk.roles import AdamW, RolloutOptions
+    from hfsdk.session import PromptStream, Run, Session
+    from hfsdk.spec import ClusterSpec, DeviceSpec, ModelSpec
+    from hfsdk.table import Ragged, Table
+    from hfsdk.trace import Span, Trace
+
+__version__ = "0.1.0"
+
+_ERRORS = (
+    "CallCancelledError", "CallError", "CheckpointError", "ColumnError", "DependencyError", "DeviceMemoryError", "HfsdkError",
+    "LayoutError", "LostColumnError", "ModelNotFoundError", "NonFiniteLossError", "OptionError", "PlacementError",
+    "RewardFunctionError", "SessionClosedError", "SimulatedValueError", "UnsupportedModelError", "WorkerDiedError",
+)  # fmt: skip
+
+_HOMES = {
+    "AdamW": "roles", "Batch": "batch", "Call": "dataflow", "ClusterSpec": "spec", "Dataflow": "dataflow", "DeviceSpec": "spec",
+    "Layout": "layout", "Metrics": "pending", "ModelSpec": "spec", "PPO": "algorithms", "PerfModel": "planner.perf_model",
+    "Placement": "placement", "Pool": "placement", "Primitive": "models", "PromptStream": "session", "Ragged": "table",
+    "ReshardPlan": "resharding", "RolloutOptions": "roles", "Run": "session", "Session": "session", "Span": "trace",
+    "Table": "table", "Trace": "trace", "TransferProtocol": "protocol", "primitive": "models",
+    **dict.fromkeys(_ERRORS, "errors"),
+}  # fmt: skip
+"""Public name -> the module it comes from, loaded when the name is first used."""
+
+_MODULES = {"data": "data", "protocols": "protocol"}
+
+__all__ = [
+    "PPO",
+    "AdamW",
+    "Batch",
+    "Call",
+    "CallCancelledError",
+    "CallError",
+    "CheckpointError",
+    "ClusterSpec",
+    "ColumnError",
+    "Dataflow",
+    "DependencyError",
+    "DeviceMemoryError",
+    "DeviceSpec",
+    "HfsdkError",
+    "Layout",
+    "LayoutError",
+    "LostColumnError",
+    "Metrics",
+    "ModelNotFoundError",
+    "ModelSpec",
+    "NonFiniteLossError",
+    "OptionError",
+    "PerfModel",
+    "Placement",
+    "PlacementError",
+    "Pool",
+    "Primitive",
+    "PromptStream",
+    "Ragged",
+    "ReshardPlan",
+    "RewardFunctionError",
+    "RolloutOptions",
+    "Run",
+    "Session",
+    "SessionClosedError",
+    "SimulatedValueError",
+    "Span",
+    "Table",
+    "Trace",
+    "TransferProtocol",
+    "UnsupportedModelError",
+    "WorkerDiedError",
+    "data",
+    "doctor",
+    "primitive",
+    "protocols",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"hfsdk.{_MODULES[name]}")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(f"hfsdk.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"hfsdk has no {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register_displays() -> None:
+    """Teach IPython to draw hfsdk's nouns and progress, where it is running."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return
+    from hfsdk.session.session import ON_OPEN
+    from hfsdk.viz.hooks import CallProgress, register
+
+    register(shell)
+
+    def show_progress(session: Session) -> None:
+        CallProgress(session.subscribe)
+
+    ON_OPEN.append(show_progress)
+
+
+_register_displays()

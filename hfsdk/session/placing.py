@@ -1,0 +1,175 @@
+"""Where roles live: declaring, placing and releasing them, as part of a session."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hfsdk.engine import messages as m
+from hfsdk.errors import PlacementError
+from hfsdk.models import ModelHandle
+from hfsdk.placement import Placement
+from hfsdk.planner.memory import check_fits
+from hfsdk.roles import RoleSpec
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.declarations import Declarations, H
+from hfsdk.session.declare import Ground, filled
+from hfsdk.session.roles import Models, RoleBook
+from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
+from hfsdk.session.views import PlacementPicture
+from hfsdk.spec import ClusterSpec
+
+Wish = str | Mapping[str, int] | Placement
+"""What ``place`` takes."""
+
+
+class Placing(Declarations):
+    """The part of a session that knows its roles and puts them on devices."""
+
+    name: str
+    cluster: ClusterSpec
+    messages: list[str]
+
+    def _begin(self, client: ControllerClient, kind: str) -> None:
+        self._client = client
+        self._kind = kind
+        self._book = RoleBook(self.notice)
+        self._wish: Wish = "colocate"
+        self._placement: Placement | None = None
+        self._loaded: set[str] = set()
+        self._counters: dict[str, int] = {}
+
+    def notice(self, text: str) -> None:
+        """Keep a notice for the session's picture, and warn."""
+        self.messages.append(text)
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+    # -- roles
+
+    @property
+    def _ground(self) -> Ground:
+        return Ground(self.cluster, simulated=self._kind == "simulated")
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """The model folder whose tokenizer the session uses, or ``""``."""
+        tokenizer = self._client.tokenizer
+        return str(tokenizer.folder) if isinstance(tokenizer, FolderTokenizer) else ""
+
+    def _declare(self, cls: type[H], role: RoleSpec) -> H:
+        self._client.check_open()
+        handle, changed = self._book.take(cls, role, lambda: cls(self, role))
+        if not changed:
+            return handle
+        if role.function is not None:
+            self._client.send(m.Declare(role))
+            return handle
+        self._loaded.discard(role.name)
+        if role.kind == "actor" or self._client.tokenizer is None:
+            self._set_tokenizer(role)
+        return handle
+
+    def _set_tokenizer(self, role: RoleSpec) -> None:
+        assert role.model is not None
+        has_texts = role.folder and (Path(role.folder) / "tokenizer.json").is_file()
+        if has_texts or not self._ground.simulated:
+            self._client.use_tokenizer(role.folder)
+        else:
+            self._client.use_tokenizer(StandInTokenizer(role.model.vocab_size))
+
+    @property
+    def models(self) -> Models:
+        """The handles as algorithms take them: ``session.models.actor`` and so on."""
+        return Models(self._book)
+
+    @property
+    def client(self) -> ControllerClient:
+        """Who calls are sent through."""
+        return self._client
+
+    def ready(self, handle: ModelHandle) -> None:
+        """Place and load the handle's role where that has not happened; handles call it before every call."""
+        self._client.check_open()
+        self._book.check(handle)
+        if handle.role.function is None and handle.name not in self._loaded:
+            self.place(self._wish)
+
+    def release(self, handle: ModelHandle) -> None:
+        """Free the handle's role and forget it."""
+        loaded = handle.name in self._loaded or handle.role.function is not None
+        self._book.remove(handle)
+        self._loaded.discard(handle.name)
+        if loaded:
+            self._client.send(m.Remove(handle.name))
+
+    def next_count(self, name: str) -> int:
+        """Count up and return a named counter that is saved with the session, starting at 0."""
+        self._counters[name] = self._counters.get(name, -1) + 1
+        return self._counters[name]
+
+    # -- placement
+
+    def place(self, what: Wish = "colocate", *, fresh: bool = False) -> PlacementPicture:
+        """Put the declared models on devices and load them; waits.
+
+        Args:
+            what: ``"colocate"`` (all on all devices), ``"split"``, ``"standalone"``, ``{"actor reference": 2, "critic": 2}``,
+                or a :class:`hfsdk.Placement`.
+            fresh: whether models that were updated may start again from their initial weights, where their place changes.
+
+        Returns:
+            Who lives where, with memory; it draws itself.
+
+        Raises:
+            PlacementError: it does not fit the roles or devices, or would lose updates.
+            DeviceMemoryError: the models would not fit into memory; nothing was loaded.
+        """
+        self._client.check_open()
+        handles = self._book.models
+        if not handles:
+            raise PlacementError("there is no model to place yet; declare some first, e.g. session.actor('tiny')")
+        wanted = _without(what, {h.name for h in self._book.functions})
+        placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
+        roles = []
+        for handle in handles:
+            pool = placement.pool_of(handle.name)
+            roles.append(filled(self._book.declared(handle.name), pool.size, pool.name))
+        check_fits(roles, placement, self.cluster)
+        if not fresh:
+            self._check_updates(roles, placement)
+        for role in roles:
+            self._client.send(m.Declare(role))
+        self._client.send(m.Place(placement))
+        self._wish, self._placement = what, placement
+        for handle, role in zip(handles, roles, strict=True):
+            handle.settle(role)
+            self._loaded.add(handle.name)
+        return self.placement
+
+    def _check_updates(self, roles: Sequence[RoleSpec], placement: Placement) -> None:
+        """Refuse to lose updates of roles whose pool or layout would change."""
+        known: Mapping[str, tuple[RoleSpec, str, int]] = self._client.send(m.Look("roles"))
+        before = self._placement
+        for role in roles:
+            spec, _, updates = known.get(role.name, (role, "", 0))
+            moved = before is None or role.name not in before.roles or before.pool_of(role.name) != placement.pool_of(role.name)
+            if updates and role.name in self._loaded and (moved or spec.train != role.train or spec.rollout != role.rollout):
+                raise PlacementError(
+                    f"{role.name} has had {updates} updates, and its weights cannot move to another place in this version. "
+                    f"Write them out with {role.name}.save_pretrained(folder) and declare {role.name} from that folder, or "
+                    "place(..., fresh=True) to start again from the initial weights."
+                )
+
+    @property
+    def placement(self) -> PlacementPicture:
+        """Who lives where, with memory; drawn live while calls run."""
+        return PlacementPicture(self._client, self._book, self._placement, self.cluster, title=self.name)
+
+
+def _without(what: Wish, functions: set[str]) -> Wish:
+    """Take functions out of a placement by names: they run in CPU tasks and need no device."""
+    if not isinstance(what, Mapping):
+        return what
+    kept = {" ".join(n for n in names.split() if n not in functions): count for names, count in what.items()}
+    return {names: count for names, count in kept.items() if names}

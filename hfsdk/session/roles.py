@@ -1,0 +1,159 @@
+"""Which roles a session has: ``RoleBook`` keeps the handles, ``Models`` shows them to algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from hfsdk.errors import OptionError, PlacementError
+from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
+from hfsdk.roles import RoleSpec
+
+H = TypeVar("H", bound=ModelHandle)
+
+EXAMPLES = {
+    "actor": "session.actor('tiny')", "critic": "session.critic('tiny')", "reference": "session.reference(actor)",
+    "reward": "session.reward(my_function)", "cost": "session.cost(my_function)",
+}  # fmt: skip
+"""How each kind of role is declared, for messages."""
+
+
+def opened(role: RoleSpec) -> RoleSpec:
+    """Return the role without the texts that do not matter for comparing (a function's source has none of its own)."""
+    return role if role.function is None else replace(role, function=replace(role.function, source=""))
+
+
+class RoleBook:
+    """The handles by name; declaring the same again gives the same handle."""
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        self._handles: dict[str, ModelHandle] = {}
+        self._declared: dict[str, RoleSpec] = {}
+        self._gone: dict[int, str] = {}
+        self._notice = notice
+
+    def take(self, cls: type[H], role: RoleSpec, make: Callable[[], H]) -> tuple[H, bool]:
+        """Return (handle, whether the role is new or changed)."""
+        old, before = self._handles.get(role.name), self._declared.get(role.name)
+        if isinstance(old, cls) and before is not None:
+            if opened(before) == opened(role):
+                return old, False
+            if before.function is not None and role.function is not None:
+                self._notice(f"{role.name} goes on with {role.function.name}@{role.function.version}")
+                old.settle(role)
+                self._declared[role.name] = role
+                return old, True
+        if old is not None and before is not None:
+            self._gone[id(old)] = f"was replaced by a {role.kind} with other arguments"
+            self._notice(f"{role.name} is replaced: {_changes(before, role)}; updates of the old one are gone")
+        handle = make()
+        self._handles[role.name], self._declared[role.name] = handle, role
+        return handle, True
+
+    def remove(self, handle: ModelHandle) -> None:
+        """Forget a handle's role."""
+        self.check(handle)
+        del self._handles[handle.name], self._declared[handle.name]
+        self._gone[id(handle)] = "was released"
+
+    def check(self, handle: ModelHandle) -> None:
+        """Refuse a handle that is not in use any more.
+
+        Raises:
+            OptionError: says why, and how to get one.
+        """
+        if self._handles.get(handle.name) is not handle:
+            why = self._gone.get(id(handle), "belongs to another session")
+            raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {EXAMPLES.get(handle.kind, '')}")
+
+    def declared(self, name: str) -> RoleSpec:
+        """Return a role as the user declared it."""
+        return self._declared[name]
+
+    def find(self, name: str) -> ModelHandle:
+        """Return a handle by name.
+
+        Raises:
+            PlacementError: there is none.
+        """
+        if name not in self._handles:
+            raise PlacementError(f"no role {name!r}; the session has {', '.join(self._handles) or 'none'}")
+        return self._handles[name]
+
+    @property
+    def models(self) -> list[ModelHandle]:
+        """The handles that are models, in the order of declaration."""
+        return [h for h in self._handles.values() if h.role.function is None]
+
+    @property
+    def functions(self) -> list[ModelHandle]:
+        """The handles that are functions."""
+        return [h for h in self._handles.values() if h.role.function is not None]
+
+    def __iter__(self) -> Iterator[ModelHandle]:
+        return iter(self._handles.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._handles
+
+
+class Models:
+    """The session's handles by kind, as algorithms take them: ``models.actor``, ``models.critic``, ..."""
+
+    def __init__(self, book: RoleBook) -> None:
+        self._book = book
+
+    @property
+    def actor(self) -> ActorModel:
+        """The policy."""
+        return self._of(ActorModel)
+
+    @property
+    def critic(self) -> CriticModel:
+        """The value function."""
+        return self._of(CriticModel)
+
+    @property
+    def reference(self) -> ReferenceModel:
+        """The frozen policy."""
+        return self._of(ReferenceModel)
+
+    @property
+    def reward(self) -> RewardModel:
+        """What scores responses."""
+        return self._of(RewardModel)
+
+    @property
+    def cost(self) -> CostModel:
+        """What is kept below a limit."""
+        return self._of(CostModel)
+
+    def _of(self, cls: type[H]) -> H:
+        found = [h for h in self._book if isinstance(h, cls)]
+        named = [h for h in found if h.name == cls.kind]
+        if not named and len(found) != 1:
+            has = ", ".join(h.name for h in self._book) or "no role"
+            many = f", and of its {len(found)} {cls.kind} roles none is named {cls.kind!r}" if found else ""
+            raise PlacementError(f"the session has {has}{many}; the algorithm needs a {cls.kind}: call {EXAMPLES[cls.kind]} first")
+        return (named or found)[0]
+
+    def __repr__(self) -> str:
+        return f"Models({', '.join(h.name for h in self._book) or 'no roles yet'})"
+
+
+def _changes(before: RoleSpec, after: RoleSpec) -> str:
+    """Name the fields in which two declarations differ."""
+    names = {"folder": "model", "train": "layout"}
+    found: list[str] = []
+    fields = ("kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens", "seed")
+    for field in fields:
+        old, new = getattr(before, field), getattr(after, field)
+        if old != new and names.get(field, field) not in [f.split(" ")[0] for f in found]:
+            found.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
+    return ", ".join(found) or "other arguments"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text.rstrip("/").split("/")[-1] if text.startswith("/") else text if len(text) < 60 else text[:57] + "..."

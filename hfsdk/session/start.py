@@ -1,0 +1,58 @@
+"""Which runtime a session gets: Ray here or on a cluster, or the simulated one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hfsdk.errors import ModelNotFoundError, OptionError
+from hfsdk.runtime import Runtime
+from hfsdk.spec import ClusterSpec
+
+
+def start_runtime(devices: int | str | None) -> Runtime:
+    """Start the Ray runtime.
+
+    Raises:
+        OptionError: ``devices`` is neither a number, ``"auto"`` nor an address.
+        ModelNotFoundError: Ray is not installed.
+    """
+    if isinstance(devices, bool) or not isinstance(devices, (int, str, type(None))) or (isinstance(devices, int) and devices < 1):
+        raise OptionError(f"devices is a number of at least 1, 'auto', or the address of a Ray cluster; got {devices!r}")
+    if isinstance(devices, str) and devices != "auto" and ":" not in devices:
+        raise OptionError(
+            f"devices={devices!r} is neither 'auto' nor an address like '10.0.0.1:6379'; "
+            "to simulate a cluster call Session.simulated('16x8 A100-80GB')"
+        )
+    if isinstance(devices, str) and devices.startswith("ray://"):
+        raise OptionError("a Ray Client address (ray://) cannot run worker groups; give the cluster's own address, host:6379")
+    try:
+        from hfsdk.engine.ray_runtime import RayRuntime
+    except ModuleNotFoundError as error:
+        raise ModelNotFoundError(
+            f"real work needs the package {error.name!r}, which is not installed here: pip install 'hfsdk[cpu]' or 'hfsdk[cuda]' "
+            "(hf.doctor() lists what is missing). Session.simulated('1x2 A100-80GB') needs none."
+        ) from error
+    if isinstance(devices, str):
+        return RayRuntime(address=devices)
+    return RayRuntime(num_devices=devices if devices is not None else _default_devices())
+
+
+def _default_devices() -> int | None:
+    """Return ``None`` (all of them) where there are GPUs, else at most two processes."""
+    return None if Path("/dev/nvidia0").exists() else min(2, os.cpu_count() or 1)
+
+
+def start_simulated(cluster: ClusterSpec, response_lengths: Any) -> Runtime:
+    """Return the simulated runtime with the performance and memory model of the planner."""
+    from hfsdk.engine.simulated_runtime import SimulatedRuntime
+    from hfsdk.planner.memory import role_bytes
+    from hfsdk.planner.perf_model import PerfModel
+
+    return SimulatedRuntime(
+        cluster,
+        PerfModel(),
+        response_lengths="full" if response_lengths is None else response_lengths,
+        memory=lambda role, pool_size: role_bytes(role, pool_size).resident,
+    )
