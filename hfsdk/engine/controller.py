@@ -85,9 +85,14 @@ class Controller:
             SessionClosedError: after ``Close``.
             HfsdkError: what the message's handling ends with.
         """
-        if self._closed and not isinstance(message, (m.Close, m.Release)):
-            raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
+        if not isinstance(message, (m.Close, m.Release)):
+            self.check_open()
         return self._handlers[type(message)](message)
+
+    def check_open(self) -> None:
+        """Raise SessionClosedError once the session is closed."""
+        if self._closed:
+            raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(event)`` for every start, progress and end of a call; return a function that unsubscribes."""
@@ -525,9 +530,12 @@ class _Lane(threading.Thread):
 
         def guarded() -> None:
             try:
+                self._controller.check_open()
                 function()
             except HfsdkError as error:
                 failure.append(error)
+            except Exception as error:  # the lane must outlive a defect of our own, and the user must hear of it
+                failure.append(CallError(f"hfsdk failed inside: {error!r}", details=traceback.format_exc()))
             finally:
                 done.set()
 

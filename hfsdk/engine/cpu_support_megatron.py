@@ -12,7 +12,9 @@ E  ``param.type() == "torch.cuda.FloatTensor"``    optimizers and clipping (only
 F  ``torch.cuda`` random state                     the tracker behind activation recompute
 =  ==============================================  ==========================================================
 
-A, B and C hold for the whole process, so that it cannot use a CUDA device afterwards; there is none.
+A, B and C hold for the whole process, so that it cannot use a CUDA device afterwards; there is none. Call :func:`install`
+before anything else imports megatron: it then also keeps ``torch.compile`` out of megatron's decorators, which load the compiler
+(a second or two) for fused functions that run nowhere here.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import contextlib
 import functools
 import importlib
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +43,14 @@ PROXIED_MODULES = (
     "megatron.core.utils",
 )
 """Modules that name ``device="cuda"`` in their source (patch D)."""
+
+MODULES = (
+    "megatron.core.distributed",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.optimizer",
+    *PROXIED_MODULES,
+)
+"""Imported by :func:`install`."""
 
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "tensor", "zeros")
 
@@ -75,6 +86,10 @@ def install() -> None:
     global _installed
     if _installed or torch.cuda.is_available():
         return
+    with _decorators_that_do_not_compile(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that Apex and Transformer Engine, which need CUDA, are not there
+        for name in MODULES:
+            importlib.import_module(name)
     torch.cuda.current_device = lambda: CPU
     torch.cuda.synchronize = lambda *_args, **_kwargs: None
     torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
@@ -82,6 +97,20 @@ def install() -> None:
         importlib.import_module(name).torch = _TorchOnCpu()
     _use_cpu_random_state()
     _installed = True
+
+
+@contextlib.contextmanager
+def _decorators_that_do_not_compile() -> Iterator[None]:
+    original = torch.compile
+
+    def keep(function: Any = None, **_: Any) -> Any:
+        return (lambda decorated: decorated) if function is None else function
+
+    torch.compile = keep
+    try:
+        yield
+    finally:
+        torch.compile = original
 
 
 def _use_cpu_random_state() -> None:

@@ -24,8 +24,10 @@ Importing this module imports neither torch nor vLLM, so that :func:`environment
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +85,7 @@ def prepare() -> None:
     for name, value in environment().items():
         if name != "OMP_NUM_THREADS":
             os.environ.setdefault(name, value)
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # says that there is no Triton for CPU
     import torch._dynamo.config
 
     torch._dynamo.config.disable = True  # the variable comes too late where dynamo was imported already
@@ -97,10 +100,13 @@ def segment_name(job_id: str, token: str) -> str:
     return f"{_SEGMENT_PREFIX}{safe}.{token}"
 
 
-def remove_segments(job_id: str) -> list[str]:
-    """Unlink this job's shared-memory segments, wherever killed ranks left some; return their names."""
+def remove_segments(job_id: str, token: str = "*") -> list[str]:
+    """Unlink this job's shared-memory segments, wherever killed ranks left some; return their names.
+
+    ``token`` picks those of one engine. Not to be called for a whole job while another of its engines is being built.
+    """
     removed = []
-    for path in SEGMENTS.glob(segment_name(job_id, "*")) if SEGMENTS.is_dir() else ():
+    for path in SEGMENTS.glob(segment_name(job_id, token) + "-*") if SEGMENTS.is_dir() else ():
         path.unlink(missing_ok=True)
         removed.append(path.name)
     return removed
@@ -143,7 +149,9 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
         _replaced(ExecutorWithExternalLauncher, "_distributed_args", distributed_args),
         _replaced(parallel_state, "init_model_parallel_group", without_queue),
         _replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None),
+        warnings.catch_warnings(),
     ):
+        warnings.simplefilter("ignore", FutureWarning)  # vLLM walks over torch's deprecated names
         try:
             yield plain
         finally:

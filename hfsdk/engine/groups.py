@@ -138,7 +138,7 @@ class RoleGroups:
     def destroy(self) -> None:
         """Give the groups back; they must not be used afterwards."""
         for group in self._made.values():
-            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            if isinstance(group, dist.ProcessGroup):
                 dist.destroy_process_group(group)
         self._made.clear()
 

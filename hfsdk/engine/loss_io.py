@@ -14,7 +14,7 @@ mini-batch, over all micro-batches and dp ranks, so that any split gives the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,19 +22,38 @@ import numpy as np
 import torch
 
 from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Ragged, Table, take
+from hfsdk.table import Array, Ragged, Table, take
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """Ways to turn per-token losses into one number; see :func:`aggregate`."""
+
+
+Temperature = float | Array | Ragged
+"""Divides the logits: one number, one per row, or one per response token."""
+
+_TEMPERATURE = "_temperature"
+
+
+def with_temperature(rows: Table, temperature: Temperature) -> Table:
+    """Return the rows with a column that :func:`token_temperature` reads."""
+    one = isinstance(temperature, int | float)
+    return rows.with_columns({_TEMPERATURE: np.full(rows.num_rows, temperature) if one else temperature})
+
+
+def token_temperature(rows: Table) -> Array:
+    """Return every response token's temperature, flat, float32; 0 (greedy sampling) counts as 1."""
+    column = rows[_TEMPERATURE] if _TEMPERATURE in rows else np.ones(rows.num_rows)
+    flat = column.flat if isinstance(column, Ragged) else np.repeat(column, rows.ragged("response").lengths)
+    return np.where(flat == 0, 1, flat).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class ModelInput:
     """One micro-batch for the model: right-padded rows and the flat positions (``row * S + position``) that matter."""
 
-    tokens_BS: torch.Tensor
-    selected_N: torch.Tensor
-    targets_N: torch.Tensor
+    tokens_BS: torch.Tensor  # noqa: N815
+    selected_N: torch.Tensor  # noqa: N815
+    targets_N: torch.Tensor  # noqa: N815
     """Response tokens, flat: what the selected positions predict."""
 
     @classmethod
@@ -48,10 +67,8 @@ class ModelInput:
             tokens[i, : before[i]] = prompts[i]
             tokens[i, before[i] : before[i] + after[i]] = responses[i]
         ends = np.arange(rows.num_rows) * length + before - 1
-        if last:
-            selected = ends + after
-        else:
-            selected = np.repeat(ends - responses.offsets[:-1], after) + np.arange(len(responses.flat))
+        before_each = np.repeat(ends - responses.offsets[:-1], after) + np.arange(len(responses.flat))
+        selected = ends + after if last else before_each
         targets = responses.flat.astype(np.int64)
         return cls(*(torch.from_numpy(array).to(device) for array in (tokens, selected, targets)))
 
@@ -150,12 +167,14 @@ class TokenBatch:
         return self.segment_sum(x) / self.lengths.clamp(min=1)
 
 
-def with_empty_row(rows: Table) -> Table:
-    """Append a row with an empty response, a copy of the first otherwise.
+def tell_apart(rows: Table) -> Table:
+    """Append a row with an empty response where a micro-batch has as many response tokens as samples.
 
-    Where a micro-batch has as many response tokens as samples, the length of a loss would not tell one loss per token from one
-    per sample; with one more sample it does, and an empty response adds nothing to either.
+    The length of a loss would not tell one number per token from one per sample; with one more sample it does, and an empty
+    response adds nothing to either.
     """
+    if len(rows.ragged("response").flat) != rows.num_rows:
+        return rows
     again = [*range(rows.num_rows), 0]
     columns = {}
     for name, column in rows.items():
@@ -212,6 +231,14 @@ def aggregate(
     return per_token.sum() / (rows * fixed_length)
 
 
+Loss = Callable[[ModelOutput, TokenBatch], Any]
+"""``loss(out, b)`` returns one number per response token or per sample, or (that, a dict of metrics).
+
+It may carry the attributes ``aggregation`` and ``fixed_length`` (see :func:`aggregate`). One number per sample is summed and
+divided by the number of samples, whatever the aggregation; empty responses count as 0.
+"""
+
+
 @dataclass
 class Tally:
     """What one rank saw of a mini-batch: its loss, metrics and rows that were not finite; merged over ranks."""
@@ -257,3 +284,32 @@ class Tally:
 
     def _add_largest(self, name: str, value: float) -> None:
         self.largest[name] = max(value, self.largest.get(name, -math.inf))
+
+
+def evaluate(loss: Loss, out: ModelOutput, b: TokenBatch, tally: Tally) -> torch.Tensor:
+    """Call the user's loss on a micro-batch, add what it says to ``tally``, and return its part of the mini-batch's loss.
+
+    Raises:
+        OptionError: the loss is not one number per token or per sample.
+    """
+    returned = loss(out, b)
+    each, metrics = returned if isinstance(returned, tuple) else (returned, {})
+    num_tokens = len(b.segment)
+    shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
+    if shape not in ((num_tokens,), (b.num_samples,)):
+        raise OptionError(
+            f"the loss must return one number per response token ({num_tokens} here) or per sample ({b.num_samples}); "
+            f"it returned {shape}. Leave means and sums to the engine."
+        )
+    per_sample = shape == (b.num_samples,)
+    bad = (~torch.isfinite(each.detach())).float()
+    rows_bad = (bad if per_sample else b.segment_sum(bad)) * (b.lengths > 0)
+    tally.bad_rows += b.row_ids[rows_bad > 0].tolist()
+    tally.add_metrics(metrics, b)
+    if per_sample:
+        part = each[b.lengths > 0].sum() / max(1, b.num_rows)
+    else:
+        mode = getattr(loss, "aggregation", "token_mean")
+        part = aggregate(each, b, mode, fixed_length=getattr(loss, "fixed_length", None))
+    tally.loss += part.item()
+    return part

@@ -19,17 +19,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import all_gather_last_dim_from_tensor_parallel_region
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttention
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hfsdk.engine import cpu_support_megatron
 from hfsdk.engine.groups import RoleGroups
-from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError
+from hfsdk.errors import CheckpointError, LayoutError, ModelNotFoundError, OptionError
 from hfsdk.resharding import Box, megatron_boxes, padded_vocab
+from hfsdk.roles import AdamW
 from hfsdk.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -65,6 +71,27 @@ class ScalarHead(torch.nn.Module):
         return torch.nn.functional.linear(hidden.float(), self.weight), None
 
 
+class GroupedSelfAttention(SelfAttention):
+    """Megatron's self-attention where tp is a multiple of the kv heads: there the original asks the global groups.
+
+    tp ranks then share a kv head: each takes its queries and the shared key and value out of the gathered fused rows.
+    """
+
+    def get_query_key_value_tensors(
+        self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query, key and value, each [sequence, batch, heads of this rank, head_dim]."""
+        tp, kv_heads, dim = self.pg_collection.tp, self.config.num_query_groups, self.config.kv_channels
+        if kv_heads >= tp.size():
+            return super().get_query_key_value_tensors(hidden_states, *args, **kwargs)
+        fused, _ = self.linear_qkv(hidden_states)
+        heads = all_gather_last_dim_from_tensor_parallel_region(fused, tp).unflatten(-1, (kv_heads, -1, dim))
+        kv_head, part = divmod(tp.rank(), tp.size() // kv_heads)
+        mine = heads[:, :, kv_head]  # its query heads, its key head, its value head
+        queries = self.config.num_attention_heads // tp.size()
+        return mine[:, :, part * queries : (part + 1) * queries], mine[:, :, -2:-1], mine[:, :, -1:]
+
+
 class SelectiveGPTModel(GPTModel):
     """``GPTModel`` whose output layer runs on selected positions only."""
 
@@ -86,7 +113,7 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> Transfor
         activation_func=torch.nn.functional.silu, add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
         use_cpu_initialization=not torch.cuda.is_available(), perform_initialization=False,
         bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
-        gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True,
+        gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True, cuda_graph_scope=[],
         tensor_model_parallel_size=groups.tp_size, pipeline_model_parallel_size=groups.pp_size,
         params_dtype=dtype, pipeline_dtype=dtype, autocast_dtype=dtype, bf16=dtype == torch.bfloat16,
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
@@ -114,6 +141,7 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
     groups.mesh.layout.check_model(spec)
     cpu_support_megatron.install()
     layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer.submodules.self_attention.module = GroupedSelfAttention
     layer.submodules.self_attention.submodules.core_attention = cpu_support_megatron.SdpaCoreAttention
     scalar = head == "scalar"
     model = SelectiveGPTModel(
@@ -343,3 +371,102 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     partial = path.with_name(path.name + ".partial")
     write(partial)
     partial.replace(path)
+
+
+def wrap(model: torch.nn.Module, groups: RoleGroups) -> DistributedDataParallel:
+    """Give the parameters one float32 gradient buffer that is summed over dp."""
+    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
+    return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
+
+
+def make_optimizer(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
+    """Return Megatron's optimizer over PyTorch's AdamW; norm weights do not decay.
+
+    Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group and takes
+    Transformer Engine's Adam, whose state is another, when that is installed.
+    """
+    named = list(model.named_parameters())
+    groups_of_parameters = [
+        {"params": [p for _, p in named if p.dim() > 1], "weight_decay": wanted.weight_decay},
+        {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    config = OptimizerConfig(
+        optimizer="adam", lr=wanted.lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
+        params_dtype=DTYPES[dtype], use_distributed_optimizer=False,
+    )  # fmt: skip
+    with cpu_support_megatron.cuda_type_names():
+        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
+        if dtype == "bf16":
+            optimizer = Float16OptimizerWithFloat16Params(adam, config, None, _no_state)
+        else:
+            optimizer = FP32Optimizer(adam, config, _no_state)
+    optimizer.grad_stats_parallel_group = groups.mp
+    optimizer.tp_group = groups.tp
+    return optimizer
+
+
+def _no_state(*_: object) -> None:
+    """Leave the AdamW state to its first step."""
+
+
+def _optimized(
+    model: torch.nn.Module, optimizer: MegatronOptimizer | None
+) -> Iterator[tuple[str, torch.Tensor, dict[str, torch.Tensor]]]:
+    """Yield (name, float32 tensor that is optimized, its AdamW state) of every parameter."""
+    for name, parameter in model.named_parameters() if optimizer is not None else ():
+        main = getattr(parameter, "main_param", parameter)
+        yield name, main.data, optimizer.optimizer.state[main]
+
+
+def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None) -> dict[str, Any]:
+    """Return CPU copies of this rank's ``weights`` and ``optimizer`` state (``main``, ``exp_avg``, ``exp_avg_sq``, ``step``)."""
+    states = {
+        name: {key: _cpu(tensor) for key, tensor in {"main": main, **state}.items()}
+        for name, main, state in _optimized(model, optimizer)
+    }
+    return {"weights": {name: _cpu(tensor) for name, tensor in local_tensors(model).items()}, "optimizer": states}
+
+
+@torch.no_grad()
+def write_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, state: Mapping[str, Any]) -> None:
+    """Restore what :func:`read_state` returned; an optimizer that it does not know starts afresh.
+
+    Raises:
+        CheckpointError: tensors are missing or have other shapes.
+    """
+    local = local_tensors(model)
+    shapes, saved_shapes = ({n: tuple(t.shape) for n, t in x.items()} for x in (local, state["weights"]))
+    if shapes != saved_shapes:
+        odd = sorted(name for name in shapes | saved_shapes if shapes.get(name) != saved_shapes.get(name))
+        raise CheckpointError(
+            f"{len(odd)} tensors of the state do not fit the model, e.g. {odd[0]}: {saved_shapes.get(odd[0])} saved, "
+            f"{shapes.get(odd[0])} here. It is a state of another model."
+        )
+    for name, tensor in local.items():
+        tensor.copy_(state["weights"][name])
+    for name, main, held in _optimized(model, optimizer):
+        saved = dict(state["optimizer"].get(name, {}))
+        main.copy_(saved.pop("main", local[name]))
+        held.clear()
+        for key, tensor in saved.items():  # AdamW keeps its step count, one number, on the CPU
+            held[key] = tensor.to(main.device if tensor.dim() else "cpu", copy=True)
+
+
+def memory_bytes(
+    model: torch.nn.Module, ddp: DistributedDataParallel | None, optimizer: MegatronOptimizer | None
+) -> dict[str, int]:
+    """Return the bytes of ``weights``, ``gradients`` and ``optimizer`` (float32 masters included) on this rank."""
+    local = local_tensors(model)
+    optimized = 0
+    for name, main, state in _optimized(model, optimizer):
+        masters = 0 if main.data_ptr() == local[name].data_ptr() else main.nbytes
+        optimized += masters + sum(tensor.nbytes for tensor in state.values())
+    return {
+        "weights": sum(tensor.nbytes for tensor in local.values()),
+        "gradients": sum(buffer.grad_data.nbytes for buffer in ddp.buffers) if ddp is not None else 0,
+        "optimizer": optimized,
+    }
+
+
+def _cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)

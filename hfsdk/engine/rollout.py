@@ -462,5 +462,5 @@ def _build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -
     with cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     dist.barrier()
-    cpu.remove_segments(job_id)  # every rank has mapped them: the names are needed no more, whoever dies
+    cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies
     return engine, plain

@@ -62,12 +62,13 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
     decode = text_decoder(tokenizer)
     prompts = [decode(row.tolist()) for row in table.ragged("prompt")]
     completions = [decode(row.tolist()) for row in table.ragged("response")]
-    extra = {n: list(c) for n, c in table.items() if n not in ("prompt", "response") and not isinstance(c, Ragged)}
+    given: dict[str, Any] = {"prompts": prompts, "completions": completions}
+    given.update({n: list(c) for n, c in table.items() if n not in ("prompt", "response") and not isinstance(c, Ragged)})
     accepted = inspect.signature(function).parameters
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
-        extra = {n: c for n, c in extra.items() if n in accepted}
+        given = {n: c for n, c in given.items() if n in accepted}
     try:
-        scores = function(prompts=prompts, completions=completions, **extra)
+        scores = function(**given)
     except Exception as error:  # whatever the user's function raises is reported at the user's line
         raise RewardFunctionError(f"{name} raised {error!r}", details=user_traceback(error)) from None
     return check_scores(scores, name, len(prompts))

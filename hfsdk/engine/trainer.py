@@ -19,15 +19,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer, MegatronOptimizer
-from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from hfsdk.engine import megatron_model
 from hfsdk.engine.cpu_support_megatron import cuda_type_names
 from hfsdk.engine.groups import RoleGroups
-from hfsdk.engine.loss_io import ModelInput, ModelOutput, Tally, TokenBatch, aggregate, with_empty_row
+from hfsdk.engine.loss_io import (
+    Loss,
+    ModelInput,
+    ModelOutput,
+    Tally,
+    Temperature,
+    TokenBatch,
+    evaluate,
+    tell_apart,
+    token_temperature,
+    with_temperature,
+)
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint
@@ -38,19 +48,8 @@ from hfsdk.roles import AdamW, RoleSpec
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Array, Ragged, Table
 
-Loss = Callable[[ModelOutput, TokenBatch], Any]
-"""``loss(out, b)`` returns one number per response token or per sample, or (that, a dict of metrics).
-
-It may carry the attributes ``aggregation`` and ``fixed_length`` (see :func:`hfsdk.engine.loss_io.aggregate`). One number per
-sample is summed and divided by the number of samples, empty responses counting as 0, whatever the aggregation.
-"""
-
-Temperature = float | Array | Ragged
-
 NEVER = SafePoint(lambda: False)
 """A safe point of a call that nobody cancels."""
-
-_TEMPERATURE = "_temperature"
 
 
 class NonFiniteRows(Exception):  # noqa: N818 - raised on all ranks alike; the controller makes the user's error of it
@@ -100,8 +99,8 @@ class Trainer:
             self.model.requires_grad_(False)
             self.model.eval()
         else:
-            self._ddp = _wrap(self.model, groups)
-            self._optimizer = _make_optimizer(self.model, groups, role.optimizer, role.dtype)
+            self._ddp = megatron_model.wrap(self.model, groups)
+            self._optimizer = megatron_model.make_optimizer(self.model, groups, role.optimizer, role.dtype)
 
     def log_probs(
         self,
@@ -129,7 +128,7 @@ class Trainer:
             out = self._forward(table, entropy=entropy)
             return [out.log_probs, out.entropy] if entropy else [out.log_probs]
 
-        rows = _with_temperature(rows, temperature)
+        rows = with_temperature(rows, temperature)
         names = ["log_probs", "entropy"] if entropy else ["log_probs"]
         return dict(zip(names, self._infer(rows, micro_batches, safe, run, len(names)), strict=True))
 
@@ -273,60 +272,29 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return this rank's weights, optimizer state (fp32 masters included) and step count, as CPU copies."""
-        weights = {name: _cpu(tensor) for name, tensor in self.local_tensors().items()}
-        optimizer = {}
-        for name, main, state in self._optimizer_items():
-            optimizer[name] = {key: _cpu(value) for key, value in state.items()}
-            optimizer[name]["main"] = _cpu(main)
-        return {
-            "layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates,
-            "weights": weights, "optimizer": optimizer,
-        }  # fmt: skip
+        where = {"layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates}
+        return where | megatron_model.read_state(self.model, self._optimizer)
 
-    @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned, bit for bit.
 
         Raises:
             CheckpointError: the state is of another layout, rank or model.
         """
-        local = self.local_tensors()
-        shapes = {name: tuple(tensor.shape) for name, tensor in local.items()}
-        here = (str(self.mesh.layout), self.groups.rank)
-        if here != (state["layout"], state["rank"]) or shapes != {n: tuple(t.shape) for n, t in state["weights"].items()}:
+        here, there = (str(self.mesh.layout), self.groups.rank), (state["layout"], state["rank"])
+        if here != there:
             raise CheckpointError(
-                f"the state is of layout '{state['layout']}' rank {state['rank']} with {len(state['weights'])} tensors; "
-                f"role {self.role.name!r} has layout '{here[0]}' rank {here[1]} with {len(local)} tensors of its own shapes. "
-                "Load it into the layout that saved it."
+                f"the state is of layout '{there[0]}' rank {there[1]}; role {self.role.name!r} has layout '{here[0]}' rank "
+                f"{here[1]} here. Load it into the layout that saved it."
             )
-        for name, tensor in local.items():
-            tensor.copy_(state["weights"][name])
-        for name, main, held in self._optimizer_items():
-            saved = dict(state["optimizer"].get(name, {}))
-            if "main" in saved:
-                main.copy_(saved.pop("main"))
-            else:
-                main.copy_(local[name])
-            held.clear()
-            held.update({k: v.to(main.device if v.dim() else "cpu", copy=True) for k, v in saved.items()})
+        megatron_model.write_state(self.model, self._optimizer, state)
         self.num_updates = state["num_updates"]
         if self._optimizer is not None:
             self.zero_grad()
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank holds: bytes of ``weights``, ``gradients`` and ``optimizer`` (masters included)."""
-        local = self.local_tensors()
-        weights = {tensor.data_ptr() for tensor in local.values()}
-        optimizer = 0
-        for _, main, state in self._optimizer_items():
-            optimizer += sum(value.nbytes for value in state.values())
-            optimizer += main.nbytes if main.data_ptr() not in weights else 0
-        buffers = self._ddp.buffers if self._ddp is not None else []
-        return {
-            "weights": sum(tensor.nbytes for tensor in local.values()),
-            "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
-            "optimizer": optimizer,
-        }
+        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
 
     # ---- inside
 
@@ -344,6 +312,9 @@ class Trainer:
         unknown = {i for ids in micro_batches for i in ids} - set(rows.row_ids.tolist())
         if unknown:
             return OptionError(f"the plan names rows {sorted(unknown)[:5]}, which this rank was not given")
+        temperature = token_temperature(rows)
+        if not (np.isfinite(temperature).all() and (temperature >= 0).all()):
+            return OptionError(f"temperature must be finite and at least 0; got {temperature.min()} to {temperature.max()}")
         prompts = rows.ragged("prompt").lengths
         total = prompts + rows.ragged("response").lengths
         for i in np.flatnonzero((prompts < 1) | (total > self.spec.max_positions))[:1]:
@@ -358,7 +329,7 @@ class Trainer:
         out = self.model(micro.tokens_BS, micro.selected_N)
         if self.role.head == "scalar":
             return ModelOutput(values=out[:, 0])
-        temperature_N = _token_temperature(table)
+        temperature_N = token_temperature(table)
         if (temperature_N != 1).any():
             out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
         log_probs, found = log_probs_and_entropy(
@@ -420,7 +391,7 @@ class Trainer:
         progress: tuple[int, int], *, train: bool,
     ) -> Tally:  # fmt: skip
         """Run this dp rank's micro-batches and return the tally of all ranks."""
-        rows = _with_temperature(rows, temperature)
+        rows = with_temperature(rows, temperature)
         micro_batches = mini.passes.micro_batches[self.groups.dp_rank]
         error = self._problem(rows, micro_batches)
         index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
@@ -453,34 +424,12 @@ class Trainer:
         self, table: Table, mini: MiniBatchPlan, loss: Loss, tally: Tally, *, train: bool
     ) -> torch.Tensor | None:
         """Return a micro-batch's part of the mini-batch's loss, or ``None`` when it has no response token."""
-        num_tokens = len(table.ragged("response").flat)
-        if not num_tokens:
+        if not len(table.ragged("response").flat):
             return None
-        out = self._forward(table, entropy=True)
-        if num_tokens == table.num_rows:
-            table = with_empty_row(table)
-        b = TokenBatch(table, mini.num_tokens, mini.num_rows, self.groups.device)
-        returned = loss(out, b)
-        each, metrics = returned if isinstance(returned, tuple) else (returned, {})
-        shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
-        if shape not in ((num_tokens,), (b.num_samples,)):
-            raise OptionError(
-                f"the loss must return one number per response token ({num_tokens} here) or per sample ({b.num_samples}); "
-                f"it returned {shape}. Leave means and sums to the engine."
-            )
-        if train and not each.requires_grad:
+        b = TokenBatch(tell_apart(table), mini.num_tokens, mini.num_rows, self.groups.device)
+        part = evaluate(loss, self._forward(table, entropy=True), b, tally)
+        if train and not part.requires_grad:
             raise OptionError("the loss does not depend on the model: it needs out.log_probs, out.entropy or out.values")
-        per_sample = shape == (b.num_samples,)
-        bad = (~torch.isfinite(each.detach())).float()
-        rows_bad = (bad if per_sample else b.segment_sum(bad)) * (b.lengths > 0)
-        tally.bad_rows += b.row_ids[rows_bad > 0].tolist()
-        tally.add_metrics(metrics, b)
-        if per_sample:
-            part = each[b.lengths > 0].sum() / mini.num_rows
-        else:
-            mode = getattr(loss, "aggregation", "token_mean")
-            part = aggregate(each, b, mode, mini.num_tokens, mini.num_rows, getattr(loss, "fixed_length", None))
-        tally.loss += part.item()
         return part
 
     def _reduce(self) -> None:
@@ -491,70 +440,7 @@ class Trainer:
                 finalize_model_grads([ddp], pg_collection=self.groups.collection())
             self._reduced = True
 
-    def _optimizer_items(self) -> list[tuple[str, torch.Tensor, dict[str, torch.Tensor]]]:
-        """Return (name, fp32 tensor the optimizer steps, its AdamW state) of every parameter."""
-        if self._optimizer is None:
-            return []
-        states = self._optimizer.optimizer.state
-        named = [(name, getattr(p, "main_param", p)) for name, p in self.model.named_parameters()]
-        return [(name, main.data, states[main]) for name, main in named]
 
 
 def _num_tokens(table: Table) -> int:
     return len(table.ragged("prompt").flat) + len(table.ragged("response").flat)
-
-
-def _cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _with_temperature(rows: Table, temperature: Temperature) -> Table:
-    """Return the rows with their temperature as a column of float32, 0 replaced by 1."""
-    one = isinstance(temperature, int | float)
-    column = np.full(rows.num_rows, temperature, np.float32) if one else temperature
-    flat = np.asarray(column.flat if isinstance(column, Ragged) else column, dtype=np.float32)
-    if not (np.isfinite(flat).all() and (flat >= 0).all()):
-        raise OptionError(f"temperature must be finite and at least 0; got {flat.min()} to {flat.max()}")
-    flat = np.where(flat == 0, np.float32(1), flat)
-    return rows.with_columns({_TEMPERATURE: column.map(flat) if isinstance(column, Ragged) else flat})
-
-
-def _token_temperature(table: Table) -> Array:
-    column = table[_TEMPERATURE] if _TEMPERATURE in table else np.ones(table.num_rows, np.float32)
-    return column.flat if isinstance(column, Ragged) else np.repeat(column, table.ragged("response").lengths)
-
-
-def _wrap(model: torch.nn.Module, groups: RoleGroups) -> DistributedDataParallel:
-    """Give the parameters one float32 gradient buffer that is summed over dp."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
-    return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
-
-
-def _make_optimizer(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
-    """Return Megatron's optimizer over PyTorch's AdamW; norm weights do not decay.
-
-    Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group (other roles' ranks)
-    and takes Transformer Engine's Adam, with another state, when it is installed.
-    """
-    named = list(model.named_parameters())
-    groups_of_parameters = [
-        {"params": [p for _, p in named if p.dim() > 1], "weight_decay": wanted.weight_decay},
-        {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    config = OptimizerConfig(
-        optimizer="adam", lr=wanted.lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
-        params_dtype=megatron_model.DTYPES[dtype], use_distributed_optimizer=False,
-    )  # fmt: skip
-    with cuda_type_names():
-        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
-        if dtype == "bf16":
-            optimizer = Float16OptimizerWithFloat16Params(adam, config, None, _no_state)
-        else:
-            optimizer = FP32Optimizer(adam, config, _no_state)
-    optimizer.grad_stats_parallel_group = groups.mp
-    optimizer.tp_group = groups.tp
-    return optimizer
-
-
-def _no_state(*_: object) -> None:
-    """Leave the AdamW state to its first step."""

@@ -27,8 +27,8 @@ from hfsdk.spec import DTYPE_BYTES
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-BUCKET_BYTES = 64 * 2**20
-"""Most bytes a rank packs for sending, and most it receives, in one round."""
+BUCKET_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
+"""Most bytes a rank packs for sending, and most it receives, in one round; what stays in cache travels faster by gloo."""
 
 _TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -85,7 +85,7 @@ def execute(
     sources: Mapping[str, Tensor],
     targets: Mapping[str, Tensor],
     group: ProcessGroup | None,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
 ) -> TransportReport:
     """Move the weights of ``plan`` from ``sources`` into ``targets``; called on every rank of the plan.
 
@@ -95,14 +95,15 @@ def execute(
         sources: the trainer's local tensors by the plan's source names; cast to the plan's dtype before sending.
         targets: the rollout's local tensors by the plan's target names, in the plan's dtype.
         group: the pool's world (gloo for CPU tensors, NCCL for CUDA); ``None`` is the default group.
-        bucket_bytes: bounds the buffers; the same on all ranks.
+        bucket_bytes: bounds the buffers (see :data:`BUCKET_BYTES`); the same on all ranks.
 
     Raises:
         KeyError: a tensor that the plan names is missing.
         RuntimeError: a target has another dtype, or the bytes received are not those of the plan.
     """
     start = time.perf_counter()
-    schedule = _schedule(plan, rank, bucket_bytes)
+    device = next(iter(targets.values())).device
+    schedule = _schedule(plan, rank, bucket_bytes or BUCKET_BYTES[device.type])
     dtype = _TORCH_DTYPES[plan.dtype]
     for name in sorted({copy[2] for copy in schedule.copies}):
         if targets[name].dtype != dtype:

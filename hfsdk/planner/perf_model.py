@@ -62,7 +62,7 @@ class Setup:
     links: Links
     dtype: str = "bf16"
     head: str = "lm"
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 2048
     rollout: Layout | None = None
     """Layout of the generating engine; ``None`` takes ``layout``'s tp."""
     max_num_seqs: int = 64

@@ -45,7 +45,7 @@ class Declarations(ABC):
         rollout: Layouts = "auto",
         dtype: str = "fp32",
         optimizer: AdamW = ACTOR_OPTIMIZER,
-        micro_batch_tokens: int = 4096,
+        micro_batch_tokens: int = 2048,
         rollout_options: RolloutOptions | None = None,
         cpu_weights: str | None = None,
         name: str = "actor",
@@ -85,7 +85,7 @@ class Declarations(ABC):
         train: Layouts = "auto",
         dtype: str = "fp32",
         optimizer: AdamW = CRITIC_OPTIMIZER,
-        micro_batch_tokens: int = 4096,
+        micro_batch_tokens: int = 2048,
         name: str = "critic",
     ) -> CriticModel:
         """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`."""
@@ -101,7 +101,7 @@ class Declarations(ABC):
         *,
         layout: Layouts = "auto",
         dtype: str | None = None,
-        micro_batch_tokens: int = 4096,
+        micro_batch_tokens: int = 2048,
         name: str = "reference",
     ) -> ReferenceModel:
         """Declare the frozen policy that the KL is measured against.
@@ -126,7 +126,7 @@ class Declarations(ABC):
         timeout_s: float = 60.0,
         layout: Layouts = "auto",
         dtype: str = "fp32",
-        micro_batch_tokens: int = 4096,
+        micro_batch_tokens: int = 2048,
         name: str = "reward",
     ) -> RewardModel:
         """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float]``, or a model.
@@ -155,7 +155,7 @@ class Declarations(ABC):
         timeout_s: float = 60.0,
         layout: Layouts = "auto",
         dtype: str = "fp32",
-        micro_batch_tokens: int = 4096,
+        micro_batch_tokens: int = 2048,
         name: str = "cost",
     ) -> CostModel:
         """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit."""

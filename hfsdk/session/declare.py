@@ -114,21 +114,21 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
 
 
 def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:
-    """Complete and check a role that is a function of (prompts, completions).
+    """Complete and check a role that is a function of completions (and prompts, and the dataset's columns).
 
     Raises:
-        OptionError: it does not take prompts and completions.
+        OptionError: it does not take completions.
     """
     if role.timeout_s <= 0:
         raise OptionError(f"timeout_s must be above 0; got {role.timeout_s}")
-    try:
-        inspect.signature(function).bind_partial(prompts=[], completions=[])
-    except TypeError as error:
+    accepted = inspect.signature(function).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    if "completions" not in accepted and not takes_any:
         name = getattr(function, "__name__", type(function).__name__)
         raise OptionError(
-            f"the {role.kind} function {name}{inspect.signature(function)} must take prompts and completions by name: "
-            f"def {name}(prompts, completions, **columns): return one number per completion"
-        ) from error
+            f"the {role.kind} function {name}{inspect.signature(function)} must take completions by name: "
+            f"def {name}(completions, prompts, **columns): return one number per completion"
+        )
     return replace(role, function=Shipped.of(function))
 
 

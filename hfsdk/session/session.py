@@ -16,6 +16,7 @@ from hfsdk.runtime import Runtime
 from hfsdk.session.checkpoint import load_session, save_session
 from hfsdk.session.client import ControllerClient, Sender
 from hfsdk.session.evaluation import evaluate
+from hfsdk.session.placing import Placing
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.start import start_runtime, start_simulated
 from hfsdk.session.training import Algorithm, Run, train

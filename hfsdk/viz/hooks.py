@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hfsdk.viz.frame import NOTEBOOK_HINT, PUBLISH_INTERVAL_S, LivePicture, Picture
+from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
 
-SHORT_CALL_S = 0.3
-"""A call faster than this leaves one compact line."""
 STILL_INTERVAL_S = 1.0
 """Without anywidget a still picture is redrawn this often."""
 
@@ -113,78 +111,98 @@ class CallProgress:
     """Progress and failure of calls, drawn under the cell that started them.
 
     One card per cell, made on the main thread when the cell's first call starts; later events, from any thread, only
-    update it, at most five times a second (the last state of a call is never dropped). Nothing is printed.
+    update it, at most five times a second, and once more when the cell ends. Nothing is printed.
 
     Args:
-        subscribe: called with a callback that takes events ``{"type": "call_started|call_progress|call_done|call_failed|
-            call_cancelled", "call_id", "call", "line", "done", "total", "unit", "seconds", "error"}``.
+        subscribe: called with a callback that takes events ``{"type", "call_id", "call", "line", "done", "total", "unit",
+            "seconds", "error"}``; the types are ``call_started``, ``call_progress``, ``call_done``, ``call_failed`` and
+            ``call_cancelled``.
     """
 
     def __init__(self, subscribe: Callable[[Callable[[dict[str, Any]], None]], Any]) -> None:
         self._lock = threading.Lock()
-        self._cards: dict[int, _Card] = {}
-        self._cell: tuple[Any, _Card] | None = None
+        self._cards: dict[Any, _Card] = {}
+        self._cell: tuple[int, _Card] | None = None
         self._shell = _kernel_shell()
+        if self._shell is not None:
+            self._shell.events.register("post_run_cell", self._cell_ended)
         self._subscription = subscribe(self.on_event)
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Take one event of a call."""
         if self._shell is None:
             return
-        with self._lock:
-            if event["type"] == "call_started":
-                self._start(event)
-                return
-            card = self._cards.get(event["call_id"])
-            if card is None:
-                return
-            card.take(event)
-            if card.calls[event["call_id"]]["state"] != "running":
-                del self._cards[event["call_id"]]
+        if event["type"] == "call_started":
+            card = self._card_of_this_cell(event["call_id"])
+        else:
+            with self._lock:
+                card = self._cards.get(event["call_id"])
+        if card is not None and card.take(event) != "running":
+            with self._lock:
+                self._cards.pop(event["call_id"], None)
 
-    def _start(self, event: dict[str, Any]) -> None:
+    def close(self) -> None:
+        """Draw no more."""
+        if self._shell is not None:
+            self._shell.events.unregister("post_run_cell", self._cell_ended)
+            self._shell = None
+
+    def _card_of_this_cell(self, call_id: Any) -> _Card | None:
         if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread knows which cell is running
-        cell = self._shell.execution_count
-        if self._cell is None or self._cell[0] != cell:
-            self._cell = (cell, _Card())
-        card = self._cell[1]
-        self._cards[event["call_id"]] = card
-        card.start(event)
+            return None  # only the main thread knows which cell is running
+        number = self._shell.execution_count
+        with self._lock:
+            if self._cell is None or self._cell[0] != number:
+                self._cell = (number, _Card())
+            self._cards[call_id] = self._cell[1]
+            return self._cell[1]
+
+    def _cell_ended(self, result: Any = None) -> None:
+        if self._cell is not None:
+            self._cell[1].flush()
 
 
 class _Card:
     """The calls of one cell and their display handle."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, dict[str, Any]] = {}
+        self._calls: dict[Any, dict[str, Any]] = {}
+        self._lock = threading.RLock()
         self._handle: Any = None
         self._drawn_s = 0.0
+        self._timer: threading.Timer | None = None
 
-    def start(self, event: dict[str, Any]) -> None:
-        self.calls[event["call_id"]] = {**_fields(event), "state": "running", "started_s": time.monotonic()}
-        self._draw(force=self._handle is None)
+    def take(self, event: dict[str, Any]) -> str:
+        """Note an event, draw it now or soon, and return the call's state."""
+        with self._lock:
+            call = self._calls.setdefault(event["call_id"], {"started_s": time.monotonic(), **dict.fromkeys(_FIELDS)})
+            call.update({k: event[k] for k in _FIELDS if event.get(k) is not None})
+            call["state"] = _STATES.get(event["type"], "running")
+            if call["state"] != "running" and call["seconds"] is None:
+                call["seconds"] = time.monotonic() - call["started_s"]
+            wait_s = self._drawn_s + PUBLISH_INTERVAL_S - time.monotonic()
+            if self._handle is None or wait_s <= 0:
+                self._draw()
+            elif self._timer is None:
+                self._timer = threading.Timer(wait_s, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+            return str(call["state"])
 
-    def take(self, event: dict[str, Any]) -> None:
-        call = self.calls[event["call_id"]]
-        call.update({k: v for k, v in _fields(event).items() if v is not None})
-        state = {"call_done": "done", "call_failed": "failed", "call_cancelled": "cancelled"}.get(
-            event["type"], "running"
-        )
-        call["state"] = state
-        if state != "running" and call.get("seconds") is None:
-            call["seconds"] = time.monotonic() - call["started_s"]
-        if state != "running" or time.monotonic() - call["started_s"] >= SHORT_CALL_S:
-            # a burst of short calls is drawn five times a second, but the last running call ending is always drawn
-            self._draw(force=all(c["state"] != "running" for c in self.calls.values()))
+    def flush(self) -> None:
+        """Draw now if something changed since the last drawing."""
+        with self._lock:
+            if self._timer is not None:
+                self._draw()
 
-    def _draw(self, force: bool) -> None:
+    def _draw(self) -> None:
         from IPython.display import display
 
-        if not force and time.monotonic() - self._drawn_s < PUBLISH_INTERVAL_S:
-            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._drawn_s = time.monotonic()
-        calls = list(self.calls.values())
+        calls = list(self._calls.values())
         bundle = {"text/plain": progress_text(calls), "text/html": progress_html(calls)}
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)
@@ -192,8 +210,8 @@ class _Card:
             self._handle.update(bundle, raw=True)
 
 
-def _fields(event: dict[str, Any]) -> dict[str, Any]:
-    return {k: event.get(k) for k in ("call", "line", "done", "total", "unit", "seconds", "error")}
+_FIELDS = ("call", "line", "done", "total", "unit", "seconds", "error")
+_STATES = {"call_done": "done", "call_failed": "failed", "call_cancelled": "cancelled"}
 
 
 def _kernel_shell() -> Any:
@@ -203,6 +221,3 @@ def _kernel_shell() -> Any:
         return None
     shell = get_ipython()
     return shell if shell is not None and getattr(shell, "kernel", None) is not None else None
-
-
-__all__ = ["NOTEBOOK_HINT", "CallProgress", "register", "show_placement", "show_trace"]

@@ -13,6 +13,8 @@ MAX_TEXT = 400
 MAX_SAMPLES = 6
 MAX_COLUMNS = 80
 MAX_METRIC_ROWS = 60
+SHORT_CALL_S = 0.3
+"""A call faster than this leaves one compact line."""
 
 STATES = {
     "ready": ("●", "hf-good"), "pending": ("○", "hf-dim"), "running": ("◐", "hf-busy"), "failed": ("✕", "hf-bad"),
@@ -131,24 +133,18 @@ def progress_html(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
     ``data``: ``{"call", "line", "state", "done", "total", "unit", "seconds", "error"}`` or several of them. Finished calls
     beyond the last eight are summed up in one line.
     """
-    calls = [data] if isinstance(data, Mapping) else list(data)
-    finished = [c for c in calls if c["state"] == "done"]
-    folded = finished[:-8] if len(finished) > 8 else []
+    calls, folded = _folded(data)
     parts = []
     if folded:
-        spent = sum(c.get("seconds") or 0.0 for c in folded)
-        parts.append(
-            f'<div class="hf-full hf-dim">{_sign("done")} {len(folded)} calls done before these, {seconds_text(spent)}</div>'
-        )
-    skip = {id(c) for c in folded}
-    parts += [_progress_row(c) for c in calls if id(c) not in skip]
+        parts.append(f'<div class="hf-full hf-dim">{_sign("done")} {escape(_folded_text(folded))}</div>')
+    parts += [_progress_row(c) for c in calls]
     return _wrap("progress", [f'<div class="hf-calls">{"".join(parts)}</div>'])
 
 
 def progress_text(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
     """Return the same as text, one line per call."""
-    calls = [data] if isinstance(data, Mapping) else list(data)
-    lines = []
+    calls, folded = _folded(data)
+    lines = [_folded_text(folded)] if folded else []
     for c in calls:
         counted = f", {_count(c)}" if c.get("done") is not None else ""
         took = "" if c.get("seconds") is None else f", {seconds_text(c['seconds'])}"
@@ -160,10 +156,22 @@ def progress_text(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
 # ---------------------------------------------------------------- parts
 
 
+def _folded(data: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Split off the finished calls beyond the last eight."""
+    calls = [data] if isinstance(data, Mapping) else list(data)
+    folded = [c for c in calls if c["state"] == "done"][:-8]
+    skip = {id(c) for c in folded}
+    return [c for c in calls if id(c) not in skip], folded
+
+
+def _folded_text(folded: list[Mapping[str, Any]]) -> str:
+    return f"{len(folded)} calls done before these, {seconds_text(sum(c.get('seconds') or 0.0 for c in folded))}"
+
+
 def _progress_row(call: Mapping[str, Any]) -> str:
     state, done, total = call["state"], call.get("done"), call.get("total")
     seconds = call.get("seconds")
-    short = state == "done" and (seconds or 0.0) < 0.3
+    short = state == "done" and (seconds or 0.0) < SHORT_CALL_S
     track = ""
     if not short and state in ("running", "done"):
         color = ";background:var(--hf-good)" if state == "done" else ""

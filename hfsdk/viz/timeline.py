@@ -129,7 +129,7 @@ def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
     placed = _Lanes(trace, now_s)
     roles = {s.role: s.role for s in spans}
     colors = role_colors(roles)
-    bands = _phases(trace.calls, now_s)
+    bands = _phases(trace.calls, origin, now_s)
     words: dict[str, dict[str, int]] = {"name": {}, "role": {}, "method": {}, "label": {}}
     for role in roles:
         words["role"][role] = len(words["role"])
@@ -325,12 +325,11 @@ def _name_view(name: str) -> NameView:
 # ---------------------------------------------------------------- view: phases, steps, shares
 
 
-def _phases(calls: Trace, now_s: float) -> list[PhaseView]:
+def _phases(calls: Trace, origin: int, now_s: float) -> list[PhaseView]:
     """Merge calls of one phase that follow each other; phases that overlap in time get rows of their own."""
     bands: list[PhaseView] = []
     open_end: list[tuple[float, bool]] = []
     shown = [s for s in calls if s.phase and not s.predicted] or [s for s in calls if s.phase]
-    origin = calls.start_ns
     for span in shown:
         start, end = (span.start_ns - origin) / 1e9, _end_s(span, origin, now_s)
         if bands and bands[-1]["phase"] == span.phase:
@@ -355,12 +354,13 @@ def _steps(trace: Trace, origin: int) -> list[dict[str, float]]:
 
 
 def _breakdown(trace: Trace, total_s: float, now_s: float, colors: Mapping[str, str]) -> list[CallRow]:
+    origin = trace.start_ns
     groups: dict[tuple[str, str, bool], list[Span]] = {}
     for span in trace.calls:
         groups.setdefault((span.role, span.method or span.name, span.predicted), []).append(span)
     rows: list[CallRow] = []
     for (role, method, predicted), spans in groups.items():
-        seconds = sum(_end_s(s, trace.start_ns, now_s) - (s.start_ns - trace.start_ns) / 1e9 for s in spans)
+        seconds = sum(_end_s(s, origin, now_s) - (s.start_ns - origin) / 1e9 for s in spans)
         tokens, cpu_s, num_bytes = (_total(spans, k) for k in ("tokens", "cpu_s", "bytes"))
         rows.append({
             "call": f"{role}.{method}" if role else method, "num_calls": len(spans), "predicted": predicted, "color": colors[role],
@@ -377,6 +377,7 @@ def _total(spans: Iterable[Span], key: str) -> float | None:
 
 def _activities(trace: Trace, total_s: float, now_s: float) -> list[ActivityRow]:
     """Mean seconds per device of each kind of span; of nested ones only the innermost count."""
+    origin = trace.start_ns
     rows: list[ActivityRow] = []
     for predicted in (False, True):
         spans = [s for s in trace if s.device is not None and s.predicted == predicted]
@@ -385,7 +386,7 @@ def _activities(trace: Trace, total_s: float, now_s: float) -> list[ActivityRow]
         sums: dict[str, float] = defaultdict(float)
         busy: dict[int | None, list[tuple[float, float]]] = defaultdict(list)
         for span in spans:
-            start, end = (span.start_ns - trace.start_ns) / 1e9, _end_s(span, trace.start_ns, now_s)
+            start, end = (span.start_ns - origin) / 1e9, _end_s(span, origin, now_s)
             busy[span.device].append((start, end))
             if (span.device, span.call_id, span.name) not in outer:
                 sums[span.name] += (end - start) / len(devices)

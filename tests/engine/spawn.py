@@ -20,7 +20,9 @@ def run(function, world_size, *args, timeout_s=150.0):
 
     ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised.
     """
-    context = multiprocessing.get_context("spawn")
+    # a server that has imported the engine once forks the processes: importing it in each would take most of the time
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hfsdk.engine.trainer"])
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
         pipes, processes = {}, []
@@ -66,7 +68,7 @@ def _collect(pipes, world_size, timeout_s):
 
 
 def _child(pipe, function, rank, world_size, store, args):
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     try:
         import torch
         import torch.distributed as dist

@@ -397,7 +397,7 @@ def test_two_ranks(folders):
 def test_head_sizes_without_a_kernel_are_refused_early():
     sizes = {"num_layers": 1, "hidden_size": 64, "mlp_hidden_size": 64, "num_heads": 4, "num_kv_heads": 4}
     spec = ModelSpec(name="thin", head_dim=16, vocab_size=260, max_positions=64, **sizes)
-    with pytest.raises(UnsupportedModelError, match="thin has head_dim 16.*32, 64"):
+    with pytest.raises(UnsupportedModelError, match=r"thin has head_dim 16.*32, 64"):
         check_model(spec, "cpu")
     check_model(spec, "cuda")
     with pytest.raises(OptionError, match="max_model_len=65 is more than the 64 positions"):
@@ -431,6 +431,9 @@ def test_environment_is_known_before_torch_is_imported():
     import subprocess
     import sys
 
-    code = "import sys; from hfsdk.engine import cpu_support_vllm as c; e = c.environment(3); print(e['OMP_NUM_THREADS'], 'torch' in sys.modules)"
+    code = (
+        "import sys; from hfsdk.engine import cpu_support_vllm as cpu; "
+        "print(cpu.environment(3)['OMP_NUM_THREADS'], 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "False"]

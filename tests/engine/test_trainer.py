@@ -14,7 +14,8 @@ from spawn import SpawnError, run
 from hfsdk.engine.microbatch import plan_pass, plan_update
 from hfsdk.table import Ragged, Table
 
-LAYOUTS = {"tp1": 1, "tp2": 2, "dp2": 2, "tp2 dp2": 4}
+LAYOUTS = {"tp1": 1, "tp2": 2, "dp2": 2, "tp2 dp2": 4, "tp4 for rollout 2": 4}
+"""Layout -> world size; the last has its tp axis permuted, and more tp ranks than the tied model has kv heads."""
 MODELS = ("untied", "tied", "critic")
 LEARNING_RATE = 1e-3
 NUM_ROWS, EMPTY_ROW = 9, 4
@@ -75,7 +76,7 @@ def make_folders(root):
     for name in MODELS:
         config = LlamaConfig(
             vocab_size=260, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
-            num_key_value_heads=4, head_dim=32, max_position_embeddings=64, tie_word_embeddings=name == "tied",
+            num_key_value_heads=2 if name == "tied" else 4, head_dim=32, max_position_embeddings=64, tie_word_embeddings=name == "tied",
             rms_norm_eps=1e-5, num_labels=1, pad_token_id=0,
         )  # fmt: skip
         torch.manual_seed(MODELS.index(name))
@@ -134,7 +135,8 @@ class Reference:
         returned = loss(self.out, b)
         each = returned[0] if isinstance(returned, tuple) else returned
         mode, fixed = getattr(loss, "aggregation", "token_mean"), getattr(loss, "fixed_length", None)
-        total = each.sum() / rows.num_rows if each.shape == (rows.num_rows,) else aggregate(each, b, mode, fixed_length=fixed)
+        per_sample = each.shape == (rows.num_rows,)
+        total = each.sum() / rows.num_rows if per_sample else aggregate(each, b, mode, fixed_length=fixed)
         self.model.zero_grad()
         total.backward(retain_graph=True)
         named = self.model.named_parameters()
@@ -175,7 +177,8 @@ class Harness:
         from hfsdk.engine.groups import RoleGroups, poison_parallel_state
         from hfsdk.layout import Layout
 
-        self.mesh = Layout.parse(layout).fill(world_size).mesh()
+        layout, _, rollout_tp = layout.partition(" for rollout ")
+        self.mesh = Layout.parse(layout).fill(world_size).mesh(int(rollout_tp or 1))
         self.groups = RoleGroups(self.mesh)
         self.root = root
         saved = torch.load(root / "reference.pt", weights_only=False)
@@ -343,7 +346,7 @@ def check_refusals(h):
         return ("finished",)
 
     never = SafePoint(lambda: False)
-    bad = [row for row in plan[1].rows if row != EMPTY_ROW][0]
+    bad = next(row for row in plan[1].rows if row != EMPTY_ROW)
 
     def one_row(out, b):
         factor = torch.where(b.row_ids == bad, torch.tensor(float("nan")), torch.tensor(1.0))
@@ -443,15 +446,11 @@ CHECKS = {
 
 def all_checks(rank, world_size, layouts, root):
     """Run every check of these layouts, one after the other in the same processes."""
-    import time; t0=time.time(); c0=time.process_time(); found={}
-    for layout in layouts:
-        harness=Harness(layout, root, world_size); found[layout]={}
-        print(layout, "harness", round(time.time()-t0,2), round(time.process_time(),2))
-        for name, check in CHECKS.items():
-            t0=time.time(); c0=time.process_time()
-            found[layout][name]=check(harness)
-            print(layout, name, round(time.time()-t0,2), round(time.process_time()-c0,2), flush=True)
-    return found
+    return {
+        layout: {name: check(harness) for name, check in CHECKS.items()}
+        for layout in layouts
+        for harness in [Harness(layout, root, world_size)]
+    }
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,14 @@ def step_trace(
             length = lengths[device]
             if nested:
                 spans.append(
-                    Span(name=method, start_ns=begin, duration_s=None if last else length, device=device, rank=device, **shared)
+                    Span(
+                        name=method,
+                        start_ns=begin,
+                        duration_s=None if last else length,
+                        device=device,
+                        rank=device,
+                        **shared,
+                    )
                 )
             for i, (name, part) in enumerate(parts):
                 part_s = part / seconds * length
@@ -54,9 +61,15 @@ def step_trace(
                 parent = method if nested else ""
                 spans.append(
                     Span(
-                        name=name, start_ns=begin, duration_s=None if open_end else part_s, device=device, rank=device,
-                        parent=parent, attrs=numbers, **shared,
-                    )  # fmt: skip
+                        name=name,
+                        start_ns=begin,
+                        duration_s=None if open_end else part_s,
+                        device=device,
+                        rank=device,
+                        parent=parent,
+                        attrs=numbers,
+                        **shared,
+                    )
                 )
                 begin += round(part_s * 1e9)
         now += seconds + 0.02
@@ -70,7 +83,9 @@ def placement_data(nodes: int = 1, per_node: int = 2, measured: bool = True) -> 
     tp = min(2, n)
     half = list(range(n // 2, n)) if n > 2 else list(range(n))
 
-    def shards(on: list[int], planned: int, share: float, rollout: bool = False, known: bool = True) -> list[dict[str, Any]]:
+    def shards(
+        on: list[int], planned: int, share: float, rollout: bool = False, known: bool = True
+    ) -> list[dict[str, Any]]:
         return [
             {
                 "device": d, "rank": i, "tp": i % tp, "pp": 0, "dp": i // tp, "rollout_replica": i if rollout else None,
@@ -89,7 +104,7 @@ def placement_data(nodes: int = 1, per_node: int = 2, measured: bool = True) -> 
         "devices": {
             d: {
                 "name": "cpu" if n <= 4 else "A100-80GB", "memory_bytes": 8 * GB if n <= 4 else 80 * GB,
-                "used_bytes": round(3.1 * GB) if measured else None, "pool": "all" if n <= 2 else "left" if d not in half else "right",
+                "used_bytes": round(3.1 * GB) if measured else None, "pool": "all" if n <= 2 else ("left", "right")[d in half],
                 "pid": 4100 + d if n <= 4 else None,
             }
             for d in all_devices
@@ -109,49 +124,97 @@ def placement_data(nodes: int = 1, per_node: int = 2, measured: bool = True) -> 
     }  # fmt: skip
 
 
-BATCH = {
+def _column(
+    name: str, kind: str, dtype: str, state: str, num_bytes: int | None, length: float | None, writer: str
+) -> dict[str, Any]:
+    fields = {"name": name, "kind": kind, "dtype": dtype, "state": state, "bytes": num_bytes}
+    return {**fields, "mean_length": length, "writer": writer}
+
+
+BATCH: dict[str, Any] = {
     "num_rows": 512,
     "columns": [
-        {"name": "prompt", "kind": "ragged", "dtype": "int32", "state": "ready", "bytes": 65_536, "mean_length": 24.25, "writer": "prompts"},
-        {"name": "response", "kind": "ragged", "dtype": "int32", "state": "ready", "bytes": 65_000, "mean_length": 31.9, "writer": "actor.generate"},
-        {"name": "rollout_log_probs", "kind": "ragged", "dtype": "float32", "state": "ready", "bytes": 65_000, "mean_length": 31.9, "writer": "actor.generate"},
-        {"name": "values", "kind": "ragged", "dtype": "float32", "state": "running", "bytes": None, "mean_length": None, "writer": "critic.compute_values"},
-        {"name": "scores", "kind": "value", "dtype": "float32", "state": "pending", "bytes": None, "mean_length": None, "writer": "reward.compute_scores"},
-        {"name": "costs", "kind": "value", "dtype": "float32", "state": "failed", "bytes": None, "mean_length": None, "writer": "cost.compute_costs"},
-        {"name": "ref_log_probs", "kind": "ragged", "dtype": "float32", "state": "lost", "bytes": None, "mean_length": None, "writer": "reference.compute_log_probs"},
+        _column("prompt", "ragged", "int32", "ready", 65_536, 24.25, "prompts"),
+        _column("response", "ragged", "int32", "ready", 65_000, 31.9, "actor.generate"),
+        _column("rollout_log_probs", "ragged", "float32", "ready", 65_000, 31.9, "actor.generate"),
+        _column("values", "ragged", "float32", "running", None, None, "critic.compute_values"),
+        _column("scores", "value", "float32", "pending", None, None, "reward.compute_scores"),
+        _column("costs", "value", "float32", "failed", None, None, "cost.compute_costs"),
+        _column("ref_log_probs", "ragged", "float32", "lost", None, None, "reference.compute_log_probs"),
     ],
     "samples": [
-        {"prompt": "a gripping, if uneven, thriller that", "response": " keeps you on the edge of <b>your</b> seat & never lets go", "score": 0.8132},
+        {
+            "prompt": "a gripping, if uneven, thriller that",
+            "response": " keeps you on the edge of <b>your</b> seat & never lets go",
+            "score": 0.8132,
+        },
         {"prompt": "the film is", "response": " too long,\nand it knows it", "score": -0.42},
         {"prompt": "with a cast like this", "response": " it could hardly fail ]]> </script><!--", "score": None},
     ],
-}  # fmt: skip
+}
 
-SESSION = {
-    "name": "session-1", "runtime": "ray", "devices": 2, "state": "open",
+
+def _role(
+    name: str, model: str | None, train: str | None, rollout: str | None, version: int, state: str
+) -> dict[str, Any]:
+    dtype = "fp32" if model else None
+    return {
+        "name": name,
+        "model": model,
+        "train": train,
+        "rollout": rollout,
+        "dtype": dtype,
+        "version": version,
+        "state": state,
+    }
+
+
+SESSION: dict[str, Any] = {
+    "name": "session-1",
+    "runtime": "ray",
+    "devices": 2,
+    "state": "open",
     "roles": [
-        {"name": "actor", "model": "tiny", "train": "tp2 pp1 dp1", "rollout": "tp1 pp1 dp2", "dtype": "fp32", "version": 3, "state": "loaded"},
-        {"name": "critic", "model": "tiny", "train": "tp2 pp1 dp1", "rollout": None, "dtype": "fp32", "version": 3, "state": "loaded"},
-        {"name": "reference", "model": "tiny", "train": "tp2 pp1 dp1", "rollout": None, "dtype": "fp32", "version": 0, "state": "declared"},
-        {"name": "reward", "model": None, "train": None, "rollout": None, "dtype": None, "version": 2, "state": "loaded"},
+        _role("actor", "tiny", "tp2 pp1 dp1", "tp1 pp1 dp2", 3, "loaded"),
+        _role("critic", "tiny", "tp2 pp1 dp1", None, 3, "loaded"),
+        _role("reference", "tiny", "tp2 pp1 dp1", None, 0, "declared"),
+        _role("reward", None, None, None, 2, "loaded"),
     ],
     "memory": [
         {"device": 0, "used_bytes": 3_100_000_000, "memory_bytes": 8_000_000_000},
         {"device": 1, "used_bytes": None, "memory_bytes": 8_000_000_000},
     ],
     "messages": ["reward: function version 2 replaces version 1"],
-}  # fmt: skip
+}
 
 METRICS = [
-    {"loss": 0.1234567, "policy_loss": -0.0123, "value_loss": 0.27, "kl": 0.00123, "clip_fraction": 0.031, "grad_norm": 1.87, "tokens": 2048},
-    {"loss": 0.1134567, "policy_loss": -0.0223, "value_loss": 0.25, "kl": 0.00223, "clip_fraction": 0.042, "grad_norm": float("nan"), "tokens": 2048},
-    {"loss": 0.1034567, "policy_loss": -0.0323, "kl": 0.00323, "clip_fraction": 0.051, "grad_norm": 1.66, "tokens": 1984},
+    {"loss": 0.1234567, "value_loss": 0.27, "kl": 0.00123, "clip_fraction": 0.031, "grad_norm": 1.87, "tokens": 2048},
+    {
+        "loss": 0.1134567,
+        "value_loss": 0.25,
+        "kl": 0.00223,
+        "clip_fraction": 0.042,
+        "grad_norm": float("nan"),
+        "tokens": 2048,
+    },
+    {"loss": 0.1034567, "kl": 0.00323, "clip_fraction": 0.051, "grad_norm": 1.66, "tokens": 1984},
 ]
 
+
+def _call(
+    call: str, line: int, state: str, done: int | None, total: int | None, unit: str | None, seconds: float | None
+) -> dict[str, Any]:
+    fields = {"call": call, "line": f"cell 4, line {line}", "state": state, "done": done, "total": total}
+    return {**fields, "unit": unit, "seconds": seconds, "error": None}
+
+
 PROGRESS = [
-    {"call": "actor.generate", "line": "cell 4, line 1", "state": "done", "done": 16384, "total": 16384, "unit": "tokens", "seconds": 3.41, "error": None},
-    {"call": "reference.compute_log_probs", "line": "cell 4, line 2", "state": "done", "done": 16384, "total": 16384, "unit": "tokens", "seconds": 0.12, "error": None},
-    {"call": "critic.compute_values", "line": "cell 4, line 3", "state": "running", "done": 120, "total": 512, "unit": "samples", "seconds": 1.3, "error": None},
-    {"call": "cost.compute_costs", "line": "cell 4, line 4", "state": "failed", "done": None, "total": None, "unit": None, "seconds": 0.4, "error": "RewardFunctionError: returned 3 numbers for 512 samples"},
-    {"call": "actor.update", "line": "cell 4, line 5", "state": "pending", "done": None, "total": None, "unit": None, "seconds": None, "error": None},
+    _call("actor.generate", 1, "done", 16384, 16384, "tokens", 3.41),
+    _call("reference.compute_log_probs", 2, "done", 16384, 16384, "tokens", 0.12),
+    _call("critic.compute_values", 3, "running", 120, 512, "samples", 1.3),
+    {
+        **_call("cost.compute_costs", 4, "failed", None, None, None, 0.4),
+        "error": "RewardFunctionError: returned 3 numbers for 512 samples",
+    },
+    _call("actor.update", 5, "pending", None, None, None, None),
 ]

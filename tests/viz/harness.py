@@ -107,7 +107,9 @@ class Notebook:
 
     def open(self, name: str, kernel: bool = True) -> Notebook:
         workspace = secrets.token_hex(4)
-        self.page.goto(f"http://127.0.0.1:{self.lab.port}/lab/workspaces/w{workspace}/tree/{name}?token={self.lab.token}&reset")
+        self.page.goto(
+            f"http://127.0.0.1:{self.lab.port}/lab/workspaces/w{workspace}/tree/{name}?token={self.lab.token}&reset"
+        )
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets", timeout=60_000)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         if kernel:
@@ -124,7 +126,9 @@ class Notebook:
 
     def wait(self, timeout_s: float = 60) -> None:
         self.page.wait_for_function("() => window.__done", timeout=timeout_s * 1000)
-        errors = self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"], [data-mime-type="application/vnd.jupyter.error"]')
+        errors = self.page.locator(
+            '[data-mime-type="application/vnd.jupyter.stderr"], [data-mime-type="application/vnd.jupyter.error"]'
+        )
         assert errors.all_inner_texts() == []
 
     def save(self) -> None:

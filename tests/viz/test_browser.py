@@ -57,7 +57,7 @@ PROGRESS = """
 events = []
 CallProgress(events.append)
 send = events[0]
-base = {"call": "actor.generate", "line": "cell 2, line 3", "total": 50, "unit": "tokens", "done": 0, "seconds": None, "error": None}
+base = {"call": "actor.generate", "line": "cell 2, line 3", "total": 50, "unit": "tokens", "done": 0, "error": None}
 send(dict(base, type="call_started", call_id=1))
 send(dict(base, type="call_started", call_id=2, call="reward.compute_scores"))
 def later():
@@ -94,7 +94,9 @@ def saved(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         assert page.locator(".hf-picture").count() == 0, "a live widget, not the frozen form"
         assert picture.locator(".hf-running").count() > 0
         before = picture.locator(".hf-span").count()
-        page.wait_for_function(f"() => document.querySelectorAll('.hf-timeline .hf-span').length > {before + 4}", timeout=30_000)
+        page.wait_for_function(
+            f"() => document.querySelectorAll('.hf-timeline .hf-span').length > {before + 4}", timeout=30_000
+        )
         assert "running" in picture.locator(".hf-info").inner_text()
         notebook.wait()
         page.wait_for_selector('.hf-picture[data-ready="1"]')
@@ -168,6 +170,8 @@ def test_standalone_page_zooms_pans_fits_and_hovers(chromium: Any, tmp_path: Pat
     harness.watch(page, console, outside)
     page.goto(f"file://{tmp_path}/page.html")
     page.wait_for_function("() => document.querySelectorAll('[data-ready]').length === 3")
+    ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids)), "ids belong to the whole page"
     first = page.locator(".hf-timeline").first
     assert first.locator(".hf-span").count() == 47
     box = first.locator("svg").first.bounding_box()
@@ -182,7 +186,9 @@ def test_standalone_page_zooms_pans_fits_and_hovers(chromium: Any, tmp_path: Pat
     page.mouse.up()
     page.wait_for_function(f"(before) => {places} !== before", arg=before)
     first.locator(".hf-fit").click()
-    page.wait_for_function("() => document.querySelectorAll('.hf-timeline')[0].querySelectorAll('.hf-span').length === 47")
+    page.wait_for_function(
+        "() => document.querySelectorAll('.hf-timeline')[0].querySelectorAll('.hf-span').length === 47"
+    )
     assert page.locator(".hf-timeline").nth(1).locator("canvas").count() == 1, "thousands of marks go on a canvas"
     assert page.locator(".hf-timeline").nth(1).locator(".hf-span").count() == 0
     page.locator('.hf-placement [data-role="critic"]').first.hover()

@@ -172,7 +172,14 @@ def test_sub_spans_are_nested_in_their_parent_and_lanes_are_one_row() -> None:
     flags, depth = MARK_FIELDS.index("flags"), MARK_FIELDS.index("depth")
     assert {m[depth] for m in view["marks"] if m[flags] & PARENT} == {0}
     assert {m[depth] for m in view["marks"]} == {0, 1}
-    assert [lane["label"] for lane in view["lanes"]] == ["actor", "reference", "critic", "reward", "device 0", "device 1"]
+    assert [lane["label"] for lane in view["lanes"]] == [
+        "actor",
+        "reference",
+        "critic",
+        "reward",
+        "device 0",
+        "device 1",
+    ]
     assert all(lane["height"] == lane["row_height"] for lane in view["lanes"])
     assert [p["phase"] for p in view["phases"]] == ["generation", "preparation", "learning"]
     assert sum(r["share"] for r in view["breakdown"]) == pytest.approx(3.44 / 3.56)
@@ -210,14 +217,15 @@ def test_running_spans_are_open_ended() -> None:
     assert not any(m[MARK_FIELDS.index("flags")] & PREDICTED for m in live["marks"])
 
 
+LONG_SAMPLES = [{"prompt": "x\x00" * 9999}] * 500
 TABLES: dict[str, Callable[[], str]] = {
     "batch": lambda: batch_html(demo.BATCH),
     "session": lambda: session_html(demo.SESSION),
     "metrics": lambda: metrics_html(demo.METRICS),
     "progress": lambda: progress_html(demo.PROGRESS),
-    "large batch": lambda: batch_html({**demo.BATCH, "columns": demo.BATCH["columns"] * 100, "samples": [{"prompt": "x\x00" * 9999}] * 500}),
+    "large batch": lambda: batch_html({**demo.BATCH, "columns": demo.BATCH["columns"] * 100, "samples": LONG_SAMPLES}),
     "long metrics": lambda: metrics_html([{"loss": i / 7, NASTY: float("inf")} for i in range(5000)]),
-    "many calls": lambda: progress_html(demo.PROGRESS[:2] * 300),
+    "many calls": lambda: progress_html([dict(c) for c in demo.PROGRESS[:2] * 300]),
     "nothing": lambda: metrics_html([]) + session_html({"name": "s", "runtime": "simulated", "devices": 128, "roles": []}),
 }  # fmt: skip
 
@@ -237,6 +245,7 @@ def test_tables_say_state_in_words() -> None:
         assert f"</span> {state}</td>" in html
     assert "&lt;b&gt;your&lt;/b&gt;" in html
     assert "RewardFunctionError" in progress_html(demo.PROGRESS[3])
+    assert progress_text([dict(demo.PROGRESS[1]) for _ in range(20)]).startswith("12 calls done before these, 1.44 s\n")
     assert progress_text(demo.PROGRESS[0]) == "actor.generate (cell 4, line 1): done, 16\u202f384 tokens, 3.41 s"
 
 
@@ -256,14 +265,18 @@ def test_advantages_figure_labels_every_token() -> None:
     from hfsdk.viz.curves import advantages_figure
 
     tokens = [" it", " costs", " $5 and $6", "\n"]
-    figure = advantages_figure(tokens, values=[0.1] * 4, rewards=[0, 0, 0, 1.0], advantages=[0.2, -0.1, 0, 0.4], title="$")
+    figure = advantages_figure(
+        tokens, values=[0.1] * 4, rewards=[0, 0, 0, 1.0], advantages=[0.2, -0.1, 0, 0.4], title="$"
+    )
     labels = [t.get_text() for t in figure.axes[-1].get_xticklabels()]
     assert len(labels) == 4
     figure.canvas.draw()
 
 
 def test_report_is_one_file(tmp_path: Path) -> None:
-    path = write_report(tmp_path / "report.html", "A <report>", [("One & two", timeline().to_html()), ("Batch", batch_html(demo.BATCH))])
+    path = write_report(
+        tmp_path / "report.html", "A <report>", [("One & two", timeline().to_html()), ("Batch", batch_html(demo.BATCH))]
+    )
     page = path.read_text()
     assert "A &lt;report&gt;" in page
     assert page.count("<section") == 2
@@ -277,7 +290,12 @@ def test_hooks_draw_nouns_they_never_import() -> None:
     batch = type("Batch", (), {"view": lambda self: demo.BATCH, "__module__": "hfsdk.batch"})()
     session = type("Session", (), {"view": lambda self: demo.SESSION, "__module__": "hfsdk.session.session"})()
     metrics = type("Metrics", (), {"view": lambda self: demo.METRICS, "__module__": "hfsdk.metrics"})()
-    for noun, sign in ((batch, "hf-batch"), (session, "hf-session"), (metrics, "hf-metrics"), (demo.step_trace(), "hf-picture")):
+    for noun, sign in (
+        (batch, "hf-batch"),
+        (session, "hf-session"),
+        (metrics, "hf-metrics"),
+        (demo.step_trace(), "hf-picture"),
+    ):
         data, _ = shell.display_formatter.format(noun)
         assert sign in data["text/html"]
 

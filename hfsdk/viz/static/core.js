@@ -65,12 +65,15 @@ function fitText(text, width) {
 const stripes = (color) => `repeating-linear-gradient(45deg,${color} 0 1.6px,transparent 1.6px 4px)`;
 
 // predicted is hatched and outlined, measured is solid
-let hatchCount = 0;
+// ids are the whole page's, and every frozen picture has its own copy of this module
+const idPrefix = "hf-" + Math.random().toString(36).slice(2, 10) + "-";
+let idCount = 0;
+const freshId = () => idPrefix + ++idCount;
 function hatches(svg) {
   const defs = S("defs", {}, svg), made = new Map();
   return (color) => {
     if (!made.has(color)) {
-      const id = "hf-hatch-" + ++hatchCount;
+      const id = freshId();
       const p = S("pattern", { id, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, defs);
       S("rect", { width: 5, height: 5, class: "hf-paper" }, p);
       S("rect", { width: 1.6, height: 5, fill: color }, p);

@@ -71,7 +71,7 @@ function render({ model, el }) {
   // lanes, bands, idle, axis: SVG in both modes
   function scenery(svg) {
     const bottom = TOP + view.bands_height + view.height, [a, b] = range();
-    const clip = "hf-clip-" + ++hatchCount;
+    const clip = freshId();
     S("rect", { x: LEFT, y: 0, width: plot(), height: bottom + 22 }, S("clipPath", { id: clip }, svg));
     const inner = S("g", { "clip-path": `url(#${clip})` }, svg), laneTop = TOP + view.bands_height;
     for (const lane of view.lanes) {

@@ -1,0 +1,253 @@
+"""Does PPO learn? `tiny` continues the first words of held-in movie reviews; the reward is VADER's compound score.
+
+Targets, 60 steps, each of three seeds:
+
+* the mean score of continuations of 200 held-out prompts at temperature 1 rises by at least 0.3;
+* with --vs-trl: the score at equal KL, mean of the seeds, is at least that of TRL 1.12's PPO (trl.experimental.ppo) with the
+  same model, prompts, lengths, batch, number of steps, optimizer updates per step and kl_coef. Score is interpolated
+  against KL (one estimator, one evaluator for both: learning_task.py) at the smaller of the two final KLs.
+
+Uses two worker processes of one thread each (hfsdk), or one process of two threads (TRL, evaluator). TRL lives in an environment
+of its own under the cache folder, made here: the packages of this environment that it needs, plus trl. Its learning rate is the
+best of the same grid that hfsdk's was chosen from (see TRL_LR); everything else that both have is equal, and the rest is TRL's
+default.
+
+    python benchmarks/learning.py --check                 about 8 minutes
+    python benchmarks/learning.py --vs-trl --check        about 20 minutes more
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common import Report, parser, say, short, table
+
+GAIN = 0.3
+SEEDS = (0, 1, 2)
+TRL = "trl==1.12.0"
+TRL_ROOTS = ("torch", "transformers", "accelerate", "datasets", "jinja2", "packaging", "vaderSentiment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run of PPO; what both systems share comes first."""
+
+    steps: int = 60
+    batch_size: int = 32
+    epochs: int = 4
+    mini_batches: int = 1
+    kl_coef: float = 0.05
+    save_every: int = 10
+    lr: float = 1e-4
+    critic_lr: float = 1e-4
+    value_clip: float | None = 0.2
+    entropy_coef: float = 0.0
+
+
+OURS = Settings()
+TRL_LR = 1e-4
+
+
+# -- hfsdk
+
+
+def run_hfsdk(settings: Settings, seed: int, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Train, leaving ``step0000`` and so on in the folder; returns the history and the prompts that were used, in order."""
+    from learning_task import NEW_TOKENS, positive, train_prompts
+
+    import hfsdk as hf
+
+    texts = train_prompts()
+    ppo = hf.PPO(
+        max_new_tokens=NEW_TOKENS, epochs=settings.epochs, mini_batches=settings.mini_batches, kl_coef=settings.kl_coef,
+        value_clip=settings.value_clip, entropy_coef=settings.entropy_coef,
+    )  # fmt: skip
+    decay = {"schedule": "linear", "total_steps": settings.steps * settings.epochs * settings.mini_batches}
+    with hf.Session(devices=2, seed=seed) as session:
+        actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=settings.lr, **decay))
+        session.critic("tiny", optimizer=hf.AdamW(lr=settings.critic_lr, **decay))
+        session.reference(actor)
+        session.reward(positive)
+        session.place("colocate")
+        prompts = session.prompts(texts, batch_size=settings.batch_size, seed=seed)
+        actor.save_pretrained(str(folder / "step0000"))
+        history: list[dict[str, Any]] = []
+        while len(history) < settings.steps:
+            count = min(settings.save_every, settings.steps - len(history))
+            history += session.train(ppo, prompts, steps=count, progress=False).rows
+            actor.save_pretrained(str(folder / f"step{len(history):04d}"))
+            last = history[-1]
+            say(f"  step {len(history)}: score {last['score_mean']:.3f}, KL {last['kl_mean']:.2f}, {last['seconds']:.1f} s")
+        used = [texts[prompts.row_at(p)] for p in range(settings.steps * settings.batch_size)]
+    return history, used
+
+
+# -- TRL
+
+
+def trl_environment() -> Path:
+    """Return the Python of TRL's own environment, making the environment (a few minutes, 2 GB) where it is missing."""
+    from hfsdk.assets.cache import home
+
+    folder = home() / TRL.replace("==", "-")
+    python, done = folder / "bin" / "python", folder / "complete"
+    if not done.is_file():
+        say(f"making an environment for {TRL}")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        pins = pinned(TRL_ROOTS)
+        torch = [pin for pin in pins if pin.startswith("torch==")]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+        index = ["--index-url", "https://download.pytorch.org/whl/cpu"] if "+cpu" in torch[0] else []
+        if subprocess.run([*pip, *torch], check=False).returncode:
+            subprocess.run([*pip, *torch, *index], check=True)
+        subprocess.run([*pip, *(pin for pin in pins if pin not in torch), TRL], check=True)
+        done.touch()
+    return python
+
+
+def pinned(roots: tuple[str, ...]) -> list[str]:
+    """Return ``name==version`` of packages and all they need, as they are installed here."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    found: dict[str, str] = {}
+    waiting = [canonicalize_name(name) for name in roots]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            package = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found[name] = package.version
+        needs = [Requirement(text) for text in package.requires or ()]
+        waiting += [canonicalize_name(need.name) for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+    return sorted(f"{name}=={version}" for name, version in found.items())
+
+
+def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> list[dict[str, Any]]:
+    """Train by TRL, leaving the same kind of folders; returns its history."""
+    from learning_task import NEW_TOKENS
+
+    from hfsdk.assets import model_folder
+
+    shared = {k: v for k, v in asdict(settings).items() if k not in ("critic_lr", "value_clip", "entropy_coef")}
+    config = {
+        **shared, "model": str(model_folder("tiny")), "prompts": prompts, "seed": seed, "new_tokens": NEW_TOKENS,
+        "folder": str(folder),
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    script = Path(__file__).with_name("trl_ppo.py")
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1",
+        "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }  # fmt: skip
+    with (folder / "log.txt").open("w") as log:
+        done = subprocess.run(
+            [trl_environment(), script, "--config", folder / "config.json"], env=environment, stdout=log, stderr=log, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"TRL's run failed:\n{(folder / 'log.txt').read_text()[-3000:]}")
+    history: list[dict[str, Any]] = json.loads((folder / "history.json").read_text())["history"]
+    return history
+
+
+# -- judging
+
+
+def judge(evaluator: Any, folder: Path) -> list[dict[str, Any]]:
+    """Judge every saved policy of a run, in order."""
+    found = []
+    for saved in sorted(folder.glob("step*")):
+        found.append({"step": int(saved.name[4:]), **asdict(evaluator(saved))})
+    return found
+
+
+def score_at(curve: list[dict[str, Any]], kl: float) -> float:
+    """Return a run's score at a KL, linearly between its judged policies."""
+    import numpy as np
+
+    points = sorted((point["kl"], point["score"]) for point in curve)
+    return float(np.interp(kl, *zip(*points, strict=True)))
+
+
+def curve_table(curve: list[dict[str, Any]]) -> str:
+    """Return a run's judged policies as text."""
+    names = ("step", "score", "score_error", "kl", "kl_k1", "kl_k3", "tokens", "ended")
+    return table(names, [[short(point[name]) for name in names] for point in curve])
+
+
+def samples_text(curve: list[dict[str, Any]]) -> str:
+    """Return a few continuations before and after."""
+    lines = []
+    for before, after in zip(curve[0]["samples"], curve[-1]["samples"], strict=True):
+        lines.append(f"  {before[0]!r}\n    before {before[1]!r} ({before[2]:.2f})\n    after  {after[1]!r} ({after[2]:.2f})")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    arguments = parse()
+    from learning_task import Evaluator, held_out_prompts
+
+    from hfsdk.assets import model_folder
+
+    ours = replace(OURS, steps=arguments.steps, **json.loads(arguments.settings))
+    theirs = replace(ours, lr=arguments.trl_lr)
+    report = Report("learning", "hfsdk: 2 worker processes of one thread; TRL and evaluator: one process of two threads")
+    report.details = {"settings": asdict(ours), "trl_lr": theirs.lr, "runs": []}
+    evaluator = Evaluator(model_folder("tiny"), held_out_prompts(), copies=arguments.copies)
+    differences = []
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory(prefix="hfsdk-learning-") as name:
+            folder = Path(name)
+            say(f"seed {seed}: hfsdk, {ours.steps} steps of {ours.batch_size} prompts")
+            history, prompts = run_hfsdk(ours, seed, folder / "hfsdk")
+            curve = judge(evaluator, folder / "hfsdk")
+            say(curve_table(curve), samples_text(curve), sep="\n")
+            run = {"seed": seed, "hfsdk": {"history": history, "curve": curve}}
+            report.add(f"gain, seed {seed}", curve[-1]["score"] - curve[0]["score"], at_least=GAIN)
+            report.add(f"  final KL (exact per token), seed {seed}", curve[-1]["kl"], "nats")
+            report.add(f"  final KL (k1), seed {seed}", curve[-1]["kl_k1"], "nats")
+            report.add(f"  final KL (k3), seed {seed}", curve[-1]["kl_k3"], "nats")
+            if arguments.vs_trl:
+                say(f"seed {seed}: TRL")
+                their_history = run_trl(theirs, seed, prompts, folder / "trl")
+                their_curve = judge(evaluator, folder / "trl")
+                say(curve_table(their_curve))
+                run["trl"] = {"history": their_history, "curve": their_curve}
+                kl = min(curve[-1]["kl"], their_curve[-1]["kl"])
+                at = score_at(curve, kl), score_at(their_curve, kl)
+                report.add(f"  score at KL {kl:.2f}, seed {seed}: hfsdk", at[0])
+                report.add(f"  score at KL {kl:.2f}, seed {seed}: TRL", at[1])
+                report.add(f"  final score of TRL, seed {seed}", their_curve[-1]["score"])
+                differences.append(at[0] - at[1])
+            report.details["runs"].append(run)
+    if differences:
+        report.add("score at equal KL, hfsdk - TRL, mean of seeds", sum(differences) / len(differences), at_least=0.0)
+    return report.finish(arguments)
+
+
+def parse() -> argparse.Namespace:
+    made = parser(__doc__)
+    made.add_argument("--vs-trl", action="store_true", help="train the same by TRL and compare the scores at equal KL")
+    made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), metavar="SEED")
+    made.add_argument("--steps", type=int, default=OURS.steps)
+    made.add_argument("--copies", type=int, default=2, help="continuations per held-out prompt")
+    made.add_argument("--settings", default="{}", metavar="JSON", help="other settings for both, e.g. '{\"lr\": 3e-4}'")
+    made.add_argument("--trl-lr", type=float, default=TRL_LR)
+    return made.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

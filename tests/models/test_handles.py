@@ -1,0 +1,253 @@
+"""Handles over a fake controller: what they send, and what they refuse at the call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hfsdk as hf
+from hfsdk.algorithms import ppo
+from hfsdk.engine import messages as m
+
+
+def generated(actor, **options):
+    return actor.generate(["The film was", "I think"], max_new_tokens=8, **options)
+
+
+def my_loss(out, b):
+    return -out.log_probs * b["advantages"]
+
+
+# -- generate
+
+
+def test_generate_sends_one_call_and_returns_the_columns(actor, controller):
+    batch = generated(actor, temperature=0.5, stop="\n", stop_token_ids=[10])
+    call = controller.last("generate")
+    assert (call.role, call.phase, call.protocol.name, call.num_rows) == ("actor", "generation", "MICRO_DP", 2)
+    assert set(call.inputs) == {"prompt", "position"}
+    assert call.options["sampling"].stop == ("\n",)
+    assert call.options["sampling"].temperature == 0.5
+    assert call.line.startswith("test_handles.py, line ")
+    assert {"response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group"} <= set(batch.columns)
+
+
+@pytest.mark.parametrize(
+    "prompts", ["Hello", ["Hello", "there"], [72, 101], [[72], [101, 108]], [np.array([72, 101])]], ids=str
+)
+def test_prompts_may_be_texts_or_tokens(actor, prompts):
+    batch = actor.generate(prompts, max_new_tokens=4)
+    expected = 2 if isinstance(prompts, list) and len(prompts) == 2 and not isinstance(prompts[0], int) else 1
+    assert len(batch) == expected
+    assert batch["prompt"].lengths.min() >= 1
+
+
+def test_n_repeats_each_prompt(actor, controller):
+    batch = generated(actor, n=3)
+    assert len(batch) == 6
+    assert controller.last("generate").options["n"] == 3
+    assert batch["position"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_new_responses_drop_what_belonged_to_the_old(actor):
+    batch = actor.compute_log_probs(generated(actor), entropy=True).with_columns(mine=[1.0, 2.0])
+    again = actor.generate(batch, max_new_tokens=8)
+    assert "old_log_probs" not in again
+    assert "entropy" not in again
+    assert "mine" in again
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 0.001}, "at least 0.01"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"n": 0}, "n must be a whole number"),
+        ({"stop": ""}, "stop must be texts"),
+        ({"stop_token_ids": [99999]}, "0 to 319"),
+    ],
+)
+def test_options_out_of_range_are_refused_at_the_call(actor, controller, options, words):
+    with pytest.raises(hf.OptionError, match=words):
+        actor.generate("Hello", **options)
+    assert not controller.sent(m.Submit)
+    assert len(generated(actor)) == 2  # still usable
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ([], "no prompts"),
+        ("", "prompt 0 is empty"),
+        (["x", ""], "prompt 1 is empty"),
+        ([[1], []], "prompt 1 is empty"),
+        ([[1, 99999]], "token 99999"),
+        ([3.5], "prompt 0 is float"),
+    ],
+)
+def test_prompts_that_cannot_be(actor, prompts, words):
+    with pytest.raises(hf.OptionError, match=words):
+        actor.generate(prompts)
+
+
+def test_a_prompt_beyond_the_context_names_sample_and_numbers(actor):
+    with pytest.raises(hf.OptionError, match=r"sample 1 has 500 prompt tokens, with max_new_tokens=20 that is 520.* 512"):
+        actor.generate(["x", "x" * 500], max_new_tokens=20)
+
+
+def test_missing_columns_say_what_writes_them(session, actor, length_reward):
+    critic, reference, reward = session.critic("tiny"), session.reference(actor), session.reward(length_reward)
+    prompts = session.prompts(["one", "two"], batch_size=2)[0]
+    for call in (actor.compute_log_probs, critic.compute_values, reference.compute_log_probs, reward.compute_scores):
+        with pytest.raises(hf.ColumnError, match=r"response.*actor\.generate"):
+            call(prompts)
+    batch = actor.generate(prompts)
+    with pytest.raises(hf.ColumnError, match=r"old_log_probs.*actor\.compute_log_probs"):
+        actor.update(batch, ppo.PolicyLoss())
+
+
+# -- learning
+
+
+def full_batch(session, actor):
+    batch = actor.compute_log_probs(generated(actor))
+    return batch.with_columns(advantages=[[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+
+
+def test_update_carries_the_loss_by_value(session, actor, controller):
+    metrics = actor.update(full_batch(session, actor), my_loss, epochs=2, mini_batches=2, seed=7)
+    call = controller.last("update")
+    assert call.options["loss"].name == "my_loss"
+    assert call.function.startswith("my_loss@")
+    assert (call.options["epochs"], call.options["mini_batches"], call.options["seed"]) == (2, 2, 7)
+    assert {"prompt", "response", "advantages", "old_log_probs"} <= set(call.inputs)
+    assert metrics["loss"] == [0.5, 0.5]
+    assert metrics.mean("grad_norm") == 1.0
+
+
+def test_each_update_shuffles_anew_but_repeatably(session, actor, controller):
+    batch = full_batch(session, actor)
+    actor.update(batch, my_loss)
+    first = controller.last("update").options["seed"]
+    actor.update(batch, my_loss)
+    assert controller.last("update").options["seed"] != first
+
+
+def test_halves_of_an_update(session, actor, controller):
+    batch = full_batch(session, actor)
+    assert actor.forward_backward(batch, my_loss).mean("loss") == 0.5
+    assert actor.grad_norm == 1.5
+    assert len(actor.step().rows) == 1
+    assert float(actor.compute_loss(batch, my_loss).value["loss"]) == 0.5
+    assert controller.last("compute_loss").phase == "preparation"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"mini_batches": 0}, "mini_batches"),
+        ({"mini_batches": 3}, "at most 2, the batch's samples"),
+        ({"loss": ppo.PolicyLoss}, r"got PolicyLoss. Write"),
+        ({"loss": None}, "takes a loss"),
+    ],
+)
+def test_bad_updates(session, actor, options, words):
+    batch = full_batch(session, actor)
+    with pytest.raises(hf.OptionError, match=words):
+        actor.update(batch, **{"loss": my_loss, **options})
+
+
+def test_misaligned_columns_are_named(session, actor):
+    batch = full_batch(session, actor).with_columns(advantages=[[1.0, 2.0, 3.0], [1.0, 2.0]])
+    with pytest.raises(hf.ColumnError, match="'advantages' has 2 values for sample 1, whose response has 3 tokens"):
+        actor.update(batch, ppo.PolicyLoss())
+
+
+# -- the rest
+
+
+def test_run_waits_and_returns_by_rank(actor, controller):
+    assert actor.run(lambda rank, x: x, 3) == [0, 1]
+    call = controller.last("run")
+    assert (call.result, call.protocol.name, call.options["args"]) == ("all", "ONE_TO_ALL", (3,))
+
+
+@hf.primitive(reads=["prompt", "response"], writes=["margins"], protocol=hf.protocols.DP)
+def margins(model, rows, scale=1.0):
+    return {"margins": [scale] * rows.num_rows}
+
+
+def test_a_primitive_is_called_by_its_columns(actor, controller):
+    batch = actor.call(margins, generated(actor), scale=2.0)
+    call = controller.last("call")
+    assert (call.protocol.name, call.writes, call.function.split("@")[0]) == ("DP", ("margins",), "margins")
+    assert "margins" in batch
+    rows = hf.Table({"x": np.arange(3)})
+    assert call.options["function"].load()(None, rows) == {"margins": [2.0] * 3}
+    assert margins(None, rows) == {"margins": [1.0] * 3}
+
+
+def test_bad_primitives(actor):
+    with pytest.raises(hf.OptionError, match=r"Decorate the function with @hf\.primitive"):
+        actor.call(my_loss, generated(actor))
+    with pytest.raises(hf.OptionError, match="list of column names"):
+        hf.primitive(reads="prompt", writes=["x"])
+    with pytest.raises(hf.OptionError, match=r"hf\.protocols"):
+        hf.primitive(reads=["prompt"], writes=["x"], protocol="DP")
+    needs = hf.primitive(reads=["nowhere"], writes=["x"])(lambda model, rows: {})
+    with pytest.raises(hf.ColumnError, match="nowhere"):
+        actor.call(needs, generated(actor))
+
+
+def test_reward_functions_get_the_data_s_columns(session, actor, controller, length_reward):
+    reward = session.reward(length_reward, timeout_s=5)
+    data = [{"text": "one", "label": 1, "tags": [1, 2]}, {"text": "two", "label": 0, "tags": []}]
+    batch = reward.compute_scores(actor.generate(session.prompts(data, batch_size=2)[0]))
+    call = controller.last("compute_scores")
+    assert {"prompt", "response", "label", "tags", "finish_reason"} <= set(call.inputs)
+    assert "rollout_log_probs" not in call.inputs
+    assert (call.protocol, call.timeout_s, call.options["as"]) == (None, 5, "scores")
+    assert call.options["tokenizer"].endswith("tiny")
+    assert "scores" in batch
+    with pytest.raises(hf.OptionError, match="is a function, not a model"):
+        reward.run(lambda rank: 0)
+
+
+def test_cost_writes_costs(session, actor, length_reward):
+    assert "costs" in session.cost(length_reward).compute_costs(generated(actor))
+
+
+def test_reprs_ask_nobody(session, actor, controller, length_reward):
+    reward = session.reward(length_reward)
+    before = len(controller.messages)
+    assert repr(actor) == "ActorModel('actor': tiny, train 'tp1 pp1', rollout 'tp1 pp1', fp32)"
+    assert repr(reward) == "RewardModel('reward': lengths)"
+    assert repr(session).startswith("Session(session: 1x2 cpu, ray, open; roles: actor, reward")
+    assert len(controller.messages) == before
+
+
+def test_reshard_plan_needs_a_placement(session):
+    actor = session.actor("tiny", train="tp2", rollout="tp1")
+    with pytest.raises(hf.LayoutError, match="open until it is placed"):
+        _ = actor.reshard_plan
+    session.place()
+    assert str(actor.reshard_plan.train) == "tp2 pp1 dp1"
+    assert {use: str(layout) for use, layout in actor.layouts.items()} == {"train": "tp2 pp1 dp1", "rollout": "tp1 pp1 dp2"}
+
+
+def test_chat_keeps_a_conversation(actor, controller):
+    actor.chat("Hello")
+    actor.chat("And you?")
+    assert [turn["role"] for turn in actor.conversation] == ["user", "assistant"] * 2
+    actor.chat("Again", new=True)
+    assert len(actor.conversation) == 2
+    controller.failing["generate"] = hf.CallError("no", role="actor")
+    with pytest.raises(hf.CallError):
+        actor.chat("lost")
+    assert len(actor.conversation) == 2

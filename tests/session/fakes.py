@@ -1,0 +1,206 @@
+"""A controller that runs nothing: it remembers messages, and calls end at once unless they are held."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hfsdk.engine import messages as m
+from hfsdk.errors import CallCancelledError
+from hfsdk.pending import ColumnInfo
+from hfsdk.session import Session
+from hfsdk.spec import ClusterSpec
+from hfsdk.table import Ragged, Table, kind_of, take
+
+CPU2 = ClusterSpec.parse("1x2 cpu")
+
+
+class FakeController:
+    """``held`` names methods that run until they are cancelled or let go; ``failing`` maps methods to errors."""
+
+    def __init__(self):
+        self.messages = []
+        self.held = set()
+        self.failing = {}
+        self.states = {}
+        self.errors = {}
+        self.submits = {}
+        self.tables = {}
+        self.roles = {}
+        self.placement = None
+        self.updates = {}
+        self.step = 0
+        self.results = {}
+        self.listeners = []
+        self.closed = 0
+        self.cancel_delay_s = 0.0
+
+    def send(self, message):
+        self.messages.append(pickle.loads(pickle.dumps(message)))  # every message travels
+        return getattr(self, "_" + type(message).__name__.lower())(message)
+
+    def subscribe(self, listener):
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def sent(self, kind):
+        return [x for x in self.messages if isinstance(x, kind)]
+
+    def last(self, method):
+        return [x for x in self.sent(m.Submit) if x.method == method][-1]
+
+    def let_go(self, call_id):
+        self.states[call_id] = "done"
+
+    # -- messages
+
+    def _declare(self, message):
+        changed = self.roles.get(message.role.name) != message.role
+        self.roles[message.role.name] = message.role
+        return changed
+
+    def _remove(self, message):
+        del self.roles[message.role]
+
+    def _place(self, message):
+        self.placement = message.placement
+        return message.placement
+
+    def _put(self, message):
+        self.tables[self._new_id("done")] = message.table
+        return len(self.states)
+
+    def _submit(self, message):
+        call_id = self._new_id("running" if message.method in self.held else "done")
+        self.submits[call_id] = self.messages[-1]  # without leases, as the real one after the call
+        if message.method in self.failing:
+            self.states[call_id], self.errors[call_id] = "failed", self.failing[message.method]
+        self.tables[call_id] = self._outputs(message)
+        self.results[call_id] = self._result(message)
+        return call_id
+
+    def _result(self, message):
+        if message.method == "update":
+            self.updates[message.role] = self.updates.get(message.role, 0) + message.options["mini_batches"]
+            return [{"loss": 0.5, "grad_norm": 1.0}] * message.options["mini_batches"]
+        if message.method == "save_state":
+            Path(message.options["folder"], "rank0.pt").write_text(str(self.updates.get(message.role, 0)))
+            return {"num_updates": self.updates.get(message.role, 0)}
+        if message.method == "load_state":
+            self.updates[message.role] = int(Path(message.options["folder"], "rank0.pt").read_text())
+            return {"num_updates": self.updates[message.role]}
+        if message.method == "reduce":
+            columns = {n: self._column(r) for n, r in message.inputs.items()}
+            return message.options["function"].load()(Table(columns))
+        return {"run": [0, 1], "grad_norm": 1.5}.get(message.method, {"loss": 0.5})
+
+    def _outputs(self, message):
+        n = message.num_rows
+        lengths = np.full(n, 3)
+        made = {}
+        for name in message.writes:
+            if name == "response":
+                made[name] = Ragged.from_lengths(np.full(3 * n, 104, np.int32), lengths)
+            elif name == "finish_reason":
+                made[name] = np.array(["stop"] * n)
+            elif name in ("scores", "policy_version", "temperature", "group"):
+                made[name] = np.arange(n, dtype=np.float32)
+            else:
+                made[name] = Ragged.from_lengths(np.zeros(3 * n, np.float32), lengths)
+        return Table(made)
+
+    def _column(self, ref):
+        column = self.tables[ref.call_id][ref.name]
+        return column if ref.rows is None else take(column, ref.rows)
+
+    def _wait(self, message):
+        end = time.monotonic() + message.timeout_s
+        while any(self.states[c] == "running" for c in message.call_ids):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.005)
+        for call_id in message.call_ids:
+            if call_id in self.errors:
+                raise self.errors[call_id]
+        return True
+
+    def _cancel(self, message):
+        def stop():
+            for call_id in message.call_ids:
+                if self.states[call_id] == "running":
+                    self.states[call_id], self.errors[call_id] = "cancelled", CallCancelledError("cancelled")
+
+        threading.Timer(self.cancel_delay_s, stop).start() if self.cancel_delay_s else stop()
+
+    def _fetch(self, message):
+        return Table({name: self._column(ref) for name, ref in message.columns.items()})
+
+    def _ask(self, message):
+        if message.what == "state":
+            return self.states[message.call_id]
+        if message.what == "writer":
+            submit = self.submits.get(message.call_id)
+            return f"{submit.role}.{submit.method}" if submit else "your data"
+        return self.results[message.call_id]
+
+    def _askcolumn(self, message):
+        if self.states[message.ref.call_id] != "done":
+            return None
+        column = self.tables[message.ref.call_id][message.ref.name]
+        ragged = isinstance(column, Ragged)
+        return ColumnInfo(kind_of(column), "x", 0, column.lengths if ragged else None)
+
+    def _release(self, message):
+        for call_id in message.call_ids:
+            self.tables.pop(call_id, None)
+
+    def _look(self, message):
+        if message.what == "roles":
+            return {n: (r, "loaded", self.updates.get(n, 0)) for n, r in self.roles.items()}
+        if message.what == "running":
+            return [s for s in self.states.values() if s == "running"]
+        return {"step": self.step, "placement": self.placement}.get(message.what, [])
+
+    def _logs(self, message):
+        return f"{message.role} rank {message.rank}"
+
+    def _recover(self, message):
+        pass
+
+    def _close(self, message):
+        self.closed += 1
+
+    def _new_id(self, state):
+        self.states[len(self.states) + 1] = state
+        return len(self.states)
+
+
+@pytest.fixture
+def controller():
+    return FakeController()
+
+
+@pytest.fixture
+def session(controller):
+    session = Session.over(controller, CPU2)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def actor(session):
+    return session.actor("tiny")
+
+
+def lengths(prompts, completions, **columns):
+    return [float(len(text)) for text in completions]
+
+
+@pytest.fixture
+def length_reward():
+    return lengths

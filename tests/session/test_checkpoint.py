@@ -1,0 +1,173 @@
+"""Saving and loading over a fake controller: all or nothing, and clear about what does not fit."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.engine import messages as m
+
+TEXTS = [f"review number {i}" for i in range(10)]
+
+
+def prepared(session):
+    session.actor("tiny")
+    session.critic("tiny")
+    return session.prompts(TEXTS, batch_size=3, seed=0)
+
+
+def test_everything_comes_back(session, controller, tmp_path):
+    prompts = prepared(session)
+    next(prompts), next(prompts)
+    controller.updates["actor"] = 5
+    session.record({"step": 0, "score_mean": 0.25})
+    session.next_count("steps")
+    session.save(tmp_path / "save")
+    assert sorted(p.name for p in (tmp_path / "save").iterdir()) == ["session.json", "state-1"]
+
+    other = hf.Session.over(type(controller)(), session.cluster, seed=9)
+    streams = prepared(other)
+    other.load(tmp_path / "save")
+    assert other.seed == 0
+    assert streams.position == 2
+    assert other.history["score_mean"].tolist() == [0.25]
+    assert other.next_count("steps") == 1
+    assert other.models.actor.version == 5
+    later = other.prompts(TEXTS, batch_size=3, seed=0)  # made again in a cell: it starts over
+    assert later.position == 0
+    other.close()
+
+
+def test_streams_made_after_loading_get_their_place_too(session, controller, tmp_path):
+    next(prepared(session))
+    session.save(tmp_path)
+    other = hf.Session.over(type(controller)(), session.cluster)
+    other.actor("tiny")
+    other.critic("tiny")
+    other.load(tmp_path)
+    assert other.prompts(TEXTS, batch_size=3).position == 1
+    assert other.prompts(TEXTS, batch_size=5).position == 0  # another stream
+    other.close()
+
+
+def test_a_later_save_replaces_the_earlier_one(session, controller, tmp_path):
+    prepared(session)
+    for _ in range(3):
+        session.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-3"]
+    assert controller.sent(m.Recover)[-1].folder.endswith("state-3/critic")
+
+
+@pytest.mark.parametrize("kind", ["error", "interrupt"])
+def test_a_save_that_does_not_finish_leaves_the_last_one(session, controller, tmp_path, kind):
+    prepared(session)
+    controller.updates["actor"] = 1
+    session.save(tmp_path)
+    controller.updates["actor"] = 2
+    if kind == "error":
+        controller.failing["save_state"] = hf.CallError("disk full", role="actor")
+    else:
+        controller.held.add("save_state")
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(hf.CallError if kind == "error" else KeyboardInterrupt):
+        session.save(tmp_path)
+    controller.failing.clear()
+    controller.held.clear()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
+    session.load(tmp_path)
+    assert controller.updates["actor"] == 1
+
+
+def test_a_kill_before_the_last_moment_leaves_the_last_one(session, controller, tmp_path, monkeypatch):
+    prepared(session)
+    controller.updates["actor"] = 1
+    session.save(tmp_path)
+    controller.updates["actor"] = 2
+    with monkeypatch.context() as patch:
+        patch.setattr("hfsdk.session.checkpoint.os.replace", lambda *_: (_ for _ in ()).throw(SystemExit))
+        with pytest.raises(SystemExit):
+            session.save(tmp_path)
+    session.load(tmp_path)
+    assert controller.updates["actor"] == 1
+    session.save(tmp_path)
+    assert json.loads((tmp_path / "session.json").read_text())["state"] == "state-3"
+
+
+def saved(session, tmp_path):
+    prepared(session)
+    session.save(tmp_path)
+    return tmp_path
+
+
+def test_no_checkpoint(session, tmp_path):
+    prepared(session)
+    with pytest.raises(hf.CheckpointError, match="holds no checkpoint"):
+        session.load(tmp_path)
+    with pytest.raises(hf.CheckpointError, match="holds no checkpoint"):
+        session.load(tmp_path / "nowhere")
+    (tmp_path / "state-1.partial").mkdir()
+    with pytest.raises(hf.CheckpointError, match="an unfinished save"):
+        session.load(tmp_path)
+
+
+def test_incomplete_damaged_and_foreign(session, tmp_path):
+    folder = saved(session, tmp_path)
+    file = folder / "state-1" / "critic" / "rank0.pt"
+    content = file.read_text()
+    file.write_text("longer than before")
+    with pytest.raises(hf.CheckpointError, match=r"damaged: state-1/critic/rank0.pt has 18 bytes, 1 were saved"):
+        session.load(folder)
+    file.unlink()
+    with pytest.raises(hf.CheckpointError, match=r"incomplete: state-1/critic/rank0.pt is missing"):
+        session.load(folder)
+    file.write_text(content)
+    session.load(folder)
+    index = json.loads((folder / "session.json").read_text())
+    (folder / "session.json").write_text(json.dumps({**index, "format": 99}))
+    with pytest.raises(hf.CheckpointError, match="format 99"):
+        session.load(folder)
+    (folder / "session.json").write_text("{")
+    with pytest.raises(hf.CheckpointError, match="damaged"):
+        session.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("actor", "words"),
+    [
+        ({"train": "tp2"}, "layout 'tp1 pp1 dp2'; the session has 'tp2 pp1 dp1'"),
+        ({"dtype": "bf16"}, "dtype 'fp32'; the session has 'bf16'"),
+        ({"model": "smollm2-135m-instruct"}, "model 'tiny'; the session has 'smollm2-135m-instruct' .*num_layers 4 -> 30"),
+    ],
+)
+def test_other_roles(session, controller, tmp_path, actor, words):
+    folder = saved(session, tmp_path)
+    other = hf.Session.over(type(controller)(), session.cluster.with_memory(10**11))
+    other.actor(**{"model": "tiny", **actor})
+    other.critic("tiny")
+    with pytest.raises(hf.CheckpointError, match=words):
+        other.load(folder)
+    other.close()
+
+
+def test_missing_and_extra_roles(session, controller, tmp_path):
+    folder = saved(session, tmp_path)
+    other = hf.Session.over(type(controller)(), session.cluster)
+    other.actor("tiny")
+    with pytest.raises(hf.CheckpointError, match="has critic, which the session does not; declare critic first"):
+        other.load(folder)
+    other.critic("tiny")
+    other.critic("tiny", name="second")
+    with pytest.raises(hf.CheckpointError, match="has no second; it has actor, critic"):
+        other.load(folder)
+    other.close()
+
+
+def test_where_nothing_can_be_written(session, tmp_path):
+    prepared(session)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(hf.CheckpointError, match="cannot save to"):
+        session.save(tmp_path / "file")

@@ -1,0 +1,131 @@
+"""Prompt streams: the same everywhere and every time, and clear about what cannot be a prompt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hfsdk as hf
+
+TEXTS = [f"review number {i}" for i in range(10)]
+
+
+def positions(batch):
+    return batch["position"].tolist()
+
+
+def test_a_batch_repeats_and_next_advances(session, actor):
+    prompts = session.prompts(TEXTS, batch_size=4)
+    first = prompts[0].text("prompt")
+    assert prompts[0].text("prompt") == first == next(prompts).text("prompt")
+    assert prompts.position == 1
+    assert positions(next(prompts)) == [4, 5, 6, 7]
+    assert len(prompts) == 3
+
+
+def test_every_pass_has_all_prompts_in_an_order_of_its_own(session, actor):
+    prompts = session.prompts(TEXTS, batch_size=5)
+    passes = [prompts[2 * k].text("prompt") + prompts[2 * k + 1].text("prompt") for k in range(2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == TEXTS
+    assert passes[0] != passes[1]
+    assert passes[0] != TEXTS
+    ordered = session.prompts(TEXTS, batch_size=5, shuffle=False)
+    assert ordered[0].text("prompt") + ordered[1].text("prompt") == TEXTS
+
+
+def test_the_order_depends_on_the_seed_alone(session, actor):
+    one = [session.prompts(TEXTS, batch_size=4, seed=s).row_at(3) for s in range(8)]
+    code = (
+        "from hfsdk.session.prompts import *\n"
+        f"print([PromptStream(None, None, {TEXTS!r}, PromptOptions(batch_size=4, seed=s), 512).row_at(3) for s in range(8)])"
+    )
+    env = {"PYTHONHASHSEED": "77", "PATH": "/usr/bin"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120, check=False)
+    assert result.stdout.strip() == str(one), result.stderr
+    assert len(set(one)) > 1
+
+
+def test_tokens_are_the_tokenizer_s(session, actor):
+    batch = session.prompts(["abc"], batch_size=1)[0]
+    assert batch["prompt"].flat.tolist() == [97, 98, 99]
+    assert batch["prompt"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pd.DataFrame({"text": TEXTS, "rating": range(10)}),
+        [{"text": t, "rating": i} for i, t in enumerate(TEXTS)],
+        {"text": TEXTS, "rating": list(range(10))},
+    ],
+    ids=["frame", "dicts", "columns"],
+)
+def test_the_data_s_columns_travel(session, actor, source):
+    batch = session.prompts(source, batch_size=4, shuffle=False)[0]
+    assert batch.columns == ("prompt", "position", "rating")
+    assert batch["rating"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_dataset(session, actor):
+    datasets = pytest.importorskip("datasets")
+    source = datasets.Dataset.from_dict({"question": TEXTS, "tags": [[i] for i in range(10)]})
+    batch = session.prompts(source, column="question", batch_size=2, shuffle=False)[0]
+    assert batch.text("prompt") == TEXTS[:2]
+    assert batch["tags"] == [[0], [1]]  # the data's own values, not a per-token column
+
+
+def test_token_ids_need_no_tokenizer(session):
+    batch = session.prompts([[1, 2], [3]], batch_size=2, shuffle=False)[0]
+    assert batch["prompt"].flat.tolist() == [1, 2, 3]
+
+
+def test_columns_that_hfsdk_writes_are_left_out_with_a_notice(session, actor):
+    with pytest.warns(UserWarning, match="response"):
+        prompts = session.prompts([{"text": "a", "response": "b"}], batch_size=1)
+    assert prompts[0].columns == ("prompt", "position")
+    assert "response" in session.messages[-1]
+
+
+def test_a_chat_is_the_model_s_template(session, actor):
+    prompts = session.prompts(["Hello"], batch_size=1, chat=True, system="Be brief.")
+    assert prompts[0].text("prompt")[0].split() == ["Be", "brief.", "Hello"]
+
+
+def test_truncation_keeps_the_end(session, actor):
+    batch = session.prompts(["x" * 600 + "end"], batch_size=1, max_prompt_tokens=5)[0]
+    assert batch.text("prompt") == ["xxend"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "words"),
+    [
+        ([], {}, hf.OptionError, "no prompts"),
+        (["a", " "], {}, hf.OptionError, "prompt 1 of the data is empty"),
+        (["a", []], {}, hf.OptionError, "prompt 1 of the data is empty"),
+        (["a", None], {}, hf.OptionError, "prompt 1 of the data is NoneType"),
+        (["a", "b" * 600], {}, hf.OptionError, "prompt 1 of the data has 600 tokens; the actor's context is 512"),
+        ("text", {}, hf.ColumnError, "got str"),
+        (3, {}, hf.ColumnError, "got int"),
+        ([{"a": 1}], {}, hf.ColumnError, "no column 'text'; it has a"),
+        ([{"text": "x", "a": 1}, {"text": "x"}], {}, hf.ColumnError, "item 1 of the data lacks 'a'"),
+        ({"text": ["x"], "a": []}, {}, hf.ColumnError, "differ in length"),
+        (["a"], {"batch_size": 0}, hf.OptionError, "batch_size"),
+        (["a"], {"max_prompt_tokens": 0}, hf.OptionError, "max_prompt_tokens"),
+        (["a"], {"max_prompt_tokens": 512}, hf.OptionError, "leaves no room"),
+        (["a"], {"system": "x"}, hf.OptionError, "chat=True"),
+    ],
+)
+def test_bad_data_fails_at_the_call(session, actor, source, options, error, words):
+    with pytest.raises(error, match=words):
+        session.prompts(source, **{"batch_size": 2, **options})
+
+
+def test_bad_batch_numbers(session, actor):
+    prompts = session.prompts(TEXTS, batch_size=4)
+    for k in (-1, 1.5, "0"):
+        with pytest.raises(hf.OptionError, match="number of a batch"):
+            prompts[k]

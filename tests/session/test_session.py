@@ -1,0 +1,209 @@
+"""Roles and places: idempotent handles, what is refused at the call, notices."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.engine import messages as m
+from hfsdk.spec import PRESETS
+
+
+def test_the_same_arguments_give_the_same_handle(session, actor, controller):
+    assert session.actor("tiny") is actor
+    assert session.critic("tiny") is session.critic("tiny")
+    assert session.reference(actor) is session.reference(actor)
+    assert session.messages == []
+
+
+def test_changed_arguments_replace_the_handle_with_a_notice(session, actor):
+    with pytest.warns(UserWarning, match=r"actor is replaced: layout tp1 pp1 -> tp2 pp1"):
+        new = session.actor("tiny", train="tp2")
+    assert new is not actor
+    assert session.models.actor is new
+    with pytest.raises(hf.OptionError, match="was replaced by a actor with other arguments; declare it again"):
+        actor.generate("x")
+    assert session.messages
+
+
+def test_a_new_function_is_a_new_version_of_the_same_handle(session, controller):
+    def first(prompts, completions):
+        return [0.0] * len(prompts)
+
+    def second(prompts, completions):
+        return [1.0] * len(prompts)
+
+    reward = session.reward(first)
+    assert session.reward(first) is reward
+    with pytest.warns(UserWarning, match="reward goes on with second@"):
+        assert session.reward(second) is reward
+    assert controller.roles["reward"].function.name == "second"
+
+
+def test_a_released_handle_is_gone(session, actor, controller):
+    actor.generate("x")
+    actor.release()
+    assert "actor" not in controller.roles
+    with pytest.raises(hf.OptionError, match="was released"):
+        actor.generate("x")
+    assert session.actor("tiny") is not actor
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"train": "tp3"}, hf.LayoutError, "8 attention heads, 4 kv heads.*got tp=3"),
+        ({"rollout": "tp3"}, hf.LayoutError, "got tp=3"),
+        ({"train": "tp4"}, hf.LayoutError, "needs 4 devices; the session has 2"),
+        ({"train": "pp3"}, hf.LayoutError, "4 layers; pp must divide them"),
+        ({"rollout": "pp2"}, hf.LayoutError, "the generating engine runs tp and dp"),
+        ({"train": "tp2 tp2"}, hf.LayoutError, "does not parse"),
+        ({"train": "fast"}, hf.LayoutError, "does not parse"),
+        ({"model": "llama-70b"}, hf.ModelNotFoundError, "llama-70b"),
+        ({"model": "/nowhere"}, hf.ModelNotFoundError, "no such folder"),
+        ({"model": PRESETS["llama-7b"]}, hf.ModelNotFoundError, "no weights to load"),
+        ({"model": 3}, hf.ModelNotFoundError, "got int"),
+        ({"dtype": "fp8"}, hf.OptionError, "dtype"),
+        ({"optimizer": None}, hf.OptionError, "AdamW"),
+        ({"micro_batch_tokens": 0}, hf.OptionError, "micro_batch_tokens"),
+        ({"cpu_weights": "other"}, hf.OptionError, "cpu_weights"),
+        ({"rollout_options": hf.RolloutOptions(max_model_len=600)}, hf.OptionError, "600 is more than the 512 positions"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_call(session, controller, options, error, words):
+    with pytest.raises(error, match=words):
+        session.actor(**{"model": "tiny", **options})
+    assert controller.messages == []
+    assert session.actor("tiny").name == "actor"  # the session is usable
+
+
+def test_models_that_cannot_run(session, tmp_path):
+    config = {"architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(hf.ModelNotFoundError, match="safetensors"):
+        session.actor(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(hf.UnsupportedModelError, match="GPT2LMHeadModel"):
+        session.actor(tmp_path)
+    odd = {
+        "architectures": ["LlamaForCausalLM"], "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 96,
+        "intermediate_size": 64, "vocab_size": 320, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(odd))
+    pytest.importorskip("torch")
+    with pytest.raises(hf.UnsupportedModelError, match="head_dim 48"):
+        session.actor(tmp_path)
+    assert session.critic(tmp_path).spec.head_dim == 48  # only the generating engine is picky
+
+
+def test_functions_must_take_completions(session):
+    def score(texts):
+        return []
+
+    with pytest.raises(hf.OptionError, match=r"must take completions by name: def score\(completions"):
+        session.reward(score)
+    with pytest.raises(hf.OptionError, match="timeout_s"):
+        session.reward(lambda prompts, completions: [], timeout_s=0)
+
+
+def test_missing_roles_say_how_to_declare_them(session, actor):
+    with pytest.raises(hf.PlacementError, match=r"the session has actor; the algorithm needs a critic: call session\.critic"):
+        _ = session.models.critic
+    assert session.models.actor is actor
+    session.actor("tiny", name="other")
+    assert session.models.actor is actor
+
+
+# -- placement
+
+
+def test_the_first_call_places_everything_once(session, actor, controller, length_reward):
+    session.critic("tiny", train="tp2")
+    session.reward(length_reward)
+    actor.generate("x")
+    actor.generate("x")
+    (placed,) = controller.sent(m.Place)
+    assert dict(placed.placement.roles) == {"actor": "all", "critic": "all"}
+    assert str(controller.roles["actor"].train) == "tp1 pp1 dp2"
+    assert str(controller.roles["critic"].train) == "tp2 pp1 dp1"
+    assert str(actor.role.rollout) == "tp1 pp1 dp2"
+
+
+def test_a_later_role_is_placed_at_its_first_use(session, actor, controller):
+    batch = actor.generate("x")
+    session.critic("tiny").compute_values(batch)
+    assert len(controller.sent(m.Place)) == 2
+
+
+def test_places(session, actor, controller, length_reward):
+    session.critic("tiny")
+    session.reward(length_reward)
+    session.place({"actor": 1, "critic reward": 1})
+    assert {p.name: p.devices for p in controller.placement.pools} == {"actor": (0,), "critic": (1,)}
+    session.place("split")
+    wrong = [("nowhere", "no placement 'nowhere'"), ({"actor": 1}, "forgets critic"), ({"actor critic": 3}, "has 2 devices")]
+    for what, words in wrong:
+        with pytest.raises(hf.PlacementError, match=words):
+            session.place(what)
+    text = repr(session.placement)
+    assert "pool 'actor' on device 0" in text
+    assert "tiny fp32" in text
+
+
+def test_a_layout_that_does_not_fit_its_pool(session):
+    session.actor("tiny", train="tp2")
+    session.critic("tiny")
+    with pytest.raises(hf.PlacementError, match=r"actor does not fit pool 'actor'.*the pool has 1"):
+        session.place("split")
+
+
+def test_nothing_to_place(session):
+    with pytest.raises(hf.PlacementError, match="declare some first"):
+        session.place()
+
+
+def test_models_that_do_not_fit_are_refused_before_loading(controller):
+    small = hf.ClusterSpec.parse("1x2 cpu").with_memory(10**9)
+    session = hf.Session.over(controller, small)
+    actor = session.actor("smollm2-135m-instruct")
+    with pytest.raises(hf.DeviceMemoryError, match=r"exists 1\.00"):
+        actor.generate("x")
+    assert not controller.sent(m.Place)
+    session.close()
+
+
+def test_updates_are_not_lost_by_placing_again(session, actor, controller):
+    session.critic("tiny")
+    session.place("colocate")
+    controller.updates["actor"] = 3
+    session.place("colocate")  # nothing changes
+    with pytest.raises(hf.PlacementError, match="actor has had 3 updates"):
+        session.place("split")
+    session.place("split", fresh=True)
+
+
+def test_the_picture_s_data(session, actor):
+    session.place()
+    data = session.placement.view()
+    assert [n["devices"] for n in data["nodes"]] == [[0, 1]]
+    assert data["pools"] == {"all": [0, 1]}
+    (role,) = data["roles"]
+    assert [s["rollout_replica"] for s in role["shards"]] == [0, 1]
+    assert role["shards"][0]["planned_bytes"] > 10**6
+    card = session.view()
+    assert card["roles"][0]["name"] == "actor"
+    assert card["devices"] == "1x2 cpu"
+
+
+def test_logs_and_unknown_roles(session, actor):
+    assert session.logs("actor", rank=1) == "actor rank 1"
+    with pytest.raises(hf.PlacementError, match="no role 'critic'; the session has actor"):
+        session.logs("critic")
+
+
+@pytest.mark.parametrize("devices", [0, True, "two", 1.5, "ray://localhost:1"])
+def test_bad_devices(devices):
+    with pytest.raises(hf.OptionError):
+        hf.Session(devices)

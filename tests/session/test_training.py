@@ -1,0 +1,206 @@
+"""The training loop: over a fake controller for what can go wrong, over the simulated runtime for a whole PPO step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.algorithms import ppo
+
+TEXTS = [f"review number {i}" for i in range(10)]
+
+
+@dataclass
+class Step:
+    batch: hf.Batch
+
+
+class OneCall:
+    """The smallest algorithm: generate and score."""
+
+    def __init__(self):
+        self.hook = lambda: None
+
+    def step(self, models, prompts):
+        self.hook()
+        return Step(models.reward.compute_scores(models.actor.generate(prompts, max_new_tokens=4)))
+
+    def metrics(self, step):
+        return {"score_mean": float(step.batch["scores"].mean())}
+
+
+@pytest.fixture
+def ready(session, actor, length_reward):
+    session.reward(length_reward)
+    return session.prompts(TEXTS, batch_size=2)
+
+
+def test_a_run_has_one_row_per_step(session, ready):
+    run = session.train(OneCall(), ready, steps=3, metrics=[own, several])
+    assert run.history["score_mean"].tolist() == [0.5] * 3
+    assert run.history["own"].tolist() == [2.0] * 3
+    assert run.history["a"].tolist() == [1.0] * 3
+    assert run.history["step"].tolist() == [0, 1, 2]
+    assert session.history["reward_function"].str.startswith("lengths@").all()
+    assert ready.position == 3
+    assert repr(run) == "Run(3 steps, finished, score 0.500)"
+    assert session.train(OneCall(), ready, steps=1).history["step"].tolist() == [3]
+
+
+def own(batch):
+    return len(batch)
+
+
+def several(batch):
+    return {"a": 1, "b": 2}
+
+
+def test_early_stop(session, ready):
+    run = session.train(OneCall(), ready, steps=9, stop=lambda row: row["step"] == 1)
+    assert (len(run.rows), run.stopped, run.paused) == (2, True, False)
+
+
+def test_the_first_interrupt_pauses_after_the_step(session, ready):
+    algorithm = OneCall()
+    algorithm.hook = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.warns(UserWarning, match="paused after step 0"):
+        run = session.train(algorithm, ready, steps=5)
+    assert run.paused
+    assert len(run.rows) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_second_cancels_and_the_prompts_come_back(session, ready, controller):
+    controller.held.add("generate")
+    algorithm = OneCall()
+    timers = [threading.Timer(t, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)) for t in (0.2, 0.5)]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.train(algorithm, ready, steps=5, metrics=[lambda batch: len(batch.wait())])
+    assert "cancelled" in controller.states.values()
+    assert ready.position == 0
+    assert session.run.rows == []
+    controller.held.clear()
+    assert len(session.train(algorithm, ready, steps=1).rows) == 1
+
+
+def test_a_failed_step_gives_its_prompts_back(session, ready, controller):
+    session.train(OneCall(), ready, steps=1)
+    controller.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")
+    with pytest.raises(hf.RewardFunctionError):
+        session.train(OneCall(), ready, steps=2)
+    assert ready.position == 1
+
+
+def test_saves_and_goes_on(session, ready, tmp_path, controller, length_reward):
+    session.train(OneCall(), ready, steps=4, save_every=2, folder=tmp_path)
+    assert (tmp_path / "state-2").is_dir()
+    other = hf.Session.over(type(controller)(), session.cluster)
+    other.actor("tiny")
+    other.reward(length_reward)
+    prompts = other.prompts(TEXTS, batch_size=2)
+    run = other.train(OneCall(), prompts, steps=1, resume=tmp_path)
+    assert run.history["step"].tolist() == [4]
+    assert prompts.position == 5
+    assert len(other.history) == 5
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"save_every": 1}, "folder"),
+        ({"save_every": -1, "folder": "x"}, "save_every"),
+        ({"metrics": [3]}, "functions of a batch"),
+        ({"prompts": ["text"]}, "session.prompts"),
+        ({"metrics": [lambda batch: "high"]}, "must return a number"),
+    ],
+)
+def test_bad_options(session, ready, options, words):
+    with pytest.raises(hf.OptionError, match=words):
+        session.train(**{"algorithm": OneCall(), "prompts": ready, "steps": 1, **options})
+
+
+def test_the_bar_is_off_unless_someone_looks(session, ready, capsys):
+    session.train(OneCall(), ready, steps=1)
+    assert capsys.readouterr().out == ""
+    session.train(OneCall(), ready, steps=1, progress=True)
+    assert "1/1" in capsys.readouterr().out
+
+
+def test_evaluate(session, ready, actor):
+    session.reference(actor)
+    frame = session.evaluate(ready, num_prompts=4)
+    assert frame.loc[0, "score_mean"] == 1.5
+    assert frame.loc[0, "kl_mean"] == 0.0
+    assert frame.loc[0, "num_prompts"] == 4
+    assert len(frame.attrs["samples"]) == 3
+    assert ready.position == 0
+    assert session.evaluate(["one", "two"], num_samples=0).loc[0, "num_prompts"] == 2
+    with pytest.raises(hf.OptionError, match="num_prompts"):
+        session.evaluate(ready, num_prompts=0)
+
+
+# -- simulated
+
+
+@pytest.fixture
+def simulated():
+    with hf.Session.simulated("2x8 A100-80GB", price_per_device_hour=2.0) as session:
+        yield session
+
+
+def declare(session, reward):
+    actor = session.actor("llama-7b", train="tp8", rollout="tp2", dtype="bf16")
+    critic = session.critic("llama-7b", train="tp8", dtype="bf16")
+    return actor, critic, session.reference(actor, layout="tp8"), session.reward(reward)
+
+
+def test_a_whole_ppo_step_on_a_virtual_clock(simulated, length_reward):
+    actor, critic, ref, reward = declare(simulated, length_reward)
+    simulated.place("colocate")
+    prompts = simulated.prompts([[1] * 100] * 64, batch_size=64)
+    batch = actor.generate(prompts[0], max_new_tokens=200)
+    batch = actor.compute_log_probs(batch)
+    batch = ref.compute_log_probs(batch)
+    batch = critic.compute_values(batch)
+    batch = reward.compute_scores(batch)
+    batch = ppo.advantages(batch, gamma=1.0, lam=0.95, kl_coef=0.05)
+    value = critic.update(batch, ppo.ValueLoss(clip=0.2), mini_batches=2)
+    policy = actor.update(batch, ppo.PolicyLoss(clip=0.2), mini_batches=2)
+    value.wait(), policy.wait()
+    assert simulated.trace.duration_s > 0.1
+    methods = [f"{call.role}.{call.method}" for call in simulated.dataflow]
+    assert methods[0] == "actor.generate"
+    assert methods[-1] == "actor.update"
+    assert {span.device for span in simulated.trace if span.device is not None} == set(range(16))
+    with pytest.raises(hf.SimulatedValueError):
+        batch["scores"]
+    assert [c["mean_length"] for c in batch.column_states() if c["name"] == "response"] == [200.0]
+
+
+def test_training_on_a_virtual_clock(simulated, length_reward):
+    declare(simulated, length_reward)
+    prompts = simulated.prompts(["some text of a prompt"] * 8, batch_size=8)
+    run = simulated.train(hf.PPO(), prompts, steps=2)
+    first, second = run.history["seconds"]
+    assert 0 < first < 60
+    assert second == pytest.approx(first, rel=0.5)
+    assert simulated.trace.step == 1
+    assert len(simulated.trace[0]) >= len(simulated.trace[1]) > 8
+
+
+def test_what_a_simulated_session_knows(simulated, tmp_path):
+    with pytest.raises(hf.ModelNotFoundError, match="takes presets"):
+        simulated.actor("nothing")
+    with pytest.raises(hf.LayoutError, match="needs 32 devices; the session has 16"):
+        simulated.actor("llama-70b", train="tp8 pp4")
+    assert simulated.actor(hf.ModelSpec.preset("llama-13b")).spec.name == "llama-13b"
+    with pytest.raises(hf.DeviceMemoryError, match=r"exists 80\.00"):
+        simulated.place()
