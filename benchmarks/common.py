@@ -134,6 +134,14 @@ class Stopwatch:
         return ", ".join(f"{name} {times[-1]:.2f} s" for name, times in self.seconds.items())
 
 
-def say(*words: object) -> None:
+def say(*words: object, sep: str = " ") -> None:
     """Print progress at once."""
-    print(*words, flush=True)
+    print(*words, sep=sep, flush=True)
+
+
+def quiet_transformers() -> None:
+    """Turn off transformers' progress bars and advice in this process."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

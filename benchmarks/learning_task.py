@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import common  # noqa: F401 - puts the checkout on the path
 import numpy as np
+from common import quiet_transformers
 
 from hfsdk import data
 
@@ -87,6 +87,7 @@ class Evaluator:
     def __init__(self, initial: str | Path, prompts: Sequence[str], *, copies: int = 2, seed: int = 1234) -> None:
         from transformers import AutoTokenizer
 
+        quiet_transformers()
         self.prompts, self.copies, self.seed = list(prompts), copies, seed
         self.tokenizer = AutoTokenizer.from_pretrained(initial, padding_side="left")
         self._initial = self._load(initial)

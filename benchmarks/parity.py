@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Report, parser, say, short, table
+from common import Report, parser, quiet_transformers, say, short, table
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
@@ -176,6 +176,7 @@ def compare(folder: Path, work: Path, result: Result, devices: int) -> None:
 
 def main() -> int:
     arguments = parse()
+    quiet_transformers()
     report = Report("parity", "1, 2 or 4 worker processes (two threads for 1, else one each), and transformers in this process")
     results = []
     for embeddings in arguments.embeddings:

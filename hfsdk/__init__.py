@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.doctor import doctor  # at once: loaded later, the module would hide the function
 
 if TYPE_CHECKING:
-    from hfsdk import data
+    from hfsdk import data, viz
     from hfsdk import protocol as protocols
     from hfsdk.algorithms import PPO
     from hfsdk.batch import Batch
@@ -68,7 +68,7 @@ _HOMES = {
 }  # fmt: skip
 """Public name -> the module it comes from, loaded when the name is first used."""
 
-_MODULES = {"data": "data", "protocols": "protocol"}
+_MODULES = {"data": "data", "protocols": "protocol", "viz": "viz"}
 
 __all__ = [
     "PPO",
@@ -117,6 +117,7 @@ __all__ = [
     "doctor",
     "primitive",
     "protocols",
+    "viz",
 ]  # fmt: skip
 
 

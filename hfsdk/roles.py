@@ -79,14 +79,15 @@ class Sampling:
         _check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         in_range = 0 <= self.min_new_tokens <= self.max_new_tokens
         _check(in_range, "min_new_tokens", self.min_new_tokens, f"between 0 and max_new_tokens ({self.max_new_tokens})")
-        _check(self.temperature >= 0 and math.isfinite(self.temperature), "temperature", self.temperature, "at least 0")
+        warm = self.temperature == 0 or (self.temperature >= 0.01 and math.isfinite(self.temperature))
+        _check(warm, "temperature", self.temperature, "0 (greedy) or at least 0.01")
         _check(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 = all)")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
 
     @property
     def renormalised(self) -> bool:
         """Whether the sampler's log-probs are over a subset of the vocabulary (old_log_probs must be recomputed)."""
-        return self.top_k > 0 or self.top_p < 1 or self.temperature == 0
+        return self.top_k > 0 or self.top_p < 1 or self.temperature == 0 or self.min_new_tokens > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class Pick:
     def of(cls, stored: Stored, rows: Array, columns: Mapping[str, str]) -> Pick:
         """Find the parts that hold ``rows`` (numbers in the stored call's batch)."""
         part_of, local = stored.locate(rows)
-        used = [int(p) for p in np.unique(part_of)]
+        used = [int(p) for p in np.unique(part_of)] or [0]  # without rows: an empty piece, which has the dtype
         positions = [np.flatnonzero(part_of == p) for p in used]
         taken = np.concatenate(positions) if positions else np.zeros(0, dtype=np.int64)
         order = None if np.array_equal(taken, np.arange(len(taken))) else np.argsort(taken, kind="stable")

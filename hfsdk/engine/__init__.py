@@ -1,0 +1,1 @@
+"""Execution: the controller, the workers, both engines and both runtimes."""

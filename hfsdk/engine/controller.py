@@ -142,7 +142,10 @@ class Controller:
         return placement
 
     def _load_later(self, role: str) -> Callable[[], None]:
-        return lambda: self._ensure_loaded(self._role(role))
+        def load() -> None:
+            self._ensure_loaded(self._role(role))
+
+        return load
 
     def _ensure_loaded(self, record: RoleRecord) -> Pool:
         """Open the role's pool and load the role, if that has not happened; runs on the pool's lane."""
@@ -566,13 +569,9 @@ def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:
     """Describe a local table that was put as one or more parts."""
     columns = {}
     for column_name, column in table.items():
-        ragged = isinstance(column, Ragged)
-        columns[column_name] = ColumnInfo(
-            kind_of(column),
-            "text" if isinstance(column, list) else str(column.dtype),
-            0 if isinstance(column, list) else int(column.nbytes),
-            column.lengths if ragged else None,
-        )
+        lengths = column.lengths if isinstance(column, Ragged) else None
+        dtype, num_bytes = ("text", 0) if isinstance(column, list) else (str(column.dtype), int(column.nbytes))
+        columns[column_name] = ColumnInfo(kind_of(column), dtype, num_bytes, lengths)
     return Stored(name, table.num_rows, parts, columns)
 
 

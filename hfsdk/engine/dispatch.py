@@ -49,7 +49,7 @@ def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -
     elif request.method in UPDATES:
         rows, options = _plan_update(request, role, mesh, stored)
     else:
-        rows = protocol.scatter(request.num_rows, mesh, _tokens(inputs, stored))
+        rows = list(protocol.scatter(request.num_rows, mesh, _tokens(inputs, stored)))
         options = [dict(request.options)] * mesh.layout.size
     keepers = set(protocol.collectors(mesh))
     return tuple(

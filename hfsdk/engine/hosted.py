@@ -157,7 +157,8 @@ class HostedRole:
         """Give the rollout the trainer's weights, if they changed since (HybridFlow section 5.2, step 1)."""
         from hfsdk.engine import transport
 
-        assert self.rollout is not None and self.plan is not None
+        assert self.rollout is not None
+        assert self.plan is not None
         if not self.stale:
             return
         with self.worker.recorder.span("reshard") as attrs:

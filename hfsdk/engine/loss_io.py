@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Array, Ragged, Table, take
+from hfsdk.table import Array, Column, Ragged, Table, take
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """Ways to turn per-token losses into one number; see :func:`aggregate`."""
@@ -36,8 +36,8 @@ _TEMPERATURE = "_temperature"
 
 def with_temperature(rows: Table, temperature: Temperature) -> Table:
     """Return the rows with a column that :func:`token_temperature` reads."""
-    one = isinstance(temperature, int | float)
-    return rows.with_columns({_TEMPERATURE: np.full(rows.num_rows, temperature) if one else temperature})
+    column = np.full(rows.num_rows, temperature) if isinstance(temperature, int | float) else temperature
+    return rows.with_columns({_TEMPERATURE: column})
 
 
 def token_temperature(rows: Table) -> Array:
@@ -176,7 +176,7 @@ def tell_apart(rows: Table) -> Table:
     if len(rows.ragged("response").flat) != rows.num_rows:
         return rows
     again = [*range(rows.num_rows), 0]
-    columns = {}
+    columns: dict[str, Column] = {}
     for name, column in rows.items():
         if isinstance(column, Ragged) and name != "prompt":
             columns[name] = Ragged(column.flat, np.append(column.offsets, column.offsets[-1]))
@@ -293,6 +293,7 @@ def evaluate(loss: Loss, out: ModelOutput, b: TokenBatch, tally: Tally) -> torch
         OptionError: the loss is not one number per token or per sample.
     """
     returned = loss(out, b)
+    each: torch.Tensor
     each, metrics = returned if isinstance(returned, tuple) else (returned, {})
     num_tokens = len(b.segment)
     shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__

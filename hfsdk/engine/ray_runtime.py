@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -325,13 +326,13 @@ class RayRuntime:
 
 def _start_ray(num_devices: int | None, address: str | None) -> None:
     if address not in (None, "local"):
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_usage_stats_enabled", "0")
     ray.init(
-        address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
     )  # fmt: skip
 

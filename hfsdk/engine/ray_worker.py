@@ -1,6 +1,6 @@
 """The processes Ray starts: one ``RayWorker`` per device, and one ``RayTasks`` for the user's functions.
 
-An actor has two lanes: *compute* (one thread, orders one after the other) and *control* (progress, cancel, memory, logs while the
+A worker has two lanes: *compute* (one thread, orders one after the other) and *control* (progress, cancel and memory while the
 other is busy). Columns are put into the node's object store by the rank that wrote them, one object per call and rank, and
 read from there without a copy; the controller sees references and lengths.
 """
@@ -116,8 +116,7 @@ class _Process:
         return answer
 
 
-@ray.remote(num_cpus=1, max_restarts=0, concurrency_groups={"compute": 1, "control": 2})
-class RayWorker(_Process):
+class WorkerProcess(_Process):
     """A worker process of one device."""
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -186,8 +185,7 @@ class RayWorker(_Process):
         return os.getpid()
 
 
-@ray.remote(num_cpus=0, max_restarts=0)
-class RayTasks(_Process):
+class TaskProcess(_Process):
     """The process that runs the user's functions over columns."""
 
     def __init__(self, log_file: str) -> None:
@@ -209,3 +207,8 @@ class RayTasks(_Process):
         except Exception as error:  # told to the controller, which raises it at the user's line
             return Answer("error", order.rows, error=CallError(f"{error!r}", details=traceback.format_exc()))
         return self.answer(Reply("ok", columns or None, result), order)
+
+
+_remote: Any = ray.remote  # Ray's overloads do not know concurrency groups
+RayWorker = _remote(num_cpus=1, max_restarts=0, concurrency_groups={"compute": 1, "control": 2})(WorkerProcess)
+RayTasks = _remote(num_cpus=0, max_restarts=0)(TaskProcess)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -296,14 +297,18 @@ class TrainedHandle(ModelHandle):
                 "give one value per response token"
             )
 
-    def save_pretrained(self, folder: str) -> str:
-        """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder."""
-        from hfsdk.models.export import copy_tokenizer, fresh_folder
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder.
 
-        target = fresh_folder(folder)
+        Raises:
+            OptionError: ``folder`` is a file.
+        """
+        target = Path(folder).expanduser().resolve()
+        if target.exists() and not target.is_dir():
+            raise OptionError(f"{target} is a file; give the folder to write the model to")
+        target.mkdir(parents=True, exist_ok=True)
         self._result(self._submit("save_pretrained", "checkpoint", protocol=ONE_TO_ALL, options={"folder": str(target)}))
-        copy_tokenizer(self._role.folder, target)
-        return str(target)
+        return target
 
 
 def stable_seed(*parts: object) -> int:

@@ -1,0 +1,1 @@
+"""Prediction: time and memory of a plan. Knows no runtime."""

@@ -58,7 +58,7 @@ def save_session(session: Session, folder: str | Path) -> Path:
     fresh.write_text(json.dumps(index, indent=1))
     os.replace(fresh, root / INDEX)
     for handle in trained:
-        session.client.send(m.Recover(handle.name, str(state / handle.name)))
+        session.client.send(m.Recover(handle.name, str(state)))
     for old in root.glob("state-*"):
         if old.name != state.name:
             shutil.rmtree(old, ignore_errors=True)
@@ -78,7 +78,7 @@ def load_session(session: Session, folder: str | Path) -> None:
     _check_roles(root, index["roles"], trained)
     _on_roles(session, trained, "load_state", state)
     for handle in trained:
-        session.client.send(m.Recover(handle.name, str(state / handle.name)))
+        session.client.send(m.Recover(handle.name, str(state)))
     session.restore(index["session"])
 
 
@@ -86,10 +86,8 @@ def _on_roles(session: Session, handles: list[ModelHandle], method: str, folder:
     """Call a checkpoint method of several roles, then wait for all."""
     leases = []
     for handle in handles:
-        target = folder / handle.name
-        target.mkdir(exist_ok=True)
-        session.ready(handle)
-        message = m.Submit(handle.name, method, "checkpoint", {}, (), 0, ONE_TO_ALL, {"folder": str(target)})
+        session.ready(handle)  # its ranks write into, and read from, folder/<name>
+        message = m.Submit(handle.name, method, "checkpoint", {}, (), 0, ONE_TO_ALL, {"folder": str(folder)})
         leases.append(session.client.submit(message))
     session.client.wait([lease.call_id for lease in leases], None)
     return {h.name: session.client.result(lease.call_id) for h, lease in zip(handles, leases, strict=True)}

@@ -108,7 +108,7 @@ class Declarations(ABC):
 
         Args:
             model: the actor (its initial weights, in its dtype), or a model as in :meth:`actor`.
-            layout: of inference.
+            layout: of inference; by default the actor's.
             dtype: by default the actor's, or fp32.
             micro_batch_tokens: as in :meth:`actor`.
             name: as in :meth:`actor`.
@@ -116,6 +116,8 @@ class Declarations(ABC):
         Raises: as in :meth:`actor`.
         """
         own = model.role.dtype if isinstance(model, ModelHandle) else "fp32"
+        if isinstance(model, ModelHandle) and layout == "auto" and model.role.train is not None:
+            layout = model.role.train
         role = RoleSpec(name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, seed=self.seed)
         return self._declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
 

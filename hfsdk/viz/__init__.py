@@ -7,6 +7,11 @@ draw the nouns, which themselves only return plain view data.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 
 def register_hooks() -> bool:
@@ -19,3 +24,19 @@ def register_hooks() -> bool:
 
     register(shell)
     return True
+
+
+def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:
+    """Draw one sample's rewards, values, advantages and returns over its tokens.
+
+    Args:
+        sample: what ``batch.inspect(i)`` returns, after ``ppo.advantages``.
+        title: printed above.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    from hfsdk.viz.curves import advantages_figure as draw
+
+    columns = {name: sample[name].tolist() for name in ("values", "rewards", "advantages", "returns")}
+    return draw(sample["token"].tolist(), title=title, **columns)

@@ -123,7 +123,7 @@ def count_text(count: float | None) -> str:
 
 def fit_text(text: str, width: float) -> str:
     """Return as much of a 10-pixel label as fits: the whole, without its role, without ``compute_``, cut, or nothing."""
-    method = text.rpartition(".")[2]
+    method = text.replace(" ", ".").rpartition(".")[2]
     short = method.removeprefix("compute_")
     for candidate in (text, method, short):
         if len(candidate) * 5.7 + 8 <= width:

@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hfsdk.viz.curves import curves_html
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
+
+CURVES = ("score_mean", "kl_mean", "response_tokens_mean", "entropy", "clip_fraction", "explained_variance")
+"""What is drawn of a training run; the rest is in its ``history``."""
 
 STILL_INTERVAL_S = 1.0
 """Without anywidget a still picture is redrawn this often."""
@@ -26,11 +30,17 @@ def register(ipython: Any) -> None:
     html = ipython.display_formatter.formatters["text/html"]
     html.for_type_by_name("hfsdk.batch", "Batch", lambda obj: batch_html(obj.view()))
     html.for_type_by_name("hfsdk.session.session", "Session", lambda obj: session_html(obj.view()))
-    html.for_type_by_name("hfsdk.metrics", "Metrics", lambda obj: metrics_html(obj.view()))
+    html.for_type_by_name("hfsdk.pending", "Metrics", _metrics)
+    html.for_type_by_name("hfsdk.session.training", "Run", lambda obj: curves_html(obj.rows, CURVES))
     html.for_type_by_name("hfsdk.trace", "Trace", lambda obj: TimelinePicture(timeline_view(obj)).to_html())
     own = ipython.display_formatter.ipython_display_formatter
     own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)
     own.for_type_by_name("hfsdk.session.views", "LiveTrace", show_trace)
+
+
+def _metrics(obj: Any) -> str | None:
+    view = obj.view()
+    return metrics_html(view["rows"]) if view["state"] == "done" else None
 
 
 def show_placement(obj: Any) -> None:
@@ -130,7 +140,7 @@ class CallProgress:
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Take one event of a call."""
-        if self._shell is None:
+        if self._shell is None or "call_id" not in event:
             return
         if event["type"] == "call_started":
             card = self._card_of_this_cell(event["call_id"])
@@ -178,6 +188,8 @@ class _Card:
             call = self._calls.setdefault(event["call_id"], {"started_s": time.monotonic(), **dict.fromkeys(_FIELDS)})
             call.update({k: event[k] for k in _FIELDS if event.get(k) is not None})
             call["state"] = _STATES.get(event["type"], "running")
+            if call["state"] == "done":
+                call["done"] = call["total"] = None  # the last count asked for is not the final one
             if call["state"] != "running" and call["seconds"] is None:
                 call["seconds"] = time.monotonic() - call["started_s"]
             wait_s = self._drawn_s + PUBLISH_INTERVAL_S - time.monotonic()

@@ -224,7 +224,7 @@ def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[
 def _short(shards: list[Mapping[str, Any]], shard: Mapping[str, Any], tiny: bool) -> str:
     if tiny:
         return f"{shard['tp']}.{shard['pp']}.{shard['dp']}"
-    return " ".join(f"{axis}{shard[axis]}" for axis in ("tp", "pp", "dp") if any(s[axis] for s in shards))
+    return " ".join(f"{axis[0]}{shard[axis]}" for axis in ("tp", "pp", "dp") if any(s[axis] for s in shards))
 
 
 def _device(number: int, devices: Mapping[Any, Any], shards: list[ShardView]) -> DeviceView:

@@ -12,6 +12,7 @@ import torch
 from spawn import SpawnError, run
 
 from hfsdk.engine.microbatch import plan_pass, plan_update
+from hfsdk.errors import ColumnError, OptionError
 from hfsdk.table import Ragged, Table
 
 LAYOUTS = {"tp1": 1, "tp2": 2, "dp2": 2, "tp2 dp2": 4, "tp4 for rollout 2": 4}
@@ -66,6 +67,11 @@ def with_mode(loss, mode, fixed_length=None):
     return loss
 
 
+def other_losses():
+    modes = {"sequence_mean": None, "sequence_sum": None, "fixed_length": 16}
+    return {mode: with_mode(policy_loss, mode, n) for mode, n in modes.items()} | {"per_sample": sequence_loss}
+
+
 # ---- the reference: transformers, one row at a time, no padding
 
 
@@ -76,8 +82,8 @@ def make_folders(root):
     for name in MODELS:
         config = LlamaConfig(
             vocab_size=260, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
-            num_key_value_heads=2 if name == "tied" else 4, head_dim=32, max_position_embeddings=64, tie_word_embeddings=name == "tied",
-            rms_norm_eps=1e-5, num_labels=1, pad_token_id=0,
+            num_key_value_heads=2 if name == "tied" else 4, head_dim=32, max_position_embeddings=64,
+            tie_word_embeddings=name == "tied", rms_norm_eps=1e-5, num_labels=1, pad_token_id=0,
         )  # fmt: skip
         torch.manual_seed(MODELS.index(name))
         model = (LlamaForSequenceClassification if name == "critic" else LlamaForCausalLM)(config)
@@ -157,9 +163,7 @@ def case(tmp_path_factory):
         loss = value_loss if name == "critic" else policy_loss
         gradients[name] = references[name].gradient(mine, loss)
         if name == "untied":
-            modes = {"sequence_mean": None, "sequence_sum": None, "fixed_length": 16}
-            losses = {mode: with_mode(policy_loss, mode, n) for mode, n in modes.items()} | {"per_sample": sequence_loss}
-            for mode, other in losses.items():
+            for mode, other in other_losses().items():
                 gradients[mode] = references[name].gradient(mine, other)
     logits = references["untied"].columns["logits"]
     assert logits.std() >= 1
@@ -270,9 +274,7 @@ def check_gradients(h):
 
 def check_aggregations(h):
     trainer, found = h.trainer("untied"), {}
-    modes = {"sequence_mean": None, "sequence_sum": None, "fixed_length": 16}
-    losses = {mode: with_mode(policy_loss, mode, n) for mode, n in modes.items()} | {"per_sample": sequence_loss}
-    for mode, loss in losses.items():
+    for mode, loss in other_losses().items():
         trainer.zero_grad()
         rows = h.rows()
         trainer.forward_backward(rows, h.plan(max_tokens=30)[0], loss, rows["temperature"])
@@ -437,10 +439,46 @@ def check_bf16(h):
     return log_probs, metrics, equal(after, trainer.state()), critic_metrics, trainer.memory_bytes()
 
 
+def check_errors(h):
+    """Mistakes at construction, frozen roles, reward heads, and groups given back."""
+    from hfsdk.engine.groups import RoleGroups
+    from hfsdk.engine.megatron_model import build_model, load_folder
+    from hfsdk.layout import Layout
+
+    def said(action):
+        try:
+            action()
+        except Exception as caught:
+            return type(caught).__name__, str(caught)
+
+    trainer = h.trainer("untied")
+    critic_folder = h.root / "critic"  # has no lm_head
+    frozen = h.trainer("untied", optimizer=None)
+    world = h.mesh.layout.size
+    found = {
+        "no weights": said(lambda: load_folder(trainer.model, trainer.spec, h.groups, h.root)),
+        "other weights": said(lambda: load_folder(trainer.model, trainer.spec, h.groups, critic_folder)),
+        "frozen": said(lambda: frozen.update(h.rows(), h.plan(), policy_loss)),
+        "head": said(lambda: frozen.values(h.rows(), [])),
+        "head name": said(lambda: build_model(trainer.spec, h.groups, "token", "fp32", 64)),
+        "size": said(lambda: RoleGroups(Layout(dp=world + 1).mesh())),
+        "state": said(lambda: trainer.load_state(trainer.state() | {"layout": "tp8 pp1 dp1"})),
+        "tensors": said(lambda: trainer.load_state(h.trainer("critic").state())),
+    }
+    reward = [h.trainer("untied", head="scalar", kind="reward", optimizer=None, seed=n) for n in (1, 1, 2)]
+    heads = [r.local_tensors()["output_layer.weight"].clone() for r in reward]
+    critic = h.trainer("untied", head="scalar", kind="critic").local_tensors()["output_layer.weight"]
+    found["reward heads"] = (torch.equal(heads[0], heads[1]), torch.equal(heads[0], heads[2]), heads[0])
+    found["critic head"] = bool(critic.any())
+    again = RoleGroups(h.mesh)
+    again.destroy()
+    return found
+
+
 CHECKS = {
     "inference": check_inference, "gradients": check_gradients, "aggregations": check_aggregations,
     "update": check_update, "state": check_state, "refusals": check_refusals, "saving": check_saving,
-    "bf16": check_bf16,
+    "bf16": check_bf16, "errors": check_errors,
 }  # fmt: skip
 
 
@@ -627,3 +665,84 @@ def test_bf16_trains_with_fp32_masters(case, results, layout):
         assert round_trip
         assert memory["optimizer"] > 5.9 * memory["weights"]  # master, exp_avg, exp_avg_sq: 12 bytes to 2
         assert memory["gradients"] == 2 * memory["weights"]
+
+
+@every_layout
+def test_mistakes_are_explained(results, layout):
+    ranks = results(layout, "errors")
+    for found in ranks:
+        assert found["no weights"][0] == found["other weights"][0] == "ModelNotFoundError"
+        assert "neither model.safetensors nor" in found["no weights"][1]
+        assert "lm_head.weight" in found["other weights"][1]
+        assert found["frozen"][0] == found["head"][0] == found["head name"][0] == "OptionError"
+        assert found["size"][0] == "LayoutError"
+        assert f"the pool has {LAYOUTS[layout]} workers" in found["size"][1]
+        assert found["state"][0] == found["tensors"][0] == "CheckpointError"
+
+
+@every_layout
+def test_new_scalar_heads(results, layout):
+    ranks = results(layout, "errors")
+    for found in ranks:
+        same_seed, other_seed, head = found["reward heads"]
+        assert same_seed
+        assert not other_seed
+        assert head.std() == pytest.approx(65**-0.5, rel=0.2)
+        assert torch.equal(head, ranks[0]["reward heads"][2])
+        assert not found["critic head"]
+
+
+# ---- what a loss sees
+
+
+def token_batch():
+    from hfsdk.engine.loss_io import TokenBatch
+
+    response = Ragged.of([[1, 2, 3], [], [4]])
+    columns = {"prompt": Ragged.of([[1], [1, 2], [3]]), "response": response, "text": ["a", "b", "c"]}
+    columns |= {"values": response.map(np.arange(4.0)), "scores": np.array([1.0, 2.0, 3.0])}
+    columns["short"] = Ragged.of([[1.0], [2.0], [3.0]])
+    return TokenBatch(Table(columns, row_ids=[7, 2, 5]), num_tokens=8, num_rows=6)
+
+
+def test_token_batch():
+    b = token_batch()
+    assert b["values"].dtype == b["scores"].dtype == torch.float32
+    assert b["response"].tolist() == [1, 2, 3, 4]
+    assert b["prompt"].tolist() == [1, 1, 2, 3]
+    assert b["text"] == ["a", "b", "c"]
+    assert b["scores"].tolist() == [1, 2, 3]
+    assert b.expand("scores").tolist() == [1, 1, 1, 3]
+    assert b.lengths.tolist() == [3, 0, 1]
+    assert b.row_ids.tolist() == [7, 2, 5]
+    assert b.segment_sum(b["values"]).tolist() == [3, 0, 3]
+    assert b.segment_mean(b["values"]).tolist() == [1, 0, 3]
+    with pytest.raises(ColumnError, match=r"'short' has 1 values for sample 7.* 3 tokens"):
+        b["short"]
+    with pytest.raises(ColumnError, match="no column 'nothing'"):
+        b["nothing"]
+
+
+def test_aggregations_by_hand():
+    from hfsdk.engine.loss_io import aggregate
+
+    b = token_batch()
+    expected = {"token_mean": 6 / 8, "sequence_mean": (1 + 0 + 3) / 6, "sequence_sum": 6 / 6, "fixed_length": 6 / 60}
+    for mode, value in expected.items():
+        assert aggregate(b["values"], b, mode, fixed_length=10).item() == pytest.approx(value)
+    with pytest.raises(OptionError, match="no aggregation 'mean'"):
+        aggregate(b["values"], b, "mean")
+    with pytest.raises(OptionError, match="fixed_length"):
+        aggregate(b["values"], b, "fixed_length")
+
+
+def test_one_loss_per_sample_is_told_from_one_per_token():
+    from hfsdk.engine.loss_io import ModelOutput, Tally, TokenBatch, evaluate, tell_apart
+
+    response = Ragged.of([[1], [2]])
+    rows = Table({"prompt": response, "response": response, "scores": np.array([1.0, 3.0])})
+    b = TokenBatch(tell_apart(rows), num_tokens=8, num_rows=2)
+    out, tally = ModelOutput(log_probs=torch.tensor([1.0, 3.0])), Tally()
+    assert evaluate(lambda out, b: out.log_probs, out, b, tally).item() == 4 / 8
+    assert evaluate(lambda out, b: b["scores"], out, b, tally).item() == 4 / 2
+    assert evaluate(lambda out, b: b.segment_sum(out.log_probs), out, b, tally).item() == 4 / 2

@@ -89,10 +89,11 @@ class FakeController:
             self.updates[message.role] = self.updates.get(message.role, 0) + message.options["mini_batches"]
             return [{"loss": 0.5, "grad_norm": 1.0}] * message.options["mini_batches"]
         if message.method == "save_state":
-            Path(message.options["folder"], "rank0.pt").write_text(str(self.updates.get(message.role, 0)))
+            Path(message.options["folder"], message.role).mkdir()
+            Path(message.options["folder"], message.role, "rank0.pt").write_text(str(self.updates.get(message.role, 0)))
             return {"num_updates": self.updates.get(message.role, 0)}
         if message.method == "load_state":
-            self.updates[message.role] = int(Path(message.options["folder"], "rank0.pt").read_text())
+            self.updates[message.role] = int(Path(message.options["folder"], message.role, "rank0.pt").read_text())
             return {"num_updates": self.updates[message.role]}
         if message.method == "reduce":
             columns = {n: self._column(r) for n, r in message.inputs.items()}

@@ -58,7 +58,7 @@ def test_a_later_save_replaces_the_earlier_one(session, controller, tmp_path):
     for _ in range(3):
         session.save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-3"]
-    assert controller.sent(m.Recover)[-1].folder.endswith("state-3/critic")
+    assert controller.sent(m.Recover)[-1].folder.endswith("state-3")
 
 
 @pytest.mark.parametrize("kind", ["error", "interrupt"])
