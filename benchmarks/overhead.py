@@ -2,16 +2,16 @@
 
 Targets:
 
-a. a cold kernel (fresh Python): Session(devices=2) on `tiny`: first generated text at most 20 s after the interpreter's start, first
-   finished PPO step at most 40 s; a warm step (32 prompts, 32 new tokens) at most 3 s.
+a. a cold kernel (fresh Python): Session(devices=2) on `tiny`: first generated text at most 20 s after the interpreter's
+   start, first finished PPO step at most 40 s; a warm step (32 prompts, 32 new tokens) at most 3 s.
 b. a call carrying 256 x 512 tokens in six float32 columns: from the call until 4 workers have mapped all six, read each once and
    returned its sum: at most 9 ms (median of 30). Column bytes through the controller: 0.
 c. SmolLM2-135M on one device, fp32: 32 prompts of 16 tokens, exactly 64 out, 1 epoch, 2 mini-batches, actor + critic + reference,
    old log-probs from the rollout: at most 12 GB summed PSS over the session's processes during the step; rollout at most 15 %
    slower than bare, unpatched vLLM on the same work, measured in turns.
 
-Uses: a: 2 workers of one thread; b: 4 workers of one thread; c: 1 worker of two threads, and a process with bare vLLM of two threads,
-which works in turn with it. Each part runs in a fresh process of its own.
+Uses: a: 2 workers of one thread; b: 4 workers of one thread; c: 1 worker of two threads, and processes with bare vLLM of two
+threads, which work in turn with it. Each part runs in a fresh process of its own.
 
     python benchmarks/overhead.py --check                about 5 minutes; --only a,b,c
 """

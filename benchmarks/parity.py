@@ -7,7 +7,8 @@ Targets, for train layouts tp1, tp2, dp2, tp2 dp2 x rollout tp1, tp2, untied and
 * the whole gradient of a PPO loss (clipped ratio with old log-probs slightly off, entropy bonus) under Hugging Face names:
   ||g - g_ref|| / ||g_ref|| at most 1e-5, g_ref from plain PyTorch on transformers in one process.
 
-Uses as many worker processes as the layout has ranks (1, 2 or 4), of one thread each (two where there is one rank), and this process.
+Uses as many worker processes as the layout has ranks (1, 2 or 4), of one thread each (two where there is one rank), and this
+process.
 
     python benchmarks/parity.py --check           about 6 minutes
 """
@@ -191,7 +192,8 @@ def main() -> int:
                 work.mkdir()
                 compare(folder, work, result, devices)
                 results.append(result)
-                say(f"{embeddings}, train {train}, rollout {rollout}: gradient {short(result.gradient)}, worst {result.worst_tensor}")
+                where = f"{embeddings}, train {train}, rollout {rollout}"
+                say(f"{where}: gradient {short(result.gradient)}, worst tensor {result.worst_tensor}")
     names = ("embeddings", "train", "rollout", "load", "update", "gradient", "moved")
     rows = [[v if isinstance(v, str) else short(v) for v in (getattr(r, n) for n in names)] for r in results]
     say("\nlargest differences by layout (moved: change of a log-prob by the update)\n", table(names, rows), sep="\n")

@@ -54,12 +54,12 @@ def run(config: dict) -> dict:
     class Keep(TrainerCallback):
         started = time.perf_counter()
 
-        def on_log(self, args, state, control, logs=None, **rest) -> None:  # noqa: ANN001
+        def on_log(self, args, state, control, logs=None, **rest) -> None:
             now = time.perf_counter()
             history.append({"step": state.global_step, "seconds": now - self.started, **(logs or {})})
             self.started = now
 
-        def on_step_end(self, args, state, control, **rest) -> None:  # noqa: ANN001
+        def on_step_end(self, args, state, control, **rest) -> None:
             if state.global_step % save_every == 0 or state.global_step == config["steps"]:
                 policy.save_pretrained(folder / f"step{state.global_step:04d}")
                 Keep.started = self.started = time.perf_counter()
@@ -75,7 +75,7 @@ def run(config: dict) -> dict:
     return {"config": {k: v for k, v in config.items() if k != "prompts"}, "threads": THREADS, "history": history}
 
 
-def sentiment_module(tokenizer, width: int):  # noqa: ANN001, ANN201
+def sentiment_module(tokenizer, width: int):
     """Return a module that TRL takes for a reward model: its "logits" are VADER's compound score of the continuation.
 
     TRL calls ``model.<base_model_prefix>(...).hidden_states[-1]``, then ``model.score(...)``, and takes the entry at the last
@@ -87,7 +87,7 @@ def sentiment_module(tokenizer, width: int):  # noqa: ANN001, ANN201
     analyzer = SentimentIntensityAnalyzer()
 
     class Backbone(torch.nn.Module):
-        def forward(self, input_ids, attention_mask, **rest):  # noqa: ANN001, ANN202
+        def forward(self, input_ids, attention_mask, **rest):
             texts = [
                 tokenizer.decode(row[width:][mask[width:]].tolist(), skip_special_tokens=True)
                 for row, mask in zip(input_ids, attention_mask.bool(), strict=True)

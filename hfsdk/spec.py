@@ -19,7 +19,7 @@ from hfsdk.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the dtypes that hfsdk trains and generates in."""
 
-FAMILIES = {"LlamaForCausalLM": "llama"}
+FAMILIES = {"LlamaForCausalLM": "llama", "LlamaForSequenceClassification": "llama"}
 """Hugging Face architecture name -> family the engines know."""
 
 

@@ -39,7 +39,7 @@ from hfsdk.errors import (
 )
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Placement, Pool
-from hfsdk.runtime import DeviceStatus, Part, Progress, Runtime, Stored, Work
+from hfsdk.runtime import DeviceStatus, Order, Part, Progress, Runtime, Stored, Work
 from hfsdk.table import Ragged, Table, kind_of
 from hfsdk.trace import Span
 
@@ -134,7 +134,7 @@ class Controller:
                     del self._open_pools[name]
                     for record in self._roles.values():
                         if record.pool == pool:
-                            record.loaded, record.pool = False, None
+                            record.loaded, record.pool, record.num_updates, record.restore = False, None, 0, ""
             self._placement = placement
         waits = [self._lane(placement.pool_of(name).name).post(self._load_later(name)) for name in model_roles]
         for wait in waits:
@@ -157,8 +157,12 @@ class Controller:
             self._open_pools[pool.name] = pool
         if not record.loaded:
             self._emit({"type": "role_loading", "role": record.spec.name, "pool": pool.name})
-            self._runtime.load(record.spec, pool)
-            record.loaded, record.pool = True, pool
+            record.pool = pool
+            try:
+                self._runtime.load(replace(record.spec, restore=record.restore), pool)
+            except WorkerDiedError as error:
+                raise self._pool_lost(pool, error) from None
+            record.loaded, record.restore = True, ""
             self._emit({"type": "role_loaded", "role": record.spec.name, "pool": pool.name})
         return pool
 
@@ -187,6 +191,10 @@ class Controller:
                 raise raised(failed.error)
             if role is None and message.role != "session":
                 self._role(message.role)
+            on_pool = role is not None and role.spec.function is None
+            if on_pool and self._placement is None:
+                raise PlacementError("no placement yet; call session.place('colocate')")
+            lane = self._placement.pool_of(message.role).name if on_pool and self._placement else TASKS
             for name, ref in message.inputs.items():
                 if ref.call_id not in self._calls or self._calls[ref.call_id].released:
                     raise ColumnError(
@@ -199,10 +207,6 @@ class Controller:
             )
             record = CallRecord(self._make_call(message), message)
             self._calls[record.call.id] = record
-        on_pool = role is not None and role.spec.function is None
-        if on_pool and self._placement is None:
-            raise PlacementError("no placement yet; call session.place('colocate')")
-        lane = self._placement.pool_of(message.role).name if on_pool and self._placement else TASKS
         self._lane(lane).put(record)
         return record.call.id
 
@@ -260,14 +264,19 @@ class Controller:
             record.pool = pool
         else:
             work = Work(record.call, None, (task_order(request, stored),), request.timeout_s)
-        record.begin()
+        if not record.begin():
+            raise CallCancelledError("cancelled before it started")
         self._emit_call("call_started", record)
         try:
             outcome = self._runtime.task(work) if work.pool is None else self._runtime.call(work)
         except WorkerDiedError as error:
             self._pool_died(record, error)
             return
-        record.stored, record.spans = outcome.stored, outcome.spans
+        except CallError:
+            if role is not None and request.method == "update" and self._runtime.kind == "ray":
+                self._recount_updates(role, work)
+            raise
+        record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
         record.result = list(outcome.results) if request.result == "all" else next(iter(outcome.results), None)
         if role is not None:
             self._count_updates(role, record)
@@ -281,32 +290,38 @@ class Controller:
         elif record.call.method == "load_state" and isinstance(record.result, dict):
             role.num_updates = int(record.result.get("num_updates", 0))
 
+    def _recount_updates(self, role: RoleRecord, work: Work) -> None:
+        """Ask a rank how many optimizer steps stand after an update that was cancelled or refused in between."""
+        order = Order(np.zeros(0, dtype=np.int64), (), {}, False)
+        ask = replace(work.call, method="num_updates", reads=(), writes=(), inputs=(), num_rows=0)
+        outcome = self._runtime.call(Work(ask, work.pool, (order,) * len(work.orders)))
+        role.num_updates = int(outcome.results[0])
+
     def _pool_died(self, record: CallRecord, error: WorkerDiedError) -> None:
-        """A worker ended: close its pool, so that the next call opens it again, and say what is lost."""
         assert record.pool is not None
-        pool, lost = record.pool, []
+        told = self._pool_lost(record.pool, error)
+        self._finish(record, type(told)(told.message, **{**told.fields(), **_where(record.call)}))
+
+    def _pool_lost(self, pool: Pool, error: WorkerDiedError) -> WorkerDiedError:
+        """A worker ended: close its pool, so that the next call opens it again; return the error that says what is lost."""
+        lost = []
         self._runtime.close_pool(pool.name)
         self._open_pools.pop(pool.name, None)
-        for role in self._roles.values():
+        for role in list(self._roles.values()):
             if role.pool != pool:
                 continue
-            role.loaded, role.pool = False, None
+            role.loaded, role.pool, role.restore = False, None, role.checkpoint
             if role.spec.trainable:
                 back = f"checkpoint {role.checkpoint}" if role.checkpoint else "its initial weights"
                 missing = role.num_updates - (role.checkpoint_updates if role.checkpoint else 0)
                 lost.append(f"{role.spec.name} comes back with {back} ({missing} updates lost)")
                 role.num_updates = role.checkpoint_updates if role.checkpoint else 0
-            if role.checkpoint:
-                role.spec = replace(role.spec, restore=role.checkpoint)
-        for other in self._calls.values():
+        for other in list(self._calls.values()):
             if other.pool == pool and other.stored is not None and any(p.rank is not None for p in other.stored.parts):
                 other.state = "lost"
-        words = (
-            "The pool is started again at the next call; " + ("; ".join(lost) or "no trained role lived there") + "."
-        )
-        self._finish(
-            record,
-            type(error)(f"{error.message} {words}", **{**error.fields(), **_where(record.call), "rank": error.rank}),
+        words = "; ".join(lost) or "no trained role lived there"
+        return WorkerDiedError(
+            f"{error.message} The pool is started again at the next call; {words}.", **error.fields()
         )
 
     def _finish(self, record: CallRecord, error: Exception | None) -> None:
@@ -456,11 +471,10 @@ class Controller:
                     continue
                 if record.call.id in asked or asked.intersection(record.call.inputs):
                     asked.add(record.call.id)
-                    record.cancel_asked = True
-                    if record.state == "pending":
-                        self._finish(record, CallCancelledError("cancelled before it started", **_where(record.call)))
-                    else:
+                    if record.ask_cancel():
                         self._runtime.cancel(record.call.id, record.pool)
+                    else:
+                        self._finish(record, CallCancelledError("cancelled before it started", **_where(record.call)))
 
     def _monitor(self) -> None:
         while not self._closing.wait(MONITOR_S):
@@ -503,8 +517,7 @@ class Controller:
             running = [r for r in self._calls.values() if r.state not in FINISHED]
         self._closing.set()
         for record in running:
-            record.cancel_asked = True
-            if record.state == "running":
+            if record.ask_cancel():
                 self._runtime.cancel(record.call.id, record.pool)
         for lane in self._lanes.values():
             lane.stop()

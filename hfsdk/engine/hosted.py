@@ -12,7 +12,7 @@ import numpy as np
 
 from hfsdk.engine import megatron_model
 from hfsdk.engine.dispatch import mesh_of
-from hfsdk.engine.groups import RoleGroups
+from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.tasks import user_traceback
@@ -121,7 +121,7 @@ class HostedRole:
             "compute_scores": self._scores, "compute_costs": self._scores, "update": self._update,
             "forward_backward": self._forward_backward, "compute_loss": self._compute_loss, "step": self._step,
             "grad_norm": self._grad_norm, "run": self._run, "call": self._call, "save_pretrained": self._save_pretrained,
-            "save_state": self._save_state, "load_state": self._load_state,
+            "save_state": self._save_state, "load_state": self._load_state, "num_updates": self._num_updates,
         }  # fmt: skip
         if spec.restore:
             self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
@@ -270,6 +270,9 @@ class HostedRole:
         self.trainer.load_state(torch.load(path, map_location="cpu", weights_only=True))
         self.stale = True
         return None, {"num_updates": self.trainer.num_updates}
+
+    def _num_updates(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        return None, self.trainer.num_updates
 
     def memory_bytes(self) -> int:
         """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""

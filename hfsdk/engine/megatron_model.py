@@ -32,7 +32,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hfsdk.engine import cpu_support_megatron
-from hfsdk.engine.groups import RoleGroups
+from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.errors import CheckpointError, LayoutError, ModelNotFoundError, OptionError
 from hfsdk.resharding import Box, megatron_boxes, padded_vocab
 from hfsdk.roles import AdamW

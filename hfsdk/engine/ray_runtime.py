@@ -9,10 +9,11 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import psutil
@@ -21,7 +22,14 @@ import ray
 from hfsdk.dataflow import Call
 from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read
 from hfsdk.engine.worker import WorkerSetup
-from hfsdk.errors import CallCancelledError, CallError, PlacementError, RewardFunctionError, WorkerDiedError
+from hfsdk.errors import (
+    CallCancelledError,
+    CallError,
+    PlacementError,
+    RewardFunctionError,
+    SessionClosedError,
+    WorkerDiedError,
+)
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
@@ -39,6 +47,15 @@ START_S = 180.0
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory for columns, where hfsdk starts Ray itself."""
 
+CLOSE_S = 10.0
+"""How long ``close`` waits for calls under way to notice that their workers are gone."""
+
+_own_ray: set[str] = set()
+"""Job ids of the open sessions of this process on a Ray that hfsdk started; the last one to close ends it."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @dataclass(eq=False)
 class _PoolState:
@@ -50,6 +67,25 @@ class _PoolState:
     pids: list[int] = field(default_factory=list)
     last_seen: tuple[Span, ...] = ()
     """Spans that were running at the last look, for messages about a death."""
+
+
+def _while_open(method: Callable[Concatenate[RayRuntime, P], R]) -> Callable[Concatenate[RayRuntime, P], R]:
+    """Count who is inside, so that ``close`` ends Ray only afterwards: a call to Ray after that would start another one."""
+
+    @wraps(method)
+    def guarded(self: RayRuntime, /, *args: P.args, **more: P.kwargs) -> R:
+        with self._inside:
+            if self._closed:
+                raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
+            self._num_inside += 1
+        try:
+            return method(self, *args, **more)
+        finally:
+            with self._inside:
+                self._num_inside -= 1
+                self._inside.notify_all()
+
+    return guarded
 
 
 class RayRuntime:
@@ -64,23 +100,29 @@ class RayRuntime:
     def __init__(
         self, num_devices: int | None = None, address: str | None = None, num_threads: int | None = None
     ) -> None:
-        self._started_ray = not ray.is_initialized()
-        if self._started_ray:
+        self._job_id = uuid.uuid4().hex[:12]
+        if not ray.is_initialized():
             _start_ray(num_devices, address)
-        self.cluster = _cluster(num_devices)
+            _own_ray.add(self._job_id)
+        elif _own_ray:
+            _own_ray.add(self._job_id)
+        self._shares_cpus = self._job_id in _own_ray and address in (None, "local")
+        self.cluster = _cluster(num_devices, self._shares_cpus)
         cores = os.cpu_count() or 1
         self._num_threads = num_threads or max(1, cores // self.cluster.num_devices)
-        self._job_id = uuid.uuid4().hex[:12]
         self._folder = Path(tempfile.mkdtemp(prefix=f"hfsdk-{self._job_id}-"))
         self._pools: dict[str, _PoolState] = {}
         self._num_opened = 0
         self._tasks_lock = threading.Lock()
         self._cancelled_tasks: set[int] = set()
         self._column_bytes = 0
+        self._inside = threading.Condition()
+        self._num_inside, self._closed = 0, False
         self._tasks = self._new_tasks()
 
     # -- pools
 
+    @_while_open
     def open_pool(self, pool: Pool) -> None:
         """Start one worker per device and join them."""
         self._num_opened += 1
@@ -99,7 +141,8 @@ class RayRuntime:
             )
             for rank, device in enumerate(pool.devices)
         ]
-        workers = [RayWorker.options(num_gpus=gpus).remote(setup) for setup in setups]
+        cpus = 0 if self._shares_cpus else 1
+        workers = [RayWorker.options(num_gpus=gpus, num_cpus=cpus).remote(setup) for setup in setups]
         state = _PoolState(pool, workers, setups)
         self._pools[pool.name] = state
         try:
@@ -115,12 +158,15 @@ class RayRuntime:
         state = self._pools.pop(name, None)
         if state is None:
             return
+        if not ray.is_initialized():
+            return
         for worker in state.workers:
             ray.kill(worker)
         _wait_gone(state.pids)
         if not self._pools:
             _remove_segments(self._job_id)
 
+    @_while_open
     def load(self, role: RoleSpec, pool: Pool) -> None:
         """Build a role on its pool."""
         refs = [w.load.remote(role) for w in self._pools[pool.name].workers]
@@ -132,13 +178,18 @@ class RayRuntime:
         if failed:
             raise next(iter(failed.values()))
 
+    @_while_open
     def release(self, role: str, pool: Pool) -> None:
         """Free a role."""
-        if pool.name in self._pools:
-            ray.get([w.release.remote(role) for w in self._pools[pool.name].workers])
+        for ref in [w.release.remote(role) for w in self._pools[pool.name].workers] if pool.name in self._pools else ():
+            try:
+                ray.get(ref)
+            except ray.exceptions.RayActorError:  # gone, and the role with it; the next call of the pool says so
+                continue
 
     # -- calls
 
+    @_while_open
     def call(self, work: Work) -> Outcome:
         """Run a call on a pool."""
         assert work.pool is not None
@@ -148,6 +199,7 @@ class RayRuntime:
         self._raise_failure(answers, work.call)
         ordered = [answers[rank] for rank in range(len(refs))]
         spans = tuple(span for answer in ordered for span in answer.spans)
+        self._column_bytes += sum(_inlined_bytes(a.result) for a in ordered)
         return Outcome(self._store(work.call, ordered), tuple(a.result for a in ordered), spans)
 
     def _gather(self, refs: list[Any], state: _PoolState, call: Call, failed: Any) -> dict[int, Any]:
@@ -169,6 +221,8 @@ class RayRuntime:
                     raise self._died(state, call, rank, str(error).splitlines()[0]) from None
             if pending and deadline is None and any(failed(answer) for answer in answers.values()):
                 deadline = time.monotonic() + GRACE_S
+                for worker in state.workers:  # replicas that do not run in lockstep with the failed rank stop here
+                    worker.cancel.remote(call.id)
             if pending and deadline is not None and time.monotonic() > deadline:
                 stuck = rank_of[pending[0]]
                 reasons = [str(a.error if isinstance(a, Answer) else a) for a in answers.values() if failed(a)]
@@ -216,15 +270,25 @@ class RayRuntime:
 
     # -- CPU tasks
 
+    @_while_open
     def task(self, work: Work) -> Outcome:
         """Run a function over columns; kill its process when it takes longer than it may."""
         call, order = work.call, work.orders[0]
+        self._await_tasks(call)
         ref = self._tasks.execute.remote(call, order)
         answer = self._await_task(ref, call, work.timeout_s)
         if answer.status == "error":
             assert answer.error is not None
             raise answer.error
+        self._column_bytes += _inlined_bytes(answer.result) if call.method != "reduce" else 0
         return Outcome(self._store(call, [answer]), (answer.result,))
+
+    def _await_tasks(self, call: Call) -> None:
+        """Wait until the process for functions is up, so that its start does not count as the function's time."""
+        deadline = time.monotonic() + START_S
+        while not ray.wait([self._tasks_up], timeout=0.2)[0] and time.monotonic() < deadline:
+            if call.id in self._cancelled_tasks:
+                raise CallCancelledError("cancelled before it started")
 
     def _await_task(self, ref: Any, call: Call, timeout_s: float | None) -> Answer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -249,7 +313,7 @@ class RayRuntime:
 
     def _new_tasks(self) -> Any:
         tasks = RayTasks.remote(str(self._folder / "tasks.log"))
-        tasks.prepare.remote()
+        self._tasks_up = tasks.prepare.remote()
         return tasks
 
     def _restart_tasks(self) -> None:
@@ -259,10 +323,12 @@ class RayRuntime:
 
     # -- columns
 
+    @_while_open
     def put(self, table: Table) -> Part:
         """Store a local table in this node's object store."""
         return Part(np.arange(table.num_rows), [ray.put(dict(table))], table.nbytes)
 
+    @_while_open
     def fetch(self, picks: Sequence[Pick]) -> Table:
         """Bring columns here."""
         first = picks[0]
@@ -282,6 +348,7 @@ class RayRuntime:
             for worker in self._pools[pool.name].workers:
                 worker.cancel.remote(call_id)
 
+    @_while_open
     def progress(self, pool: Pool) -> tuple[Progress | None, tuple[Span, ...]]:
         """Ask the pool's workers how far they are."""
         state = self._pools.get(pool.name)
@@ -295,12 +362,16 @@ class RayRuntime:
         state.last_seen = spans or state.last_seen
         return _sum_progress([(call_id, counters) for call_id, counters, _ in seen]), spans
 
+    @_while_open
     def devices(self, pool: Pool) -> tuple[DeviceStatus, ...]:
         """Ask the pool's workers for their memory."""
         state = self._pools.get(pool.name)
         if state is None:
             return ()
-        seen = ray.get([w.memory.remote() for w in state.workers], timeout=10.0)
+        try:
+            seen = ray.get([w.memory.remote() for w in state.workers], timeout=10.0)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):  # the next call of the pool says why
+            return ()
         return tuple(
             DeviceStatus(s.device, s.rank, pool.name, pid, used, roles)
             for s, pid, (used, roles) in zip(state.setups, state.pids, seen, strict=True)
@@ -314,11 +385,17 @@ class RayRuntime:
 
     def close(self) -> None:
         """End the workers, Ray where this session started it, and remove files and segments."""
+        with self._inside:
+            self._closed = True
         for name in list(self._pools):
             self.close_pool(name)
         if ray.is_initialized():
             ray.kill(self._tasks)
-            if self._started_ray:
+        with self._inside:
+            self._inside.wait_for(lambda: self._num_inside == 0, CLOSE_S)
+        if self._job_id in _own_ray:
+            _own_ray.discard(self._job_id)
+            if not _own_ray:
                 ray.shutdown()
         _remove_segments(self._job_id)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -337,8 +414,11 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
     )  # fmt: skip
 
 
-def _cluster(num_devices: int | None) -> ClusterSpec:
-    """Describe the nodes Ray has: their GPUs or, without any, one CPU worker per core asked for."""
+def _cluster(num_devices: int | None, shares_cpus: bool) -> ClusterSpec:
+    """Describe the nodes Ray has: their GPUs or, without any, one CPU worker per core asked for.
+
+    On this machine alone (``shares_cpus``) sessions may take more workers together than there are processors.
+    """
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     if gpus:
@@ -353,7 +433,7 @@ def _cluster(num_devices: int | None) -> ClusterSpec:
         )
         return ClusterSpec(node_devices=((device,) * count,))
     count = num_devices or int(resources.get("CPU", 1))
-    if count > resources.get("CPU", 0):
+    if count > resources.get("CPU", 0) and not shares_cpus:
         raise PlacementError(
             f"{count} devices asked for; Ray has {int(resources.get('CPU', 0))} CPUs and no GPU. "
             "Ask for fewer, or close the session that started Ray and make one with more devices."
@@ -383,6 +463,15 @@ def _merge_infos(answers: Sequence[Answer], num_rows: int) -> dict[str, ColumnIn
             lengths = cache[key]
         merged[name] = ColumnInfo(info.kind, info.dtype, sum(i.num_bytes for i in infos), lengths)
     return merged
+
+
+def _inlined_bytes(value: Any) -> int:
+    """Return the bytes of the arrays in a small result, which came through the controller."""
+    if isinstance(value, Mapping):
+        return sum(_inlined_bytes(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_inlined_bytes(v) for v in value)
+    return int(getattr(value, "nbytes", 0)) if getattr(value, "shape", ()) or isinstance(value, Table) else 0
 
 
 def _sum_progress(seen: Sequence[tuple[int, Mapping[str, float]]]) -> Progress | None:

@@ -38,10 +38,21 @@ class CallRecord:
     start_s: float = 0.0
     duration_s: float | None = None
     spans: tuple[Span, ...] = ()
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def begin(self) -> None:
-        """The call starts to run."""
-        self.state, self.start_ns, self.start_s = "running", time.time_ns(), time.perf_counter()
+    def begin(self) -> bool:
+        """The call starts to run, unless it was cancelled before; return whether it does."""
+        with self._turn:
+            if self.cancel_asked or self.state in FINISHED:
+                return False
+            self.state, self.start_ns, self.start_s = "running", time.time_ns(), time.perf_counter()
+            return True
+
+    def ask_cancel(self) -> bool:
+        """Note that the call shall stop; return whether it runs already, and so has to be told."""
+        with self._turn:
+            self.cancel_asked = True
+            return self.state == "running"
 
     def end(self, state: str, error: Exception | None = None) -> None:
         """The call is over; whoever waits goes on."""
@@ -73,6 +84,8 @@ class RoleRecord:
     checkpoint: str = ""
     """Folder of the last checkpoint, for rebuilding its pool."""
     checkpoint_updates: int = 0
+    restore: str = ""
+    """Folder to load after the initial weights, once: the checkpoint of a role whose pool died."""
     unseen: CallRecord | None = None
     """A failure nobody has looked at: raised at the next call on this role."""
 

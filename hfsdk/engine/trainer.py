@@ -25,7 +25,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from hfsdk.engine import megatron_model
 from hfsdk.engine.cpu_support_megatron import cuda_type_names
-from hfsdk.engine.groups import RoleGroups
+from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.loss_io import (
     Loss,
     ModelInput,
@@ -436,10 +436,10 @@ class Trainer:
         """Sum the gradient over dp, once."""
         ddp, _ = self._trainable()
         if not self._reduced:
-            with self.recorder.span("backward"), torch.no_grad():
+            size = sum(buffer.grad_data.nbytes for buffer in ddp.buffers) if self.groups.dp_size > 1 else 0
+            with self.recorder.span("backward", bytes=size), torch.no_grad():
                 finalize_model_grads([ddp], pg_collection=self.groups.collection())
             self._reduced = True
-
 
 
 def _num_tokens(table: Table) -> int:

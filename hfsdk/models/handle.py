@@ -126,10 +126,10 @@ class ModelHandle:
             )
         self._need_model(f"run the primitive {primitive.name!r}")
         inputs = batch.need(primitive.reads, f"{self.name}.{primitive.name}")
-        shipped = primitive.ship(options)
+        shipped = Shipped.of(primitive.function)
         lease = self._submit(
             "call", "preparation", inputs=inputs, writes=primitive.writes, num_rows=len(batch), protocol=primitive.protocol,
-            options={"function": shipped}, shipped=shipped, result="all",
+            options={"function": shipped, "writes": primitive.writes, "arguments": options}, shipped=shipped, result="all",
         )  # fmt: skip
         return batch.with_refs(lease, primitive.writes)
 
@@ -301,11 +301,13 @@ class TrainedHandle(ModelHandle):
         """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder.
 
         Raises:
-            OptionError: ``folder`` is a file.
+            OptionError: ``folder`` is a file, or the one the model was loaded from.
         """
         target = Path(folder).expanduser().resolve()
         if target.exists() and not target.is_dir():
             raise OptionError(f"{target} is a file; give the folder to write the model to")
+        if self._role.folder and target == Path(self._role.folder).resolve():
+            raise OptionError(f"{target} is the folder {self.name} was loaded from; give another one")
         target.mkdir(parents=True, exist_ok=True)
         self._result(self._submit("save_pretrained", "checkpoint", protocol=ONE_TO_ALL, options={"folder": str(target)}))
         return target

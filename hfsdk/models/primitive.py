@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from hfsdk.errors import OptionError
-from hfsdk.functions import Shipped
 from hfsdk.protocol import THREE_D, TransferProtocol
 from hfsdk.table import Table
 
@@ -29,11 +27,6 @@ class Primitive:
     def __call__(self, model: Any, rows: Table, **options: Any) -> Mapping[str, Any]:
         """Run it here, on local rows, as in a test."""
         return self.function(model, rows, **options)
-
-    def ship(self, options: Mapping[str, Any]) -> Shipped:
-        """Return the function, its options bound, ready to travel."""
-        bound = partial(self.function, **options) if options else self.function
-        return replace(Shipped.of(bound), name=self.name, source=Shipped.of(self.function).source)
 
     def __repr__(self) -> str:
         return f"Primitive({self.name}: reads {', '.join(self.reads)}; writes {', '.join(self.writes)}; {self.protocol})"

@@ -21,6 +21,9 @@ from hfsdk.viz.timeline import TimelinePicture, timeline_view
 CURVES = ("score_mean", "kl_mean", "response_tokens_mean", "entropy", "clip_fraction", "explained_variance")
 """What is drawn of a training run; the rest is in its ``history``."""
 
+WALL_CLOCK_NS = 10**18
+"""Spans before this (2001) are on the virtual clock of a simulation."""
+
 STILL_INTERVAL_S = 1.0
 """Without anywidget a still picture is redrawn this often."""
 
@@ -52,7 +55,9 @@ def show_trace(obj: Any) -> None:
     """Display an object with ``snapshot() -> Trace`` and ``running``: live while it runs, frozen when not."""
 
     def picture() -> Picture:
-        return TimelinePicture(timeline_view(obj.snapshot(), now_ns=time.time_ns() if obj.running else None))
+        trace = obj.snapshot()
+        growing = bool(obj.running) and trace.start_ns > WALL_CLOCK_NS  # a virtual clock stands still while we look
+        return TimelinePicture(timeline_view(trace, now_ns=time.time_ns() if growing else None))
 
     _show(picture, lambda: bool(obj.running))
 

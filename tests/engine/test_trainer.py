@@ -178,7 +178,7 @@ class Harness:
     """The roles of one layout on this rank."""
 
     def __init__(self, layout, root, world_size):
-        from hfsdk.engine.groups import RoleGroups, poison_parallel_state
+        from hfsdk.engine.megatron_groups import RoleGroups, poison_parallel_state
         from hfsdk.layout import Layout
 
         layout, _, rollout_tp = layout.partition(" for rollout ")
@@ -441,7 +441,7 @@ def check_bf16(h):
 
 def check_errors(h):
     """Mistakes at construction, frozen roles, reward heads, and groups given back."""
-    from hfsdk.engine.groups import RoleGroups
+    from hfsdk.engine.megatron_groups import RoleGroups
     from hfsdk.engine.megatron_model import build_model, load_folder
     from hfsdk.layout import Layout
 

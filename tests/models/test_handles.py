@@ -189,7 +189,8 @@ def test_a_primitive_is_called_by_its_columns(actor, controller):
     assert (call.protocol.name, call.writes, call.function.split("@")[0]) == ("DP", ("margins",), "margins")
     assert "margins" in batch
     rows = hf.Table({"x": np.arange(3)})
-    assert call.options["function"].load()(None, rows) == {"margins": [2.0] * 3}
+    assert call.options["function"].load()(None, rows, **call.options["arguments"]) == {"margins": [2.0] * 3}
+    assert call.options["writes"] == ("margins",)
     assert margins(None, rows) == {"margins": [1.0] * 3}
 
 
@@ -239,6 +240,14 @@ def test_reshard_plan_needs_a_placement(session):
     session.place()
     assert str(actor.reshard_plan.train) == "tp2 pp1 dp1"
     assert {use: str(layout) for use, layout in actor.layouts.items()} == {"train": "tp2 pp1 dp1", "rollout": "tp1 pp1 dp2"}
+
+
+def test_save_pretrained_protects_what_is_there(actor, tmp_path):
+    assert actor.save_pretrained(tmp_path / "out") == tmp_path / "out"
+    (tmp_path / "file").write_text("")
+    for folder, words in [(tmp_path / "file", "is a file"), (actor.role.folder, "was loaded from")]:
+        with pytest.raises(hf.OptionError, match=words):
+            actor.save_pretrained(folder)
 
 
 def test_chat_keeps_a_conversation(actor, controller):

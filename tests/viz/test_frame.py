@@ -289,7 +289,8 @@ def test_hooks_draw_nouns_they_never_import() -> None:
     hooks.register(shell)
     batch = type("Batch", (), {"view": lambda self: demo.BATCH, "__module__": "hfsdk.batch"})()
     session = type("Session", (), {"view": lambda self: demo.SESSION, "__module__": "hfsdk.session.session"})()
-    metrics = type("Metrics", (), {"view": lambda self: demo.METRICS, "__module__": "hfsdk.metrics"})()
+    rows = {"state": "done", "rows": demo.METRICS}
+    metrics = type("Metrics", (), {"view": lambda self: rows, "__module__": "hfsdk.pending"})()
     for noun, sign in (
         (batch, "hf-batch"),
         (session, "hf-session"),

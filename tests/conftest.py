@@ -1,0 +1,85 @@
+"""Real workers for the system tests: one Ray for the whole run and sessions on it that most tests share.
+
+Nothing heavy is imported before a test asks for one of these fixtures.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "system"))
+from system_helpers import declare, outcome, ppo_step
+
+SEED = 7
+
+
+@pytest.fixture(scope="session")
+def ray_here():
+    """Ray, started once, with processors enough for several sessions."""
+    torch = pytest.importorskip("torch")
+    for package in ("ray", "vllm", "megatron.core"):
+        pytest.importorskip(package)
+    if torch.cuda.is_available():
+        pytest.skip("these tests count processes on gloo; on CUDA each needs a device of its own")
+    import ray
+
+    from hfsdk.engine import ray_runtime
+
+    if not ray.is_initialized():
+        ray_runtime._start_ray(12, None)
+    yield ray
+    ray.shutdown()
+
+
+def _open(name):
+    import hfsdk as hf
+
+    session = hf.Session(devices=2, seed=SEED, name=name)
+    roles = declare(session)
+    step = ppo_step(roles)
+    roles.first = outcome(step)
+    return roles
+
+
+@pytest.fixture(scope="session")
+def live(ray_here):
+    """Two devices with the four roles of PPO loaded (actor dp2, rollout tp1, critic tp2), after one step."""
+    roles = _open("live")
+    yield roles
+    roles.session.close()
+
+
+@pytest.fixture(scope="session")
+def twin(ray_here):
+    """The same again, in workers of its own: to compare runs, and to kill workers in."""
+    roles = _open("twin")
+    yield roles
+    roles.session.close()
+
+
+@pytest.fixture
+def keyboard():
+    """``keyboard(when)``: a Ctrl-C on the main thread as soon as ``when()`` is true; ``keyboard.sent`` tells whether it came."""
+    threads, ended = [], threading.Event()
+
+    def press(when, times=1, between_s=0.3):
+        def wait():
+            while not when():
+                if ended.wait(0.02):
+                    return
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(between_s)
+
+        threads.append(threading.Thread(target=wait, daemon=True))
+        threads[-1].start()
+
+    yield press
+    ended.set()
+    for thread in threads:
+        thread.join(5)
