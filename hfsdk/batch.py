@@ -14,7 +14,7 @@ import numpy as np
 from hfsdk.errors import ColumnError, SimulatedValueError
 from hfsdk.functions import Shipped
 from hfsdk.pending import Client, ColumnRef, Lease, Pending, Value
-from hfsdk.table import Array, Column, Ragged, Table
+from hfsdk.table import Array, Ragged, Table, as_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -305,26 +305,6 @@ WRITERS_HINT: dict[str, str] = {
     "rewards": "Call ppo.advantages(batch) first.",
 }
 """Which call writes a column, for messages."""
-
-
-def as_column(value: Any) -> Column:
-    """Turn a user's list or array into a column (see :meth:`Batch.from_columns`)."""
-    if isinstance(value, Ragged):
-        return value
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return value if value.ndim == 1 else Ragged.of(list(value))
-    items = list(value)
-    if items and all(isinstance(v, (bool, int, float, np.number)) for v in items):
-        return np.asarray(items)
-    if items and all(_is_numbers(v) for v in items):
-        return Ragged.of(items)
-    return items
-
-
-def _is_numbers(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.dtype != object and value.ndim == 1
-    return isinstance(value, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in value)
 
 
 def _name(fn: Callable[..., Any]) -> str:

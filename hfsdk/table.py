@@ -163,6 +163,27 @@ def kind_of(column: Column) -> str:
     return "object" if isinstance(column, list) else "scalar"
 
 
+def as_column(value: Any) -> Column:
+    """Turn a user's list or array into a column: lists of sequences ragged, numbers scalar, the rest objects."""
+    if isinstance(value, Ragged):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value if value.ndim == 1 else Ragged.of(list(value))
+    items = list(value)
+    if items and all(isinstance(v, (bool, int, float, np.number)) for v in items):
+        return np.asarray(items)
+    if items and all(_is_numbers(v) for v in items):
+        return Ragged.of(items)
+    return items
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype != object and value.ndim == 1
+    return isinstance(value, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in value)
+
+
+
 class Table(Mapping[str, Column]):
     """Equal-length columns in memory; read-only as a mapping.
 

@@ -66,7 +66,8 @@ class Controller:
         self._listeners: list[Listener] = []
         self._next_id = 0
         self._step = 0
-        self._last_phase = ""
+        self._learned = False
+        """Whether something was learned since the last generation; a generation after it begins the next step."""
         self._closed = False
         self._closing = threading.Event()
         self._live: dict[str, tuple[Progress | None, tuple[Span, ...]]] = {}
@@ -200,11 +201,9 @@ class Controller:
                     raise ColumnError(
                         f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again"
                     )
-            if message.phase == "generation" and self._last_phase == "learning":
-                self._step += 1
-            self._last_phase = (
-                message.phase if message.phase in ("generation", "preparation", "learning") else self._last_phase
-            )
+            if message.phase == "generation" and self._learned:
+                self._step, self._learned = self._step + 1, False
+            self._learned = self._learned or message.phase == "learning"
             record = CallRecord(self._make_call(message), message)
             self._calls[record.call.id] = record
         self._lane(lane).put(record)
@@ -443,7 +442,7 @@ class Controller:
 
     def _spans(self, records: list[CallRecord]) -> list[Span]:
         spans: list[Span] = []
-        ids = {r.call.id for r in records}
+        ids = {r.call.id for r in records if r.state == "running"}  # the last look may be older than a call's end
         for record in records:
             spans += record.spans
             own = any(s.device is None and s.call_id == record.call.id for s in record.spans)

@@ -21,7 +21,7 @@ from hfsdk.errors import CallError, NonFiniteLossError
 from hfsdk.functions import Shipped
 from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RoleSpec, Sampling
-from hfsdk.table import Array, Column, Table
+from hfsdk.table import Array, Column, Table, as_column
 
 if TYPE_CHECKING:
     from hfsdk.engine import transport
@@ -237,7 +237,7 @@ class HostedRole:
                 raise CallError(
                     f"the primitive returned {len(column)} entries for column {name!r}; this rank has {table.num_rows} rows"
                 )
-        return {n: c if not isinstance(c, (int, float)) else [c] for n, c in value.items()}, None
+        return {name: as_column(column) for name, column in value.items()}, None
 
     def _user(self, shipped: Shipped, *args: Any, **more: Any) -> Any:
         function = shipped.load()
@@ -250,9 +250,8 @@ class HostedRole:
 
     def _save_pretrained(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         assert self.spec.model is not None
-        megatron_model.save_folder(
-            self.trainer.model, self.spec.model, self.groups, self.spec.folder, options["folder"]
-        )
+        folder, source = options["folder"], self.spec.folder
+        megatron_model.save_folder(self.trainer.model, self.spec.model, self.groups, folder, source)
         return None, None
 
     def _save_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:

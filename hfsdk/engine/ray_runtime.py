@@ -408,6 +408,7 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_usage_stats_enabled", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     ray.init(
         address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,

@@ -17,7 +17,7 @@ import numpy as np
 
 from hfsdk.errors import CallError, ColumnError, RewardFunctionError
 from hfsdk.functions import Shipped
-from hfsdk.table import Column, Ragged, Table
+from hfsdk.table import Column, Ragged, Table, as_column
 
 
 def run_task(
@@ -49,7 +49,7 @@ def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]
         raise CallError(f"{name} must return a dict with exactly the columns {sorted(writes)}; it returned {got}")
     columns: dict[str, Column] = {}
     for column_name, column in value.items():
-        ready = column if isinstance(column, (Ragged, list)) else np.asarray(column)
+        ready = as_column(column)
         if len(ready) != num_rows:
             raise CallError(
                 f"{name} returned {len(ready)} entries for column {column_name!r}; the batch has {num_rows} samples"

@@ -25,7 +25,6 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from hfsdk.engine import megatron_model
 from hfsdk.engine.cpu_support_megatron import cuda_type_names
-from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.loss_io import (
     Loss,
     ModelInput,
@@ -38,6 +37,7 @@ from hfsdk.engine.loss_io import (
     token_temperature,
     with_temperature,
 )
+from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint

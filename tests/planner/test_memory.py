@@ -46,16 +46,16 @@ def test_fp32_is_16_bytes_a_parameter():
     assert estimate.weights + estimate.gradients + estimate.optimizer == 16 * SMOL.num_parameters()
 
 
-def test_bf16_is_18_bytes_a_parameter_and_dp_shares_the_optimizer():
+def test_bf16_is_18_bytes_a_parameter_on_every_dp_rank():
     one = role_bytes(trained(SMOL, dtype="bf16"), 1)
     four = role_bytes(trained(SMOL, dtype="bf16"), 4)
     assert (one.weights, one.gradients, one.optimizer) == tuple(n * SMOL.num_parameters() for n in (2, 4, 12))
-    assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer // 4)
+    assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer)
 
 
 @pytest.mark.parametrize(("spec", "train", "size", "measured_gb"), [(SMOL, "tp1", 1, 4.4), (SMOL_8_HEADS, "tp2", 2, 2.6)])
 def test_one_training_process_as_measured(spec, train, size, measured_gb):
-    """facts/megatron-on-cpu.md, section 4: resident bytes of 1 x 1024 tokens, forward + backward + step."""
+    """Measured on a CPU with AVX-512: resident bytes of 1 x 1024 tokens, forward + backward + step."""
     role = trained(spec, train, micro_batch_tokens=1024)
     predicted = role_bytes(role, size, on_cpu=True).total + IMPORTS_WITHOUT_VLLM
     assert predicted == pytest.approx(measured_gb * 1e9, rel=0.1)

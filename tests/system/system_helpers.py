@@ -4,8 +4,6 @@ import hashlib
 import time
 from types import SimpleNamespace
 
-import psutil
-
 import hfsdk as hf
 from hfsdk.engine import messages as m
 
@@ -15,6 +13,7 @@ OPENINGS = [
     "dull", "it is hard to say what the point of all this might be , but", "a small", "this is the kind of movie that",
 ]  # fmt: skip
 """Prompts of very different lengths."""
+
 
 def lengths_reward(completions):
     return [float(len(text) % 7) - 3.0 for text in completions]
@@ -135,7 +134,9 @@ def check_works(roles):
 
 
 def own_processes(pids_then):
-    """Those of some process ids that still are Ray's or hfsdk's processes."""
+    """Those of some process ids that still run, with their names."""
+    import psutil
+
     alive = []
     for pid in pids_then:
         try:
