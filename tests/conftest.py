@@ -64,8 +64,9 @@ def twin(ray_here):
 
 @pytest.fixture
 def keyboard():
-    """``keyboard(when)``: a Ctrl-C on the main thread as soon as ``when()`` is true; ``keyboard.sent`` tells whether it came."""
+    """``keyboard(when)``: a Ctrl-C on the main thread as soon as ``when()`` is true."""
     threads, ended = [], threading.Event()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest runs in the background
 
     def press(when, times=1, between_s=0.3):
         def wait():
@@ -83,3 +84,4 @@ def keyboard():
     ended.set()
     for thread in threads:
         thread.join(5)
+    signal.signal(signal.SIGINT, before)

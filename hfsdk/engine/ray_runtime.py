@@ -118,40 +118,45 @@ class RayRuntime:
         self._column_bytes = 0
         self._inside = threading.Condition()
         self._num_inside, self._closed = 0, False
-        self._tasks = self._new_tasks()
+        self._tasks: Any = None
+        self._warm: _PoolState | None = None
+        if self._job_id in _own_ray:
+            self._warm = self._start_workers(Pool("all", tuple(range(self.cluster.num_devices))))
+            for worker in self._warm.workers:
+                worker.prepare.remote()
 
     # -- pools
 
     @_while_open
     def open_pool(self, pool: Pool) -> None:
         """Start one worker per device and join them."""
-        self._num_opened += 1
-        store = str(self._folder / f"store{self._num_opened}")
-        gpus = 1 if self.cluster.devices[pool.devices[0]].name != "cpu" else 0
-        setups = [
-            WorkerSetup(
-                device,
-                rank,
-                pool.size,
-                pool.name,
-                self._job_id,
-                store,
-                str(self._folder / f"device{device}.log"),
-                self._num_threads,
-            )
-            for rank, device in enumerate(pool.devices)
-        ]
-        cpus = 0 if self._shares_cpus else 1
-        workers = [RayWorker.options(num_gpus=gpus, num_cpus=cpus).remote(setup) for setup in setups]
-        state = _PoolState(pool, workers, setups)
+        warm, self._warm = self._warm, None
+        if warm is not None and warm.pool != pool:
+            _kill(warm)
+            warm = None
+        state = warm or self._start_workers(pool)
         self._pools[pool.name] = state
         try:
-            state.pids = ray.get([w.join.remote() for w in workers], timeout=START_S)
+            state.pids = ray.get([w.join.remote() for w in state.workers], timeout=START_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             self.close_pool(pool.name)
             raise PlacementError(
                 f"the {pool.size} workers of pool {pool.name!r} did not start: {error}. Is there memory and a free device for each?"
             ) from error
+
+    def _start_workers(self, pool: Pool) -> _PoolState:
+        """Start the processes of a pool; returns before they are up."""
+        self._num_opened += 1
+        store = str(self._folder / f"store{self._num_opened}")
+        gpus = 1 if self.cluster.devices[pool.devices[0]].name != "cpu" else 0
+        logs = [str(self._folder / f"device{device}.log") for device in pool.devices]
+        setups = [
+            WorkerSetup(device, rank, pool.size, pool.name, self._job_id, store, logs[rank], self._num_threads)
+            for rank, device in enumerate(pool.devices)
+        ]
+        cpus = 0 if self._shares_cpus else 1
+        workers = [RayWorker.options(num_gpus=gpus, num_cpus=cpus).remote(setup) for setup in setups]
+        return _PoolState(pool, workers, setups)
 
     def close_pool(self, name: str) -> None:
         """Kill the pool's workers and remove their shared-memory segments."""
@@ -160,9 +165,7 @@ class RayRuntime:
             return
         if not ray.is_initialized():
             return
-        for worker in state.workers:
-            ray.kill(worker)
-        _wait_gone(state.pids)
+        _kill(state)
         if not self._pools:
             _remove_segments(self._job_id)
 
@@ -177,6 +180,7 @@ class RayRuntime:
         failed = {rank: error for rank, error in answers.items() if error is not None}
         if failed:
             raise next(iter(failed.values()))
+        self._ensure_tasks()  # by now the workers have done their importing: the cores are free for this process's
 
     @_while_open
     def release(self, role: str, pool: Pool) -> None:
@@ -274,8 +278,9 @@ class RayRuntime:
     def task(self, work: Work) -> Outcome:
         """Run a function over columns; kill its process when it takes longer than it may."""
         call, order = work.call, work.orders[0]
+        tasks = self._ensure_tasks()
         self._await_tasks(call)
-        ref = self._tasks.execute.remote(call, order)
+        ref = tasks.execute.remote(call, order)
         answer = self._await_task(ref, call, work.timeout_s)
         if answer.status == "error":
             assert answer.error is not None
@@ -311,15 +316,19 @@ class RayRuntime:
                     "Make it faster, or allow more with session.reward(..., timeout_s=...)."
                 )
 
-    def _new_tasks(self) -> Any:
-        tasks = RayTasks.remote(str(self._folder / "tasks.log"))
-        self._tasks_up = tasks.prepare.remote()
-        return tasks
+    def _ensure_tasks(self) -> Any:
+        """Return the process of the user's functions; start it where there is none."""
+        with self._tasks_lock:
+            if self._tasks is None:
+                self._tasks = RayTasks.remote(str(self._folder / "tasks.log"))
+                self._tasks_up = self._tasks.prepare.remote()
+            return self._tasks
 
     def _restart_tasks(self) -> None:
         with self._tasks_lock:
             ray.kill(self._tasks)
-            self._tasks = self._new_tasks()
+            self._tasks = None
+        self._ensure_tasks()
 
     # -- columns
 
@@ -390,7 +399,10 @@ class RayRuntime:
         for name in list(self._pools):
             self.close_pool(name)
         if ray.is_initialized():
-            ray.kill(self._tasks)
+            if self._warm is not None:
+                _kill(self._warm)
+            if self._tasks is not None:
+                ray.kill(self._tasks)
         with self._inside:
             self._inside.wait_for(lambda: self._num_inside == 0, CLOSE_S)
         if self._job_id in _own_ray:
@@ -490,6 +502,12 @@ def _tail(path: str, num_chars: int = 2000) -> str:
         return Path(path).read_text(errors="replace")[-num_chars:].strip()
     except FileNotFoundError:
         return ""
+
+
+def _kill(state: _PoolState) -> None:
+    for worker in state.workers:
+        ray.kill(worker)
+    _wait_gone(state.pids)
 
 
 def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:

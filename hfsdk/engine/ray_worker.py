@@ -135,7 +135,12 @@ class WorkerProcess(_Process):
     @ray.method(concurrency_group="compute")
     def prepare(self) -> None:
         """Import the heavy engines ahead of their first use."""
+        from hfsdk.engine import cpu_support_megatron
+
+        cpu_support_megatron.install()
         from hfsdk.engine import hosted, rollout  # noqa: F401
+
+        rollout.import_engine()
 
     @ray.method(concurrency_group="compute")
     def load(self, role: RoleSpec) -> Exception | None:

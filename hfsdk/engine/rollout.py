@@ -68,6 +68,12 @@ def check_model(spec: ModelSpec, device_type: str) -> None:
         )
 
 
+def import_engine() -> None:
+    """Import vLLM ahead of the first engine; takes seconds."""
+    cpu.prepare()
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+
 def max_model_len(spec: ModelSpec, options: RolloutOptions) -> int:
     """Return the longest prompt plus response, in tokens.
 

@@ -1,10 +1,10 @@
 """How many bytes a role needs on each of its devices, and whether the declared roles fit: refused before it is spent.
 
-Weights, gradients and optimizer state follow Megatron-core's ``theoretical_memory_usage.py`` without the distributed optimizer
-(bytes a parameter; Adam keeps two fp32 moments)::
+Weights, gradients and optimizer state follow Megatron-core's ``theoretical_memory_usage.py`` (bytes a parameter; d = data-parallel
+size on accelerators, where the distributed optimizer is assumed, and 1 on CPU; Adam keeps two fp32 moments)::
 
-    trained in fp32    4 weights + 4 gradients + 8 Adam
-    trained in bf16    2 weights + 4 gradients + 4 masters + 8 Adam
+    trained in fp32    4 weights + 4 gradients + 8 / d Adam
+    trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
     frozen             4 or 2 weights
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
@@ -103,6 +103,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     size = DTYPE_BYTES[role.dtype]
     parameters = _trainer_parameters(spec, layout, role.head)
     masters = 4 if role.dtype == "bf16" else 0
+    shards = 1 if on_cpu else layout.num_replicas
     activations, logits = _pass_bytes(role, spec, layout, on_cpu)
     rollout_weights = kv_cache = 0
     if role.kind == "actor" and role.rollout is not None:
@@ -113,7 +114,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     return MemoryEstimate(
         weights=size * parameters,
         gradients=4 * parameters if role.trainable else 0,
-        optimizer=(masters + 8) * parameters if role.trainable else 0,
+        optimizer=(masters + 8) * parameters // shards if role.trainable else 0,
         rollout_weights=rollout_weights,
         kv_cache=kv_cache,
         activations=activations,

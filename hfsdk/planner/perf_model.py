@@ -7,9 +7,9 @@ Every prediction is the larger of arithmetic and memory traffic, plus communicat
     decode         per token: max(weights / bandwidth, FLOPs) + layers x overhead, and the KV cache read once a token
     reshard        bytes the fullest rank lacks / link, and one copy of what it needs through its own memory
 
-Formulas and constants: facts/placement-and-cost-models.md, section 3. **The constants are plausible, not fitted to a
-machine**: expect 20-40 % error on accelerators and more on CPU. What holds: the same input gives the same output, and more
-tokens or a larger model never take less time.
+A roofline model (as LLM-Viewer, arXiv 2402.16363). **The constants are plausible, not fitted to a machine**: times are made up
+until a calibration exists. What holds: the same input gives the same output, and more tokens or a larger model never take less
+time.
 
 Symbols: P parameters, L layers, h hidden size, T tokens, tp/pp/dp the layout; a *row* is one sample.
 """

@@ -46,11 +46,12 @@ def test_fp32_is_16_bytes_a_parameter():
     assert estimate.weights + estimate.gradients + estimate.optimizer == 16 * SMOL.num_parameters()
 
 
-def test_bf16_is_18_bytes_a_parameter_on_every_dp_rank():
+def test_bf16_is_18_bytes_a_parameter_and_dp_shares_the_optimizer_on_accelerators():
     one = role_bytes(trained(SMOL, dtype="bf16"), 1)
     four = role_bytes(trained(SMOL, dtype="bf16"), 4)
     assert (one.weights, one.gradients, one.optimizer) == tuple(n * SMOL.num_parameters() for n in (2, 4, 12))
-    assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer)
+    assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer // 4)
+    assert role_bytes(trained(SMOL), 4, on_cpu=True).optimizer == role_bytes(trained(SMOL), 1, on_cpu=True).optimizer
 
 
 @pytest.mark.parametrize(("spec", "train", "size", "measured_gb"), [(SMOL, "tp1", 1, 4.4), (SMOL_8_HEADS, "tp2", 2, 2.6)])
@@ -129,7 +130,7 @@ def test_cpu_message_names_what_helps_and_functions_need_no_place():
     ]  # fmt: skip
     with pytest.raises(DeviceMemoryError, match=r"dtype='bf16'") as caught:
         check_fits(roles, place(roles, "colocate", cluster), cluster)
-    assert "micro_batch_tokens below 4096" in str(caught.value)
+    assert "micro_batch_tokens below 2048" in str(caught.value)
     check_fits(roles, place(roles, "colocate", cluster), cluster.with_memory(24 * 10**9))
 
 

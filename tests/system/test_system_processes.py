@@ -1,0 +1,194 @@
+"""Nothing is left behind: sessions in processes of their own, closed and killed. And the messages that cross processes."""
+
+import dataclasses
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from system_helpers import own_processes, until
+
+import hfsdk as hf
+from hfsdk.engine import messages as m
+from hfsdk.pending import ColumnRef
+from hfsdk.placement import Placement
+from hfsdk.protocol import PROTOCOLS
+from hfsdk.roles import RoleSpec
+from hfsdk.table import Table
+
+TWO_SESSIONS = """
+import json, sys, hfsdk as hf
+from pathlib import Path
+import psutil, ray
+
+def used(session, role):
+    return len(role.compute_values(session.batch(prompt=[[1, 2]], response=[[3]]))["values"])
+
+one, two = hf.Session(devices=1, name="one"), hf.Session(devices=2, name="two")
+actor = one.actor("tiny")
+critic = two.critic("tiny", train="dp2")
+batch = actor.generate([[1, 2, 3]], max_new_tokens=4)
+assert used(two, critic) == 1 and len(batch["response"]) == 1
+me = psutil.Process()
+folder = str(two.client._controller._runtime._folder)
+print(json.dumps({"pids": [p.pid for p in me.children(recursive=True)], "folder": folder}), flush=True)
+one.close()
+try:
+    batch["response"]
+except hf.SessionClosedError:
+    pass
+assert used(two, critic) == 1, "the other session goes on"
+running = critic.compute_values(two.batch(prompt=[[1] * 100] * 400, response=[[2] * 300] * 400))
+two.close()
+assert not ray.is_initialized()
+print(json.dumps({"left": [(p.pid, p.name()) for p in me.children(recursive=True) if p.status() != "zombie"]}))
+third = hf.Session(devices=1)
+print(json.dumps({"third": len(third.batch(prompt=[[1]])["prompt"])}))
+"""
+
+KILLED = """
+import json, signal, sys, time, hfsdk as hf
+import psutil
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+session = hf.Session(devices=2, name="killed")
+actor = session.actor("tiny", train="tp2", rollout="tp2")
+actor.generate([[1, 2, 3]], max_new_tokens=2).wait()
+batch = actor.generate([[1, 2, 3]] * 8, max_new_tokens=480, ignore_eos=True)
+while batch.state != "running":
+    time.sleep(0.01)
+children = psutil.Process().children(recursive=True)
+print(json.dumps({"pids": [p.pid for p in children]}), flush=True)
+try:
+    batch.wait()
+    print("finished", flush=True)
+except KeyboardInterrupt:
+    print(json.dumps({"state": batch.state, "again": len(actor.generate([[1, 2]], max_new_tokens=2)["response"])}), flush=True)
+while True:
+    actor.generate([[1, 2, 3]] * 8, max_new_tokens=400, ignore_eos=True).wait()
+"""
+
+
+def segments():
+    return {p.name for p in Path("/dev/shm").glob("hfsdk.*")} if Path("/dev/shm").is_dir() else set()
+
+
+def start(script):
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
+
+
+def next_line(process):
+    line = process.stdout.readline()
+    if not line:
+        raise AssertionError(f"the script ended: {process.stderr.read()[-3000:]}")
+    return json.loads(line)
+
+
+@pytest.mark.timeout(300)
+def test_two_sessions_in_one_process_then_none(ray_here):
+    before = segments()
+    process = start(TWO_SESSIONS)
+    try:
+        first = next_line(process)
+        assert sum(bool(p) for p in first["pids"]) >= 3
+        assert next_line(process)["left"] == [], "closing ends every process before it returns"
+        assert not Path(first["folder"]).exists()
+        assert next_line(process) == {"third": 1}
+        assert process.wait(60) == 0, "a session that nobody closed ends with the interpreter"
+        until("the last processes", lambda: own_processes(first["pids"]) == [], 30)
+        assert segments() <= before
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.timeout(300)
+def test_interrupted_and_killed_driver(ray_here):
+    """Ctrl-C as a terminal sends it (to every process of the group), then SIGKILL in the middle of a generation."""
+    before = segments()
+    process = start(KILLED)
+    try:
+        first = next_line(process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert next_line(process) == {"state": "cancelled", "again": 1}, "the workers do not hear the terminal's interrupt"
+        time.sleep(0.3)
+        process.kill()
+        until("the end of every process", lambda: own_processes(first["pids"]) == [], 60)
+        assert segments() <= before
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# ---- the narrow waist
+
+
+def examples():
+    role = RoleSpec(name="actor", kind="actor")
+    ref = ColumnRef(3, "prompt", np.arange(2))
+    protocol, inputs = PROTOCOLS["MICRO_DP"], {"prompt": ref}
+    submit = m.Submit("actor", "generate", "generation", inputs, ("response",), 2, protocol, {"n": 1}, "cell 1", "f@1", 2.0, "all")
+    return [
+        m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2)), m.Put(Table({"x": np.arange(3)})),
+        submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}), m.Ask(1, "state"), m.AskColumn(ref), m.Cancel((1,)), m.Release((1,)),
+        m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder"), m.Close(),
+    ]  # fmt: skip
+
+
+def test_every_message_pickles():
+    assert {type(message) for message in examples()} == set(typing.get_args(m.Message))
+    for message in examples():
+        back = pickle.loads(pickle.dumps(message))
+        assert type(back) is type(message)
+        for field in dataclasses.fields(message):
+            one, other = getattr(message, field.name), getattr(back, field.name)
+            if isinstance(one, ColumnRef):
+                assert (one.call_id, one.name) == (other.call_id, other.name)
+            elif field.name not in ("inputs", "columns", "table"):
+                assert one == other, (message, field.name)
+
+
+def test_messages_of_a_real_step_pickle(live, monkeypatch):
+    """Everything handles send in practice: losses, sampling, own functions, leases."""
+    from system_helpers import ppo_batch
+
+    from hfsdk.algorithms import ppo
+
+    sent, controller = [], live.session.client._controller
+    send = controller.send
+
+    def over_the_wire(message):
+        sent.append(type(message))
+        return send(pickle.loads(pickle.dumps(message)))
+
+    monkeypatch.setattr(controller, "send", over_the_wire)
+    batch = ppo_batch(live)
+    rows = live.actor.update(batch, ppo.PolicyLoss()).rows
+    assert rows[0]["num_samples"] == 16
+    assert live.actor.run(lambda rank: rank.rank) == [0, 1]
+    assert len(live.session.trace.spans) > 10
+    assert len(batch["values"]) == 16
+    assert {m.Submit, m.Wait, m.Fetch, m.Ask, m.AskColumn, m.Look} <= set(sent)
+
+
+def test_every_error_pickles():
+    from hfsdk import errors
+
+    for name in vars(errors):
+        cls = getattr(errors, name)
+        if isinstance(cls, type) and issubclass(cls, hf.CallError):
+            error = cls("words", role="actor", method="update", rank=1, line="cell 3", details="more")
+            back = pickle.loads(pickle.dumps(error))
+            assert (type(back), str(back), back.fields()) == (cls, str(error), error.fields())
+        elif isinstance(cls, type) and issubclass(cls, hf.HfsdkError):
+            assert str(pickle.loads(pickle.dumps(cls("words")))) == "words"
