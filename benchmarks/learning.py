@@ -49,8 +49,8 @@ class Settings:
     save_every: int = 10
     lr: float = 1e-4
     critic_lr: float = 1e-4
-    value_clip: float | None = 0.2
-    entropy_coef: float = 0.0
+    warmup: int = 0
+    """Steps over which the actor's learning rate rises, while the critic learns to judge."""
 
 
 OURS = Settings()
@@ -68,12 +68,13 @@ def run_hfsdk(settings: Settings, seed: int, folder: Path) -> tuple[list[dict[st
 
     texts = train_prompts()
     ppo = hf.PPO(
-        max_new_tokens=NEW_TOKENS, epochs=settings.epochs, mini_batches=settings.mini_batches, kl_coef=settings.kl_coef,
-        value_clip=settings.value_clip, entropy_coef=settings.entropy_coef,
+        max_new_tokens=NEW_TOKENS, epochs=settings.epochs, mini_batches=settings.mini_batches, kl_coef=settings.kl_coef
     )  # fmt: skip
-    decay = {"schedule": "linear", "total_steps": settings.steps * settings.epochs * settings.mini_batches}
+    per_step = settings.epochs * settings.mini_batches
+    decay = {"schedule": "linear", "total_steps": settings.steps * per_step}
+    warmup = settings.warmup * per_step
     with hf.Session(devices=2, seed=seed) as session:
-        actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=settings.lr, **decay))
+        actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=settings.lr, warmup_steps=warmup, **decay))
         session.critic("tiny", optimizer=hf.AdamW(lr=settings.critic_lr, **decay))
         session.reference(actor)
         session.reward(positive)
@@ -141,7 +142,7 @@ def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> 
 
     from hfsdk.assets import model_folder
 
-    shared = {k: v for k, v in asdict(settings).items() if k not in ("critic_lr", "value_clip", "entropy_coef")}
+    shared = {k: v for k, v in asdict(settings).items() if k not in ("critic_lr", "warmup")}
     config = {
         **shared, "model": str(model_folder("tiny")), "prompts": prompts, "seed": seed, "new_tokens": NEW_TOKENS,
         "folder": str(folder),

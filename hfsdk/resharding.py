@@ -196,7 +196,7 @@ def _inside(box: Box, start: Offsets) -> Offsets:
     return tuple(lo + s - b for lo, s, b in zip(box.local_start, start, box.start, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReshardPlan:
     """What every rank copies, sends and receives so that the rollout has the trainer's weights.
 
@@ -257,7 +257,7 @@ class ReshardPlan:
         """Bytes that cross between ranks, in total."""
         return sum(self.bytes_received(rank) for rank in range(self.train.size))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return (
             f"ReshardPlan {self.spec.name}: '{self.train}' to rollout tp{self.rollout_tp}, "
             f"{self.bytes_moved / 1e6:.3f} MB between ranks"

@@ -25,7 +25,7 @@ import numpy as np
 from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, picks_for, plan_orders, task_order
-from hfsdk.engine.records import FINISHED, CallRecord, RoleRecord, raised
+from hfsdk.engine.records import FINISHED, CallRecord, RoleRecord, check_rollouts, raised, stored_table, tokens_of
 from hfsdk.errors import (
     CallCancelledError,
     CallError,
@@ -39,8 +39,8 @@ from hfsdk.errors import (
 )
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Placement, Pool
-from hfsdk.runtime import DeviceStatus, Order, Part, Progress, Runtime, Stored, Work
-from hfsdk.table import Ragged, Table, kind_of
+from hfsdk.runtime import DeviceStatus, Order, Progress, Runtime, Stored, Work
+from hfsdk.table import Table
 from hfsdk.trace import Span
 
 TASKS = "tasks"
@@ -126,7 +126,8 @@ class Controller:
     def _place(self, message: m.Place) -> Placement:
         placement = message.placement
         with self._lock:
-            model_roles = [name for name, r in self._roles.items() if r.spec.function is None]
+            check_rollouts(placement, [record.spec for record in self._roles.values()])
+            model_roles = [n for n, r in self._roles.items() if r.spec.function is None and n in placement.roles]
             keep = {p.name: p for p in placement.pools}
             for name, pool in list(self._open_pools.items()):
                 if keep.get(name) != pool:
@@ -276,6 +277,8 @@ class Controller:
                 self._recount_updates(role, work)
             raise
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
+        if work.pool is not None:
+            record.num_tokens = tokens_of(request, stored, outcome.stored)
         record.result = list(outcome.results) if request.result == "all" else next(iter(outcome.results), None)
         if role is not None:
             self._count_updates(role, record)
@@ -481,7 +484,10 @@ class Controller:
             live = {}
             for record in running:
                 assert record.pool is not None
-                progress, spans = self._runtime.progress(record.pool)
+                try:
+                    progress, spans = self._runtime.progress(record.pool)
+                except SessionClosedError:
+                    return
                 live[record.pool.name] = (progress, spans)
                 if progress is not None and progress.call_id == record.call.id and self._listeners:
                     self._emit_call("call_progress", record, progress)
@@ -500,7 +506,12 @@ class Controller:
 
     def _emit(self, event: dict[str, Any]) -> None:
         for listener in list(self._listeners):
-            listener(event)
+            try:
+                listener(event)
+            except Exception:  # a picture that cannot be drawn must not stop the work, nor this thread
+                traceback.print_exc()
+                if listener in self._listeners:
+                    self._listeners.remove(listener)
 
     def _lane(self, name: str) -> _Lane:
         with self._lock:
@@ -575,16 +586,6 @@ class _Lane(threading.Thread):
                 self._controller.run_record(item)
             else:
                 item()
-
-
-def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:
-    """Describe a local table that was put as one or more parts."""
-    columns = {}
-    for column_name, column in table.items():
-        lengths = column.lengths if isinstance(column, Ragged) else None
-        dtype, num_bytes = ("text", 0) if isinstance(column, list) else (str(column.dtype), int(column.nbytes))
-        columns[column_name] = ColumnInfo(kind_of(column), dtype, num_bytes, lengths)
-    return Stored(name, table.num_rows, parts, columns)
 
 
 def _where(call: Call) -> dict[str, Any]:

@@ -421,10 +421,17 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_usage_stats_enabled", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
-    ray.init(
-        address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )  # fmt: skip
+    for last in (False, True):  # a raylet ends itself when its agent takes more than 15 s to start: once more, from warm caches
+        try:
+            ray.init(
+                address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False,
+                logging_level=logging.ERROR, object_store_memory=OBJECT_STORE_BYTES,
+            )  # fmt: skip
+            return
+        except Exception as error:  # Ray raises a bare Exception here
+            ray.shutdown()
+            if last or "timed out during startup" not in str(error):
+                raise
 
 
 def _cluster(num_devices: int | None, shares_cpus: bool) -> ClusterSpec:

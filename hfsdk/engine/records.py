@@ -1,18 +1,21 @@
-"""What the controller remembers of each call and each role."""
+"""What the controller remembers of each call and each role, and pure checks of it."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hfsdk.dataflow import Call
 from hfsdk.engine.messages import Submit
-from hfsdk.errors import CallError
-from hfsdk.placement import Pool
+from hfsdk.errors import CallError, LayoutError
+from hfsdk.pending import ColumnInfo
+from hfsdk.placement import Placement, Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Stored
+from hfsdk.runtime import Part, Stored
+from hfsdk.table import Ragged, Table, kind_of
 from hfsdk.trace import Span
 
 FINISHED = ("done", "failed", "cancelled")
@@ -38,6 +41,8 @@ class CallRecord:
     start_s: float = 0.0
     duration_s: float | None = None
     spans: tuple[Span, ...] = ()
+    num_tokens: int = 0
+    """Tokens generated, or passed through the model."""
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def begin(self) -> bool:
@@ -65,10 +70,17 @@ class CallRecord:
     def span(self) -> Span:
         """The call's own span on the controller's lane."""
         duration = self.duration_s
+        attrs: dict[str, float | int | str] = {"rows": self.call.num_rows, "state": self.state, "line": self.call.line}
+        whole = [s for s in self.spans if not s.parent]
+        if whole:
+            attrs["cpu_s"] = sum(float(s.attrs.get("cpu_s", 0.0)) for s in whole)
+            attrs["bytes"] = sum(int(s.attrs.get("bytes", 0)) for s in self.spans if s.parent)
+        if self.num_tokens:
+            attrs["tokens"] = self.num_tokens
         return Span(
             name=self.call.method, role=self.call.role, call_id=self.call.id, method=self.call.method, step=self.call.step,
             pool=self.pool.name if self.pool else "", start_ns=self.start_ns or time.time_ns(), duration_s=duration,
-            phase=self.call.phase, attrs={"rows": self.call.num_rows, "state": self.state, "line": self.call.line},
+            phase=self.call.phase, attrs=attrs,
         )  # fmt: skip
 
 
@@ -97,3 +109,46 @@ def raised(error: Exception) -> Exception:
         copy.__cause__ = error.__cause__
         return copy
     return error.with_traceback(None)
+
+
+def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:
+    """Describe a local table that was put as one or more parts."""
+    columns = {}
+    for column_name, column in table.items():
+        lengths = column.lengths if isinstance(column, Ragged) else None
+        dtype, num_bytes = ("text", 0) if isinstance(column, list) else (str(column.dtype), int(column.nbytes))
+        columns[column_name] = ColumnInfo(kind_of(column), dtype, num_bytes, lengths)
+    return Stored(name, table.num_rows, parts, columns)
+
+
+def check_rollouts(placement: Placement, roles: Sequence[RoleSpec]) -> None:
+    """Check that the rollouts of a pool agree on their tp: the generating engine keeps one for all of its process.
+
+    Raises:
+        LayoutError: two of them differ.
+    """
+    first: dict[str, RoleSpec] = {}
+    for role in roles:
+        if role.rollout is None or role.name not in placement.roles:
+            continue
+        other = first.setdefault(placement.roles[role.name], role)
+        if other.rollout is not None and other.rollout.tp != role.rollout.tp:
+            raise LayoutError(
+                f"{other.name} (rollout tp={other.rollout.tp}) and {role.name} (rollout tp={role.rollout.tp}) share the pool "
+                f"{placement.roles[role.name]!r}, whose processes run one rollout tp. Give both the same, release one of them, "
+                "or place them on pools of their own."
+            )
+
+
+def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | None) -> int:
+    """Return how many tokens a call generated or, where it read responses, passed through its model."""
+    if "response" not in request.inputs:
+        written = outcome.columns.get("response") if outcome else None
+        return 0 if written is None or written.lengths is None else int(written.lengths.sum())
+    total = 0
+    for name in ("prompt", "response"):
+        ref = request.inputs.get(name)
+        lengths = inputs[ref.call_id].columns[ref.name].lengths if ref else None
+        if ref is not None and lengths is not None:
+            total += int((lengths if ref.rows is None else lengths[ref.rows]).sum())
+    return total

@@ -134,15 +134,16 @@ def check_works(roles):
 
 
 def own_processes(pids_then):
-    """Those of some process ids that still run, with their names."""
+    """Those of some process ids that still run; Ray's own agents, which end themselves a minute later, left out."""
     import psutil
 
     alive = []
     for pid in pids_then:
         try:
             process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                alive.append((pid, process.name()))
+            command = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and "Agent" not in command:
+                alive.append((pid, command))
         except psutil.NoSuchProcess:
             continue
     return alive

@@ -110,7 +110,10 @@ def test_killed_while_idle_and_while_loading(single):
     assert critic.memory == {}
     with pytest.raises(hf.WorkerDiedError, match="started again at the next call"):
         critic.compute_values(batch).wait(timeout=120)
+    early = critic.compute_values(batch)
+    early.cancel()  # while the pool is started again for it
     assert len(critic.compute_values(batch)["values"]) == 1
+    assert early.state == "cancelled"
 
     def on_event(event):
         if event["type"] == "role_loading" and event["role"] == "late":

@@ -97,6 +97,21 @@ def test_events_tell_every_call_from_start_to_end(live):
     assert "broken on purpose" in next(e["error"] for e in events if e["type"] == "call_failed")
 
 
+def test_listener_that_raises_does_not_stop_the_work(live, capfd):
+    heard = []
+
+    def broken(event):
+        heard.append(event["type"])
+        raise ValueError("cannot draw")
+
+    stop = live.session.client._controller.subscribe(broken)
+    assert len(small(live)["response"]) == 4
+    stop()
+    assert heard == ["call_started"], "it is left out from then on"
+    assert "cannot draw" in capfd.readouterr().err
+    check_works(live)
+
+
 def test_calls_from_several_threads(live):
     found, threads = {}, []
 

@@ -18,34 +18,43 @@ def measured(actor, prompts):
 
 @pytest.fixture(scope="module")
 def wide(ray_here):
-    """A session whose rollouts have tp2."""
+    """A session whose actor is declared again and again."""
     session = hf.Session(devices=2, seed=3, name="wide")
     yield session
     session.close()
 
 
-@pytest.mark.parametrize("mode", ["packed", "shared"])
-@pytest.mark.parametrize("train", ["tp2", "dp2"])
-@pytest.mark.parametrize("rollout", ["tp1", "tp2"])
-def test_rollout_follows_the_trainer(live, wide, train, rollout, mode):
-    session = live.session if rollout == "tp1" else wide
-    actor = session.actor(
-        "tiny", name="other", train=train, rollout=rollout, cpu_weights=mode, optimizer=hf.AdamW(lr=1e-3)
-    )
-    try:
-        prompts = [text + " " for text in OPENINGS[:6]]
-        before, first = measured(actor, prompts)
-        assert first <= 1e-4
-        actor.update(before, likelihood, mini_batches=2).wait()
-        after, second = measured(actor, prompts)
-        assert second <= 1e-4
-        assert set(after["policy_version"]) == {2}
-        old = actor.compute_log_probs(before)["old_log_probs"].flat
-        assert np.abs(old - before["rollout_log_probs"].flat).max() > 1e-3, "the update changed the policy"
-        checked = actor.run(lambda rank: rank._hosted.last_transport.bytes_received)
-        assert (sum(checked) > 0) == ((train, rollout) == ("tp2", "tp1")), "elsewhere every rank has what it needs"
-    finally:
-        actor.release()
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("train", "rollout", "mode"),
+    [
+        ("tp2", "tp1", "packed"), ("dp2", "tp1", "shared"), ("tp2", "tp1", "shared"),
+        ("tp2", "tp2", "packed"), ("dp2", "tp2", "shared"), ("tp2", "tp2", "shared"), ("dp2", "tp2", "packed"),
+    ],
+)  # fmt: skip
+def test_rollout_follows_the_trainer(wide, train, rollout, mode):
+    """Each actor replaces the one before, whose engine is given back: also the rollout's tp may change."""
+    actor = wide.actor("tiny", train=train, rollout=rollout, cpu_weights=mode, optimizer=hf.AdamW(lr=1e-3))
+    prompts = [text + " " for text in OPENINGS[:6]]
+    before, first = measured(actor, prompts)
+    assert first <= 1e-4
+    actor.update(before, likelihood, mini_batches=2).wait()
+    after, second = measured(actor, prompts)
+    assert second <= 1e-4
+    assert set(after["policy_version"]) == {2}
+    old = actor.compute_log_probs(before)["old_log_probs"].flat
+    assert np.abs(old - before["rollout_log_probs"].flat).max() > 1e-3, "the update changed the policy"
+    received = actor.run(lambda rank: rank._hosted.last_transport.bytes_received)
+    assert (sum(received) > 0) == ((train, rollout) == ("tp2", "tp1")), "elsewhere every rank has what it needs"
+
+
+@pytest.mark.xfail(reason="Rollout.close ends vLLM's groups although another engine of the process uses them")
+def test_releasing_one_actor_leaves_the_other(wide):
+    actor = wide.actor("tiny", name="first", train="dp2", rollout="tp2")
+    other = wide.actor("tiny", name="second", train="dp2", rollout="tp2")
+    assert max(measured(a, ["the film is "] * 3)[1] for a in (actor, other)) <= 1e-4
+    other.release()
+    assert measured(actor, ["the film is "] * 3)[1] <= 1e-4
 
 
 def test_layouts_agree_on_the_same_tokens(live):
@@ -57,3 +66,14 @@ def test_layouts_agree_on_the_same_tokens(live):
         found.append(reference.compute_log_probs(batch)["ref_log_probs"].flat)
         reference.release()
     assert np.abs(found[0] - found[1]).max() <= 1e-4
+
+
+def test_two_rollout_sizes_in_one_pool_are_refused(live):
+    """At the call, in words; a role that failed so is forgotten, and others can be placed."""
+    other = live.session.actor("tiny", name="other", train="dp2", rollout="tp2")
+    with pytest.raises(hf.LayoutError, match=r"actor \(rollout tp=1\) and other \(rollout tp=2\) share the pool 'all'"):
+        other.generate([[1, 2]])
+    other.release()
+    late = live.session.critic("tiny", name="late")
+    assert len(late.compute_values(live.session.batch(prompt=[[1]], response=[[2]]))["values"]) == 1
+    late.release()
