@@ -33,13 +33,13 @@ class Shipped:
             return function
         import cloudpickle
 
-        module = _user_module(function)
-        if module is not None:
+        modules = _user_modules()
+        for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
             pickled = cloudpickle.dumps(function)
         finally:
-            if module is not None:
+            for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
         name = getattr(function, "__name__", type(function).__name__)
         return cls(name, pickled, _source(function))
@@ -61,16 +61,17 @@ class Shipped:
         return loaded
 
 
-def _user_module(function: Callable[..., Any]) -> ModuleType | None:
-    """Return the function's module when it is the user's own, which workers may be unable to import."""
-    owner = function if hasattr(function, "__module__") else type(function)
-    name = getattr(owner, "__module__", None) or ""
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    if module is None or path is None or name == "__main__" or name.split(".")[0] == "hfsdk":
-        return None
-    installed = [sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")]
-    return None if any(path.startswith(folder) for folder in installed) else module
+def _user_modules() -> list[ModuleType]:
+    """Return the loaded modules that are the user's own, which workers may be unable to import."""
+    places = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed = tuple(f"{place}{os.sep}" for place in places)
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = str(getattr(module, "__file__", None) or "")
+        own = os.path.isabs(path) and module.__name__ == name != "__main__"
+        if own and name.split(".")[0] != "hfsdk" and not path.startswith(installed):
+            found.append(module)
+    return found
 
 
 def _source(function: Callable[..., Any]) -> str:

@@ -170,6 +170,18 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
+def shared_groups_kept(kept: bool) -> Iterator[None]:
+    """Let one engine shut down without ending the groups that vLLM's other engines of this process use (on CUDA too)."""
+    if not kept:
+        yield
+        return
+    import vllm.v1.engine.core as core
+
+    with _replaced(core, "cleanup_dist_env_and_memory", lambda: None):
+        yield
+
+
+@contextmanager
 def default_group_kept() -> Iterator[None]:
     """Let vLLM destroy its own process groups, but not the default one, which is the trainer's (on CUDA too)."""
     import torch

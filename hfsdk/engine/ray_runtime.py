@@ -44,6 +44,9 @@ GRACE_S = 15.0
 START_S = 180.0
 """How long a pool's processes may take to start and join."""
 
+START_TRIES = 4
+"""A raylet ends itself when its agent takes more than about 15 s to start, as on a busy machine: then once more."""
+
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory for columns, where hfsdk starts Ray itself."""
 
@@ -420,8 +423,7 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_usage_stats_enabled", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
-    for last in (False, True):  # a raylet ends itself when its agent takes more than 15 s to start: once more, from warm caches
+    for tries_left in reversed(range(START_TRIES)):
         try:
             ray.init(
                 address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False,
@@ -430,8 +432,13 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
             return
         except Exception as error:  # Ray raises a bare Exception here
             ray.shutdown()
-            if last or "timed out during startup" not in str(error):
+            if "timed out during startup" not in str(error):
                 raise
+            if not tries_left:
+                raise PlacementError(
+                    f"Ray did not start within {START_TRIES} tries of 30 s: its own helper processes were too slow. "
+                    "Is the machine busy or out of memory? End other work and try again."
+                ) from error
 
 
 def _cluster(num_devices: int | None, shares_cpus: bool) -> ClusterSpec:

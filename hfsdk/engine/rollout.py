@@ -68,6 +68,10 @@ def check_model(spec: ModelSpec, device_type: str) -> None:
         )
 
 
+_open_engines: set[int] = set()
+"""The rollouts of this process that are open: vLLM's groups are shared by all of them, and the last to close ends them."""
+
+
 def import_engine() -> None:
     """Import vLLM ahead of the first engine; takes seconds."""
     cpu.prepare()
@@ -167,6 +171,7 @@ class Rollout:
         }  # fmt: skip
         with cpu.process_state_kept():
             self._engine, plain = _build(arguments, rank, world_size, job_id)
+        _open_engines.add(id(self))
         self._core = self._engine.engine_core
         self._core._finalizer.detach()  # close() shuts it down; a finalizer would destroy the trainer's process group
         self._model = self._engine.model_executor.driver_worker.worker.model_runner.model
@@ -350,7 +355,8 @@ class Rollout:
         """Shut vLLM down and free its memory. The trainer's process group lives on."""
         if self._engine is None:
             return
-        with cpu.default_group_kept(), cpu.process_state_kept():
+        _open_engines.discard(id(self))
+        with cpu.default_group_kept(), cpu.process_state_kept(), cpu.shared_groups_kept(bool(_open_engines)):
             self._core.engine_core.shutdown()
         self._engine = self._core = self._model = self._weights = None
         gc.collect()

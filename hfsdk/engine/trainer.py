@@ -315,6 +315,15 @@ class Trainer:
         temperature = token_temperature(rows)
         if not (np.isfinite(temperature).all() and (temperature >= 0).all()):
             return OptionError(f"temperature must be finite and at least 0; got {temperature.min()} to {temperature.max()}")
+        for name in ("prompt", "response"):
+            tokens = rows.ragged(name)
+            wrong = np.flatnonzero((tokens.flat < 0) | (tokens.flat >= self.spec.vocab_size))
+            if len(wrong):
+                row = int(np.searchsorted(tokens.offsets, wrong[0], side="right")) - 1
+                return OptionError(
+                    f"row {rows.row_ids[row]} has token id {tokens.flat[wrong[0]]} in {name!r}; {self.spec} has ids 0 to "
+                    f"{self.spec.vocab_size - 1}. Tokenize with the model's own tokenizer."
+                )
         prompts = rows.ragged("prompt").lengths
         total = prompts + rows.ragged("response").lengths
         for i in np.flatnonzero((prompts < 1) | (total > self.spec.max_positions))[:1]:

@@ -10,6 +10,7 @@ second interrupt    detaches: raises at once, the work goes on
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -96,8 +97,9 @@ class ControllerClient:
 
     def _flush(self) -> None:
         gone: list[int] = []
-        while self._released:
-            gone.append(self._released.popleft())
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while True:
+                gone.append(self._released.popleft())
         if gone:
             self._controller.send(m.Release(tuple(gone)))
 

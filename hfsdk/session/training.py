@@ -103,6 +103,8 @@ def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, met
     before, started, finished = prompts.position, time.perf_counter(), False
     try:
         step = algorithm.step(session.models, next(prompts))
+        if step is None:
+            raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
         row: Row = {"step": session.next_count("steps")}
         try:
             row |= algorithm.metrics(step)

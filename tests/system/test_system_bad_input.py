@@ -181,7 +181,6 @@ def test_tokens_outside_the_vocabulary(live):
         live.actor.generate([[1, 9999]])
 
 
-@pytest.mark.xfail(reason="the trainer does not look at token ids: IndexError with tp1, silently zero embeddings with tp2")
 def test_tokens_outside_the_vocabulary_in_a_pass(live):
     batch = live.session.batch(prompt=[[1, 2]], response=[[9999]])
     with pytest.raises(hf.HfsdkError, match=r"9999|vocab"):

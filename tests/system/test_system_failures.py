@@ -219,9 +219,7 @@ def test_map_that_returns_other_columns(live, returned, words):
         small(live).map(lambda table: returned, ["response"], ["x"]).wait()
 
 
-@pytest.mark.parametrize(
-    "helper", [False, pytest.param(True, marks=pytest.mark.xfail(reason="only the function's own module travels by value"))]
-)
+@pytest.mark.parametrize("helper", [False, True])
 def test_functions_of_own_modules_travel_by_value(live, tmp_path, monkeypatch, helper):
     """The workers cannot import the module, nor the one it imports."""
     (tmp_path / "own_helpers.py").write_text("SCALE = 3.0\ndef scaled(x):\n    return SCALE * x\n")

@@ -48,7 +48,6 @@ def test_rollout_follows_the_trainer(wide, train, rollout, mode):
     assert (sum(received) > 0) == ((train, rollout) == ("tp2", "tp1")), "elsewhere every rank has what it needs"
 
 
-@pytest.mark.xfail(reason="Rollout.close ends vLLM's groups although another engine of the process uses them")
 def test_releasing_one_actor_leaves_the_other(wide):
     actor = wide.actor("tiny", name="first", train="dp2", rollout="tp2")
     other = wide.actor("tiny", name="second", train="dp2", rollout="tp2")
