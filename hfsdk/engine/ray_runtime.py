@@ -423,7 +423,9 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_usage_stats_enabled", "0")
+    mine = psutil.Process()
     for tries_left in reversed(range(START_TRIES)):
+        before = {child.pid for child in mine.children()}
         try:
             ray.init(
                 address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False,
@@ -432,6 +434,9 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
             return
         except Exception as error:  # Ray raises a bare Exception here
             ray.shutdown()
+            for child in mine.children():  # Ray forgets the helpers of a start that failed
+                if child.pid not in before:
+                    child.kill()
             if "timed out during startup" not in str(error):
                 raise
             if not tries_left:
