@@ -103,9 +103,9 @@ def advantages_figure(
         )
         axes[1].legend(frameon=False, fontsize=8, loc="best")
     _signed_bars(axes[2], advantages)
-    axes[2].set_xticks(
-        list(at), [_token_label(t) for t in tokens], rotation=60, ha="right", rotation_mode="anchor", fontsize=8
-    )
+    labels = [_token_label(t) for t in tokens]
+    slanted = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels), default=0) > 2 else {}
+    axes[2].set_xticks(list(at), labels, fontsize=8, **slanted)
     axes[2].set_xlim(-0.7, len(tokens) - 0.3)
     if title:
         figure.suptitle(_plain(title), fontsize=11)

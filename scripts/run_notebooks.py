@@ -1,0 +1,36 @@
+"""Executes the notebooks and writes their outputs back, as they are committed: ``python scripts/run_notebooks.py [NAME ...]``."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+
+
+def settle(cell: nbformat.NotebookNode) -> None:
+    """Keep of a cell's printed output what a terminal would show in the end: a progress bar is one line."""
+    streams = [o for o in cell.outputs if o.output_type == "stream"]
+    if streams:
+        text = "".join(o.text for o in streams)
+        streams[0].text = "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")).strip("\n") + "\n"
+        cell.outputs = [o for o in cell.outputs if o.output_type != "stream" or o is streams[0]]
+
+
+def run(path: Path) -> None:
+    """Execute one notebook and save it with outputs that need no kernel."""
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False).execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            settle(cell)
+    notebook.metadata.pop("widgets", None)
+    nbformat.write(notebook, path)
+    sys.stdout.write(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB\n")
+
+
+if __name__ == "__main__":
+    for notebook_path in [Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.ipynb")):
+        run(notebook_path)
