@@ -152,8 +152,8 @@ def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> 
     (folder / "config.json").write_text(json.dumps(config))
     script = Path(__file__).with_name("trl_ppo.py")
     environment = {
-        **os.environ, "OMP_NUM_THREADS": str(TRL_THREADS), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1",
-        "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        **os.environ, "OMP_NUM_THREADS": str(TRL_THREADS), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
     with (folder / "log.txt").open("w") as log:
         done = subprocess.run(
