@@ -42,19 +42,19 @@ class Settings:
     """One run of PPO; what both systems share comes first."""
 
     steps: int = 60
-    batch_size: int = 32
-    epochs: int = 4
-    mini_batches: int = 1
+    batch_size: int = 64
+    epochs: int = 2
+    mini_batches: int = 2
     kl_coef: float = 0.05
     save_every: int = 10
-    lr: float = 1e-4
-    critic_lr: float = 1e-4
+    lr: float = 2e-4
+    critic_lr: float = 1e-3
     warmup: int = 0
     """Steps over which the actor's learning rate rises, while the critic learns to judge."""
 
 
 OURS = Settings()
-TRL_LR = 1e-4
+TRL_LR = 2e-4
 TRL_THREADS = 2
 
 

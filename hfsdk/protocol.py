@@ -9,6 +9,7 @@ protocols that split, the law is ``gather(scatter(batch)) == batch``, for any nu
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,13 +28,13 @@ def balanced_split(weights: Sequence[int] | npt.NDArray[np.int64], parts: int) -
 
     Ties go to the group with fewer rows, then to the lower number, so the result is the same everywhere.
     """
-    order = sorted(range(len(weights)), key=lambda row: (-int(weights[row]), row))
+    values = np.asarray(weights, dtype=np.int64)
     groups: list[list[int]] = [[] for _ in range(parts)]
-    loads = [0] * parts
-    for row in order:
-        lightest = min(range(parts), key=lambda g: (loads[g], len(groups[g]), g))
-        groups[lightest].append(row)
-        loads[lightest] += int(weights[row])
+    heap = [(0, 0, number) for number in range(parts)]  # (weight so far, rows so far, group): the lightest is on top
+    for row in np.argsort(-values, kind="stable").tolist():
+        load, count, number = heap[0]
+        groups[number].append(row)
+        heapq.heapreplace(heap, (load + int(values[row]), count + 1, number))
     return [np.array(sorted(group), dtype=np.int64) for group in groups]
 
 

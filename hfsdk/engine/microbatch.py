@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hfsdk.errors import OptionError
+from hfsdk.protocol import balanced_split
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]
 
@@ -73,13 +74,10 @@ def plan_pass(total_lengths: Lengths, dp: int, max_tokens: int, rows: Sequence[i
     if dp < 1 or max_tokens < 1:
         raise OptionError(f"dp and max_tokens must be at least 1; got dp={dp}, max_tokens={max_tokens}")
     lengths = np.asarray(total_lengths, dtype=np.int64)
-    chosen = range(len(lengths)) if rows is None else rows
-    shares: list[list[int]] = [[] for _ in range(dp)]
-    loads = [0] * dp
-    for row in sorted(chosen, key=lambda r: (-lengths[r], r)):
-        rank = min(range(dp), key=lambda d: (loads[d], len(shares[d]), d))
-        shares[rank].append(int(row))
-        loads[rank] += int(lengths[row])
+    chosen = np.arange(len(lengths)) if rows is None else np.asarray(rows, dtype=np.int64)
+    shares = [chosen[share].tolist() for share in balanced_split(lengths[chosen], dp)]
+    for share in shares:
+        share.sort(key=lambda row: (-lengths[row], row))
     cut = [_cut(share, lengths, max_tokens) for share in shares]
     count = max(len(micro_batches) for micro_batches in cut)
     return PassPlan(tuple(tuple(m + [()] * (count - len(m))) for m in cut))
