@@ -10,7 +10,8 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
+from functools import cache, lru_cache
+from types import CodeType, ModuleType
 from typing import Any
 
 
@@ -61,21 +62,42 @@ class Shipped:
         return loaded
 
 
+_judged: dict[str, tuple[ModuleType, bool]] = {}
+"""Name of a loaded module -> the module as it was looked at, and whether it is the user's own."""
+
+
 def _user_modules() -> list[ModuleType]:
     """Return the loaded modules that are the user's own, which workers may be unable to import."""
-    places = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed = tuple(f"{place}{os.sep}" for place in places)
     found = []
     for name, module in list(sys.modules.items()):
-        path = str(getattr(module, "__file__", None) or "")
-        own = os.path.isabs(path) and module.__name__ == name != "__main__"
-        if own and name.split(".")[0] != "hfsdk" and not path.startswith(installed):
+        seen = _judged.get(name)
+        if seen is None or seen[0] is not module:
+            seen = _judged[name] = (module, _is_users(name, module))
+        if seen[1]:
             found.append(module)
     return found
 
 
+def _is_users(name: str, module: ModuleType) -> bool:
+    path = str(getattr(module, "__file__", None) or "")
+    own = os.path.isabs(path) and module.__name__ == name != "__main__"
+    return own and name.split(".")[0] != "hfsdk" and not path.startswith(_installed())
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    places = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{place}{os.sep}" for place in places)
+
+
 def _source(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else _code_source(code)
+
+
+@lru_cache(maxsize=256)
+def _code_source(code: CodeType) -> str:
     try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
+        return inspect.getsource(code)
+    except OSError:
         return ""
