@@ -22,7 +22,7 @@ class AdamW:
 
     lr: float = 1e-5
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     """Added outside the square root, as PyTorch does."""
     weight_decay: float = 0.0

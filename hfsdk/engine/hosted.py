@@ -83,9 +83,12 @@ class RankView:
         return {name: tuple(t.shape) for name, t in megatron_model.local_tensors(self.module).items()}
 
     def log_probs(self, rows: Table, temperature: float = 1.0) -> Any:
-        """Return the log-probs of the response tokens of ``rows`` (ragged, as given); collective over the role."""
+        """Return the log-probs of the response tokens of ``rows`` (ragged, as given); collective over the role.
+
+        With pipeline stages the last one returns them, and the others ``None``.
+        """
         micro_batches = [tuple(int(r) for r in rows.row_ids)]
-        return self._hosted.trainer.log_probs(rows, micro_batches, temperature)["log_probs"]
+        return self._hosted.trainer.log_probs(rows, micro_batches, temperature).get("log_probs")
 
     def __repr__(self) -> str:
         at = self.coordinates
@@ -175,16 +178,14 @@ class HostedRole:
     def _log_probs(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         entropy = bool(options.get("entropy"))
         found = self.trainer.log_probs(table, options["micro_batches"], self._temperature(table), safe, entropy)
-        columns: dict[str, Column] = {options["as"]: found["log_probs"]}
-        if entropy:
-            columns["entropy"] = found["entropy"]
-        return columns, None
+        return {options["as"] if name == "log_probs" else name: column for name, column in found.items()}, None
 
     def _values(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        return {"values": self.trainer.values(table, options["micro_batches"], safe)["values"]}, None
+        return self.trainer.values(table, options["micro_batches"], safe), None
 
     def _scores(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        return {options["as"]: self.trainer.scores(table, options["micro_batches"], safe)["scores"]}, None
+        found = self.trainer.scores(table, options["micro_batches"], safe)
+        return dict(zip([options["as"]], found.values(), strict=False)), None  # empty before the last pipeline stage
 
     @staticmethod
     def _temperature(table: Table) -> Array | float:

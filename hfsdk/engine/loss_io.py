@@ -55,6 +55,8 @@ class ModelInput:
     selected_N: torch.Tensor  # noqa: N815
     targets_N: torch.Tensor  # noqa: N815
     """Response tokens, flat: what the selected positions predict."""
+    num_tokens: int
+    """Prompt and response tokens, padding not counted."""
 
     @classmethod
     def of(cls, rows: Table, device: torch.device, *, last: bool = False) -> ModelInput:
@@ -70,7 +72,8 @@ class ModelInput:
         before_each = np.repeat(ends - responses.offsets[:-1], after) + np.arange(len(responses.flat))
         selected = ends + after if last else before_each
         targets = responses.flat.astype(np.int64)
-        return cls(*(torch.from_numpy(array).to(device) for array in (tokens, selected, targets)))
+        tokens_BS, selected_N, targets_N = (torch.from_numpy(a).to(device) for a in (tokens, selected, targets))
+        return cls(tokens_BS, selected_N, targets_N, int((before + after).sum()))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class RoleGroups:
         rank: this process in the pool.
         coordinates: its tp, pp and dp position.
         tp, pp, dp: the groups along one axis, in the order of that axis; ``mp`` is tp x pp.
+        ends: this rank's first and last pipeline stage, which share tied embeddings; ``None`` on the stages between.
         world: all ranks of the role.
         control: the same ranks on gloo, for small agreements and Python objects (equals ``world`` on gloo).
         tp_control: the ranks of ``tp`` on gloo.
@@ -68,6 +69,7 @@ class RoleGroups:
         self.pp = self._along(mesh.groups("pp"))
         self.mp = self._along(_model_parallel(mesh))
         self.alone = self._along([[rank] for rank in mesh.ranks])
+        self.ends = self._ends()
         self.world = self._along([list(mesh.ranks)])
         self.control = self.world if gloo else self._along([list(mesh.ranks)], "gloo")
         self.tp_control = self.tp if gloo else self._along(mesh.groups("tp"), "gloo")
@@ -83,6 +85,23 @@ class RoleGroups:
                 mine = self._made[key]
         assert mine is not None
         return mine
+
+    def _ends(self) -> dist.ProcessGroup | None:
+        stages = self.mesh.groups("pp")
+        pairs = [sorted({group[0], group[-1]}, key=group.index) for group in stages]
+        between = [[rank] for group in stages for rank in group[1:-1]]
+        mine = self._along([*pairs, *between])
+        return mine if self.is_first_stage or self.is_last_stage else None
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank holds the embedding."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the output layer."""
+        return self.pp_rank == self.pp_size - 1
 
     @property
     def tp_size(self) -> int:
@@ -118,15 +137,16 @@ class RoleGroups:
         """Return the groups in megatron's own form, every field set, so that nothing falls back to global state.
 
         There is no context or expert parallelism: ``cp`` and ``ep`` are this rank alone, and the combined groups follow.
-        So are ``embd`` and ``pos_embd``, which would tie embeddings over pipeline stages (``None`` asks the global state).
+        So are ``pos_embd`` (there are no learned positions) and, between the end stages, ``embd`` (``None`` asks the
+        global state).
         """
         from megatron.core.process_groups_config import ProcessGroupCollection
 
         tp, dp, pp, mp, alone = self.tp, self.dp, self.pp, self.mp, self.alone
         return ProcessGroupCollection(
-            tp=tp, pp=pp, mp=mp, cp=alone, tp_cp=tp, hcp=None, embd=alone, pos_embd=alone,
+            tp=tp, pp=pp, mp=mp, cp=alone, tp_cp=tp, hcp=None, embd=self.ends or alone, pos_embd=alone,
             ep=alone, expt_tp=tp, tp_ep=tp, tp_ep_pp=mp, tp_dp_cp=self.world if self.pp_size == 1 else None,
-            dp=dp, dp_cp=dp, expt_dp=dp, intra_dp_cp=dp, intra_expt_dp=dp, inter_dist_opt=None, intra_dist_opt=dp,
+            dp=dp, dp_cp=dp, expt_dp=dp, intra_dp_cp=dp, intra_expt_dp=dp, inter_dist_opt=None, intra_dist_opt=self.world,
         )  # fmt: skip
 
     def gather_objects(self, value: Any) -> list[Any]:

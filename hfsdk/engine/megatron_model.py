@@ -33,7 +33,8 @@ from safetensors.torch import save_file
 
 from hfsdk.engine import cpu_support_megatron
 from hfsdk.engine.megatron_groups import RoleGroups
-from hfsdk.errors import CheckpointError, LayoutError, ModelNotFoundError, OptionError
+from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
+from hfsdk.layout import Coordinates
 from hfsdk.resharding import Box, megatron_boxes, padded_vocab
 from hfsdk.roles import AdamW
 from hfsdk.spec import ModelSpec
@@ -96,9 +97,14 @@ class SelectiveGPTModel(GPTModel):
     """``GPTModel`` whose output layer runs on selected positions only."""
 
     def forward(self, tokens_BS: torch.Tensor, selected_N: torch.Tensor) -> torch.Tensor:
-        """Return [N, columns]: this rank's logits, or [N, 1] values, at flat positions ``row * S + position``."""
+        """Return [N, columns]: this rank's logits, or [N, 1] values, at flat positions ``row * S + position``.
+
+        A pipeline stage before the last returns its hidden states, [S, B, hidden].
+        """
         embedded, rotary, *_ = self._preprocess(input_ids=tokens_BS, position_ids=None)
         hidden_SBH = self.decoder(hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary)
+        if not self.post_process:
+            return hidden_SBH
         hidden_NH = hidden_SBH.transpose(0, 1).flatten(0, 1).index_select(0, selected_N)
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         out, _ = self.output_layer(hidden_NH[:, None], weight=weight)
@@ -116,6 +122,7 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> Transfor
         gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True, cuda_graph_scope=[],
         tensor_model_parallel_size=groups.tp_size, pipeline_model_parallel_size=groups.pp_size,
         params_dtype=dtype, pipeline_dtype=dtype, autocast_dtype=dtype, bf16=dtype == torch.bfloat16,
+        batch_p2p_sync=False, variable_seq_lengths=groups.pp_size > 1, moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
     )  # fmt: skip
 
@@ -131,29 +138,32 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
         max_positions: longest row.
 
     Raises:
-        LayoutError: the layout does not fit the model, or has pp above 1, which this trainer does not run.
+        LayoutError: the layout does not fit the model.
         OptionError: unknown head or dtype.
     """
     if head not in ("lm", "scalar") or dtype not in DTYPES:
         raise OptionError(f"head must be 'lm' or 'scalar' and dtype one of {sorted(DTYPES)}; got {head!r}, {dtype!r}")
-    if groups.pp_size > 1:
-        raise LayoutError(f"layout '{groups.mesh.layout}' has pp={groups.pp_size}; the trainer runs pp=1. Use tp and dp.")
     groups.mesh.layout.check_model(spec)
     cpu_support_megatron.install()
     layer = get_gpt_layer_local_spec(normalization="RMSNorm")
     layer.submodules.self_attention.module = GroupedSelfAttention
     layer.submodules.self_attention.submodules.core_attention = cpu_support_megatron.SdpaCoreAttention
     scalar = head == "scalar"
+    # a scalar head takes the output layer's place: "tied" makes none, but between stages it would tie what is not there
+    tied = groups.pp_size == 1 if scalar else spec.tied_embeddings
     model = SelectiveGPTModel(
         config=_config(spec, groups, DTYPES[dtype]), transformer_layer_spec=layer,
         vocab_size=padded_vocab(spec.vocab_size, groups.tp_size), max_sequence_length=max_positions,
-        parallel_output=True, share_embeddings_and_output_weights=spec.tied_embeddings or scalar,
+        pre_process=groups.is_first_stage, post_process=groups.is_last_stage,
+        parallel_output=True, share_embeddings_and_output_weights=tied,
         position_embedding_type="rope", rotary_base=spec.rope_theta, pg_collection=groups.collection(),
     )  # fmt: skip
     model.to(groups.device, DTYPES[dtype])
+    model.scalar = scalar
     if scalar:
         model.share_embeddings_and_output_weights = False
-        model.output_layer = ScalarHead(spec.hidden_size, groups.device)
+        if groups.is_last_stage:
+            model.output_layer = ScalarHead(spec.hidden_size, groups.device)
     for name, parameter in model.named_parameters():
         partition = next((p for p in _PARTITIONS if name.endswith(p[0])), None)
         if partition and not (scalar and name == SCALAR_HEAD):
@@ -162,12 +172,14 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
 
 
 def has_scalar_head(model: torch.nn.Module) -> bool:
-    """Return whether the model ends in a scalar head."""
-    return isinstance(model.output_layer, ScalarHead)
+    """Return whether the model, of which this rank may hold another stage, ends in a scalar head."""
+    return bool(getattr(model, "scalar", False))
 
 
 def init_scalar_head(model: SelectiveGPTModel, seed: int) -> None:
     """Draw the scalar head from N(0, 1 / (hidden + 1)), the same on every rank (Stiennon et al., arXiv 2009.01325)."""
+    if not model.post_process:
+        return
     weight = model.output_layer.weight
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(weight.shape, generator=generator) * (weight.shape[1] + 1) ** -0.5
@@ -179,8 +191,8 @@ def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.data for name, parameter in model.named_parameters()}
 
 
-def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, tp_rank: int) -> list[Box]:
-    boxes = megatron_boxes(spec, groups.mesh.layout, tp_rank, groups.pp_rank)
+def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, at: Coordinates) -> list[Box]:
+    boxes = megatron_boxes(spec, groups.mesh.layout, at.tp, at.pp)
     return [box for box in boxes if not (scalar and box.local == SCALAR_HEAD)]
 
 
@@ -238,10 +250,11 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
         ModelNotFoundError: no weights, or tensors missing or of another shape.
     """
     scalar = has_scalar_head(model)
-    boxes = _boxes(spec, groups, scalar, groups.tp_rank)
+    boxes = _boxes(spec, groups, scalar, groups.coordinates)
     local = local_tensors(model)
     with _WeightFiles(Path(folder)) as files:
-        missing = sorted({box.tensor for box in boxes} - set(files.files))
+        wanted = {name for name in spec.tensors() if not (scalar and name == "lm_head.weight")}  # of all stages
+        missing = sorted(wanted - set(files.files))
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise ModelNotFoundError(
@@ -260,7 +273,8 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
         found = next((name for name in SCALAR_HEAD_NAMES if name in files.files), None) if scalar else None
         if found:
             _check_scalar(files.shape(found), spec, folder, found)
-            local[SCALAR_HEAD].copy_(files.read(found, _part((0, 0), (1, spec.hidden_size))))
+            if SCALAR_HEAD in local:
+                local[SCALAR_HEAD].copy_(files.read(found, _part((0, 0), (1, spec.hidden_size))))
     return found is not None
 
 
@@ -278,24 +292,24 @@ def gather_tensors(
 
     Collective over the role. Returns CPU tensors on rank 0 and ``None`` elsewhere.
     """
+    held = groups.gather_objects({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in local.items()})
     if groups.dp_rank != groups.mesh.coordinates(0).dp:
         return None
-    root = groups.rank == 0
-    by_rank = [_by_local(_boxes(spec, groups, scalar, rank)) for rank in range(groups.tp_size)]
     shapes = spec.tensors()
     full: dict[str, torch.Tensor] = {}
-    for name, tensor in local.items():
-        for tp_rank, shard in enumerate(_gather(tensor, groups)):
-            for box in by_rank[tp_rank].get(name, ()):
+    for rank in dist.get_process_group_ranks(groups.mp):
+        by_local = _by_local(_boxes(spec, groups, scalar, groups.mesh.coordinates(rank)))
+        for name, (shape, dtype) in held[rank].items():
+            shard = _from_rank(rank, local.get(name), shape, dtype, groups)
+            for box in by_local.get(name, ()) if shard is not None else ():
                 if box.tensor not in full:
-                    full[box.tensor] = torch.empty(shapes[box.tensor], dtype=tensor.dtype)
+                    full[box.tensor] = torch.empty(shapes[box.tensor], dtype=dtype)
                 full[box.tensor][_part(box.start, box.size)] = shard[_part(box.local_start, box.size)].cpu()
-    if not root:
+            if shard is not None and scalar and name == SCALAR_HEAD:
+                full[SCALAR_HEAD_NAMES[0]] = shard.cpu().clone()
+    if groups.rank != 0:
         return None
-    ordered = {name: full[name] for name in shapes if name in full}
-    if scalar:
-        ordered[SCALAR_HEAD_NAMES[0]] = local[SCALAR_HEAD].detach().cpu().clone()
-    return ordered
+    return {name: full[name] for name in (*shapes, SCALAR_HEAD_NAMES[0]) if name in full}
 
 
 def _by_local(boxes: list[Box]) -> dict[str, list[Box]]:
@@ -305,15 +319,21 @@ def _by_local(boxes: list[Box]) -> dict[str, list[Box]]:
     return found
 
 
-def _gather(tensor: torch.Tensor, groups: RoleGroups) -> Iterator[torch.Tensor]:
-    """Yield every tp rank's tensor in tp order, on rank 0; nothing elsewhere."""
-    tensor = tensor.detach().contiguous()
-    if groups.tp_size == 1:
-        yield tensor
-        return
-    shards = [torch.empty_like(tensor) for _ in range(groups.tp_size)] if groups.rank == 0 else None
-    dist.gather(tensor, shards, group=groups.tp, dst=0)
-    yield from shards or ()
+def _from_rank(
+    rank: int, mine: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, groups: RoleGroups
+) -> torch.Tensor | None:
+    """Bring ``rank``'s tensor to rank 0 of its replica; returns it there and ``None`` elsewhere."""
+    if groups.rank == 0:
+        if rank == 0:
+            assert mine is not None
+            return mine.detach()
+        received = torch.empty(shape, dtype=dtype, device=groups.device)
+        dist.recv(received, src=rank, group=groups.mp)
+        return received
+    if groups.rank == rank:
+        assert mine is not None
+        dist.send(mine.detach().contiguous(), dst=0, group=groups.mp)
+    return None
 
 
 def gather_full(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups) -> dict[str, torch.Tensor] | None:

@@ -2,7 +2,8 @@
 
 One optimizer step (a mini-batch) on every rank; S marks a safe point, where ranks agree on cancel and failure::
 
-    for each micro-batch of this dp rank:   forward, loss | S | backward into the gradient buffer
+    for each micro-batch of this dp rank:   S | forward, loss, backward into the gradient buffer
+    (pp > 1: for each chunk of them):       S | Megatron's 1F1B schedule over the stages
     once:                                   S | gather metrics, sum the buffers over dp, gradient norm, clip, AdamW
 
 Losses are divided by token and row counts of the *whole* mini-batch before the backward pass, and gradients are summed
@@ -38,6 +39,7 @@ from hfsdk.engine.loss_io import (
     with_temperature,
 )
 from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.megatron_pipeline import Pipeline
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint
@@ -91,6 +93,7 @@ class Trainer:
         found = megatron_model.load_folder(self.model, self.spec, groups, role.folder)
         if role.head == "scalar" and not found and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
+        self.pipeline = Pipeline(self.model, groups, recorder)
         self.num_updates = 0
         self._reduced = False
         self._ddp: DistributedDataParallel | None = None
@@ -112,6 +115,8 @@ class Trainer:
     ) -> dict[str, Ragged]:
         """Return ``log_probs`` (and ``entropy``) of each response token given all before it; float32, ordered as ``rows``.
 
+        Like all passes, it returns them on the ranks of the last pipeline stage and nothing on the others.
+
         Args:
             rows: this dp rank's rows.
             micro_batches: row numbers of each micro-batch; equally many micro-batches on every dp rank.
@@ -124,31 +129,28 @@ class Trainer:
         """
         self._need_head("lm", "log_probs")
 
-        def run(table: Table) -> list[torch.Tensor]:
-            out = self._forward(table, entropy=entropy)
-            return [out.log_probs, out.entropy] if entropy else [out.log_probs]
+        def read(table: Table, micro: ModelInput, out: torch.Tensor) -> list[torch.Tensor]:
+            found = self._output(table, micro, out, entropy=entropy)
+            return [x for x in (found.log_probs, found.entropy) if x is not None]
 
         rows = with_temperature(rows, temperature)
         names = ["log_probs", "entropy"] if entropy else ["log_probs"]
-        return dict(zip(names, self._infer(rows, micro_batches, safe, run, len(names)), strict=True))
+        return dict(zip(names, self._infer(rows, micro_batches, safe, read, len(names)), strict=False))
 
     def values(
         self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER
     ) -> dict[str, Ragged]:
         """Return ``values``: the scalar head's value of the state before each response token, ordered as ``rows``."""
         self._need_head("scalar", "values")
-        found = self._infer(rows, micro_batches, safe, lambda table: [self._forward(table).values], 1)
-        return {"values": found[0]}
+        found = self._infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1)
+        return dict(zip(["values"], found, strict=False))
 
     def scores(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Array]:
         """Return ``scores``: the scalar head at the last token of prompt plus response; one float32 per row."""
         self._need_head("scalar", "scores")
 
-        def run(table: Table) -> list[torch.Tensor]:
-            micro = ModelInput.of(table, self.groups.device, last=True)
-            return [self.model(micro.tokens_BS, micro.selected_N)[:, 0]]
-
-        return {"scores": self._infer(rows, micro_batches, safe, run, 1, per_row=True)[0].flat}
+        found = self._infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1, per_row=True)
+        return dict(zip(["scores"], [column.flat for column in found], strict=False))
 
     def update(
         self,
@@ -333,9 +335,8 @@ class Trainer:
             )
         return None
 
-    def _forward(self, table: Table, *, entropy: bool = False) -> ModelOutput:
-        micro = ModelInput.of(table, self.groups.device)
-        out = self.model(micro.tokens_BS, micro.selected_N)
+    def _output(self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False) -> ModelOutput:
+        """Read the model's logits or values, ``[N, columns]``."""
         if self.role.head == "scalar":
             return ModelOutput(values=out[:, 0])
         temperature_N = token_temperature(table)
@@ -351,33 +352,65 @@ class Trainer:
         rows: Table,
         micro_batches: Sequence[Sequence[int]],
         safe: SafePoint,
-        run: Callable[[Table], list[torch.Tensor]],
+        read: Callable[[Table, ModelInput, torch.Tensor], list[torch.Tensor]],
         num_columns: int,
         *,
         per_row: bool = False,
     ) -> list[Ragged]:
-        """Run every micro-batch without gradient; returns the columns that ``run`` computes, ordered as ``rows``."""
+        """Run every micro-batch without gradient; returns the columns that ``read`` makes of the output, ordered as ``rows``.
+
+        They are there on the last pipeline stage; elsewhere the list is empty.
+        """
         error = self._problem(rows, micro_batches)
         index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
         order = [index[i] for ids in micro_batches for i in ids] if error is None else []
         if error is None and sorted(order) != list(range(rows.num_rows)):
             error = OptionError(f"the micro-batches hold {len(order)} rows and must hold each of the {rows.num_rows} once")
+        failed = [error] if error else []
         parts: list[list[Array]] = [[np.zeros(0, np.float32)] for _ in range(num_columns)]
-        for done, ids in enumerate(micro_batches, start=1):
-            safe.agree(self.groups.control, error)
-            table = rows.take([index[i] for i in ids])
-            if len(ids) and (per_row or len(table.ragged("response").flat)):
-                try:
-                    with self.recorder.span("forward", tokens=_num_tokens(table)), torch.no_grad():
-                        for part, column in zip(parts, run(table), strict=True):
-                            part.append(column.float().cpu().numpy())
-                except Exception as caught:  # told to the other ranks at the next agreement
-                    error = caught
-            self.recorder.progress = {"micro_batches": done, "total": len(micro_batches)}
-        safe.agree(self.groups.control, error)
+
+        def finish(table: Table, micro: ModelInput, out: torch.Tensor) -> None:
+            for part, column in zip(parts, read(table, micro, out), strict=True):
+                part.append(column.float().cpu().numpy())
+
+        self._pass(rows, micro_batches, safe, finish, failed, (0, len(micro_batches)), last=per_row, train=False)
+        if not self.groups.is_last_stage:
+            return []
         lengths = np.ones(rows.num_rows, np.int64) if per_row else rows.ragged("response").lengths
         back = np.argsort(np.asarray(order, dtype=np.int64))
         return [Ragged.from_lengths(np.concatenate(part), lengths[order]).take(back) for part in parts]
+
+    def _pass(
+        self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint,
+        finish: Callable[[Table, ModelInput, torch.Tensor], torch.Tensor | None], failed: list[Exception],
+        progress: tuple[int, int], *, last: bool, train: bool,
+    ) -> None:  # fmt: skip
+        """Run micro-batches in chunks with a safe point before each and after all.
+
+        Args:
+            rows: this dp rank's rows.
+            micro_batches: row ids of each micro-batch.
+            safe: where the call may stop.
+            finish: takes (rows, input, output) of a micro-batch on the last pipeline stage.
+            failed: what is wrong (the input, before; ``finish`` adds to it): raised at the next agreement.
+            progress: micro-batches of the call done before these, and in all.
+            last: whether the output is wanted at each row's last token (and not before each response token).
+            train: whether ``finish`` returns a loss that is passed backward.
+        """
+        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
+        for first in range(0, len(micro_batches), self.pipeline.chunk):
+            safe.agree(self.groups.control, next(iter(failed), None))
+            chunk = micro_batches[first : first + self.pipeline.chunk]
+            tables = [rows.take([index[i] for i in ids]) for ids in chunk if len(ids)]
+            tables = [table for table in tables if last or len(table.ragged("response").flat)]
+            inputs = [ModelInput.of(table, self.groups.device, last=last) for table in tables]
+            pairs = list(zip(tables, inputs, strict=True))
+            try:
+                self.pipeline.run(inputs, lambda i, out, pairs=pairs: finish(*pairs[i], out), train=train)
+            except Exception as caught:  # told to the other ranks at the next agreement
+                failed.append(caught)
+            self.recorder.progress = {"micro_batches": progress[0] + first + len(chunk), "total": progress[1]}
+        safe.agree(self.groups.control, next(iter(failed), None))
 
     def _accumulate(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
@@ -402,44 +435,36 @@ class Trainer:
         """Run this dp rank's micro-batches and return the tally of all ranks."""
         rows = with_temperature(rows, temperature)
         micro_batches = mini.passes.micro_batches[self.groups.dp_rank]
-        error = self._problem(rows, micro_batches)
-        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
         mine = Tally()
-        for done, ids in enumerate(micro_batches, start=progress[0] + 1):
-            part: torch.Tensor | None = None
+
+        failed: list[Exception] = []
+
+        def finish(table: Table, micro: ModelInput, out: torch.Tensor) -> torch.Tensor:
+            output = self._output(table, micro, out, entropy=True)  # collective over tp: on every rank, come what may
             try:
-                if error is None:
-                    table = rows.take([index[i] for i in ids])
-                    with self.recorder.span("forward", tokens=_num_tokens(table)), torch.set_grad_enabled(train):
-                        part = self._loss_part(table, mini, loss, mine, train=train)
-            except Exception as caught:  # the user's function may raise anything; told to the other ranks here:
-                error = caught
-            safe.agree(self.groups.control, error)
-            try:
-                if train and part is not None:
-                    with self.recorder.span("backward", tokens=_num_tokens(table)):
-                        part.backward()
-            except Exception as caught:
-                error = caught
-            self.recorder.progress = {"micro_batches": done, "total": progress[1]}
-        safe.agree(self.groups.control, error)
+                if not failed:
+                    return loss_part(table, output)
+            except Exception as caught:  # the user's function may raise anything; told to the other ranks by _pass
+                failed.append(caught)
+            return out.sum() * 0
+
+        def loss_part(table: Table, output: ModelOutput) -> torch.Tensor:
+            b = TokenBatch(tell_apart(table), mini.num_tokens, mini.num_rows, self.groups.device)
+            part = evaluate(loss, output, b, mine)
+            if train and not part.requires_grad:
+                raise OptionError(
+                    "the loss does not depend on the model: it needs out.log_probs, out.entropy or out.values"
+                )
+            return part
+
+        error = self._problem(rows, micro_batches)
+        failed += [error] if error else []
+        self._pass(rows, micro_batches, safe, finish, failed, progress, last=False, train=train)
         merged = Tally()
         for tally in self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None):
             if tally is not None:
                 merged.merge(tally)
         return merged
-
-    def _loss_part(
-        self, table: Table, mini: MiniBatchPlan, loss: Loss, tally: Tally, *, train: bool
-    ) -> torch.Tensor | None:
-        """Return a micro-batch's part of the mini-batch's loss, or ``None`` when it has no response token."""
-        if not len(table.ragged("response").flat):
-            return None
-        b = TokenBatch(tell_apart(table), mini.num_tokens, mini.num_rows, self.groups.device)
-        part = evaluate(loss, self._forward(table, entropy=True), b, tally)
-        if train and not part.requires_grad:
-            raise OptionError("the loss does not depend on the model: it needs out.log_probs, out.entropy or out.values")
-        return part
 
     def _reduce(self) -> None:
         """Sum the gradient over dp, once."""
@@ -450,6 +475,3 @@ class Trainer:
                 finalize_model_grads([ddp], pg_collection=self.groups.collection())
             self._reduced = True
 
-
-def _num_tokens(table: Table) -> int:
-    return len(table.ragged("prompt").flat) + len(table.ragged("response").flat)

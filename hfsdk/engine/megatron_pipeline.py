@@ -1,0 +1,118 @@
+"""Micro-batches through a role's model: straight through, or through pipeline stages by Megatron's 1F1B schedule.
+
+With pp=2 every stage runs its layers of every micro-batch, and a stage waits while the other has nothing for it::
+
+    stage 0   F1 F2 B1 F3 B2 .. B3         F forward, B backward, . waiting for the neighbour
+    stage 1   .. F1 B1 F2 B2 F3 B3
+
+A schedule cannot be left half way: neighbours would wait for ever. So ``finish`` must not raise what the user's loss raises: it
+keeps the error and returns a loss of zero, as for all micro-batches after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_without_interleaving
+
+from hfsdk.engine.loss_io import ModelInput
+from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.recorder import Recorder
+
+Finish = Callable[[int, torch.Tensor], torch.Tensor | None]
+"""``finish(i, out)`` takes micro-batch ``i``'s logits or values and, when training, returns its part of the loss."""
+
+CHUNK = 4
+"""Micro-batches per pipeline stage between two safe points: more fill the pipeline better, fewer stop sooner."""
+
+
+class Pipeline:
+    """Runs micro-batches through the model of one rank; collective over its tp and pp ranks."""
+
+    def __init__(self, model: GPTModel, groups: RoleGroups, recorder: Recorder) -> None:
+        self._model, self._groups, self._recorder = model, groups, recorder
+        self._config: Any = model.config
+        self._communicator = P2PCommunicator(groups.pp, model.config) if groups.pp_size > 1 else None
+
+    @property
+    def chunk(self) -> int:
+        """Micro-batches to give :meth:`run` at once."""
+        return 1 if self._communicator is None else CHUNK * self._groups.pp_size
+
+    def run(self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool) -> None:
+        """Pass micro-batches forward and, with ``train``, their losses backward; ``finish`` runs on the last stage."""
+        with torch.set_grad_enabled(train):
+            (self._straight if self._communicator is None else self._staged)(inputs, finish, train)
+
+    def _straight(self, inputs: Sequence[ModelInput], finish: Finish, train: bool) -> None:
+        for i, micro in enumerate(inputs):
+            with self._recorder.span("forward", tokens=micro.num_tokens):
+                part = finish(i, self._model(micro.tokens_BS, micro.selected_N))
+            if train and part is not None:
+                with self._recorder.span("backward", tokens=micro.num_tokens):
+                    part.backward()
+
+    def _staged(self, inputs: Sequence[ModelInput], finish: Finish, train: bool) -> None:
+        if not inputs:
+            return
+
+        def forward_step(numbered: Any, model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+            i, micro = next(numbered)
+
+            def loss(out: torch.Tensor, non_loss_data: bool = False) -> Any:
+                part = finish(i, out)
+                return None if non_loss_data else (part, torch.zeros((), dtype=torch.int), None)
+
+            return model(micro.tokens_BS, micro.selected_N), loss
+
+        self._config.timers = _SpanTimers(self._recorder, sum(micro.num_tokens for micro in inputs) // len(inputs))
+        try:
+            forward_backward_pipelining_without_interleaving(
+                forward_step_func=forward_step, data_iterator=enumerate(inputs), model=self._model,
+                num_microbatches=len(inputs), seq_length=1, micro_batch_size=1, forward_only=not train,
+                collect_non_loss_data=not train, p2p_communicator=self._communicator,
+                pg_collection=self._groups.collection(),
+            )  # fmt: skip
+        finally:
+            self._config.timers = None
+
+
+class _SpanTimers:
+    """Takes Megatron's timer calls and records them as spans: ``forward``, ``backward``, and ``wait`` for a neighbour."""
+
+    def __init__(self, recorder: Recorder, tokens: int) -> None:
+        self._recorder, self._tokens = recorder, tokens
+        self._open: dict[str, AbstractContextManager[Any]] = {}
+
+    def __call__(self, name: str, log_level: int = 0) -> _SpanTimer:
+        return _SpanTimer(self, name)
+
+    def start(self, name: str) -> None:
+        if name == "forward-backward":
+            return
+        compute = name.endswith("-compute")
+        attrs = {"tokens": self._tokens} if compute else {}
+        span = self._recorder.span(name.removesuffix("-compute") if compute else "wait", **attrs)
+        span.__enter__()
+        self._open[name] = span
+
+    def stop(self, name: str) -> None:
+        span = self._open.pop(name, None)
+        if span is not None:
+            span.__exit__(None, None, None)
+
+
+class _SpanTimer:
+    def __init__(self, timers: _SpanTimers, name: str) -> None:
+        self._timers, self._name = timers, name
+
+    def start(self, barrier: bool = False) -> None:
+        self._timers.start(self._name)
+
+    def stop(self, barrier: bool = False) -> None:
+        self._timers.stop(self._name)
