@@ -47,10 +47,10 @@ class Settings:
     mini_batches: int = 2
     kl_coef: float = 0.05
     save_every: int = 10
-    lr: float = 2e-4
+    lr: float = 1.5e-4
     critic_lr: float = 1e-3
-    warmup: int = 0
-    """Steps over which the actor's learning rate rises, while the critic learns to judge."""
+    warmup: int = 5
+    """Steps over which the learning rate rises (hfsdk: the actor's, while the critic learns to judge)."""
 
 
 OURS = Settings()
@@ -143,7 +143,7 @@ def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> 
 
     from hfsdk.assets import model_folder
 
-    shared = {k: v for k, v in asdict(settings).items() if k not in ("critic_lr", "warmup")}
+    shared = {k: v for k, v in asdict(settings).items() if k != "critic_lr"}
     config = {
         **shared, "model": str(model_folder("tiny")), "prompts": prompts, "seed": seed, "new_tokens": NEW_TOKENS,
         "folder": str(folder),

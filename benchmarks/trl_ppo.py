@@ -46,8 +46,8 @@ def run(config: dict) -> dict:
         seed=config["seed"], per_device_train_batch_size=config["batch_size"], gradient_accumulation_steps=1,
         local_rollout_forward_batch_size=config["batch_size"], total_episodes=config["batch_size"] * config["steps"],
         response_length=config["new_tokens"], stop_token="eos", temperature=1.0, num_ppo_epochs=config["epochs"],
-        num_mini_batches=config["mini_batches"], learning_rate=config["lr"], kl_coef=config["kl_coef"],
-        **config.get("more", {}),
+        num_mini_batches=config["mini_batches"], learning_rate=config["lr"],
+        warmup_steps=config["warmup"], kl_coef=config["kl_coef"], **config.get("more", {}),
     )  # fmt: skip
     history: list[dict] = []
 
