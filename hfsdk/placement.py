@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from hfsdk.errors import PlacementError
 
-TRAINED = ("actor", "critic")
-"""Roles that HybridFlow's `split` puts on one side each, with the frozen model that resembles them."""
+SHADOWS = {"rollout": "generate", "inference": "compute_values"}
+"""Ending of a shadow's name -> the method that it carries out in place of its role: ``actor.rollout``, ``critic.inference``."""
+
+PRESETS = ("colocate", "flattening", "split", "standalone", "separation", "disaggregated")
+"""Placements with names: HybridFlow's and those of arXiv 2312.11819 (and of its newer versions)."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,15 @@ class Placement:
     def of(cls, what: str | Mapping[str, int] | Placement, roles: Sequence[str], num_devices: int) -> Placement:
         """Build a placement from a preset's name or from ``{"actor reference": 2, "critic reward": 2}``.
 
-        Presets (HybridFlow, section 8.3): ``colocate`` (all roles on all devices), ``split`` (actor and reference on one
-        half, critic and reward on the other), ``standalone`` (every role on devices of its own, evenly).
+        ==============  =====================================================================================================
+        colocate        all roles on all devices, one after the other (HybridFlow, section 8.3); also ``flattening`` (2312.11819)
+        split           actor and reference on one half, critic and reward on the other (HybridFlow)
+        standalone      every role on devices of its own, evenly (HybridFlow)
+        separation      training, generating and inferring on devices of their own: shadows of the actor and the critic
+                        generate and infer with weights they get once per rollout (2312.11819); also ``disaggregated``
+        ==============  =====================================================================================================
+
+        In a dict, ``actor.rollout`` and ``critic.inference`` name such shadows: ``{"actor critic": 2, "actor.rollout": 2}``.
 
         Raises:
             PlacementError: an unknown preset, a forgotten or unknown role, or more devices than there are.
@@ -65,16 +75,18 @@ class Placement:
             return what
         if isinstance(what, Mapping):
             placement = cls._from_counts(what)
-        elif what == "colocate":
+        elif what in ("colocate", "flattening"):
             placement = cls((Pool("all", tuple(range(num_devices))),), dict.fromkeys(roles, "all"))
         elif what == "split":
             first = [r for r in roles if r in ("actor", "reference")]
             placement = cls._evenly([first, [r for r in roles if r not in first]], num_devices)
         elif what == "standalone":
             placement = cls._evenly([[r] for r in roles], num_devices)
+        elif what in ("separation", "disaggregated"):
+            placement = cls._evenly(_separated(roles, num_devices), num_devices)
         else:
             raise PlacementError(
-                f"no placement {what!r}; there are 'colocate', 'split', 'standalone', "
+                f"no placement {what!r}; there are {', '.join(map(repr, PRESETS))}, "
                 "or a dict such as {'actor reference': 2, 'critic': 2}"
             )
         placement.check(roles, num_devices)
@@ -101,9 +113,8 @@ class Placement:
                 f"{len(groups)} pools ({', '.join('+'.join(g) for g in groups)}) need at least as many devices; "
                 f"there are {num_devices}. Use 'colocate' or more devices."
             )
-        share, extra = divmod(num_devices, len(groups))
-        counts = {" ".join(g): share + (i < extra) for i, g in enumerate(groups)}
-        return cls._from_counts(counts)
+        sizes = _even_sizes(len(groups), num_devices)
+        return cls._from_counts({" ".join(group): size for group, size in zip(groups, sizes, strict=True)})
 
     def check(self, roles: Sequence[str], num_devices: int) -> None:
         """Check that pools are disjoint, exist, and hold every role.
@@ -130,8 +141,42 @@ class Placement:
             raise PlacementError(
                 f"the placement forgets {', '.join(missing)}; it places {', '.join(self.roles)}. Name every role."
             )
-        unknown = [r for r in self.roles if r not in roles]
+        unknown = [r for r in self.roles if r not in roles and not (is_shadow(r) and r.rpartition(".")[0] in roles)]
         if unknown:
             raise PlacementError(
                 f"the placement names {', '.join(unknown)}, which the session does not have; roles: {', '.join(roles)}"
             )
+
+
+def _even_sizes(num_groups: int, num_devices: int) -> list[int]:
+    """Divide devices about evenly, in powers of two where that leaves none over: layouts fit such pools more often.
+
+    Example: 16 devices for 5 groups are 4 4 4 2 2, 7 devices for 3 are 3 2 2.
+    """
+    share, extra = divmod(num_devices, num_groups)
+    sizes = [2 ** (share.bit_length() - 1)] * num_groups
+    left = num_devices - sum(sizes)
+    for i in range(num_groups):
+        if left >= sizes[i]:
+            left -= sizes[i]
+            sizes[i] *= 2
+    return [share + (i < extra) for i in range(num_groups)] if left else sizes
+
+
+def is_shadow(name: str) -> bool:
+    """Return whether a role's name is that of a shadow, e.g. ``actor.rollout``."""
+    base, _, ending = name.rpartition(".")
+    return bool(base) and ending in SHADOWS
+
+
+def _separated(roles: Sequence[str], num_devices: int) -> list[list[str]]:
+    """Group roles for ``separation``: apart as far as the devices go, what trains never with what generates or infers."""
+    trained = [[r] for r in ("actor", "critic") if r in roles]
+    shadows = [[f"{r}.{ending}"] for r, ending in (("actor", "rollout"), ("critic", "inference")) if r in roles]
+    frozen = [[r] for r in roles if r not in ("actor", "critic")]
+    rest = [*shadows, *frozen]
+    if num_devices < len(trained) + 1:
+        trained = [[r for group in trained for r in group]]
+    while len(trained) + len(rest) > num_devices and len(rest) > 1:
+        rest[-2:] = [rest[-2] + rest[-1]]
+    return [*trained, *rest]

@@ -100,7 +100,7 @@ class RolloutOptions:
     """Sequences decoded at once on one replica."""
     max_num_batched_tokens: int = 4096
     kv_cache_bytes: int = 0
-    """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences, at most 256 MB on CPU."""
+    """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences, at most 256 MB on CPU and 8 GB on GPU."""
     cpu_weights: str = "packed"
     """``"packed"``: rebuild the fast packed kernels after every update; ``"shared"``: plain weights, written in place."""
 
@@ -139,6 +139,8 @@ class RoleSpec:
     """A reward function in TRL's form, instead of a model."""
     timeout_s: float = 60.0
     """Most seconds one call of ``function`` may take."""
+    shadow_of: str = ""
+    """The trained role whose weights this one generates or infers with, on a pool of its own (a *shadow*, arXiv 2312.11819)."""
 
     def __post_init__(self) -> None:
         _check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {sorted(DTYPE_BYTES)}")

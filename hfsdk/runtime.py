@@ -97,6 +97,17 @@ class Order:
 
 
 @dataclass(frozen=True, eq=False)
+class RoleState:
+    """A trained role's weights and optimizer state on the way from one place to another, by reference."""
+
+    handles: tuple[Any, ...]
+    """One object per rank that holds a part nobody before it holds."""
+    num_bytes: int = 0
+    num_updates: int = 0
+    """Optimizer steps that the weights have seen."""
+
+
+@dataclass(frozen=True, eq=False)
 class Work:
     """A call, planned: one order per rank of the role's pool, or one order for a CPU task."""
 
@@ -105,6 +116,10 @@ class Work:
     orders: tuple[Order, ...]
     timeout_s: float | None = None
     """Most seconds the user's function may take (CPU tasks)."""
+    weights: RoleState | None = None
+    """Weights of the trained role that a shadow takes over before it carries the call out."""
+    version: int = 0
+    """Which weights a shadow must have: a number that grows with every change of the trained role."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,12 +166,16 @@ class Runtime(Protocol):
         """Start the pool's workers and join them into one world."""
         ...
 
-    def close_pool(self, name: str) -> None:
-        """End the pool's workers."""
+    def close_pool(self, name: str, *, kill: bool = False) -> None:
+        """Take the pool apart; its workers stay for the next pool on their devices, unless ``kill``."""
         ...
 
-    def load(self, role: RoleSpec, pool: Pool) -> None:
-        """Build a role on every rank of its pool."""
+    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
+        """Build a role on every rank of its pool, with a state that it had elsewhere or its folder's weights."""
+        ...
+
+    def export(self, role: str, pool: Pool) -> RoleState:
+        """Take a role's state out, whatever its layout; the role stays as it is."""
         ...
 
     def release(self, role: str, pool: Pool) -> None:

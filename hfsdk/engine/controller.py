@@ -25,7 +25,16 @@ import numpy as np
 from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, picks_for, plan_orders, task_order
-from hfsdk.engine.records import FINISHED, CallRecord, RoleRecord, check_rollouts, raised, stored_table, tokens_of
+from hfsdk.engine.records import (
+    FINISHED,
+    CallRecord,
+    RoleRecord,
+    Sync,
+    check_rollouts,
+    raised,
+    stored_table,
+    tokens_of,
+)
 from hfsdk.errors import (
     CallCancelledError,
     CallError,
@@ -38,8 +47,10 @@ from hfsdk.errors import (
     WorkerDiedError,
 )
 from hfsdk.pending import ColumnInfo
-from hfsdk.placement import Placement, Pool
-from hfsdk.runtime import DeviceStatus, Order, Progress, Runtime, Stored, Work
+from hfsdk.placement import SHADOWS, Placement, Pool
+from hfsdk.protocol import ONE_TO_ALL
+from hfsdk.roles import RoleSpec
+from hfsdk.runtime import DeviceStatus, Order, Progress, RoleState, Runtime, Stored, Work
 from hfsdk.table import Table
 from hfsdk.trace import Span
 
@@ -48,6 +59,9 @@ TASKS = "tasks"
 
 MONITOR_S = 0.2
 """How often running calls are asked for their progress."""
+
+CHANGES = ("update", "step", "load_state")
+"""Methods after which a shadow's weights are old."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -115,6 +129,9 @@ class Controller:
     def _remove(self, message: m.Remove) -> None:
         with self._lock:
             record = self._role(message.role)
+            for shadow in [r for r in self._roles.values() if r.spec.shadow_of == message.role]:
+                self._unload(shadow)
+                del self._roles[shadow.spec.name]
             self._unload(record)
             del self._roles[message.role]
 
@@ -124,24 +141,48 @@ class Controller:
             self._runtime.release(record.spec.name, record.pool)
 
     def _place(self, message: m.Place) -> Placement:
-        placement = message.placement
+        """Drain what runs, take the state of roles that move, take pools apart and open the others, load."""
+        placement, specs = message.placement, {spec.name: spec for spec in message.roles}
         with self._lock:
-            check_rollouts(placement, [record.spec for record in self._roles.values()])
-            model_roles = [n for n, r in self._roles.items() if r.spec.function is None and n in placement.roles]
-            keep = {p.name: p for p in placement.pools}
+            check_rollouts(placement, message.roles)
+            for name, record in list(self._roles.items()):
+                if record.loaded and record.pool is not None and not self._stays(record, placement, specs.get(name)):
+                    self._take_out(record, fresh=message.fresh)
+                if record.spec.shadow_of and name not in specs:
+                    del self._roles[name]
+            kept = {pool.name: pool for pool in placement.pools}
             for name, pool in list(self._open_pools.items()):
-                if keep.get(name) != pool:
+                if kept.get(name) != pool:
                     self._drain(name)
                     self._runtime.close_pool(name)
                     del self._open_pools[name]
-                    for record in self._roles.values():
-                        if record.pool == pool:
-                            record.loaded, record.pool, record.num_updates, record.restore = False, None, 0, ""
+            for name, spec in specs.items():
+                self._roles.setdefault(name, RoleRecord(spec)).spec = spec
             self._placement = placement
-        waits = [self._lane(placement.pool_of(name).name).post(self._load_later(name)) for name in model_roles]
+        waits = [self._lane(placement.pool_of(name).name).post(self._load_later(name)) for name in specs]
         for wait in waits:
             wait()
         return placement
+
+    @staticmethod
+    def _stays(record: RoleRecord, placement: Placement, spec: RoleSpec | None) -> bool:
+        return spec is not None and spec == record.spec and placement.pool_of(spec.name) == record.pool
+
+    def _take_out(self, record: RoleRecord, *, fresh: bool) -> None:
+        """Free a role where it lives and keep what it has learned, for its next place."""
+        pool, name = record.pool, record.spec.name
+        assert pool is not None
+
+        def take_out() -> None:
+            if record.spec.trainable and not fresh:
+                record.state = self._runtime.export(name, pool)
+            self._runtime.release(name, pool)
+
+        self._lane(pool.name).post(take_out)()
+        record.loaded, record.pool, record.synced = False, None, -1
+        record.changes += 1
+        if fresh:
+            record.num_updates, record.restore = 0, ""
 
     def _load_later(self, role: str) -> Callable[[], None]:
         def load() -> None:
@@ -161,10 +202,10 @@ class Controller:
             self._emit({"type": "role_loading", "role": record.spec.name, "pool": pool.name})
             record.pool = pool
             try:
-                self._runtime.load(replace(record.spec, restore=record.restore), pool)
+                self._runtime.load(replace(record.spec, restore=record.restore), pool, record.state)
             except WorkerDiedError as error:
                 raise self._pool_lost(pool, error) from None
-            record.loaded, record.restore = True, ""
+            record.loaded, record.restore, record.state = True, "", None
             self._emit({"type": "role_loaded", "role": record.spec.name, "pool": pool.name})
         return pool
 
@@ -186,13 +227,17 @@ class Controller:
     def _submit(self, message: m.Submit) -> int:
         with self._lock:
             role = self._roles.get(message.role)
-            if role is not None and role.unseen is not None:
-                failed, role.unseen = role.unseen, None
-                failed.seen = True
-                assert failed.error is not None
-                raise raised(failed.error)
+            shadow = self._shadow_for(message)
+            for asked in (role, shadow):
+                if asked is not None and asked.unseen is not None:
+                    failed, asked.unseen = asked.unseen, None
+                    failed.seen = True
+                    assert failed.error is not None
+                    raise raised(failed.error)
             if role is None and message.role != "session":
                 self._role(message.role)
+            if shadow is not None:
+                message = replace(message, role=shadow.spec.name)
             on_pool = role is not None and role.spec.function is None
             if on_pool and self._placement is None:
                 raise PlacementError("no placement yet; call session.place('colocate')")
@@ -205,10 +250,32 @@ class Controller:
             if message.phase == "generation" and self._learned:
                 self._step, self._learned = self._step + 1, False
             self._learned = self._learned or message.phase == "learning"
-            record = CallRecord(self._make_call(message), message)
+            if role is not None and message.method in CHANGES:
+                role.changes += 1
+            sync = self._sync(role, shadow) if role is not None and shadow is not None else None
+            record = CallRecord(self._make_call(message), message, sync=sync)
             self._calls[record.call.id] = record
-        self._lane(lane).put(record)
+            self._lane(lane).put(record)
         return record.call.id
+
+    def _shadow_for(self, message: m.Submit) -> RoleRecord | None:
+        """Return the shadow that carries a call out in place of the trained role it is submitted to."""
+        ending = next((ending for ending, method in SHADOWS.items() if method == message.method), None)
+        return self._roles.get(f"{message.role}.{ending}") if ending else None
+
+    def _sync(self, role: RoleRecord, shadow: RoleRecord) -> Sync:
+        """Have the weights as they are at this point of the submission order; asked for once, however many calls use them."""
+        last = role.sync
+        if last is not None and last.version == role.changes and last.usable(shadow):
+            return last
+        assert self._placement is not None
+        name = role.spec.name
+        request = m.Submit(name, "export_weights", "generation", {}, (), 0, ONE_TO_ALL, result="all")
+        record = CallRecord(self._make_call(request), request)
+        role.sync = record.sync = Sync(role.changes, record)
+        self._calls[record.call.id] = record
+        self._lane(self._placement.pool_of(name).name).put(record)
+        return role.sync
 
     def _make_call(self, message: m.Submit) -> Call:
         self._next_id += 1
@@ -261,6 +328,8 @@ class Controller:
         if role is not None and role.spec.function is None:
             pool = self._ensure_loaded(role)
             work = Work(record.call, pool, plan_orders(request, role.spec, stored))
+            if role.spec.shadow_of and record.sync is not None:
+                work = replace(work, weights=self._weights_for(role, record.sync), version=record.sync.version)
             record.pool = pool
         else:
             work = Work(record.call, None, (task_order(request, stored),), request.timeout_s)
@@ -280,9 +349,28 @@ class Controller:
         if work.pool is not None:
             record.num_tokens = tokens_of(request, stored, outcome.stored)
         record.result = list(outcome.results) if request.result == "all" else next(iter(outcome.results), None)
+        if record.sync is not None and role is not None:
+            self._keep_sync(role, record, record.sync)
         if role is not None:
             self._count_updates(role, record)
         self._finish(record, None)
+
+    @staticmethod
+    def _weights_for(shadow: RoleRecord, sync: Sync) -> RoleState | None:
+        """Return the weights a shadow must take over before its call; ``None`` where it has them."""
+        if sync.call.error is not None:
+            raise DependencyError(f"the weights for {shadow.spec.name} did not come: {sync.call.error}")
+        return None if shadow.synced == sync.version else sync.state
+
+    @staticmethod
+    def _keep_sync(role: RoleRecord, record: CallRecord, sync: Sync) -> None:
+        """After a transfer's call: the weights stand ready; after the shadow's: it has them, and they are let go."""
+        if role.spec.shadow_of:
+            role.synced, sync.state = sync.version, None
+        else:
+            parts = [part for part in record.result if part is not None]
+            sync.state = RoleState(tuple(p.handle for p in parts), sum(p.num_bytes for p in parts), role.num_updates)
+            record.result = None
 
     def _count_updates(self, role: RoleRecord, record: CallRecord) -> None:
         if record.call.method == "update":
@@ -307,12 +395,13 @@ class Controller:
     def _pool_lost(self, pool: Pool, error: WorkerDiedError) -> WorkerDiedError:
         """A worker ended: close its pool, so that the next call opens it again; return the error that says what is lost."""
         lost = []
-        self._runtime.close_pool(pool.name)
+        self._runtime.close_pool(pool.name, kill=True)
         self._open_pools.pop(pool.name, None)
         for role in list(self._roles.values()):
             if role.pool != pool:
                 continue
-            role.loaded, role.pool, role.restore = False, None, role.checkpoint
+            role.loaded, role.pool, role.restore, role.synced, role.sync = False, None, role.checkpoint, -1, None
+            role.changes += 1
             if role.spec.trainable:
                 back = f"checkpoint {role.checkpoint}" if role.checkpoint else "its initial weights"
                 missing = role.num_updates - (role.checkpoint_updates if role.checkpoint else 0)
@@ -335,12 +424,15 @@ class Controller:
         if state == "failed" and role is not None:
             role.unseen = record
         record.end(state, error)
+        record.sync = None
         record.request = replace(record.request, options={}, inputs={}) if record.request else None
         self._emit_call(f"call_{state}", record)
 
     def _wait_inputs(self, record: CallRecord) -> None:
-        for call_id in record.call.inputs:
-            source = self._calls[call_id]
+        sources = [self._calls[call_id] for call_id in record.call.inputs]
+        if record.sync is not None and record.sync.call is not record:
+            sources.append(record.sync.call)
+        for source in sources:
             while not source.finished.wait(MONITOR_S):
                 if record.cancel_asked or self._closed:
                     record.cancel_asked = True

@@ -14,7 +14,7 @@ import numpy as np
 from hfsdk.engine.messages import Submit
 from hfsdk.engine.microbatch import plan_pass, plan_update
 from hfsdk.errors import ColumnError
-from hfsdk.layout import Mesh
+from hfsdk.layout import Layout, Mesh
 from hfsdk.pending import ColumnInfo, ColumnRef
 from hfsdk.protocol import THREE_D
 from hfsdk.roles import RoleSpec
@@ -27,14 +27,13 @@ PASSES = ("compute_log_probs", "compute_values", "compute_scores", "compute_cost
 UPDATES = ("update", "forward_backward", "compute_loss")
 """Methods that take a loss; they read every numeric column."""
 
-NO_INPUT = ("step", "grad_norm", "run", "save_pretrained", "save_state", "load_state")
-
 
 def mesh_of(role: RoleSpec) -> Mesh:
-    """Return the mesh of a role: its training layout, permuted for its rollout."""
-    if role.train is None:
+    """Return the mesh of a role: its training layout, permuted for its rollout; of a rollout alone, that one's replicas."""
+    if role.train is None and role.rollout is None:
         raise ColumnError(f"role {role.name!r} runs a function and has no mesh")
-    return role.train.mesh(role.rollout.tp if role.rollout else 1)
+    layout = role.train or Layout(dp=role.rollout.size if role.rollout else 1)
+    return layout.mesh(role.rollout.tp if role.rollout else 1)
 
 
 def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -> tuple[Order, ...]:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.engine import megatron_model
+from hfsdk.engine import bridge, megatron_model, role_state
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.tasks import user_traceback
 from hfsdk.engine.trainer import NonFiniteRows, Trainer
+from hfsdk.engine.worker import Parcel
 from hfsdk.errors import CallError, NonFiniteLossError
 from hfsdk.functions import Shipped
-from hfsdk.resharding import ReshardPlan
+from hfsdk.resharding import ReshardPlan, vllm_boxes
 from hfsdk.roles import RoleSpec, Sampling
 from hfsdk.table import Array, Column, Table, as_column
 
@@ -98,13 +99,20 @@ class RankView:
 class HostedRole:
     """One role's engines on this worker."""
 
-    def __init__(self, spec: RoleSpec, worker: Worker) -> None:
-        """Build them; collective over the pool."""
+    def __init__(self, spec: RoleSpec, worker: Worker, state: Sequence[Any] = ()) -> None:
+        """Build them; collective over the pool.
+
+        Args:
+            spec: what to build.
+            worker: where.
+            state: what :meth:`export` returned on the ranks of the place the role comes from.
+        """
         self.spec, self.worker = spec, worker
         self.mesh = mesh_of(spec)
         self.groups = RoleGroups(self.mesh)
         recorder, setup = worker.recorder, worker.setup
-        self.trainer = Trainer(spec, self.mesh, self.groups, recorder)
+        self._trainer = Trainer(spec, self.mesh, self.groups, recorder) if spec.train is not None else None
+        self.version, self._num_updates_taken = 0, 0
         self.rollout: Rollout | None = None
         self.plan: ReshardPlan | None = None
         self.stale = True
@@ -112,8 +120,8 @@ class HostedRole:
         self.last_transport: transport.TransportReport | None = None
         assert spec.model is not None
         if spec.rollout is not None:
-            assert spec.train is not None
-            self.plan = ReshardPlan.between(spec.model, spec.train, spec.rollout, spec.dtype)
+            if spec.train is not None:
+                self.plan = ReshardPlan.between(spec.model, spec.train, spec.rollout, spec.dtype)
             self.rollout = Rollout(
                 spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
                 options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=recorder, load_weights=False,
@@ -125,9 +133,78 @@ class HostedRole:
             "forward_backward": self._forward_backward, "compute_loss": self._compute_loss, "step": self._step,
             "grad_norm": self._grad_norm, "run": self._run, "call": self._call, "save_pretrained": self._save_pretrained,
             "save_state": self._save_state, "load_state": self._load_state, "num_updates": self._num_updates,
+            "export_weights": self._export_weights,
         }  # fmt: skip
         if spec.restore:
             self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
+        if state:
+            self._import(state)
+
+    @property
+    def trainer(self) -> Trainer:
+        """The role's Megatron model.
+
+        Raises:
+            CallError: the role is a shadow that only generates.
+        """
+        if self._trainer is None:
+            raise CallError(f"{self.spec.name} only generates; call {self.spec.shadow_of} for anything else")
+        return self._trainer
+
+    # -- moving
+
+    def export(self) -> Parcel:
+        """Return this rank's part of the role's state, readable by any layout: (summary, pieces); collective."""
+        state = self.trainer.state()
+        packed = bridge.pack(role_state.pieces(state, self._shard))
+        return Parcel((role_state.Summary.of(state), packed), bridge.num_bytes(packed))
+
+    def _import(self, holders: Sequence[tuple[role_state.Summary, bridge.Packed]]) -> None:
+        known = holders[0][0]
+        state = role_state.blank(self.trainer.local_tensors(), known)
+        with bridge.unpacked(packed for _, packed in holders) as pieces:
+            role_state.fill(state, self._shard, pieces)
+        self.trainer.load_state({**state, "layout": str(self.mesh.layout), "rank": self.groups.rank})
+        self.stale = True
+
+    @property
+    def _shard(self) -> role_state.Shard:
+        assert self.spec.model is not None
+        scalar = self.spec.head == "scalar"
+        return role_state.Shard(
+            spec=self.spec.model, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar
+        )
+
+    def _export_weights(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        """For a shadow: the pieces of the weights, from one replica."""
+        weights = {"weights": self.trainer.local_tensors(), "optimizer": {}}
+        packed = bridge.pack(role_state.pieces(weights, self._shard))
+        return None, Parcel(packed, bridge.num_bytes(packed)) if packed else None
+
+    def take_over(self, holders: Sequence[bridge.Packed], num_updates: int, version: int) -> int:
+        """Take the trained role's weights into a shadow; return the bytes copied."""
+        assert self.spec.model is not None
+        with bridge.unpacked(holders) as pieces:
+            if self.rollout is not None:
+                tp = self.rollout.tp
+                boxes = vllm_boxes(self.spec.model, tp, self.worker.setup.rank % tp)
+                copied = bridge.assemble(boxes, self.rollout.weight_targets(), pieces)
+                self.rollout.finish_update()
+            else:
+                copied = bridge.assemble(self._shard.boxes, self.trainer.local_tensors(), pieces)
+        self.version, self._num_updates_taken = version, num_updates
+        return copied
+
+    def check_version(self, version: int) -> None:
+        """Refuse to use weights that are not those the call was submitted for.
+
+        Raises:
+            CallError: a shadow's weights are old.
+        """
+        if self.spec.shadow_of and self.version != version:
+            raise CallError(
+                f"{self.spec.name} has weights of version {self.version}, the call needs {version}; a stale shadow is never used"
+            )
 
     def run(self, method: str, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         """Carry out one method."""
@@ -150,19 +227,22 @@ class HostedRole:
             table.ragged("prompt"), seeds.astype(np.int64), sampling, self._eos, safe, control, table.row_ids
         )
         extra: dict[str, Column] = {
-            "policy_version": np.full(table.num_rows, self.trainer.num_updates, dtype=np.int64),
+            "policy_version": np.full(table.num_rows, self._num_updates_of_weights, dtype=np.int64),
             "temperature": np.full(table.num_rows, sampling.temperature, dtype=np.float32),
             "group": np.asarray(table.row_ids // options["n"]),
         }
         return {**columns, **extra}, None
+
+    @property
+    def _num_updates_of_weights(self) -> int:
+        return self._num_updates_taken if self._trainer is None else self._trainer.num_updates
 
     def _refresh_rollout(self) -> None:
         """Give the rollout the trainer's weights, if they changed since (HybridFlow section 5.2, step 1)."""
         from hfsdk.engine import transport
 
         assert self.rollout is not None
-        assert self.plan is not None
-        if not self.stale:
+        if self.plan is None or not self.stale:  # a shadow's weights came before the call
             return
         with self.worker.recorder.span("reshard") as attrs:
             sources = megatron_model.local_tensors(self.trainer.model)
@@ -276,14 +356,15 @@ class HostedRole:
 
     def memory_bytes(self) -> int:
         """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""
-        return sum(self.trainer.memory_bytes().values()) + (self.rollout.memory_bytes() if self.rollout else 0)
+        held = sum(self._trainer.memory_bytes().values()) if self._trainer is not None else 0
+        return held + (self.rollout.memory_bytes() if self.rollout else 0)
 
     def close(self) -> None:
         """Free the engines."""
         if self.rollout is not None:
             self.rollout.close()
             self.rollout = None
-        del self.trainer
+        self._trainer = None
 
 
 def _replica_group(spec: RoleSpec, size: int) -> Any:

@@ -29,9 +29,13 @@ class Remove:
 
 @dataclass(frozen=True)
 class Place:
-    """Put roles on pools and load them. Reply: the placement."""
+    """Put roles on pools and load them; roles that lived elsewhere, or in another layout, move with their state."""
 
     placement: Placement
+    roles: tuple[RoleSpec, ...]
+    """Every placed role, its layouts filled for its pool."""
+    fresh: bool = False
+    """Whether roles that move start again from their initial weights."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -33,7 +33,7 @@ from hfsdk.errors import (
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus, Outcome, Part, Pick, Progress, Stored, Work
+from hfsdk.runtime import DeviceStatus, Outcome, Part, Pick, Progress, RoleState, Stored, Work
 from hfsdk.spec import DEVICES, ClusterSpec, DeviceSpec
 from hfsdk.table import Table
 from hfsdk.trace import Span
@@ -41,7 +41,7 @@ from hfsdk.trace import Span
 GRACE_S = 15.0
 """How long the other ranks of a call may take to come back after one failed outside a safe point."""
 
-START_S = 180.0
+START_S = 300.0
 """How long a pool's processes may take to start and join."""
 
 START_TRIES = 4
@@ -61,15 +61,29 @@ R = TypeVar("R")
 
 
 @dataclass(eq=False)
+class _DeviceWorker:
+    """The worker process of one device, which joins one pool after another."""
+
+    device: int
+    handle: Any
+    log_file: str
+    pid: int | None = None
+    """Known once it has joined a pool."""
+
+
+@dataclass(eq=False)
 class _PoolState:
-    """The worker processes of an open pool."""
+    """An open pool and its workers, by rank."""
 
     pool: Pool
-    workers: list[Any]
-    setups: list[WorkerSetup]
-    pids: list[int] = field(default_factory=list)
+    members: list[_DeviceWorker]
     last_seen: tuple[Span, ...] = ()
     """Spans that were running at the last look, for messages about a death."""
+
+    @property
+    def workers(self) -> list[Any]:
+        """Their handles."""
+        return [member.handle for member in self.members]
 
 
 def _while_open(method: Callable[Concatenate[RayRuntime, P], R]) -> Callable[Concatenate[RayRuntime, P], R]:
@@ -122,68 +136,90 @@ class RayRuntime:
         self._inside = threading.Condition()
         self._num_inside, self._closed = 0, False
         self._tasks: Any = None
-        self._warm: _PoolState | None = None
+        self._devices: dict[int, _DeviceWorker] = {}
         if self._job_id in _own_ray:
-            self._warm = self._start_workers(Pool("all", tuple(range(self.cluster.num_devices))))
-            for worker in self._warm.workers:
-                worker.prepare.remote()
+            for device in range(self.cluster.num_devices):
+                self._worker_of(device).handle.prepare.remote()
 
     # -- pools
 
     @_while_open
     def open_pool(self, pool: Pool) -> None:
-        """Start one worker per device and join them."""
-        warm, self._warm = self._warm, None
-        if warm is not None and warm.pool != pool:
-            _kill(warm)
-            warm = None
-        state = warm or self._start_workers(pool)
+        """Join the workers of the pool's devices, started where there are none yet."""
+        self._num_opened += 1
+        state = _PoolState(pool, [self._worker_of(device) for device in pool.devices])
+        store = str(self._folder / f"store{self._num_opened}")
+        setups = [
+            WorkerSetup(device, rank, pool.size, pool.name, self._job_id, store, self._num_threads)
+            for rank, device in enumerate(pool.devices)
+        ]
         self._pools[pool.name] = state
         try:
-            state.pids = ray.get([w.join.remote() for w in state.workers], timeout=START_S)
+            pids = ray.get([w.join.remote(setup) for w, setup in zip(state.workers, setups, strict=True)], timeout=START_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            self.close_pool(pool.name)
+            self.close_pool(pool.name, kill=True)
             raise PlacementError(
                 f"the {pool.size} workers of pool {pool.name!r} did not start: {error}. Is there memory and a free device for each?"
             ) from error
+        for member, pid in zip(state.members, pids, strict=True):
+            member.pid = pid
 
-    def _start_workers(self, pool: Pool) -> _PoolState:
-        """Start the processes of a pool; returns before they are up."""
-        self._num_opened += 1
-        store = str(self._folder / f"store{self._num_opened}")
-        gpus = 1 if self.cluster.devices[pool.devices[0]].name != "cpu" else 0
-        logs = [str(self._folder / f"device{device}.log") for device in pool.devices]
-        setups = [
-            WorkerSetup(device, rank, pool.size, pool.name, self._job_id, store, logs[rank], self._num_threads)
-            for rank, device in enumerate(pool.devices)
-        ]
-        cpus = 0 if self._shares_cpus else 1
-        workers = [RayWorker.options(num_gpus=gpus, num_cpus=cpus).remote(setup) for setup in setups]
-        return _PoolState(pool, workers, setups)
+    def _worker_of(self, device: int) -> _DeviceWorker:
+        """Return a device's worker process; start it where there is none. It may not be up yet."""
+        if device not in self._devices:
+            gpus = 1 if self.cluster.devices[device].name != "cpu" else 0
+            log_file = str(self._folder / f"device{device}.log")
+            cpus = 0 if self._shares_cpus else 1
+            handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus).remote(device, log_file, self._num_threads)
+            self._devices[device] = _DeviceWorker(device, handle, log_file)
+        return self._devices[device]
 
-    def close_pool(self, name: str) -> None:
-        """Kill the pool's workers and remove their shared-memory segments."""
+    def close_pool(self, name: str, *, kill: bool = False) -> None:
+        """Take the pool apart. Its workers leave it and stay, with the columns they wrote; with ``kill`` they end."""
         state = self._pools.pop(name, None)
-        if state is None:
+        if state is None or not ray.is_initialized():
             return
-        if not ray.is_initialized():
-            return
-        _kill(state)
+        if not kill:
+            try:
+                ray.get([w.leave.remote() for w in state.workers], timeout=GRACE_S)
+                return
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                pass  # one of them ended or hangs: all of them are started again
+        self._end(state.members)
         if not self._pools:
             _remove_segments(self._job_id)
 
+    def _end(self, members: Sequence[_DeviceWorker]) -> None:
+        for member in members:
+            ray.kill(member.handle)
+            self._devices.pop(member.device, None)
+        _wait_gone([member.pid for member in members if member.pid is not None])
+
     @_while_open
-    def load(self, role: RoleSpec, pool: Pool) -> None:
+    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
         """Build a role on its pool."""
-        refs = [w.load.remote(role) for w in self._pools[pool.name].workers]
+        here = self._pools[pool.name]
+        parts = () if state is None else state.handles
+        refs = [w.load.remote(role, parts) for w in here.workers]
         call = Call(id=-1, role=role.name, method="load")
-        answers: dict[int, Exception | None] = self._gather(
-            refs, self._pools[pool.name], call, lambda error: error is not None
-        )
+        answers: dict[int, Exception | None] = self._gather(refs, here, call, lambda error: error is not None)
         failed = {rank: error for rank, error in answers.items() if error is not None}
         if failed:
             raise next(iter(failed.values()))
         self._ensure_tasks()  # by now the workers have done their importing: the cores are free for this process's
+
+    @_while_open
+    def export(self, role: str, pool: Pool) -> RoleState:
+        """Put a role's state into the object stores of its workers."""
+        here = self._pools[pool.name]
+        call = Call(id=-1, role=role, method="export")
+        refs = [w.export.remote(role) for w in here.workers]
+        answers = self._gather(refs, here, call, lambda answer: isinstance(answer, Exception))
+        for answer in answers.values():
+            if isinstance(answer, Exception):
+                raise answer
+        sent = [answers[rank] for rank in range(len(refs))]
+        return RoleState(tuple(part.handle for part in sent), sum(part.num_bytes for part in sent))
 
     @_while_open
     def release(self, role: str, pool: Pool) -> None:
@@ -201,7 +237,8 @@ class RayRuntime:
         """Run a call on a pool."""
         assert work.pool is not None
         state = self._pools[work.pool.name]
-        refs = [w.execute.remote(work.call, order) for w, order in zip(state.workers, work.orders, strict=True)]
+        more = () if work.weights is None and not work.version else (work.weights, work.version)
+        refs = [w.execute.remote(work.call, order, *more) for w, order in zip(state.workers, work.orders, strict=True)]
         answers = self._gather(refs, state, work.call, lambda answer: answer.status == "error")
         self._raise_failure(answers, work.call)
         ordered = [answers[rank] for rank in range(len(refs))]
@@ -244,9 +281,10 @@ class RayRuntime:
             for s in state.last_seen
             if s.rank == rank
         ]
-        device, pid = state.setups[rank].device, state.pids[rank] if rank < len(state.pids) else None
+        member = state.members[rank]
+        device, pid = member.device, member.pid
         details = "its last spans:\n" + ("\n".join(spans) or "  none seen")
-        tail = _tail(state.setups[rank].log_file)
+        tail = _tail(member.log_file)
         details += f"\nits last output:\n{tail}" if tail else ""
         return WorkerDiedError(
             f"the worker of device {device} (pid {pid}) ended or hangs: {why}.",
@@ -385,8 +423,8 @@ class RayRuntime:
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):  # the next call of the pool says why
             return ()
         return tuple(
-            DeviceStatus(s.device, s.rank, pool.name, pid, used, roles)
-            for s, pid, (used, roles) in zip(state.setups, state.pids, seen, strict=True)
+            DeviceStatus(member.device, rank, pool.name, member.pid, used, roles)
+            for rank, (member, (used, roles)) in enumerate(zip(state.members, seen, strict=True))
         )
 
     def logs(self, pool: Pool, rank: int) -> str:
@@ -399,11 +437,9 @@ class RayRuntime:
         """End the workers, Ray where this session started it, and remove files and segments."""
         with self._inside:
             self._closed = True
-        for name in list(self._pools):
-            self.close_pool(name)
+        self._pools.clear()
         if ray.is_initialized():
-            if self._warm is not None:
-                _kill(self._warm)
+            self._end(list(self._devices.values()))
             if self._tasks is not None:
                 ray.kill(self._tasks)
         with self._inside:
@@ -521,12 +557,6 @@ def _tail(path: str, num_chars: int = 2000) -> str:
         return Path(path).read_text(errors="replace")[-num_chars:].strip()
     except FileNotFoundError:
         return ""
-
-
-def _kill(state: _PoolState) -> None:
-    for worker in state.workers:
-        ray.kill(worker)
-    _wait_gone(state.pids)
 
 
 def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:

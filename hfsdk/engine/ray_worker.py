@@ -21,11 +21,11 @@ import ray
 
 from hfsdk.dataflow import Call
 from hfsdk.engine.tasks import run_task
-from hfsdk.engine.worker import Reply, Worker, WorkerSetup
+from hfsdk.engine.worker import Parcel, Reply, Sent, Worker, WorkerSetup
 from hfsdk.errors import CallError, HfsdkError, LostColumnError
 from hfsdk.pending import ColumnInfo
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Order, Pick
+from hfsdk.runtime import Order, Pick, RoleState
 from hfsdk.table import Column, Ragged, Table, concat, kind_of, take
 from hfsdk.trace import Span
 
@@ -106,9 +106,15 @@ class _Process:
         os.dup2(log, 2)
 
     @staticmethod
+    def sent(parcel: Parcel) -> Sent:
+        """Put a parcel into the node's object store."""
+        return Sent([ray.put(parcel.content)], parcel.num_bytes)
+
+    @staticmethod
     def answer(reply: Reply, order: Order) -> Answer:
         """Store what was written and describe it."""
-        answer = Answer(reply.status, order.rows, result=reply.result, error=reply.error, spans=reply.spans)
+        result = _Process.sent(reply.result) if isinstance(reply.result, Parcel) else reply.result
+        answer = Answer(reply.status, order.rows, result=result, error=reply.error, spans=reply.spans)
         if reply.status == "ok" and order.keep and reply.columns is not None:
             answer.columns = describe(reply.columns)
             answer.part = [ray.put(dict(reply.columns))]
@@ -117,20 +123,25 @@ class _Process:
 
 
 class WorkerProcess(_Process):
-    """A worker process of one device."""
+    """The worker process of one device; it joins one pool after another."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        super().__init__(setup.log_file, setup.num_threads)
+    def __init__(self, device: int, log_file: str, num_threads: int) -> None:
+        super().__init__(log_file, num_threads)
         from hfsdk.engine import cpu_support_vllm
 
-        os.environ.update(cpu_support_vllm.environment(setup.num_threads))
-        self._worker: WorkerType = Worker(setup)
+        os.environ.update(cpu_support_vllm.environment(num_threads))
+        self._worker: WorkerType = Worker(device, num_threads)
 
     @ray.method(concurrency_group="compute")
-    def join(self) -> int:
-        """Join the pool's world; return the process id."""
-        self._worker.join()
+    def join(self, setup: WorkerSetup) -> int:
+        """Join a pool's world; return the process id."""
+        self._worker.join(setup)
         return os.getpid()
+
+    @ray.method(concurrency_group="compute")
+    def leave(self) -> None:
+        """Free every role and leave the pool."""
+        self._worker.leave()
 
     @ray.method(concurrency_group="compute")
     def prepare(self) -> None:
@@ -143,10 +154,10 @@ class WorkerProcess(_Process):
         rollout.import_engine()
 
     @ray.method(concurrency_group="compute")
-    def load(self, role: RoleSpec) -> Exception | None:
-        """Build a role; return what went wrong."""
+    def load(self, role: RoleSpec, state: Sequence[Any] = ()) -> Exception | None:
+        """Build a role, with a state whose parts are in the object store; return what went wrong."""
         try:
-            self._worker.load(role)
+            self._worker.load(role, ray.get([handle[0] for handle in state]))
         except Exception as error:  # told to the controller, which raises it at the user's line
             traceback.print_exc()
             return (
@@ -157,14 +168,30 @@ class WorkerProcess(_Process):
         return None
 
     @ray.method(concurrency_group="compute")
+    def export(self, role: str) -> Sent | Exception:
+        """Put this rank's part of a role's state into the object store."""
+        try:
+            return self.sent(self._worker.export(role))
+        except Exception as error:  # told to the controller, which raises it at the user's line
+            traceback.print_exc()
+            return CallError(f"taking out the state of {role} failed: {error!r}", details=traceback.format_exc())
+
+    @ray.method(concurrency_group="compute")
     def release(self, role: str) -> None:
         """Free a role."""
         self._worker.release(role)
 
     @ray.method(concurrency_group="compute")
-    def execute(self, call: Call, order: Order) -> Answer:
+    def execute(self, call: Call, order: Order, weights: RoleState | None = None, version: int = 0) -> Answer:
         """Carry out this rank's share of a call."""
-        reply = self._worker.execute(call, lambda: read(order.picks, order.rows), order.options)
+
+        def read_weights() -> tuple[list[Any], int]:
+            assert weights is not None
+            return ray.get([handle[0] for handle in weights.handles]), weights.num_updates
+
+        reply = self._worker.execute(
+            call, lambda: read(order.picks, order.rows), order.options, read_weights if weights else None, version
+        )
         if reply.error is not None:
             traceback.print_exception(reply.error)
         return self.answer(reply, order)

@@ -14,11 +14,29 @@ from hfsdk.errors import CallError, LayoutError
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Placement, Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Part, Stored
+from hfsdk.runtime import Part, RoleState, Stored
 from hfsdk.table import Ragged, Table, kind_of
 from hfsdk.trace import Span
 
 FINISHED = ("done", "failed", "cancelled")
+
+
+@dataclass(eq=False)
+class Sync:
+    """Weights of a trained role on their way to its shadow."""
+
+    version: int
+    """The role's ``changes`` when they were asked for."""
+    call: CallRecord
+    """Takes them out of the trained role."""
+    state: RoleState | None = None
+    """There once ``call`` is done, until the shadow has them."""
+
+    def usable(self, shadow: RoleRecord) -> bool:
+        """Whether the shadow has these weights, or will get them."""
+        if self.call.state in ("failed", "cancelled", "lost"):
+            return False
+        return self.call.state != "done" or self.state is not None or shadow.synced == self.version
 
 
 @dataclass(eq=False)
@@ -43,6 +61,8 @@ class CallRecord:
     spans: tuple[Span, ...] = ()
     num_tokens: int = 0
     """Tokens generated, or passed through the model."""
+    sync: Sync | None = None
+    """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def begin(self) -> bool:
@@ -98,6 +118,14 @@ class RoleRecord:
     checkpoint_updates: int = 0
     restore: str = ""
     """Folder to load after the initial weights, once: the checkpoint of a role whose pool died."""
+    state: RoleState | None = None
+    """What a moving role takes along, until it is loaded at its new place."""
+    changes: int = 0
+    """Grows with every submitted call that changes the weights, and when they are loaded again."""
+    sync: Sync | None = None
+    """The last transfer of the weights to the role's shadow."""
+    synced: int = -1
+    """Of a shadow: the ``changes`` of its role that its weights have seen."""
     unseen: CallRecord | None = None
     """A failure nobody has looked at: raised at the next call on this role."""
 

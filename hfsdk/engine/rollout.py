@@ -48,6 +48,9 @@ KV_BLOCK_TOKENS = 32
 CPU_KV_CACHE_BYTES = 256 * 2**20
 """Most key/value cache taken on CPU unless asked for more: it is touched as a whole at the start."""
 
+KV_CACHE_BYTES = 8 * 2**30
+"""Most key/value cache taken on an accelerator unless asked for more."""
+
 _TABLES = {"model.embed_tokens.weight", "lm_head.weight"}
 """Parameters with one row per token of the (padded) vocabulary."""
 
@@ -95,15 +98,14 @@ def max_model_len(spec: ModelSpec, options: RolloutOptions) -> int:
 def kv_cache_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str, device_type: str) -> int:
     """Return the bytes of key/value cache of one rank: as asked, or for ``max_num_seqs`` longest sequences.
 
-    On CPU the latter is capped at 256 MB, but always holds one longest sequence.
+    The latter is capped at 256 MB on CPU and 8 GB on an accelerator, but always holds one longest sequence.
     """
     if options.kv_cache_bytes:
         return options.kv_cache_bytes
     block = KV_BLOCK_TOKENS * spec.kv_bytes_per_token(dtype) // min(tp, spec.num_kv_heads)
     per_sequence = math.ceil(max_model_len(spec, options) / KV_BLOCK_TOKENS) * block
     wanted = options.max_num_seqs * per_sequence
-    if device_type == "cpu":
-        wanted = max(per_sequence, min(wanted, CPU_KV_CACHE_BYTES))
+    wanted = max(per_sequence, min(wanted, CPU_KV_CACHE_BYTES if device_type == "cpu" else KV_CACHE_BYTES))
     return wanted + 2 * block  # vLLM keeps one block for itself
 
 

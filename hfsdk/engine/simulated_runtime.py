@@ -26,11 +26,12 @@ import numpy as np
 from hfsdk.dataflow import Call
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.microbatch import MiniBatchPlan
+from hfsdk.engine.worker import Sent
 from hfsdk.errors import CallError, CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec, Sampling
-from hfsdk.runtime import DeviceStatus, Order, Outcome, Part, Pick, Progress, Stored, Work
+from hfsdk.runtime import DeviceStatus, Order, Outcome, Part, Pick, Progress, RoleState, Stored, Work
 from hfsdk.spec import ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
 from hfsdk.trace import Span
@@ -265,17 +266,24 @@ class SimulatedRuntime:
         with self._lock:
             self._clocks[pool.name] = self._closed_s
 
-    def close_pool(self, name: str) -> None:
+    def close_pool(self, name: str, *, kill: bool = False) -> None:
         """Forget the pool and the roles that live in it."""
         with self._lock:
             self._closed_s = max(self._closed_s, self._clocks.pop(name, 0.0))
             self._roles = {r: state for r, state in self._roles.items() if state.pool.name != name}
 
-    def load(self, role: RoleSpec, pool: Pool) -> None:
+    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
         """Record the role; loading takes no virtual time."""
         num_updates = _read_checkpoint(role.restore) if role.restore else 0
+        if state is not None:
+            num_updates = state.handles[0]
         with self._lock:
             self._roles[role.name] = _Role(role, pool, num_updates)
+
+    def export(self, role: str, pool: Pool) -> RoleState:
+        """Return what the role has learned: its number of optimizer steps."""
+        with self._lock:
+            return RoleState((self._roles[role].num_updates,))
 
     def release(self, role: str, pool: Pool) -> None:
         """Forget the role."""
@@ -297,7 +305,11 @@ class SimulatedRuntime:
             state = self._roles[call.role]
             groups = self._groups(work.orders, call)
             started = max(self._clocks.get(pool.name, 0.0), _ready_s(g.order for g in groups))
+            if work.weights is not None:
+                started = max(started, *work.weights.handles)
             line = _Timeline(call, pool, started + self._costs.dispatch_s)
+            if work.weights is not None:
+                self._lay_sync(line, work.weights.num_bytes)
             if call.method in ("update", "forward_backward"):
                 results = self._train(state, line, work.orders, groups)
             else:
@@ -345,15 +357,25 @@ class SimulatedRuntime:
             positions = order.rows // copies
         return self.response_lengths.draw(options["sampling"], int(options.get("seed", 0)), positions, order.rows % copies)
 
+    def _lay_sync(self, line: _Timeline, num_bytes: int) -> None:
+        """Lay down a shadow's taking over of weights: over the slowest link that its pool may need."""
+        link = self.cluster.inter_node if len(self.cluster.node_devices) > 1 else self.cluster.intra_node
+        seconds = link.latency_s + num_bytes / link.bandwidth
+        line.lay([range(line.pool.size)], [{"sync": seconds}], [{"sync": {"bytes": num_bytes}}])
+
     def _run(self, state: _Role, line: _Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
         """Lay down a call that every group does once."""
         method = line.call.method
-        stale = method in GENERATE and state.synced != state.num_updates
+        stale = method in GENERATE and state.synced != state.num_updates and not state.spec.shadow_of
         rows = [(g.prompts, g.responses) for g in groups]
         costs = self._costs.method_costs(method, state.spec, self.cluster, line.pool.devices, rows, stale)
         line.lay([g.ranks for g in groups], costs, [_numbers(g.prompts, g.responses) for g in groups])
         if stale:
             state.synced = state.num_updates
+        if method == "export_weights":
+            assert state.spec.model is not None
+            sent = Sent(line.now_s, state.spec.model.num_bytes(state.spec.dtype))
+            return (sent, *(None,) * (len(orders) - 1))
         result = self._result(state, line.call, orders[0].options, sum(costs[0].values()))
         return (result,) * len(orders)
 

@@ -7,7 +7,7 @@ one thread; the control lane (progress, cancel, memory) reads what it must and n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker is told when it starts."""
+    """What a worker is told when it joins a pool."""
 
     device: int
     rank: int
@@ -35,8 +35,23 @@ class WorkerSetup:
     job_id: str
     store: str
     """Path of the file through which the pool's processes find each other."""
-    log_file: str
     num_threads: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A result that is too large to travel with the answer: weights."""
+
+    content: Any
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A parcel on its way: where it lies."""
+
+    handle: Any
+    num_bytes: int
 
 
 @dataclass(eq=False)
@@ -53,20 +68,22 @@ class Reply:
 class Worker:
     """The compute side of a worker process."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        self.setup = setup
-        self.recorder = Recorder(device=setup.device, rank=setup.rank, pool=setup.pool)
+    def __init__(self, device: int, num_threads: int = 1) -> None:
+        self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
+        self.recorder = Recorder(device=device, rank=0)
         self.roles: dict[str, HostedRole] = {}
         self._running_call = -1
         self._cancel_asked = -1
 
-    def join(self) -> None:
-        """Import the engines and join the pool's world; collective."""
+    def join(self, setup: WorkerSetup) -> None:
+        """Import the engines and join a pool's world; collective."""
         import torch
         import torch.distributed as dist
 
         from hfsdk.engine import cpu_support_megatron
 
+        self.setup = setup
+        self.recorder.rank, self.recorder.pool = setup.rank, setup.pool
         torch.set_num_threads(self.setup.num_threads)
         cpu_support_megatron.install()
         cuda = torch.cuda.is_available()
@@ -79,14 +96,33 @@ class Worker:
             world_size=self.setup.world_size,
         )
 
-    def load(self, role: RoleSpec) -> None:
-        """Build a role; collective over the pool."""
+    def leave(self) -> None:
+        """Free every role and leave the pool's world; the process is then as before :meth:`join`."""
+        import torch.distributed as dist
+
+        for role in list(self.roles):
+            self.release(role)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def load(self, role: RoleSpec, state: Sequence[Any] = ()) -> None:
+        """Build a role; collective over the pool.
+
+        Args:
+            role: what to build.
+            state: what :meth:`export` returned on the ranks of the place it comes from.
+        """
         from hfsdk.engine.hosted import HostedRole
 
         if role.name in self.roles:
             self.release(role.name)
         self._lane()
-        self.roles[role.name] = HostedRole(role, self)
+        self.roles[role.name] = HostedRole(role, self, state)
+
+    def export(self, role: str) -> Parcel:
+        """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""
+        self._lane()
+        return self.roles[role].export()
 
     def release(self, role: str) -> None:
         """Free a role."""
@@ -94,13 +130,22 @@ class Worker:
         if hosted is not None:
             hosted.close()
 
-    def execute(self, call: Call, read: Callable[[], Table], options: Mapping[str, Any]) -> Reply:
+    def execute(
+        self,
+        call: Call,
+        read: Callable[[], Table],
+        options: Mapping[str, Any],
+        weights: Callable[[], tuple[Sequence[Any], int]] | None = None,
+        version: int = 0,
+    ) -> Reply:
         """Carry out this rank's share of a call; every way it can end is in the reply.
 
         Args:
             call: the call, for spans.
             read: maps the input columns; runs inside the span ``fetch``.
             options: the method's own.
+            weights: maps what the trained role's ranks exported, with its number of updates; for a shadow that lacks it.
+            version: of the weights that a shadow must have by then.
         """
         self._lane()
         self._running_call = call.id
@@ -114,6 +159,10 @@ class Worker:
                     table = read()
                     attrs["bytes"] = table.nbytes
                 hosted = self.roles[call.role]
+                if weights is not None:
+                    with self.recorder.span("sync") as attrs:
+                        attrs["bytes"] = hosted.take_over(*weights(), version)
+                hosted.check_version(version)
                 reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
             except Cancelled:
                 reply.status = "cancelled"

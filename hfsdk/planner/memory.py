@@ -32,6 +32,8 @@ GPU_PROCESS_BYTES = 1_500 * 10**6
 """CUDA context, NCCL buffers and CUDA graphs of a worker."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
 """Most key/value cache on CPU where ``kv_cache_bytes`` is left at 0 (but at least one longest sequence)."""
+KV_CACHE_BYTES = 8 * 2**30
+"""The same on accelerators."""
 LOGITS_COPIES = 2.5
 """fp32 arrays of [micro-batch tokens, vocabulary] alive at once in the loss: logits, their exponentials, part of the gradient."""
 
@@ -212,7 +214,7 @@ def _kv_cache_bytes(role: RoleSpec, spec: ModelSpec, tp: int, on_cpu: bool) -> i
     longest = options.max_model_len or min(spec.max_positions, 2048)
     one = longest * spec.kv_bytes_per_token(role.dtype) // min(tp, spec.num_kv_heads)
     wanted = options.max_num_seqs * one
-    return max(one, min(wanted, CPU_KV_CACHE_BYTES)) if on_cpu else wanted
+    return max(one, min(wanted, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
 
 
 _COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
+from hfsdk.placement import Placement, Pool, is_shadow
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec
 
@@ -132,15 +133,35 @@ def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:
     return replace(role, function=Shipped.of(function))
 
 
-def filled(role: RoleSpec, pool_size: int, pool_name: str) -> RoleSpec:
+def filled(role: RoleSpec, pool: Pool) -> RoleSpec:
     """Return the role with its layouts covering a pool.
 
     Raises:
         PlacementError: they do not.
     """
-    assert role.train is not None
     try:
-        train = role.train.fill(pool_size)
-        return replace(role, train=train, rollout=role.rollout.fill(pool_size) if role.rollout else None)
+        train = role.train.fill(pool.size) if role.train else None
+        return replace(role, train=train, rollout=role.rollout.fill(pool.size) if role.rollout else None)
     except LayoutError as error:
-        raise PlacementError(f"{role.name} does not fit pool {pool_name!r}: {error}") from error
+        raise PlacementError(f"{role.name} does not fit pool {pool.name!r}: {error}") from error
+
+
+def placed(declared: Sequence[RoleSpec], placement: Placement) -> list[RoleSpec]:
+    """Return the roles with their layouts covering their pools, and the shadows that the placement names.
+
+    A role whose generating is done by a shadow (``actor.rollout``) has no rollout of its own.
+
+    Raises:
+        PlacementError: a layout does not fit its pool, or a role cannot have a shadow that is named.
+    """
+    roles = {role.name: role for role in declared}
+    for name in (n for n in placement.roles if is_shadow(n)):
+        base, _, ending = name.rpartition(".")
+        role, kind = roles[base], {"rollout": "actor", "inference": "critic"}[ending]
+        if role.kind != kind:
+            raise PlacementError(f"{name!r}: only a {kind} has a shadow for {ending}; {base} is a {role.kind}. Leave it out.")
+        shadow = replace(role, name=name, optimizer=None, shadow_of=base)
+        roles[name] = replace(shadow, train=None) if ending == "rollout" else replace(shadow, train=Layout())
+        if ending == "rollout":
+            roles[base] = replace(role, rollout=None)
+    return [filled(role, placement.pool_of(role.name)) for role in roles.values()]

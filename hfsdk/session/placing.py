@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hfsdk.engine import messages as m
@@ -14,7 +15,7 @@ from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declarations import Declarations, H
-from hfsdk.session.declare import Ground, filled
+from hfsdk.session.declare import Ground, placed
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
@@ -113,16 +114,19 @@ class Placing(Declarations):
     def place(self, what: Wish = "colocate", *, fresh: bool = False) -> PlacementPicture:
         """Put the declared models on devices and load them; waits.
 
+        On live models: what runs is finished first; roles whose devices or layouts change move with their weights and optimizer
+        state, bit for bit; the others are left alone. Handles stay valid and batches readable.
+
         Args:
-            what: ``"colocate"`` (all on all devices), ``"split"``, ``"standalone"``, ``{"actor reference": 2, "critic": 2}``,
-                or a :class:`hfsdk.Placement`.
-            fresh: whether models that were updated may start again from their initial weights, where their place changes.
+            what: a preset (``"colocate"``, ``"split"``, ``"standalone"``, ``"flattening"``, ``"separation"``; see
+                :meth:`hfsdk.Placement.of`), ``{"actor reference": 2, "critic": 2}``, or a :class:`hfsdk.Placement`.
+            fresh: whether models whose place or layout changes start again from their initial weights.
 
         Returns:
             Who lives where, with memory; it draws itself.
 
         Raises:
-            PlacementError: it does not fit the roles or devices, or would lose updates.
+            PlacementError: it does not fit the roles or devices.
             DeviceMemoryError: the models would not fit into memory; nothing was loaded.
         """
         self._client.check_open()
@@ -131,35 +135,16 @@ class Placing(Declarations):
             raise PlacementError("there is no model to place yet; declare some first, e.g. session.actor('tiny')")
         wanted = _without(what, {h.name for h in self._book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
-        roles = []
-        for handle in handles:
-            pool = placement.pool_of(handle.name)
-            roles.append(filled(self._book.declared(handle.name), pool.size, pool.name))
+        roles = placed([self._book.declared(h.name) for h in handles], placement)
         check_fits(roles, placement, self.cluster)
-        if not fresh:
-            self._check_updates(roles, placement)
-        for role in roles:
-            self._client.send(m.Declare(role))
-        self._client.send(m.Place(placement))
+        self._client.send(m.Place(placement, tuple(roles), fresh))
         self._wish, self._placement = what, placement
-        for handle, role in zip(handles, roles, strict=True):
-            handle.settle(role)
+        named = {role.name: role for role in roles}
+        for handle in handles:
+            shadow = named.get(f"{handle.name}.rollout")
+            handle.settle(replace(named[handle.name], rollout=shadow.rollout) if shadow else named[handle.name])
             self._loaded.add(handle.name)
         return self.placement
-
-    def _check_updates(self, roles: Sequence[RoleSpec], placement: Placement) -> None:
-        """Refuse to lose updates of roles whose pool or layout would change."""
-        known: Mapping[str, tuple[RoleSpec, str, int]] = self._client.send(m.Look("roles"))
-        before = self._placement
-        for role in roles:
-            spec, _, updates = known.get(role.name, (role, "", 0))
-            moved = before is None or role.name not in before.roles or before.pool_of(role.name) != placement.pool_of(role.name)
-            if updates and role.name in self._loaded and (moved or spec.train != role.train or spec.rollout != role.rollout):
-                raise PlacementError(
-                    f"{role.name} has had {updates} updates, and its weights cannot move to another place in this version. "
-                    f"Write them out with {role.name}.save_pretrained(folder) and declare {role.name} from that folder, or "
-                    "place(..., fresh=True) to start again from the initial weights."
-                )
 
     @property
     def placement(self) -> PlacementPicture:

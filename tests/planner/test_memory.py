@@ -78,7 +78,8 @@ def test_kv_cache_as_asked_and_kv_heads_replicated():
     asked = trained(SMOL, rollout=Layout(tp=1), rollout_options=RolloutOptions(kv_cache_bytes=10**8))
     assert role_bytes(asked, 1, on_cpu=True).kv_cache == 10**8
     llama = trained(LLAMA_70B, "tp16", rollout=Layout(tp=16))
-    assert role_bytes(llama, 16).kv_cache == 64 * 2048 * LLAMA_70B.kv_bytes_per_token("fp32") // 8
+    one = 2048 * LLAMA_70B.kv_bytes_per_token("fp32") // 8
+    assert 64 * one > role_bytes(llama, 16).kv_cache == 8 * 2**30  # the most that is taken unless asked for
 
 
 def test_layouts_split_the_model():

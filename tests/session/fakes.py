@@ -69,6 +69,7 @@ class FakeController:
 
     def _place(self, message):
         self.placement = message.placement
+        self.roles |= {role.name: role for role in message.roles}
         return message.placement
 
     def _put(self, message):

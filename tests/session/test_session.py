@@ -174,14 +174,27 @@ def test_models_that_do_not_fit_are_refused_before_loading(controller):
     session.close()
 
 
-def test_updates_are_not_lost_by_placing_again(session, actor, controller):
+def test_placing_again_moves_or_starts_fresh_as_asked(session, actor, controller):
     session.critic("tiny")
-    session.place("colocate")
-    controller.updates["actor"] = 3
-    session.place("colocate")  # nothing changes
-    with pytest.raises(hf.PlacementError, match="actor has had 3 updates"):
-        session.place("split")
-    session.place("split", fresh=True)
+    session.place("split")
+    session.place("colocate", fresh=True)
+    assert [(str(p.roles[0].train), p.fresh) for p in controller.sent(m.Place)] == [("tp1 pp1 dp1", False), ("tp1 pp1 dp2", True)]
+
+
+def test_shadows_are_roles_of_the_placement(session, actor, controller):
+    critic = session.critic("tiny")
+    session.place({"actor critic": 1, "actor.rollout critic.inference": 1})
+    roles = controller.roles
+    assert roles["actor"].rollout is None
+    assert str(actor.role.rollout) == str(roles["actor.rollout"].rollout) == "tp1 pp1 dp1"
+    assert roles["actor.rollout"].train is None
+    assert (roles["critic.inference"].shadow_of, roles["critic.inference"].optimizer) == ("critic", None)
+    assert not roles["actor.rollout"].trainable
+    assert critic.role.trainable
+    with pytest.raises(hf.PlacementError, match="only a critic has a shadow for inference"):
+        session.place({"actor critic": 1, "actor.inference": 1})
+    with pytest.raises(hf.PlacementError, match=r"names critic\.rollouts, which"):
+        session.place({"actor critic": 1, "critic.rollouts": 1})
 
 
 def test_the_picture_s_data(session, actor):

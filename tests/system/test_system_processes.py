@@ -139,7 +139,8 @@ def examples():
     protocol, inputs = PROTOCOLS["MICRO_DP"], {"prompt": ref}
     submit = m.Submit("actor", "generate", "generation", inputs, ("response",), 2, protocol, {"n": 1}, "cell 1", "f@1", 2.0, "all")
     return [
-        m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2)), m.Put(Table({"x": np.arange(3)})),
+        m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2), (role,)),
+        m.Put(Table({"x": np.arange(3)})),
         submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}), m.Ask(1, "state"), m.AskColumn(ref), m.Cancel((1,)), m.Release((1,)),
         m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder"), m.Close(),
     ]  # fmt: skip
