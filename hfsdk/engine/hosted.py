@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.engine import megatron_model
+from hfsdk.engine import megatron_checkpoint, megatron_model
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.rollout import Rollout
@@ -256,18 +256,17 @@ class HostedRole:
         return None, None
 
     def _save_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        import torch
-
-        folder = Path(options["folder"]) / self.spec.name
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.trainer.state(), folder / f"rank{self.worker.setup.rank}.pt")
+        """Copy the state and leave the writing to a thread, which ``Worker.saved`` asks."""
+        name, folder = self.spec.name, Path(options["folder"]) / self.spec.name
+        state = self.trainer.state()
+        self.worker.saves[name] = megatron_checkpoint.begin_save(name, state, self.trainer.shard, self.groups, folder)
         return None, {"num_updates": self.trainer.num_updates}
 
     def _load_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        import torch
-
-        path = Path(options["folder"]) / self.spec.name / f"rank{self.worker.setup.rank}.pt"
-        self.trainer.load_state(torch.load(path, map_location="cpu", weights_only=True))
+        folder = Path(options["folder"]) / self.spec.name
+        state = self.trainer.blank_state(megatron_checkpoint.read_summary(folder))
+        megatron_checkpoint.load(folder, state, self.trainer.shard)
+        self.trainer.load_state(state)
         self.stale = True
         return None, {"num_updates": self.trainer.num_updates}
 

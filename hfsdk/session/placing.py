@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hfsdk.engine import messages as m
 from hfsdk.errors import PlacementError
@@ -19,6 +20,9 @@ from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
 from hfsdk.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from hfsdk.session.checkpoint import Saving
 
 Wish = str | Mapping[str, int] | Placement
 """What ``place`` takes."""
@@ -39,6 +43,7 @@ class Placing(Declarations):
         self._placement: Placement | None = None
         self._loaded: set[str] = set()
         self._counters: dict[str, int] = {}
+        self._saving: Saving | None = None
 
     def notice(self, text: str) -> None:
         """Keep a notice for the session's picture, and warn."""
@@ -95,8 +100,14 @@ class Placing(Declarations):
         if handle.role.function is None and handle.name not in self._loaded:
             self.place(self._wish)
 
+    def _settle_save(self) -> None:
+        """Wait until a save in the background is over: it needs its roles and their workers."""
+        if self._saving is not None:
+            self._saving.settle()
+
     def release(self, handle: ModelHandle) -> None:
         """Free the handle's role and forget it."""
+        self._settle_save()
         loaded = handle.name in self._loaded or handle.role.function is not None
         self._book.remove(handle)
         self._loaded.discard(handle.name)
@@ -136,6 +147,7 @@ class Placing(Declarations):
             pool = placement.pool_of(handle.name)
             roles.append(filled(self._book.declared(handle.name), pool.size, pool.name))
         check_fits(roles, placement, self.cluster)
+        self._settle_save()
         if not fresh:
             self._check_updates(roles, placement)
         for role in roles:
