@@ -210,6 +210,14 @@ class Runtime(Protocol):
         """Return the pool's workers as they are now."""
         ...
 
+    def saved(self, role: str, pool: Pool) -> bool:
+        """Return whether the files of a role's last ``save_state`` are complete; the look that finds them so completes them.
+
+        Raises:
+            CheckpointError: they cannot be written, or the workers that wrote them ended.
+        """
+        ...
+
     def logs(self, pool: Pool, rank: int) -> str:
         """Return what a worker printed."""
         ...

@@ -38,6 +38,7 @@ from hfsdk.engine.records import (
 from hfsdk.errors import (
     CallCancelledError,
     CallError,
+    CheckpointError,
     ColumnError,
     DependencyError,
     HfsdkError,
@@ -90,7 +91,7 @@ class Controller:
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put,
             m.Submit: self._submit, m.Wait: self._wait, m.Fetch: self._fetch, m.Ask: self._ask,
             m.AskColumn: self._ask_column, m.Cancel: self._cancel, m.Release: self._release, m.Look: self._look,
-            m.Logs: self._logs, m.Recover: self._recover, m.Close: self._close,
+            m.Logs: self._logs, m.Recover: self._recover, m.Saved: self._saved, m.Close: self._close,
         }  # fmt: skip
 
     def send(self, message: m.Message) -> Any:
@@ -220,7 +221,13 @@ class Controller:
 
     def _recover(self, message: m.Recover) -> None:
         record = self._role(message.role)
-        record.checkpoint, record.checkpoint_updates = message.folder, record.num_updates
+        record.checkpoint, record.checkpoint_updates = message.folder, message.num_updates
+
+    def _saved(self, message: m.Saved) -> bool:
+        pool = self._role(message.role).pool
+        if pool is None:
+            raise CheckpointError(f"the workers that were writing {message.role}'s state ended; save again")
+        return self._runtime.saved(message.role, pool)
 
     # -- calls
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.engine import bridge, megatron_model, role_state
+from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.rollout import Rollout
@@ -156,29 +156,20 @@ class HostedRole:
     def export(self) -> Parcel:
         """Return this rank's part of the role's state, readable by any layout: (summary, pieces); collective."""
         state = self.trainer.state()
-        packed = bridge.pack(role_state.pieces(state, self._shard))
+        packed = bridge.pack(role_state.pieces(state, self.trainer.shard))
         return Parcel((role_state.Summary.of(state), packed), bridge.num_bytes(packed))
 
     def _import(self, holders: Sequence[tuple[role_state.Summary, bridge.Packed]]) -> None:
-        known = holders[0][0]
-        state = role_state.blank(self.trainer.local_tensors(), known)
+        state = self.trainer.blank_state(holders[0][0])
         with bridge.unpacked(packed for _, packed in holders) as pieces:
-            role_state.fill(state, self._shard, pieces)
-        self.trainer.load_state({**state, "layout": str(self.mesh.layout), "rank": self.groups.rank})
+            role_state.fill(state, self.trainer.shard, pieces)
+        self.trainer.load_state(state)
         self.stale = True
-
-    @property
-    def _shard(self) -> role_state.Shard:
-        assert self.spec.model is not None
-        scalar = self.spec.head == "scalar"
-        return role_state.Shard(
-            spec=self.spec.model, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar
-        )
 
     def _export_weights(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         """For a shadow: the pieces of the weights, from one replica."""
         weights = {"weights": self.trainer.local_tensors(), "optimizer": {}}
-        packed = bridge.pack(role_state.pieces(weights, self._shard))
+        packed = bridge.pack(role_state.pieces(weights, self.trainer.shard))
         return None, Parcel(packed, bridge.num_bytes(packed)) if packed else None
 
     def take_over(self, holders: Sequence[bridge.Packed], num_updates: int, version: int) -> int:
@@ -191,7 +182,7 @@ class HostedRole:
                 copied = bridge.assemble(boxes, self.rollout.weight_targets(), pieces)
                 self.rollout.finish_update()
             else:
-                copied = bridge.assemble(self._shard.boxes, self.trainer.local_tensors(), pieces)
+                copied = bridge.assemble(self.trainer.shard.boxes, self.trainer.local_tensors(), pieces)
         self.version, self._num_updates_taken = version, num_updates
         return copied
 
@@ -336,18 +327,17 @@ class HostedRole:
         return None, None
 
     def _save_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        import torch
-
-        folder = Path(options["folder"]) / self.spec.name
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.trainer.state(), folder / f"rank{self.worker.setup.rank}.pt")
+        """Copy the state and leave the writing to a thread, which ``Worker.saved`` asks."""
+        name, folder = self.spec.name, Path(options["folder"]) / self.spec.name
+        state = self.trainer.state()
+        self.worker.saves[name] = megatron_checkpoint.begin_save(name, state, self.trainer.shard, self.groups, folder)
         return None, {"num_updates": self.trainer.num_updates}
 
     def _load_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        import torch
-
-        path = Path(options["folder"]) / self.spec.name / f"rank{self.worker.setup.rank}.pt"
-        self.trainer.load_state(torch.load(path, map_location="cpu", weights_only=True))
+        folder = Path(options["folder"]) / self.spec.name
+        state = self.trainer.blank_state(megatron_checkpoint.read_summary(folder))
+        megatron_checkpoint.load(folder, state, self.trainer.shard)
+        self.trainer.load_state(state)
         self.stale = True
         return None, {"num_updates": self.trainer.num_updates}
 

@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 
 from hfsdk.engine import cpu_support_megatron
 from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.role_state import SCALAR_HEAD, SCALAR_HEAD_NAMES
 from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.layout import Coordinates
 from hfsdk.resharding import Box, megatron_boxes, padded_vocab
@@ -40,12 +41,6 @@ from hfsdk.roles import AdamW
 from hfsdk.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-SCALAR_HEAD = "output_layer.weight"
-"""Local name of the scalar head: a replicated float32 tensor [1, hidden]."""
-
-SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
-"""Names of a scalar head in a folder; the first is transformers' and what :func:`save_folder` writes."""
 
 COMPANIONS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",

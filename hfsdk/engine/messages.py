@@ -126,10 +126,18 @@ class Logs:
 
 @dataclass(frozen=True)
 class Recover:
-    """Remember where a role's last checkpoint lies, for rebuilding its pool."""
+    """Remember where a role's last checkpoint lies, and of which update it is, for rebuilding its pool."""
 
     role: str
     folder: str
+    num_updates: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Ask whether the files of a role's last ``save_state`` are complete. Reply: a bool; raises what keeps them from it."""
+
+    role: str
 
 
 @dataclass(frozen=True)
@@ -152,5 +160,6 @@ Message = (
     | Look
     | Logs
     | Recover
+    | Saved
     | Close
 )

@@ -25,6 +25,7 @@ from hfsdk.engine.worker import WorkerSetup
 from hfsdk.errors import (
     CallCancelledError,
     CallError,
+    CheckpointError,
     PlacementError,
     RewardFunctionError,
     SessionClosedError,
@@ -426,6 +427,22 @@ class RayRuntime:
             DeviceStatus(member.device, rank, pool.name, member.pid, used, roles)
             for rank, (member, (used, roles)) in enumerate(zip(state.members, seen, strict=True))
         )
+
+    @_while_open
+    def saved(self, role: str, pool: Pool) -> bool:
+        """Ask the pool's workers; when all have written, rank 0 completes the checkpoint."""
+        state = self._pools.get(pool.name)
+        if state is None:
+            raise CheckpointError(f"the workers that were writing {role}'s state ended; save again")
+        try:
+            written = all(ray.get([w.saved.remote(role) for w in state.workers]))
+            if written:
+                ray.get(state.workers[0].finish_save.remote(role))
+        except ray.exceptions.RayTaskError as error:
+            raise CheckpointError(str(error.cause)) from None
+        except ray.exceptions.RayActorError:
+            raise CheckpointError(f"a worker ended while it wrote {role}'s state; save again") from None
+        return written
 
     def logs(self, pool: Pool, rank: int) -> str:
         """Return a worker's output."""

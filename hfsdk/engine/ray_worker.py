@@ -212,6 +212,16 @@ class WorkerProcess(_Process):
         return self._worker.memory()
 
     @ray.method(concurrency_group="control")
+    def saved(self, role: str) -> bool:
+        """Return whether this rank's files of a role's last save are written."""
+        return self._worker.saved(role)
+
+    @ray.method(concurrency_group="control")
+    def finish_save(self, role: str) -> None:
+        """Complete a role's last save, on rank 0."""
+        self._worker.finish_save(role)
+
+    @ray.method(concurrency_group="control")
     def pid(self) -> int:
         """Return the process id (and show that the process is up)."""
         return os.getpid()

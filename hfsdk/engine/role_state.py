@@ -37,7 +37,8 @@ KINDS = ("main", "exp_avg", "exp_avg_sq")
 """The optimizer's tensors, each shaped like its parameter: float32 master, first and second moment of AdamW."""
 
 State = dict[str, Any]
-"""``{"num_updates", "weights": {local name: tensor}, "optimizer": {local name: {kind: tensor, "step": tensor}}}``, on the CPU."""
+"""``{"num_updates", "weights": {local name: tensor}, "optimizer": {local name: {kind: tensor, "step": a number}}}``, all on
+the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ class Summary:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Summary:
         """Summarise a rank's state."""
-        held: Mapping[str, Any] = next(iter(state["optimizer"].values()), {})
+        held: Mapping[str, torch.Tensor] = next(iter(state["optimizer"].values()), {})
         step = float(held["step"]) if "step" in held else None
         return cls(int(state["num_updates"]), tuple(kind for kind in KINDS if kind in held), step)
 

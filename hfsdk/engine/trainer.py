@@ -42,6 +42,7 @@ from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.megatron_pipeline import Pipeline
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.recorder import Recorder
+from hfsdk.engine.role_state import Shard, State, Summary, blank
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.vocab_parallel import log_probs_and_entropy
 from hfsdk.errors import CheckpointError, OptionError
@@ -277,6 +278,16 @@ class Trainer:
         where = {"layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates}
         return where | megatron_model.read_state(self.model, self._optimizer)
 
+    @property
+    def shard(self) -> Shard:
+        """Which part of the role's state this rank holds."""
+        scalar = megatron_model.has_scalar_head(self.model)
+        return Shard(spec=self.spec, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar)
+
+    def blank_state(self, known: Summary) -> State:
+        """Return a state for :meth:`load_state`, all zero, to be filled with what another layout saved."""
+        return {"layout": str(self.mesh.layout), "rank": self.groups.rank, **blank(self.local_tensors(), known)}
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned, bit for bit.
 
@@ -287,7 +298,7 @@ class Trainer:
         if here != there:
             raise CheckpointError(
                 f"the state is of layout '{there[0]}' rank {there[1]}; role {self.role.name!r} has layout '{here[0]}' rank "
-                f"{here[1]} here. Load it into the layout that saved it."
+                f"{here[1]} here. Cut it into pieces and fill a blank state (role_state)."
             )
         megatron_model.write_state(self.model, self._optimizer, state)
         self.num_updates = state["num_updates"]

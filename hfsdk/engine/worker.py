@@ -15,13 +15,14 @@ from hfsdk.dataflow import Call
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
-from hfsdk.errors import CallError, HfsdkError
+from hfsdk.errors import CallError, CheckpointError, HfsdkError
 from hfsdk.roles import RoleSpec
 from hfsdk.table import Column, Table
 from hfsdk.trace import Span
 
 if TYPE_CHECKING:
     from hfsdk.engine.hosted import HostedRole
+    from hfsdk.engine.megatron_checkpoint import Saving
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Worker:
         self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
         self.recorder = Recorder(device=device, rank=0)
         self.roles: dict[str, HostedRole] = {}
+        self.saves: dict[str, Saving] = {}
+        """The last save of each role; it goes on when the role is released."""
         self._running_call = -1
         self._cancel_asked = -1
 
@@ -193,6 +196,26 @@ class Worker:
         if torch.cuda.is_available():
             return int(torch.cuda.memory_allocated()), roles
         return int(psutil.Process(os.getpid()).memory_full_info().pss), roles
+
+    def saved(self, role: str) -> bool:
+        """Return whether this rank's files of a role's last save are written (control lane).
+
+        Raises:
+            CheckpointError: they cannot be, or this process never began to.
+        """
+        if role not in self.saves:
+            raise CheckpointError(f"the worker that was writing {role}'s state ended; save again")
+        return self.saves[role].written()
+
+    def finish_save(self, role: str) -> None:
+        """Complete a role's last save, on rank 0, when every rank has written (control lane).
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        from hfsdk.engine.megatron_checkpoint import finish_save
+
+        finish_save(self.saves.pop(role))
 
     def _safe_point(self, call_id: int) -> SafePoint:
         asked: Callable[[], bool] = lambda: self._cancel_asked == call_id  # noqa: E731

@@ -4,21 +4,26 @@
 
     folder/
       session.json            which state is the last complete one, and everything small
-      state-3/actor/...       each trained role, as its ranks write it
+      state-3/actor/...       each trained role, in the format of megatron.core.dist_checkpointing: for any layout
 
-A save writes a new ``state-N`` beside the old one and then replaces ``session.json`` in one step, so that the folder holds a
-complete save at every moment; older states are removed afterwards.
+A save writes a new ``state-N`` beside the old one and, when every file of it is complete, replaces ``session.json`` in one step, so
+that the folder holds a complete save at every moment; older states are removed afterwards. A role's ranks write in the background
+(``hfsdk.engine.megatron_checkpoint``): its pool is held only while they copy.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Generator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from hfsdk.engine import messages as m
 from hfsdk.errors import CheckpointError
@@ -28,41 +33,133 @@ if TYPE_CHECKING:
     from hfsdk.models import ModelHandle
     from hfsdk.session.session import Session
 
-FORMAT = 1
+FORMAT = 2
 """Version of the format."""
 
 INDEX = "session.json"
 
+POLL_S = 0.05
+"""How often workers are asked whether their files are written."""
 
-def save_session(session: Session, folder: str | Path) -> Path:
-    """Save a session; see ``Session.save``."""
-    session.client.check_open()
-    root = Path(folder).expanduser().resolve()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot save to {root}: {error}") from error
-    number = 1 + max([int(p.name[6:].split(".")[0]) for p in root.glob("state-*") if p.name[6:].split(".")[0].isdigit()], default=0)
-    building, state = root / f"state-{number}.partial", root / f"state-{number}"
-    try:
-        building.mkdir()
-        trained = [h for h in session.roles if h.role.trainable]
-        results = _on_roles(session, trained, "save_state", building)
-        index = _index(session, trained, results, state.name, building)
-        building.rename(state)
-    except OSError as error:
-        raise CheckpointError(f"cannot save to {root}: {error}") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    fresh = root / f"{INDEX}.partial"
-    fresh.write_text(json.dumps(index, indent=1))
-    os.replace(fresh, root / INDEX)
-    for handle in trained:
-        session.client.send(m.Recover(handle.name, str(state)))
-    for old in root.glob("state-*"):
-        if old.name != state.name:
-            shutil.rmtree(old, ignore_errors=True)
-    return root
+
+class Saving:
+    """A save under way: the state is that of the moment ``save`` was called, whatever is trained meanwhile.
+
+    Attributes:
+        folder: where it goes; until it is complete, the folder holds the save before it.
+    """
+
+    def __init__(self, session: Session, folder: str | Path) -> None:
+        """Start it: every role copies its state when its pool comes to it, in the order of the calls."""
+        self.folder = Path(folder).expanduser().resolve()
+        self._session = session
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._looked = False
+        number = 1 + max((int(n) for p in self.folder.glob("state-*") if (n := p.name[6:].split(".")[0]).isdigit()), default=0)
+        self._building, self._state = self.folder / f"state-{number}.partial", self.folder / f"state-{number}"
+        try:
+            self._building.mkdir(parents=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot save to {self.folder}: {error}") from error
+        self._trained = [h for h in session.roles if h.role.trainable]
+        try:
+            self._kept = json.loads(json.dumps(session.persistent()))
+            self._calls = _submit(session, self._trained, "save_state", self._building)
+        except BaseException:
+            shutil.rmtree(self._building, ignore_errors=True)
+            raise
+
+    def run(self) -> None:
+        """Wait for the copies and the files, then make this the folder's save; called once, on any thread.
+
+        Raises:
+            HfsdkError: it failed; the save before it is untouched.
+        """
+        try:
+            self._complete()
+        except BaseException as error:
+            self._failure = error
+            self._session.client.settle(self._calls)
+            raise
+        finally:
+            shutil.rmtree(self._building, ignore_errors=True)
+            self._over.set()
+
+    def run_in_background(self) -> None:
+        """Start a thread that calls :meth:`run`; :meth:`wait` tells how it ended."""
+
+        def run() -> None:
+            with contextlib.suppress(BaseException):  # it is kept for whoever waits
+                self.run()
+
+        threading.Thread(target=run, name="hfsdk-save", daemon=True).start()
+
+    def _complete(self) -> None:
+        client = self._session.client
+        results = _results(self._session, self._trained, self._calls)
+        for handle in self._trained:
+            while not client.send(m.Saved(handle.name)):
+                time.sleep(POLL_S)
+        updates = {name: _updates(result) for name, result in results.items()}
+        roles = {h.name: {**_identity(h), "num_updates": updates[h.name]} for h in self._trained}
+        files = {str(p.relative_to(self._building)): p.stat().st_size for p in sorted(self._building.rglob("*")) if p.is_file()}
+        index = {"format": FORMAT, "state": self._state.name, "files": files, "roles": roles, "session": self._kept}
+        fresh = self.folder / f"{INDEX}.partial"
+        try:
+            self._building.rename(self._state)
+            with fresh.open("w") as file:
+                json.dump(index, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, self.folder / INDEX)
+        except OSError as error:
+            raise CheckpointError(f"cannot save to {self.folder}: {error}") from error
+        for handle in self._trained:
+            client.send(m.Recover(handle.name, str(self._state), updates[handle.name]))
+        for old in self.folder.glob("state-*"):
+            if old.name != self._state.name:
+                shutil.rmtree(old, ignore_errors=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, complete or failed."""
+        return self._over.is_set()
+
+    @property
+    def looked(self) -> bool:
+        """Whether someone has learned how it ended."""
+        return self._looked
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the save is complete and return self; an interrupt ends the waiting only.
+
+        Raises:
+            TimeoutError: not complete after ``timeout`` seconds; it goes on.
+            HfsdkError: what it failed with; the folder holds the save before it.
+        """
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"the save to {self.folder} is not complete after {timeout:g} s; it goes on. Wait again.")
+        self._looked = True
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def settle(self) -> None:
+        """Wait until it is over, however it ends."""
+        self._over.wait()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._poll().__await__()
+
+    async def _poll(self) -> Self:
+        while not self.done:
+            await asyncio.sleep(POLL_S)
+        return self.wait()
+
+    def __repr__(self) -> str:
+        state = "saving" if not self.done else "saved" if self._failure is None else "failed"
+        return f"<{state}: {self.folder}>"
 
 
 def load_session(session: Session, folder: str | Path) -> None:
@@ -76,27 +173,26 @@ def load_session(session: Session, folder: str | Path) -> None:
     for handle in trained:
         session.ready(handle)  # layouts are known once it is placed
     _check_roles(root, index["roles"], trained)
-    _on_roles(session, trained, "load_state", state)
+    results = _results(session, trained, _submit(session, trained, "load_state", state))
     for handle in trained:
-        session.client.send(m.Recover(handle.name, str(state)))
+        session.client.send(m.Recover(handle.name, str(state), _updates(results[handle.name])))
     session.restore(index["session"])
 
 
-def _on_roles(session: Session, handles: list[ModelHandle], method: str, folder: Path) -> dict[str, Any]:
-    """Call a checkpoint method of several roles, then wait for all."""
-    leases = []
+def _submit(session: Session, handles: list[ModelHandle], method: str, folder: Path) -> list[int]:
+    """Call a checkpoint method of several roles; their ranks write into, and read from, ``folder/<name>``."""
+    calls = []
     for handle in handles:
-        session.ready(handle)  # its ranks write into, and read from, folder/<name>
+        session.ready(handle)
         message = m.Submit(handle.name, method, "checkpoint", {}, (), 0, ONE_TO_ALL, {"folder": str(folder)})
-        leases.append(session.client.submit(message))
-    session.client.wait([lease.call_id for lease in leases], None)
-    return {h.name: session.client.result(lease.call_id) for h, lease in zip(handles, leases, strict=True)}
+        calls.append(session.client.submit(message).call_id)
+    return calls
 
 
-def _index(session: Session, trained: list[ModelHandle], results: Mapping[str, Any], state: str, folder: Path) -> dict[str, Any]:
-    files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-    roles = {h.name: {**_identity(h), "num_updates": _updates(results[h.name])} for h in trained}
-    return {"format": FORMAT, "state": state, "files": files, "roles": roles, "session": session.persistent()}
+def _results(session: Session, handles: list[ModelHandle], calls: list[int]) -> dict[str, Any]:
+    """Wait for such calls and return what each role answered."""
+    session.client.wait(calls, None)
+    return {handle.name: session.client.result(call) for handle, call in zip(handles, calls, strict=True)}
 
 
 def _identity(handle: ModelHandle) -> dict[str, Any]:
@@ -149,14 +245,14 @@ def _check_roles(root: Path, saved: Mapping[str, Any], trained: list[ModelHandle
         names = f"{', '.join(extra)}; it has {', '.join(saved)}"
         raise CheckpointError(f"the checkpoint in {root} has no {names}. Release {extra[0]} first.")
     for name, role in mine.items():
-        for key, words in (("kind", "kind"), ("model", "model"), ("layout", "layout"), ("dtype", "dtype")):
+        for key, words in (("kind", "kind"), ("model", "model"), ("dtype", "dtype")):
             if saved[name][key] != role[key]:
                 old = saved[name]["name"] if key == "model" else saved[name][key]
                 new = role["name"] if key == "model" else role[key]
                 detail = _differences(saved[name]["model"], role["model"]) if key == "model" else ""
                 raise CheckpointError(
                     f"the checkpoint in {root} has {name} with {words} {old!r}; the session has {new!r}{detail}. "
-                    "Declare the role as it was saved; to change the layout go through save_pretrained."
+                    "Declare the role as it was saved; only its layout may be another."
                 )
 
 

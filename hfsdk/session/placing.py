@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hfsdk.engine import messages as m
 from hfsdk.errors import PlacementError
@@ -20,6 +21,9 @@ from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
 from hfsdk.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from hfsdk.session.checkpoint import Saving
 
 Wish = str | Mapping[str, int] | Placement
 """What ``place`` takes."""
@@ -40,6 +44,7 @@ class Placing(Declarations):
         self._placement: Placement | None = None
         self._loaded: set[str] = set()
         self._counters: dict[str, int] = {}
+        self._saving: Saving | None = None
 
     def notice(self, text: str) -> None:
         """Keep a notice for the session's picture, and warn."""
@@ -96,8 +101,14 @@ class Placing(Declarations):
         if handle.role.function is None and handle.name not in self._loaded:
             self.place(self._wish)
 
+    def _settle_save(self) -> None:
+        """Wait until a save in the background is over: it needs its roles and their workers."""
+        if self._saving is not None:
+            self._saving.settle()
+
     def release(self, handle: ModelHandle) -> None:
         """Free the handle's role and forget it."""
+        self._settle_save()
         loaded = handle.name in self._loaded or handle.role.function is not None
         self._book.remove(handle)
         self._loaded.discard(handle.name)
@@ -137,6 +148,7 @@ class Placing(Declarations):
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
         roles = placed([self._book.declared(h.name) for h in handles], placement)
         check_fits(roles, placement, self.cluster)
+        self._settle_save()
         self._client.send(m.Place(placement, tuple(roles), fresh))
         self._wish, self._placement = what, placement
         named = {role.name: role for role in roles}

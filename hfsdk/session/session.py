@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from hfsdk.batch import Batch
 from hfsdk.dataflow import Dataflow
 from hfsdk.engine import messages as m
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
 from hfsdk.runtime import Runtime
-from hfsdk.session.checkpoint import load_session, save_session
+from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.client import ControllerClient, Sender
 from hfsdk.session.evaluation import evaluate
 from hfsdk.session.placing import Placing
@@ -294,22 +294,47 @@ class Session(Placing):
             seed=seed, num_samples=num_samples,
         )  # fmt: skip
 
-    def save(self, folder: str | Path) -> Path:
-        """Save everything: weights, optimizers, schedules, the prompts' places, counters, history; waits.
+    @overload
+    def save(self, folder: str | Path, *, wait: Literal[True] = True) -> Path: ...
 
-        The folder holds the last complete save at every moment, also when this one is interrupted.
+    @overload
+    def save(self, folder: str | Path, *, wait: Literal[False]) -> Saving: ...
+
+    def save(self, folder: str | Path, *, wait: bool = True) -> Path | Saving:
+        """Save everything: weights, optimizers, schedules, the prompts' places, counters, history.
+
+        The folder holds the last complete save at every moment, also when this one is interrupted or its processes are killed.
+
+        Args:
+            folder: where; files of the save before it are removed when this one is complete.
+            wait: whether the save is complete on return. Otherwise the roles' pools are held only while they copy their state,
+                the files are written in the background, and what is returned can be waited for. A later save, ``load``,
+                ``place`` and ``close`` wait for it.
 
         Raises:
-            CheckpointError: the folder cannot be written.
+            CheckpointError: the folder cannot be written; also where the save before it failed and nobody has looked.
         """
-        return save_session(self, folder)
+        self._client.check_open()
+        if self._saving is not None and not self._saving.looked:
+            self._saving.wait()
+        self._saving = None
+        saving = Saving(self, folder)
+        if wait:
+            saving.run()
+            return saving.folder
+        self._saving = saving
+        saving.run_in_background()
+        return saving
 
     def load(self, folder: str | Path) -> None:
-        """Load what :meth:`save` wrote into the same roles in the same layouts; waits.
+        """Load what :meth:`save` wrote into the same roles, in whatever layout they are here; waits.
+
+        Weights and optimizer state are those that were saved, bit for bit.
 
         Raises:
-            CheckpointError: no or an incomplete checkpoint, or one of other models or layouts.
+            CheckpointError: no or an incomplete checkpoint, or one of other roles or models.
         """
+        self._settle_save()
         load_session(self, folder)
 
     @property
@@ -342,7 +367,12 @@ class Session(Placing):
     # -- the end
 
     def close(self) -> None:
-        """End every process and free all memory. Safe to call twice; also called at exit."""
+        """End every process and free all memory, after a save that is being written. Safe to call twice.
+
+        Also called at exit, where such a save is given up: its folder keeps the one before it.
+        """
+        if not self._client.closed:
+            self._settle_save()
         self._client.close()
 
     def __enter__(self) -> Self:

@@ -174,6 +174,11 @@ class FakeController:
     def _recover(self, message):
         pass
 
+    def _saved(self, message):
+        if "saved" in self.failing:
+            raise self.failing["saved"]
+        return "saved" not in self.held
+
     def _close(self, message):
         self.closed += 1
 

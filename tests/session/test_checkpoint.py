@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -138,7 +143,6 @@ def test_incomplete_damaged_and_foreign(session, tmp_path):
 @pytest.mark.parametrize(
     ("actor", "words"),
     [
-        ({"train": "tp2"}, "layout 'tp1 pp1 dp2'; the session has 'tp2 pp1 dp1'"),
         ({"dtype": "bf16"}, "dtype 'fp32'; the session has 'bf16'"),
         ({"model": "smollm2-135m-instruct"}, "model 'tiny'; the session has 'smollm2-135m-instruct' .*num_layers 4 -> 30"),
     ],
@@ -150,6 +154,15 @@ def test_other_roles(session, controller, tmp_path, actor, words):
     other.critic("tiny")
     with pytest.raises(hf.CheckpointError, match=words):
         other.load(folder)
+    other.close()
+
+
+def test_another_layout_is_welcome(session, controller, tmp_path):
+    folder = saved(session, tmp_path)
+    other = hf.Session.over(type(controller)(), session.cluster)
+    other.actor("tiny", train="tp2")
+    other.critic("tiny", train="pp2")
+    other.load(folder)
     other.close()
 
 
@@ -171,3 +184,106 @@ def test_where_nothing_can_be_written(session, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(hf.CheckpointError, match="cannot save to"):
         session.save(tmp_path / "file")
+
+
+# -- in the background
+
+
+def test_a_save_in_the_background(session, controller, tmp_path):
+    """It holds the state of its moment; what comes after it waits only where it must."""
+    prompts = prepared(session)
+    next(prompts)
+    controller.updates["actor"] = 5
+    session.record({"step": 0})
+    controller.held.add("saved")
+    saving = session.save(tmp_path, wait=False)
+    assert not saving.done
+    assert repr(saving) == f"<saving: {tmp_path}>"
+    with pytest.raises(TimeoutError, match=r"is not complete after 0.05 s; it goes on"):
+        saving.wait(0.05)
+    next(prompts)
+    controller.updates["actor"] = 6
+    session.record({"step": 1})
+    assert not (tmp_path / "session.json").exists()
+    with pytest.raises(hf.CheckpointError, match="an unfinished save"):
+        hf.Session.over(controller, session.cluster).load(tmp_path)
+
+    async def look():
+        return await saving
+
+    controller.held.clear()
+    assert asyncio.run(look()) is saving
+    assert saving.done
+    assert repr(saving) == f"<saved: {tmp_path}>"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
+    assert {(x.role, x.num_updates) for x in controller.sent(m.Recover)} == {("actor", 5), ("critic", 0)}
+    session.load(tmp_path)
+    assert prompts.position == 1
+    assert len(session.history) == 1
+    assert controller.updates["actor"] == 5
+
+
+@pytest.mark.parametrize("then", ["save", "save in the background", "load", "place", "release", "close"])
+def test_what_waits_for_a_save_in_the_background(session, controller, tmp_path, then):
+    prepared(session)
+    controller.held.add("saved")
+    saving = session.save(tmp_path / "a", wait=False)
+    threading.Timer(0.3, controller.held.clear).start()
+    {
+        "save": lambda: session.save(tmp_path / "b"), "save in the background": lambda: session.save(tmp_path / "b", wait=False),
+        "load": lambda: session.load(tmp_path / "a"), "place": lambda: session.place("split"),
+        "release": session.models.critic.release, "close": session.close,
+    }[then]()  # fmt: skip
+    assert saving.done
+    saving.wait()
+    assert (tmp_path / "a" / "session.json").exists()
+
+
+def test_a_failure_in_the_background_is_not_lost(session, controller, tmp_path):
+    prepared(session)
+    session.save(tmp_path)
+    controller.failing["saved"] = hf.CheckpointError("cannot save: the disk is full")
+    saving = session.save(tmp_path, wait=False)
+    saving.settle()
+    assert repr(saving) == f"<failed: {tmp_path}>"
+    controller.failing.clear()
+    with pytest.raises(hf.CheckpointError, match="the disk is full"):
+        session.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
+    session.save(tmp_path)  # it was told once
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-2"]
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import hfsdk as hf
+from fakes import CPU2, FakeController
+controller = FakeController()
+session = hf.Session.over(controller, CPU2)
+session.actor("tiny"), session.critic("tiny")
+controller.updates["actor"] = 1
+session.save({folder!r})
+controller.updates["actor"] = 2
+if {when!r} == "writing":
+    controller.held.add("saved")
+    session.save({folder!r}, wait=False)
+else:
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    session.save({folder!r}, wait=False).wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("when", ["writing", "before the index"])
+def test_a_killed_process_leaves_the_last_complete_save(session, controller, tmp_path, when):
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path), when=when)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left > {"session.json", "state-1"}, "something of the second save"
+    prepared(session)
+    session.load(tmp_path)
+    assert controller.updates["actor"] == 1
+    session.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-3"]

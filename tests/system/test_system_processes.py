@@ -142,7 +142,7 @@ def examples():
         m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2), (role,)),
         m.Put(Table({"x": np.arange(3)})),
         submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}), m.Ask(1, "state"), m.AskColumn(ref), m.Cancel((1,)), m.Release((1,)),
-        m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder"), m.Close(),
+        m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.Close(),
     ]  # fmt: skip
 
 
