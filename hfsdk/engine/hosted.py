@@ -275,7 +275,7 @@ class HostedRole:
 
     def _forward_backward(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         loss = options["loss"].load()
-        return None, [self.trainer.forward_backward(table, options["plan"][0], loss, self._temperature(table), safe)]
+        return None, self.trainer.forward_backward(table, options["plan"][0], loss, self._temperature(table), safe)
 
     def _compute_loss(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         loss = options["loss"].load()

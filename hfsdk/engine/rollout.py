@@ -165,8 +165,8 @@ class Rollout:
             "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
             "load_format": "auto" if load_weights else "dummy", "enforce_eager": self._cpu, "seed": seed,
             "max_model_len": self.max_model_len, "kv_cache_memory_bytes": self.kv_cache_bytes,
-            "max_num_seqs": options.max_num_seqs,
-            "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
+            "max_num_seqs": options.max_num_seqs, "enable_chunked_prefill": not self._cpu,  # a rewind no CPU generator has
+            "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs, self.max_model_len),
             "block_size": KV_BLOCK_TOKENS if self._cpu else None, "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": False,
             "disable_log_stats": True, "use_tqdm_on_load": False,

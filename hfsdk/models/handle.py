@@ -32,7 +32,7 @@ class OneRowMetrics(Metrics):
     def rows(self) -> list[dict[str, float]]:
         """The one row; waits."""
         self.wait()
-        return [dict(self._client.result(self.call_ids[0]))]
+        return [self._client.result(self.call_ids[0])]
 
 
 class ModelHandle:

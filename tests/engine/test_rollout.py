@@ -83,11 +83,11 @@ def change(model, factor=1.2):
         assert model(torch.arange(40)[None]).logits.std() >= 1.0
 
 
-def make(folder, mode, rank=0, world_size=1, tp=1, **options):
+def make(folder, mode, rank=0, world_size=1, tp=1, sizes=None, **options):
     spec = ModelSpec.from_folder(folder)
     recorder = Recorder(device=rank, rank=rank)
     options = {"load_weights": True, "dtype": "fp32"} | options
-    sizes = RolloutOptions(max_model_len=128, max_num_seqs=16, cpu_weights=mode)
+    sizes = RolloutOptions(max_model_len=128, max_num_seqs=16, cpu_weights=mode, **(sizes or {}))
     return Rollout(
         folder, spec, tp=tp, rank=rank, world_size=world_size, options=sizes, seed=0, job_id="test", recorder=recorder,
         **options,
@@ -155,6 +155,7 @@ def one_rank(rank, world_size, folders):
     check_between_updates(rollout, model)
     rollout.close()
     check_first_update(folders[True])
+    check_crowded(folders[True])
     dist.barrier()  # the trainer's group outlives every rollout
 
 
@@ -307,6 +308,26 @@ def check_first_update(folder):
     targets = rollout.weight_targets()
     assert {t.dtype for t in targets.values()} == {torch.bfloat16}
     assert all((t[260:] == 0).all() for name, t in targets.items() if len(t) == 320)
+    rollout.close()
+
+
+def check_crowded(folder):
+    """More prompt tokens than one step takes, and a cache too small for all rows: each row is as it is alone."""
+    few_blocks = 12 * 32 * ModelSpec.from_folder(folder).kv_bytes_per_token("fp32")
+    rollout = make(folder, "packed", sizes={"max_num_batched_tokens": 16, "kv_cache_bytes": few_blocks})
+    prompts, seeds = PROMPTS.take([*range(6), *range(6)]), np.arange(12)
+    prompts = Ragged.of([[i, *row] for i, row in enumerate(prompts)], np.int32)  # no prefix in common
+    assert len(prompts.flat) > 2 * 128
+    long = Sampling(max_new_tokens=70, ignore_eos=True)
+    preempted = []
+    scheduler = rollout._core.engine_core.scheduler
+    preempt = scheduler._preempt_request
+    scheduler._preempt_request = lambda *args, **more: (preempted.append(args), preempt(*args, **more))[1]
+    together = draw(rollout, long, prompts, seeds)
+    assert preempted
+    for i in (0, 5, 11):
+        alone = draw(rollout, long, prompts.take([i]), seeds[[i]])
+        assert alone["response"] == together["response"].take([i])
     rollout.close()
 
 

@@ -83,7 +83,8 @@ def test_rollout_takes_each_update_once(live):
 def test_halves_of_an_update(live):
     batch = ppo_batch(live)
     before = live.actor.version
-    live.actor.forward_backward(batch, ppo.PolicyLoss()).wait()
+    half = live.actor.forward_backward(batch, ppo.PolicyLoss())
+    assert half.rows[0]["ratio"] == half.mean("ratio") == pytest.approx(1, abs=1e-4)
     norm = live.actor.grad_norm
     assert norm > 0
     live.actor.forward_backward(batch, ppo.PolicyLoss()).wait()
