@@ -57,7 +57,10 @@ _PARTITIONS = (
     ("word_embeddings.weight", 0, 1), ("output_layer.weight", 0, 1), ("linear_qkv.weight", 0, 1),
     ("linear_proj.weight", 1, 1), ("linear_fc1.weight", 0, 2), ("linear_fc2.weight", 1, 1),
 )  # fmt: skip
-"""(end of a name, dim that tp cuts, stride), as Megatron's own initialisation, which is skipped, would mark them."""
+"""(end of a name, dim that tp cuts, stride), as Megatron's own initialisation, which is skipped, would mark them.
+
+Biases are marked where they are made.
+"""
 
 
 class ScalarHead(torch.nn.Module):
@@ -90,7 +93,10 @@ class GroupedSelfAttention(SelfAttention):
         kv_head, part = divmod(tp.rank(), tp.size() // kv_heads)
         mine = heads[:, :, kv_head]  # its query heads, its key head, its value head
         queries = self.config.num_attention_heads // tp.size()
-        return mine[:, :, part * queries : (part + 1) * queries], mine[:, :, -2:-1], mine[:, :, -1:]
+        query, key = mine[:, :, part * queries : (part + 1) * queries], mine[:, :, -2:-1]
+        if self.q_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        return query, key, mine[:, :, -1:]
 
 
 class SelectiveGPTModel(GPTModel):
@@ -116,7 +122,8 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> Transfor
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
         layernorm_epsilon=spec.norm_eps, normalization="RMSNorm", gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu, add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
+        activation_func=torch.nn.functional.silu, add_bias_linear=False, add_qkv_bias=spec.qkv_bias,
+        qk_layernorm=spec.qk_norm, hidden_dropout=0.0, attention_dropout=0.0,
         use_cpu_initialization=not torch.cuda.is_available(), perform_initialization=False,
         bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
         gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True, cuda_graph_scope=[],
@@ -145,7 +152,7 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
         raise OptionError(f"head must be 'lm' or 'scalar' and dtype one of {sorted(DTYPES)}; got {head!r}, {dtype!r}")
     groups.mesh.layout.check_model(spec)
     cpu_support_megatron.install()
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
     layer.submodules.self_attention.module = GroupedSelfAttention
     layer.submodules.self_attention.submodules.core_attention = cpu_support_megatron.SdpaCoreAttention
     scalar = head == "scalar"
@@ -346,7 +353,7 @@ def save_folder(
 ) -> None:
     """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
 
-    A scalar head makes it a ``LlamaForSequenceClassification`` with one label.
+    A scalar head makes it e.g. a ``LlamaForSequenceClassification`` with one label.
 
     Args:
         model: the model.
@@ -359,7 +366,7 @@ def save_folder(
     error: Exception | None = None
     if full is not None:
         try:
-            _write(full, Path(folder), Path(source), scalar=has_scalar_head(model))
+            _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
         except OSError as caught:
             error = caught
     failures = [text for text in groups.gather_objects(str(error) if error else None) if text]
@@ -369,13 +376,13 @@ def save_folder(
         raise OSError(f"rank 0 could not write {folder}: {failures[0]}")
 
 
-def _write(full: dict[str, torch.Tensor], folder: Path, source: Path, *, scalar: bool) -> None:
+def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
     if scalar:
-        config["architectures"] = ["LlamaForSequenceClassification"]
+        config["architectures"] = [spec.class_name("scalar")]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     for pattern in COMPANIONS:
         for path in source.glob(pattern):
@@ -399,8 +406,24 @@ def wrap(model: torch.nn.Module, groups: RoleGroups) -> DistributedDataParallel:
     return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
 
 
+@torch.no_grad()
+def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
+    """Of a gradient that was summed over ranks keep one copy, so that the next reduction adds it once.
+
+    Everything is summed over dp; norms of queries and keys, which see this rank's heads only, over tp as well; tied
+    embeddings over the first and last pipeline stage.
+    """
+    if groups.dp_rank:
+        ddp.zero_grad_buffer()
+    for name, parameter in ddp.module.named_parameters():
+        over_tp = groups.tp_rank and ("q_layernorm" in name or "k_layernorm" in name)
+        over_stages = not groups.is_first_stage and getattr(parameter, "shared_embedding", False)
+        if over_tp or over_stages:
+            parameter.main_grad.zero_()
+
+
 def make_optimizer(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
-    """Return Megatron's optimizer over PyTorch's AdamW; norm weights do not decay.
+    """Return Megatron's optimizer over PyTorch's AdamW; norm weights and biases do not decay.
 
     Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group and takes
     Transformer Engine's Adam, whose state is another, when that is installed.

@@ -418,9 +418,7 @@ class Trainer:
     ) -> dict[str, float]:  # fmt: skip
         ddp, _ = self._trainable()
         if self._reduced:
-            # the sum over dp is kept on one rank, so that the next reduction adds it once
-            if self.groups.dp_rank:
-                ddp.zero_grad_buffer()
+            megatron_model.keep_sum_once(ddp, self.groups)
             self._reduced = False
         tally = self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=True)
         if tally.bad_rows:

@@ -170,7 +170,9 @@ def check_fits(roles: Iterable[RoleSpec], placement: Placement, cluster: Cluster
 def _layer_parameters(spec: ModelSpec, tp: int, kv_shards: int) -> int:
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     split = 2 * query + 3 * spec.mlp_hidden_size
-    return spec.hidden_size * (split // tp + 2 * kv // kv_shards + 2)
+    matrices_and_norms = spec.hidden_size * (split // tp + 2 * kv // kv_shards + 2)
+    biases = query // tp + 2 * kv // kv_shards if spec.qkv_bias else 0
+    return matrices_and_norms + biases + (2 * spec.head_dim if spec.qk_norm else 0)
 
 
 def _trainer_parameters(spec: ModelSpec, layout: Layout, head: str) -> int:
