@@ -258,9 +258,10 @@ class HostedRole:
     def _save_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         import torch
 
+        state = self.trainer.state()  # collective, so before anything that can fail on one rank
         folder = Path(options["folder"]) / self.spec.name
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.trainer.state(), folder / f"rank{self.worker.setup.rank}.pt")
+        torch.save(state, folder / f"rank{self.worker.setup.rank}.pt")
         return None, {"num_updates": self.trainer.num_updates}
 
     def _load_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:

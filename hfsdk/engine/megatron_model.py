@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer, MegatronOptimizer
-from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import all_gather_last_dim_from_tensor_parallel_region
 from megatron.core.transformer import TransformerConfig
@@ -31,12 +31,11 @@ from megatron.core.transformer.attention import SelfAttention
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hfsdk.engine import cpu_support_megatron
+from hfsdk.engine import cpu_support_megatron, megatron_optimizer
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.layout import Coordinates
 from hfsdk.resharding import Box, megatron_boxes, padded_vocab
-from hfsdk.roles import AdamW
 from hfsdk.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -117,7 +116,15 @@ class SelectiveGPTModel(GPTModel):
         return out[:, 0]
 
 
-def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> TransformerConfig:
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+"""``RoleSpec.recompute`` in Megatron's words."""
+
+
+def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str) -> TransformerConfig:
     return TransformerConfig(
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
@@ -131,10 +138,13 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> Transfor
         params_dtype=dtype, pipeline_dtype=dtype, autocast_dtype=dtype, bf16=dtype == torch.bfloat16,
         batch_p2p_sync=False, variable_seq_lengths=groups.pp_size > 1, moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
+        **RECOMPUTE[recompute],
     )  # fmt: skip
 
 
-def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int) -> SelectiveGPTModel:
+def build_model(
+    spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int, recompute: str = ""
+) -> SelectiveGPTModel:
     """Build this rank's part of the model; weights are unset until :func:`load_folder`.
 
     Args:
@@ -143,6 +153,7 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
         head: ``"lm"`` or ``"scalar"`` (a float32 [1, hidden] layer in place of the logits, zero at first).
         dtype: ``"fp32"`` or ``"bf16"``.
         max_positions: longest row.
+        recompute: activations to compute again in the backward pass, as :class:`~hfsdk.roles.RoleSpec` has it.
 
     Raises:
         LayoutError: the layout does not fit the model.
@@ -156,10 +167,13 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
     layer.submodules.self_attention.module = GroupedSelfAttention
     layer.submodules.self_attention.submodules.core_attention = cpu_support_megatron.SdpaCoreAttention
     scalar = head == "scalar"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that Transformer Engine's attention, which is not used, needs no recompute
+        config = _config(spec, groups, DTYPES[dtype], recompute)
     # a scalar head takes the output layer's place: "tied" makes none, but between stages it would tie what is not there
     tied = groups.pp_size == 1 if scalar else spec.tied_embeddings
     model = SelectiveGPTModel(
-        config=_config(spec, groups, DTYPES[dtype]), transformer_layer_spec=layer,
+        config=config, transformer_layer_spec=layer,
         vocab_size=padded_vocab(spec.vocab_size, groups.tp_size), max_sequence_length=max_positions,
         pre_process=groups.is_first_stage, post_process=groups.is_last_stage,
         parallel_output=True, share_embeddings_and_output_weights=tied,
@@ -400,74 +414,14 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     partial.replace(path)
 
 
-def wrap(model: torch.nn.Module, groups: RoleGroups) -> DistributedDataParallel:
-    """Give the parameters one float32 gradient buffer that is summed over dp."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
-    return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
+def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, groups: RoleGroups) -> dict[str, Any]:
+    """Return CPU copies of this rank's ``weights`` and ``optimizer`` state (``main``, ``exp_avg``, ``exp_avg_sq``, ``step``).
 
-
-@torch.no_grad()
-def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
-    """Of a gradient that was summed over ranks keep one copy, so that the next reduction adds it once.
-
-    Everything is summed over dp; norms of queries and keys, which see this rank's heads only, over tp as well; tied
-    embeddings over the first and last pipeline stage.
+    All are tensors of whole local parameters, also where the optimizer is shared out over dp; collective then.
     """
-    if groups.dp_rank:
-        ddp.zero_grad_buffer()
-    for name, parameter in ddp.module.named_parameters():
-        over_tp = groups.tp_rank and ("q_layernorm" in name or "k_layernorm" in name)
-        over_stages = not groups.is_first_stage and getattr(parameter, "shared_embedding", False)
-        if over_tp or over_stages:
-            parameter.main_grad.zero_()
-
-
-def make_optimizer(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
-    """Return Megatron's optimizer over PyTorch's AdamW; norm weights and biases do not decay.
-
-    Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group and takes
-    Transformer Engine's Adam, whose state is another, when that is installed.
-    """
-    named = list(model.named_parameters())
-    groups_of_parameters = [
-        {"params": [p for _, p in named if p.dim() > 1], "weight_decay": wanted.weight_decay},
-        {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    config = OptimizerConfig(
-        optimizer="adam", lr=wanted.lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
-        params_dtype=DTYPES[dtype], use_distributed_optimizer=False,
-    )  # fmt: skip
-    with cpu_support_megatron.cuda_type_names():
-        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
-        if dtype == "bf16":
-            optimizer = Float16OptimizerWithFloat16Params(adam, config, None, _no_state)
-        else:
-            optimizer = FP32Optimizer(adam, config, _no_state)
-    optimizer.grad_stats_parallel_group = groups.mp
-    optimizer.tp_group = groups.tp
-    return optimizer
-
-
-def _no_state(*_: object) -> None:
-    """Leave the AdamW state to its first step."""
-
-
-def _optimized(
-    model: torch.nn.Module, optimizer: MegatronOptimizer | None
-) -> Iterator[tuple[str, torch.Tensor, dict[str, torch.Tensor]]]:
-    """Yield (name, float32 tensor that is optimized, its AdamW state) of every parameter."""
-    for name, parameter in model.named_parameters() if optimizer is not None else ():
-        main = getattr(parameter, "main_param", parameter)
-        yield name, main.data, optimizer.optimizer.state[main]
-
-
-def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None) -> dict[str, Any]:
-    """Return CPU copies of this rank's ``weights`` and ``optimizer`` state (``main``, ``exp_avg``, ``exp_avg_sq``, ``step``)."""
-    states = {
-        name: {key: _cpu(tensor) for key, tensor in {"main": main, **state}.items()}
-        for name, main, state in _optimized(model, optimizer)
-    }
-    return {"weights": {name: _cpu(tensor) for name, tensor in local_tensors(model).items()}, "optimizer": states}
+    weights = {name: tensor.to("cpu", copy=True) for name, tensor in local_tensors(model).items()}
+    states = {} if optimizer is None else megatron_optimizer.read_optimizer(model, optimizer, groups)
+    return {"weights": weights, "optimizer": states}
 
 
 @torch.no_grad()
@@ -487,29 +441,16 @@ def write_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, sta
         )
     for name, tensor in local.items():
         tensor.copy_(state["weights"][name])
-    for name, main, held in _optimized(model, optimizer):
-        saved = dict(state["optimizer"].get(name, {}))
-        main.copy_(saved.pop("main", local[name]))
-        held.clear()
-        for key, tensor in saved.items():  # AdamW keeps its step count, one number, on the CPU
-            held[key] = tensor.to(main.device if tensor.dim() else "cpu", copy=True)
+    if optimizer is not None:
+        megatron_optimizer.write_optimizer(model, optimizer, state["optimizer"])
 
 
 def memory_bytes(
     model: torch.nn.Module, ddp: DistributedDataParallel | None, optimizer: MegatronOptimizer | None
 ) -> dict[str, int]:
     """Return the bytes of ``weights``, ``gradients`` and ``optimizer`` (float32 masters included) on this rank."""
-    local = local_tensors(model)
-    optimized = 0
-    for name, main, state in _optimized(model, optimizer):
-        masters = 0 if main.data_ptr() == local[name].data_ptr() else main.nbytes
-        optimized += masters + sum(tensor.nbytes for tensor in state.values())
     return {
-        "weights": sum(tensor.nbytes for tensor in local.values()),
-        "gradients": sum(buffer.grad_data.nbytes for buffer in ddp.buffers) if ddp is not None else 0,
-        "optimizer": optimized,
+        "weights": sum(tensor.nbytes for tensor in local_tensors(model).values()),
+        "gradients": 0 if ddp is None else megatron_optimizer.gradient_bytes(ddp),
+        "optimizer": 0 if optimizer is None else megatron_optimizer.optimizer_bytes(model, optimizer),
     }
-
-
-def _cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)

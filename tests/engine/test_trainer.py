@@ -17,8 +17,10 @@ from hfsdk.table import Ragged, Table
 
 LAYOUTS = {
     "tp1": 1, "tp2": 2, "dp2": 2, "pp2": 2, "tp2 dp2": 4, "tp2 pp2": 4, "pp2 dp2": 4, "tp4 for rollout 2": 4,
+    "dp2 zero": 2, "tp2 dp2 zero": 4, "pp2 dp2 zero": 4,
 }  # fmt: skip
-"""Layout -> world size; the last has its tp axis permuted, and more tp ranks than the tied model has kv heads."""
+"""Layout -> world size; "zero" has the distributed optimizer. The one for rollout 2 has its tp axis permuted, and more tp ranks
+than the tied model has kv heads."""
 LLAMA_MODELS = ("untied", "tied", "critic")
 OTHER_MODELS = ("qwen2", "qwen3", "qwen2 critic")
 """Other families, on some layouts only: bias and norms of queries and keys; at tp4 a kv head is shared."""
@@ -204,7 +206,8 @@ class Harness:
         from hfsdk.layout import Layout
 
         self.models = models_of(layout)
-        layout, _, rollout_tp = layout.partition(" for rollout ")
+        self.distributed = layout.endswith(" zero")
+        layout, _, rollout_tp = layout.removesuffix(" zero").partition(" for rollout ")
         self.mesh = Layout.parse(layout).fill(world_size).mesh(int(rollout_tp or 1))
         self.groups = RoleGroups(self.mesh)
         self.root = root
@@ -215,16 +218,22 @@ class Harness:
     def trainer(self, name, **options):
         from hfsdk.engine.recorder import Recorder
         from hfsdk.engine.trainer import Trainer
-        from hfsdk.roles import AdamW, RoleSpec
+        from hfsdk.roles import RoleSpec
         from hfsdk.spec import ModelSpec
 
         config = json.loads((self.root / name / "config.json").read_text())
         spec = ModelSpec.from_hf_config(config, name)
-        options.setdefault("optimizer", AdamW(lr=LEARNING_RATE, max_grad_norm=1.0, warmup_steps=4))
+        options.setdefault("optimizer", self.adamw())
         options.setdefault("head", "scalar" if is_critic(name) else "lm")
         options.setdefault("kind", "critic" if is_critic(name) else "actor")
         role = RoleSpec(name=name, folder=str(self.root / name), model=spec, train=self.mesh.layout, **options)
         return Trainer(role, self.mesh, self.groups, Recorder(device=self.groups.rank, rank=self.groups.rank))
+
+    def adamw(self, distributed=None):
+        from hfsdk.roles import AdamW
+
+        distributed = self.distributed if distributed is None else distributed
+        return AdamW(lr=LEARNING_RATE, max_grad_norm=1.0, warmup_steps=4, distributed=distributed)
 
     def rows(self, name="untied"):
         rows = rows_table()
@@ -293,6 +302,24 @@ def check_gradients(h):
     return found
 
 
+def check_recompute(h):
+    """Gradients with activations computed again, against those kept; and that something is indeed computed again."""
+    found = {}
+    for name in ("untied", "qwen3", "critic"):
+        gradients, calls = {}, {}
+        for how in ("", "selective", "full"):
+            trainer = h.trainer(name, recompute=how)
+            counter = calls[how] = []
+            mlp = trainer.model.decoder.layers[0].mlp
+            mlp.register_forward_hook(lambda *_, counter=counter: counter.append(1))
+            temperature = 1.0 if is_critic(name) else h.rows()["temperature"]
+            trainer.forward_backward(h.rows(name), h.plan()[0], loss_of(name), temperature)
+            gradients[how] = trainer.gradients()
+        off = [h.difference(gradients[how], gradients[""]) for how in ("selective", "full")]
+        found[name] = off, [len(calls[how]) / len(calls[""]) for how in ("selective", "full")]
+    return found
+
+
 def check_aggregations(h):
     trainer, found = h.trainer("untied"), {}
     for mode, loss in other_losses().items():
@@ -343,6 +370,41 @@ def check_state(h):
     same = [equal(after, other.state()), equal(state, trainer.state()), first == again, not equal(fresh, state)]
     trainer.load_state(fresh)
     return [*same, equal(fresh, trainer.state()), back == 2]
+
+
+def check_distributed(h):
+    """The distributed optimizer does what the plain one does, holds less, and reads what it wrote and the other way round."""
+    found = {}
+    for name, dtype in (("tied", "fp32"), ("untied", "bf16"), ("critic", "bf16")):
+        plain, shared = (h.trainer(name, dtype=dtype, optimizer=h.adamw(distributed=d)) for d in (False, True))
+        rows, plan, loss = h.rows(name), h.plan(mini_batches=2, epochs=2), loss_of(name)
+        fresh = [equal(plain.state(), shared.state())]
+        norms = [[m["grad_norm"] for m in trainer.update(rows, plan[:2], loss)] for trainer in (plain, shared)]
+        states = [trainer.state() for trainer in (plain, shared)]
+        memory = [trainer.memory_bytes()["optimizer"] for trainer in (plain, shared)]
+        plain.load_state(states[1])
+        swapped = [equal(plain.state(), states[1])]
+        shared.load_state(states[0])
+        swapped.append(equal(shared.state(), states[0]))
+        shared.load_state(plain.state())
+        for trainer in (plain, shared):
+            trainer.update(rows, plan[2:], loss)
+        apart = [farthest(*states), farthest(plain.state(), shared.state())]
+        found[name, dtype] = {"exact": fresh + swapped, "norms": norms, "memory": memory, "apart": apart}
+    return found
+
+
+def farthest(a, b):
+    """Largest difference of masters, and of moments relative to their size."""
+    assert a["optimizer"].keys() == b["optimizer"].keys()
+    found = {}
+    for name, mine in a["optimizer"].items():
+        other = b["optimizer"][name]
+        assert mine.keys() == other.keys() == {"main", "exp_avg", "exp_avg_sq", "step"}
+        for key, tensor in mine.items():
+            size = 1 if key in ("main", "step") else max(float(tensor.norm()), 1e-12)
+            found[key] = max(found.get(key, 0.0), float((tensor - other[key]).norm()) / size)
+    return found
 
 
 def equal(a, b):
@@ -432,7 +494,7 @@ def check_saving(h):
     for name in h.models:
         trainer = h.trainer(name)
         trainer.update(h.rows(name), h.plan(), loss_of(name))
-        folder = h.root / f"saved {name} {h.mesh.layout}"
+        folder = h.root / f"saved {name} {h.mesh.layout}{' zero' * h.distributed}"
         trainer.save_folder(folder)
         before = {n: t.clone() for n, t in trainer.local_tensors().items()}
         for tensor in trainer.local_tensors().values():
@@ -506,10 +568,21 @@ CHECKS = {
 }  # fmt: skip
 
 
+ZERO_CHECKS = {name: CHECKS[name] for name in CHECKS if name not in ("inference", "errors")} | {"distributed": check_distributed}
+
+
+RECOMPUTE_CHECKS = CHECKS | {"recompute": check_recompute}
+RECOMPUTE_LAYOUTS = ("tp1", "tp2", "pp2")
+
+
+def checks_of(layout):
+    return ZERO_CHECKS if layout.endswith(" zero") else RECOMPUTE_CHECKS if layout in RECOMPUTE_LAYOUTS else CHECKS
+
+
 def all_checks(rank, world_size, layouts, root):
     """Run every check of these layouts, one after the other in the same processes."""
     return {
-        layout: {name: check(harness) for name, check in CHECKS.items()}
+        layout: {name: check(harness) for name, check in checks_of(layout).items()}
         for layout in layouts
         for harness in [Harness(layout, root, world_size)]
     }
@@ -535,8 +608,13 @@ def results(case):
     return look
 
 
+ZERO = [layout for layout in LAYOUTS if layout.endswith(" zero")]
+PLAIN = [layout for layout in LAYOUTS if layout not in ZERO]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+every_plain_layout = pytest.mark.parametrize("layout", PLAIN)
+every_zero_layout = pytest.mark.parametrize("layout", ZERO)
 every_model = pytest.mark.parametrize(("layout", "model"), [(layout, m) for layout in LAYOUTS for m in models_of(layout)])
+every_plain_model = pytest.mark.parametrize(("layout", "model"), [(layout, m) for layout in PLAIN for m in models_of(layout)])
 
 
 # ---- the laws
@@ -553,7 +631,7 @@ def by_row(parts, rows, lengths=None):
     return np.concatenate([found[row] for row in range(rows)])
 
 
-@every_model
+@every_plain_model
 def test_outputs_are_those_of_transformers(case, results, layout, model):
     found = [rank[model] for rank in results(layout, "inference")]
     for column in found[-1]:
@@ -587,6 +665,14 @@ def test_metrics_do_not_depend_on_the_split(results, layout):
     assert 0 < alone["clip"] < 1 < alone["ratio_max"]
 
 
+@pytest.mark.parametrize("layout", RECOMPUTE_LAYOUTS)
+def test_recompute_does_not_change_the_gradient(results, layout):
+    ranks = results(layout, "recompute")
+    for name, (apart, _) in ranks[0].items():
+        assert max(apart) <= 1e-6, (name, apart)
+    assert all(calls == [2, 2] for rank in ranks for _, calls in rank.values())
+
+
 @every_layout
 def test_aggregations(results, layout):
     for mode, off in results(layout, "aggregations")[0].items():
@@ -609,6 +695,23 @@ def test_update(results, layout):
 @every_layout
 def test_state_round_trip_is_exact(results, layout):
     assert all(all(rank) for rank in results(layout, "state"))
+
+
+@every_zero_layout
+def test_distributed_optimizer_is_the_plain_one_with_less_memory(results, layout):
+    ranks = results(layout, "distributed")
+    for key in ranks[0]:
+        found = [rank[key] for rank in ranks]
+        assert all(all(one["exact"]) for one in found)
+        plain, shared = found[0]["norms"]
+        assert shared == pytest.approx(plain, rel=1e-5)
+        assert sum(one["memory"][1] for one in found) == pytest.approx(sum(one["memory"][0] for one in found) / 2, rel=1e-3)
+        for one in found:
+            for apart in one["apart"]:
+                assert apart["step"] == 0, key
+                assert apart["main"] <= 1e-4, (key, apart)
+                assert apart["exp_avg"] <= 1e-3, (key, apart)
+                assert apart["exp_avg_sq"] <= 1e-3, (key, apart)
 
 
 @every_layout
@@ -687,11 +790,13 @@ def test_bf16_trains_with_fp32_masters(case, results, layout):
     for _, metrics, round_trip, critic, memory in ranks:
         assert all(np.isfinite([m["loss"], m["grad_norm"]]).all() for m in (*metrics, *critic))
         assert round_trip
-        assert memory["optimizer"] > 5.9 * memory["weights"]  # master, exp_avg, exp_avg_sq: 12 bytes to 2
-        assert memory["gradients"] == 2 * memory["weights"]
+        sharers = 2 if layout.endswith(" zero") else 1
+        # master, exp_avg, exp_avg_sq: 12 bytes to 2; shards have padding
+        assert memory["optimizer"] == pytest.approx(6 * memory["weights"] / sharers, rel=0.02)
+        assert memory["gradients"] == pytest.approx(2 * memory["weights"], rel=0.0 if sharers == 1 else 0.02)
 
 
-@every_layout
+@every_plain_layout
 def test_mistakes_are_explained(results, layout):
     ranks = results(layout, "errors")
     for found in ranks:
@@ -704,7 +809,7 @@ def test_mistakes_are_explained(results, layout):
         assert found["state"][0] == found["tensors"][0] == "CheckpointError"
 
 
-@every_layout
+@every_plain_layout
 def test_new_scalar_heads(results, layout):
     ranks = results(layout, "errors")
     for found in (rank for rank in ranks if "reward heads" in rank):
