@@ -1,6 +1,8 @@
-"""Do trainer, rollout and transformers agree? Random weights with sharp logits, fp32, every layout that fits four processes.
+"""Do trainer, rollout and transformers agree? Random weights with sharp logits, fp32, layouts that fit four processes.
 
-Targets, for train layouts tp1, tp2, dp2, tp2 dp2 x rollout tp1, tp2, untied and tied embeddings, logits with std of at least 1:
+Targets, for train layouts tp1, tp2, dp2, tp2 dp2 x rollout tp1, tp2 (with --all every layout of tp, pp and dp on up to four
+ranks, those with dp also with the distributed optimizer, x every rollout tp that divides the ranks), untied and tied embeddings,
+logits with std of at least 1:
 
 * log-probs of the rollout's own samples: largest difference between any two of trainer, rollout and transformers at most 1e-4,
   after load and again after an update (transformers reads what ``actor.save_pretrained`` wrote);
@@ -10,7 +12,9 @@ Targets, for train layouts tp1, tp2, dp2, tp2 dp2 x rollout tp1, tp2, untied and
 Uses as many worker processes as the layout has ranks (1, 2 or 4), of one thread each (two where there is one rank), and this
 process.
 
-    python benchmarks/parity.py --check           about 6 minutes
+    python benchmarks/parity.py --check                                            about 6 minutes
+    python benchmarks/parity.py --all --check                                      72 layouts, about 45 minutes
+    python benchmarks/parity.py --all --layout "pp2 dp2" --rollout tp4             some of them, half a minute each
 """
 
 from __future__ import annotations
@@ -30,13 +34,37 @@ from hfsdk.algorithms import ppo
 
 LOG_PROB_TARGET = 1e-4
 GRADIENT_TARGET = 1e-5
-LAYOUTS = [
-    ("tp1", "tp1", 1), ("tp2", "tp1", 2), ("tp2", "tp2", 2), ("dp2", "tp1", 2), ("dp2", "tp2", 2), ("tp2 dp2", "tp1", 4),
-    ("tp2 dp2", "tp2", 4),
-]  # fmt: skip
-"""Train layout, rollout tp (dp fills up), ranks."""
+TRAIN = {
+    "tp1": 1, "tp2": 2, "pp2": 2, "dp2": 2, "tp4": 4, "pp4": 4, "dp4": 4, "tp2 pp2": 4, "tp2 dp2": 4, "pp2 dp2": 4,
+}  # fmt: skip
+"""Train layout -> ranks."""
+ROLLOUT = {"tp1": 1, "tp2": 2, "tp4": 4}
+"""Rollout layout (dp fills up) -> ranks of a replica."""
 VOCAB, NUM_PROMPTS, NEW_TOKENS = 1003, 24, 24
 CLIP, ENTROPY_COEF = 0.2, 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compared; every case is a session of its own."""
+
+    train: str
+    rollout: str
+    distributed: bool = False
+    """Whether the optimizer is."""
+
+    @property
+    def ranks(self) -> int:
+        """Worker processes."""
+        return TRAIN[self.train]
+
+
+CASES = [Case(t, r) for t in ("tp1", "tp2", "dp2", "tp2 dp2") for r in ("tp1", "tp2") if ROLLOUT[r] <= TRAIN[t]]
+ALL_CASES = [
+    Case(t, r, distributed)
+    for t in TRAIN for r in ROLLOUT if ROLLOUT[r] <= TRAIN[t]
+    for distributed in ((False, True) if "dp" in t else (False,))
+]  # fmt: skip
 
 
 @dataclass
@@ -46,6 +74,7 @@ class Result:
     embeddings: str
     train: str
     rollout: str
+    optimizer: str
     load: float = float("nan")
     update: float = float("nan")
     gradient: float = float("nan")
@@ -151,12 +180,13 @@ def difference(found: Any, wanted: dict[str, np.ndarray[Any, Any]]) -> tuple[flo
     return float(np.sqrt(sum(v**2 for v in apart.values())) / total), f"{worst} {short(own[worst])}"
 
 
-def compare(folder: Path, work: Path, result: Result, devices: int) -> None:
+def compare(folder: Path, work: Path, case: Case, result: Result) -> None:
     """Fill in one layout's differences."""
     generator = np.random.default_rng(0)
     prompts = [generator.integers(2, VOCAB, size=n).tolist() for n in generator.integers(1, 40, size=NUM_PROMPTS)]
-    with hf.Session(devices=devices, wait=True) as session:
-        actor = session.actor(str(folder), train=result.train, rollout=result.rollout, optimizer=hf.AdamW(lr=1e-3))
+    with hf.Session(devices=case.ranks, wait=True) as session:
+        optimizer = hf.AdamW(lr=1e-3, distributed=case.distributed)
+        actor = session.actor(str(folder), train=case.train, rollout=case.rollout, optimizer=optimizer)
         batch, seen = sample(actor, prompts)
         result.load = spread(seen, plain_log_probs(folder, seen))
         old = seen.ragged("old_log_probs")
@@ -184,17 +214,19 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="hfsdk-parity-") as name:
             folder = Path(name) / "model"
             logits_std = make_model(folder, tied=embeddings == "tied")
-            for train, rollout, devices in LAYOUTS:
-                if arguments.layout and arguments.layout != train:
-                    continue
-                result = Result(embeddings, train, rollout, logits_std=logits_std)
-                work = Path(name) / f"{train} {rollout}".replace(" ", "-")
+            for number, case in enumerate(chosen(arguments)):
+                optimizer = "distributed" if case.distributed else "plain"
+                result = Result(embeddings, case.train, case.rollout, optimizer, logits_std=logits_std)
+                work = Path(name) / str(number)
                 work.mkdir()
-                compare(folder, work, result, devices)
+                compare(folder, work, case, result)
                 results.append(result)
-                where = f"{embeddings}, train {train}, rollout {rollout}"
-                say(f"{where}: gradient {short(result.gradient)}, worst tensor {result.worst_tensor}")
-    names = ("embeddings", "train", "rollout", "load", "update", "gradient", "moved")
+                where = f"{embeddings}, train {case.train}, rollout {case.rollout}, {optimizer} optimizer"
+                say(
+                    f"{where}: log-probs {short(result.load)} after load, {short(result.update)} after an update; "
+                    f"gradient {short(result.gradient)}, worst tensor {result.worst_tensor}"
+                )
+    names = ("embeddings", "train", "rollout", "optimizer", "load", "update", "gradient", "moved")
     rows = [[v if isinstance(v, str) else short(v) for v in (getattr(r, n) for n in names)] for r in results]
     say("\nlargest differences by layout (moved: change of a log-prob by the update)\n", table(names, rows), sep="\n")
     report.details = {"layouts": [asdict(r) for r in results]}
@@ -206,11 +238,24 @@ def main() -> int:
     return report.finish(arguments)
 
 
+def chosen(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases that were asked for."""
+    cases = ALL_CASES if arguments.all else CASES
+    wanted = [c for c in cases if arguments.layout in (None, c.train) and arguments.rollout in (None, c.rollout)]
+    return [c for c in wanted if arguments.optimizer in (None, "distributed" if c.distributed else "plain")]
+
+
 def parse() -> argparse.Namespace:
     made = parser(__doc__)
-    made.add_argument("--layout", help="only this train layout, e.g. 'tp2 dp2'")
+    made.add_argument("--all", action="store_true", help="every layout of up to four ranks")
+    made.add_argument("--layout", choices=TRAIN, help="only this train layout, e.g. 'tp2 dp2'")
+    made.add_argument("--rollout", choices=ROLLOUT, help="only this rollout layout")
+    made.add_argument("--optimizer", choices=("plain", "distributed"), help="only this optimizer")
     made.add_argument("--embeddings", nargs="+", choices=("untied", "tied"), default=["untied", "tied"])
-    return made.parse_args()
+    arguments = made.parse_args()
+    if not chosen(arguments):
+        made.error("no case is left; more layouts come with --all")
+    return arguments
 
 
 if __name__ == "__main__":

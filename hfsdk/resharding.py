@@ -84,6 +84,14 @@ def _rows(tensor: str, first: int, count: int, width: int, local: str, local_fir
     return Box(tensor, (first, 0), (count, width), local, (local_first, 0))
 
 
+def _with_bias(spec: ModelSpec, box: Box) -> list[Box]:
+    """Return a box of rows of a q, k or v weight and, where the model has biases, the same rows of its bias."""
+    if not spec.qkv_bias:
+        return [box]
+    tensor, local = (name.removesuffix("weight") + "bias" for name in (box.tensor, box.local))
+    return [box, Box(tensor, box.start[:1], box.size[:1], local, box.local_start[:1])]
+
+
 def _whole(tensor: str, shape: Offsets, local: str) -> Box:
     zeros = (0,) * len(shape)
     return Box(tensor, zeros, shape, local, zeros)
@@ -92,7 +100,8 @@ def _whole(tensor: str, shape: Offsets, local: str) -> Box:
 def megatron_boxes(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int = 0) -> list[Box]:
     """Return the boxes a Megatron rank holds (local layer specs; names as ``GPTModel.named_parameters`` gives them).
 
-    The fused qkv is cut by kv groups: global row order is, per kv group, its query heads, its key head, its value head.
+    The fused qkv is cut by kv groups: global row order is, per kv group, its query heads, its key head, its value head; a
+    bias has the same rows.
     A scalar head replaces ``output_layer`` and belongs to no Hugging Face tensor; callers leave it out.
     """
     tp, hidden = layout.tp, spec.hidden_size
@@ -119,6 +128,8 @@ def _megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, hf: str, local: str)
         _whole(hf + "input_layernorm.weight", (hidden,), local + "input_layernorm.weight"),
         _whole(hf + "post_attention_layernorm.weight", (hidden,), local + "pre_mlp_layernorm.weight"),
     ]
+    for x in "qk" if spec.qk_norm else "":
+        boxes.append(_whole(f"{hf}self_attn.{x}_norm.weight", (d,), f"{local}self_attention.{x}_layernorm.weight"))
     fused = local + "self_attention.linear_qkv.weight"
     rows = spec.num_kv_heads * (ratio + 2) * d // tp
     low = tp_rank * rows
@@ -132,7 +143,7 @@ def _megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, hf: str, local: str)
             first, last = max(at, low), min(at + count, low + rows)
             if first < last:
                 name = f"{hf}self_attn.{letter}_proj.weight"
-                boxes.append(_rows(name, hf_row + first - at, last - first, hidden, fused, first - low))
+                boxes += _with_bias(spec, _rows(name, hf_row + first - at, last - first, hidden, fused, first - low))
     width = spec.num_heads * d // tp
     mlp = spec.mlp_hidden_size // tp
     fc1 = local + "mlp.linear_fc1.weight"
@@ -164,9 +175,10 @@ def vllm_boxes(spec: ModelSpec, tp: int, tp_rank: int) -> list[Box]:
         boxes += [
             _whole(p + "input_layernorm.weight", (hidden,), p + "input_layernorm.weight"),
             _whole(p + "post_attention_layernorm.weight", (hidden,), p + "post_attention_layernorm.weight"),
-            _rows(p + "self_attn.q_proj.weight", tp_rank * query, query, hidden, qkv, 0),
-            _rows(p + "self_attn.k_proj.weight", kv_rank * kv, kv, hidden, qkv, query),
-            _rows(p + "self_attn.v_proj.weight", kv_rank * kv, kv, hidden, qkv, query + kv),
+            *_with_bias(spec, _rows(p + "self_attn.q_proj.weight", tp_rank * query, query, hidden, qkv, 0)),
+            *_with_bias(spec, _rows(p + "self_attn.k_proj.weight", kv_rank * kv, kv, hidden, qkv, query)),
+            *_with_bias(spec, _rows(p + "self_attn.v_proj.weight", kv_rank * kv, kv, hidden, qkv, query + kv)),
+            *(_whole(name, (d,), name) for x in "qk" * spec.qk_norm for name in [f"{p}self_attn.{x}_norm.weight"]),
             Box(p + "self_attn.o_proj.weight", (0, tp_rank * query), (hidden, query),
                 p + "self_attn.o_proj.weight", (0, 0)),
             _rows(p + "mlp.gate_proj.weight", tp_rank * mlp, mlp, hidden, gate_up, 0),

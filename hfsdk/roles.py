@@ -10,6 +10,9 @@ from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.spec import DTYPE_BYTES, ModelSpec
 
+RECOMPUTE = ("", "selective", "full")
+"""How much of a forward pass the backward pass may compute again, from nothing to nearly all."""
+
 
 def _check(condition: bool, name: str, value: object, wanted: str) -> None:
     if not condition:
@@ -35,6 +38,11 @@ class AdamW:
     total_steps: int = 0
     """Optimizer steps after which ``min_lr`` is reached; needed by linear and cosine."""
     min_lr: float = 0.0
+    distributed: bool = False
+    """Masters and moments are sharded over dp (Megatron's distributed optimizer, ZeRO stage 1, arXiv 1910.02054).
+
+    Each rank then holds 1 / dp of them; gradients and updated weights are those of the plain optimizer.
+    """
 
     def __post_init__(self) -> None:
         _check(self.lr >= 0 and math.isfinite(self.lr), "lr", self.lr, "a finite number of at least 0")
@@ -132,6 +140,9 @@ class RoleSpec:
     rollout_options: RolloutOptions = field(default_factory=RolloutOptions)
     micro_batch_tokens: int = 2048
     """Most tokens (padding included) of one micro-batch on one rank."""
+    recompute: str = ""
+    """Activations computed again in the backward pass instead of kept: ``""`` none, ``"selective"`` those inside attention and
+    MLP, ``"full"`` all but each layer's input (Korthikanti et al., arXiv 2205.05198)."""
     seed: int = 0
     restore: str = ""
     """Folder of a checkpoint to load after the initial weights (set when a pool is rebuilt)."""
@@ -144,6 +155,7 @@ class RoleSpec:
 
     def __post_init__(self) -> None:
         _check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {sorted(DTYPE_BYTES)}")
+        _check(self.recompute in RECOMPUTE, "recompute", self.recompute, f"one of {RECOMPUTE}")
         _check(self.micro_batch_tokens >= 1, "micro_batch_tokens", self.micro_batch_tokens, "at least 1")
 
     @property

@@ -19,13 +19,22 @@ from hfsdk.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the dtypes that hfsdk trains and generates in."""
 
-FAMILIES = {"LlamaForCausalLM": "llama", "LlamaForSequenceClassification": "llama"}
-"""Hugging Face architecture name -> family the engines know."""
+CLASS_PREFIXES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""Family the engines know -> how transformers' class names of it begin."""
+
+HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
+"""Head of a model -> how transformers' class names with it end."""
+
+FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
+"""Hugging Face architecture name -> family."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The architecture of a causal language model (decoder only, RMSNorm, gated MLP, rotary positions).
+
+    Families differ in the attention: ``qwen2`` adds a bias to queries, keys and values (arXiv 2407.10671), ``qwen3`` norms
+    each head's queries and keys instead (arXiv 2505.09388), ``llama`` does neither.
 
     Example: ``ModelSpec.from_folder(path).num_parameters()``.
     """
@@ -33,6 +42,7 @@ class ModelSpec:
     name: str
     """A short name for messages and pictures, e.g. ``"SmolLM2-135M"``."""
     family: str = "llama"
+    """``"llama"``, ``"qwen2"`` or ``"qwen3"``."""
     num_layers: int
     hidden_size: int
     mlp_hidden_size: int
@@ -41,6 +51,7 @@ class ModelSpec:
     num_kv_heads: int
     """Key/value heads; fewer than ``num_heads`` is grouped-query attention."""
     head_dim: int
+    """Size of one head; need not be ``hidden_size / num_heads``."""
     vocab_size: int
     """Rows of the embedding as stored, without any engine's padding."""
     max_positions: int
@@ -53,7 +64,8 @@ class ModelSpec:
         """Read a Hugging Face ``config.json`` given as a dict.
 
         Raises:
-            UnsupportedModelError: the architecture, activation, rope scaling or a bias is one the engines do not run.
+            UnsupportedModelError: the architecture, activation, rope scaling, a sliding window or a bias is one the engines do
+                not run.
         """
         architectures = config.get("architectures") or []
         family = next((FAMILIES[a] for a in architectures if a in FAMILIES), None)
@@ -69,6 +81,8 @@ class ModelSpec:
         _require(activation == "silu", name, f"activation {activation!r}", "silu")
         for bias in ("attention_bias", "mlp_bias"):
             _require(not config.get(bias, False), name, f"{bias}=true", f"{bias}=false")
+        windowed = config.get("use_sliding_window", False) or set(config.get("layer_types") or ()) - {"full_attention"}
+        _require(not windowed, name, "layers with a sliding window", "attention over the whole text")
         num_heads = config["num_attention_heads"]
         return cls(
             name=name,
@@ -78,7 +92,7 @@ class ModelSpec:
             mlp_hidden_size=config["intermediate_size"],
             num_heads=num_heads,
             num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
+            head_dim=config.get("head_dim") or (128 if family == "qwen3" else config["hidden_size"] // num_heads),
             vocab_size=config["vocab_size"],
             max_positions=config["max_position_embeddings"],
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -112,6 +126,20 @@ class ModelSpec:
             raise ModelNotFoundError(f"no model preset {name!r}; there are {sorted(PRESETS)}")
         return PRESETS[name]
 
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have a bias."""
+        return self.family == "qwen2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head's queries and keys go through a norm."""
+        return self.family == "qwen3"
+
+    def class_name(self, head: str = "lm") -> str:
+        """Return the name of transformers' class with this head, ``"lm"`` or ``"scalar"``."""
+        return CLASS_PREFIXES[self.family] + HEAD_CLASSES[head]
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every weight as ``{Hugging Face name: shape}``, in file order."""
         hidden, kv = self.hidden_size, self.num_kv_heads * self.head_dim
@@ -124,6 +152,10 @@ class ModelSpec:
             shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
             shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
             shapes[prefix + "self_attn.o_proj.weight"] = (hidden, query)
+            if self.qkv_bias:
+                shapes |= {f"{prefix}self_attn.{x}_proj.bias": (n,) for x, n in (("q", query), ("k", kv), ("v", kv))}
+            if self.qk_norm:
+                shapes |= {f"{prefix}self_attn.{x}_norm.weight": (self.head_dim,) for x in "qk"}
             shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
             shapes[prefix + "mlp.gate_proj.weight"] = (self.mlp_hidden_size, hidden)
             shapes[prefix + "mlp.up_proj.weight"] = (self.mlp_hidden_size, hidden)
@@ -167,13 +199,28 @@ def _llama(name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: 
     )  # fmt: skip
 
 
+def _qwen(
+    name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int = 151936, *, tied: bool = False
+) -> ModelSpec:
+    family = name[:5]
+    return ModelSpec(
+        name=name, family=family, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads,
+        num_kv_heads=kv_heads, head_dim=128 if family == "qwen3" else hidden // heads, vocab_size=vocab,
+        max_positions=32768 if family == "qwen2" else 40960, tied_embeddings=tied, norm_eps=1e-6, rope_theta=1e6,
+    )  # fmt: skip
+
+
 PRESETS: dict[str, ModelSpec] = {
     "llama-7b": _llama("llama-7b", 32, 4096, 11008, 32, 32),
     "llama-13b": _llama("llama-13b", 40, 5120, 13824, 40, 40),
     "llama-34b": _llama("llama-34b", 48, 8192, 22016, 64, 8),
     "llama-70b": _llama("llama-70b", 80, 8192, 28672, 64, 8),
+    "qwen2.5-0.5b": _qwen("qwen2.5-0.5b", 24, 896, 4864, 14, 2, tied=True),
+    "qwen2.5-7b": _qwen("qwen2.5-7b", 28, 3584, 18944, 28, 4, 152064),
+    "qwen3-0.6b": _qwen("qwen3-0.6b", 28, 1024, 3072, 16, 8, tied=True),
+    "qwen3-8b": _qwen("qwen3-8b", 36, 4096, 12288, 32, 8),
 }
-"""Architectures by name, as published for Llama 2 (arXiv 2307.09288) and Code Llama 34B."""
+"""Architectures by name, as published for Llama 2 (arXiv 2307.09288), Code Llama 34B, Qwen2.5 (2412.15115) and Qwen3."""
 
 
 @dataclass(frozen=True, kw_only=True)

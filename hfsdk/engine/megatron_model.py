@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer, MegatronOptimizer
-from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import all_gather_last_dim_from_tensor_parallel_region
 from megatron.core.transformer import TransformerConfig
@@ -31,13 +31,12 @@ from megatron.core.transformer.attention import SelfAttention
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hfsdk.engine import cpu_support_megatron
+from hfsdk.engine import cpu_support_megatron, megatron_optimizer
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.role_state import SCALAR_HEAD, SCALAR_HEAD_NAMES
 from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.layout import Coordinates
 from hfsdk.resharding import Box, megatron_boxes, padded_vocab
-from hfsdk.roles import AdamW
 from hfsdk.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -52,7 +51,10 @@ _PARTITIONS = (
     ("word_embeddings.weight", 0, 1), ("output_layer.weight", 0, 1), ("linear_qkv.weight", 0, 1),
     ("linear_proj.weight", 1, 1), ("linear_fc1.weight", 0, 2), ("linear_fc2.weight", 1, 1),
 )  # fmt: skip
-"""(end of a name, dim that tp cuts, stride), as Megatron's own initialisation, which is skipped, would mark them."""
+"""(end of a name, dim that tp cuts, stride), as Megatron's own initialisation, which is skipped, would mark them.
+
+Biases are marked where they are made.
+"""
 
 
 class ScalarHead(torch.nn.Module):
@@ -85,7 +87,10 @@ class GroupedSelfAttention(SelfAttention):
         kv_head, part = divmod(tp.rank(), tp.size() // kv_heads)
         mine = heads[:, :, kv_head]  # its query heads, its key head, its value head
         queries = self.config.num_attention_heads // tp.size()
-        return mine[:, :, part * queries : (part + 1) * queries], mine[:, :, -2:-1], mine[:, :, -1:]
+        query, key = mine[:, :, part * queries : (part + 1) * queries], mine[:, :, -2:-1]
+        if self.q_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        return query, key, mine[:, :, -1:]
 
 
 class SelectiveGPTModel(GPTModel):
@@ -106,12 +111,21 @@ class SelectiveGPTModel(GPTModel):
         return out[:, 0]
 
 
-def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> TransformerConfig:
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+"""``RoleSpec.recompute`` in Megatron's words."""
+
+
+def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str) -> TransformerConfig:
     return TransformerConfig(
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
         layernorm_epsilon=spec.norm_eps, normalization="RMSNorm", gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu, add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
+        activation_func=torch.nn.functional.silu, add_bias_linear=False, add_qkv_bias=spec.qkv_bias,
+        qk_layernorm=spec.qk_norm, hidden_dropout=0.0, attention_dropout=0.0,
         use_cpu_initialization=not torch.cuda.is_available(), perform_initialization=False,
         bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
         gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True, cuda_graph_scope=[],
@@ -119,10 +133,13 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype) -> Transfor
         params_dtype=dtype, pipeline_dtype=dtype, autocast_dtype=dtype, bf16=dtype == torch.bfloat16,
         batch_p2p_sync=False, variable_seq_lengths=groups.pp_size > 1, moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
+        **RECOMPUTE[recompute],
     )  # fmt: skip
 
 
-def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int) -> SelectiveGPTModel:
+def build_model(
+    spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int, recompute: str = ""
+) -> SelectiveGPTModel:
     """Build this rank's part of the model; weights are unset until :func:`load_folder`.
 
     Args:
@@ -131,6 +148,7 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
         head: ``"lm"`` or ``"scalar"`` (a float32 [1, hidden] layer in place of the logits, zero at first).
         dtype: ``"fp32"`` or ``"bf16"``.
         max_positions: longest row.
+        recompute: activations to compute again in the backward pass, as :class:`~hfsdk.roles.RoleSpec` has it.
 
     Raises:
         LayoutError: the layout does not fit the model.
@@ -140,14 +158,17 @@ def build_model(spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_
         raise OptionError(f"head must be 'lm' or 'scalar' and dtype one of {sorted(DTYPES)}; got {head!r}, {dtype!r}")
     groups.mesh.layout.check_model(spec)
     cpu_support_megatron.install()
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
     layer.submodules.self_attention.module = GroupedSelfAttention
     layer.submodules.self_attention.submodules.core_attention = cpu_support_megatron.SdpaCoreAttention
     scalar = head == "scalar"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that Transformer Engine's attention, which is not used, needs no recompute
+        config = _config(spec, groups, DTYPES[dtype], recompute)
     # a scalar head takes the output layer's place: "tied" makes none, but between stages it would tie what is not there
     tied = groups.pp_size == 1 if scalar else spec.tied_embeddings
     model = SelectiveGPTModel(
-        config=_config(spec, groups, DTYPES[dtype]), transformer_layer_spec=layer,
+        config=config, transformer_layer_spec=layer,
         vocab_size=padded_vocab(spec.vocab_size, groups.tp_size), max_sequence_length=max_positions,
         pre_process=groups.is_first_stage, post_process=groups.is_last_stage,
         parallel_output=True, share_embeddings_and_output_weights=tied,
@@ -341,7 +362,7 @@ def save_folder(
 ) -> None:
     """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
 
-    A scalar head makes it a ``LlamaForSequenceClassification`` with one label.
+    A scalar head makes it e.g. a ``LlamaForSequenceClassification`` with one label.
 
     Args:
         model: the model.
@@ -354,7 +375,7 @@ def save_folder(
     error: Exception | None = None
     if full is not None:
         try:
-            _write(full, Path(folder), Path(source), scalar=has_scalar_head(model))
+            _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
         except OSError as caught:
             error = caught
     failures = [text for text in groups.gather_objects(str(error) if error else None) if text]
@@ -364,13 +385,13 @@ def save_folder(
         raise OSError(f"rank 0 could not write {folder}: {failures[0]}")
 
 
-def _write(full: dict[str, torch.Tensor], folder: Path, source: Path, *, scalar: bool) -> None:
+def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
     if scalar:
-        config["architectures"] = ["LlamaForSequenceClassification"]
+        config["architectures"] = [spec.class_name("scalar")]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     for pattern in COMPANIONS:
         for path in source.glob(pattern):
@@ -388,58 +409,14 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     partial.replace(path)
 
 
-def wrap(model: torch.nn.Module, groups: RoleGroups) -> DistributedDataParallel:
-    """Give the parameters one float32 gradient buffer that is summed over dp."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
-    return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
+def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, groups: RoleGroups) -> dict[str, Any]:
+    """Return CPU copies of this rank's ``weights`` and ``optimizer`` state (``main``, ``exp_avg``, ``exp_avg_sq``, ``step``).
 
-
-def make_optimizer(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
-    """Return Megatron's optimizer over PyTorch's AdamW; norm weights do not decay.
-
-    Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group and takes
-    Transformer Engine's Adam, whose state is another, when that is installed.
+    All are tensors of whole local parameters, also where the optimizer is shared out over dp; collective then.
     """
-    named = list(model.named_parameters())
-    groups_of_parameters = [
-        {"params": [p for _, p in named if p.dim() > 1], "weight_decay": wanted.weight_decay},
-        {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    config = OptimizerConfig(
-        optimizer="adam", lr=wanted.lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
-        params_dtype=DTYPES[dtype], use_distributed_optimizer=False,
-    )  # fmt: skip
-    with cpu_support_megatron.cuda_type_names():
-        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
-        if dtype == "bf16":
-            optimizer = Float16OptimizerWithFloat16Params(adam, config, None, _no_state)
-        else:
-            optimizer = FP32Optimizer(adam, config, _no_state)
-    optimizer.grad_stats_parallel_group = groups.mp
-    optimizer.tp_group = groups.tp
-    return optimizer
-
-
-def _no_state(*_: object) -> None:
-    """Leave the AdamW state to its first step."""
-
-
-def _optimized(
-    model: torch.nn.Module, optimizer: MegatronOptimizer | None
-) -> Iterator[tuple[str, torch.Tensor, dict[str, torch.Tensor]]]:
-    """Yield (name, float32 tensor that is optimized, its AdamW state) of every parameter."""
-    for name, parameter in model.named_parameters() if optimizer is not None else ():
-        main = getattr(parameter, "main_param", parameter)
-        yield name, main.data, optimizer.optimizer.state[main]
-
-
-def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None) -> dict[str, Any]:
-    """Return CPU copies of this rank's ``weights`` and ``optimizer`` state (``main``, ``exp_avg``, ``exp_avg_sq``, ``step``)."""
-    states = {
-        name: {key: _cpu(tensor) for key, tensor in {"main": main, **state}.items()}
-        for name, main, state in _optimized(model, optimizer)
-    }
-    return {"weights": {name: _cpu(tensor) for name, tensor in local_tensors(model).items()}, "optimizer": states}
+    weights = {name: tensor.to("cpu", copy=True) for name, tensor in local_tensors(model).items()}
+    states = {} if optimizer is None else megatron_optimizer.read_optimizer(model, optimizer, groups)
+    return {"weights": weights, "optimizer": states}
 
 
 @torch.no_grad()
@@ -459,29 +436,16 @@ def write_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, sta
         )
     for name, tensor in local.items():
         tensor.copy_(state["weights"][name])
-    for name, main, held in _optimized(model, optimizer):
-        saved = dict(state["optimizer"].get(name, {}))
-        main.copy_(saved.pop("main", local[name]))
-        held.clear()
-        for key, tensor in saved.items():  # AdamW keeps its step count, one number, on the CPU
-            held[key] = tensor.to(main.device if tensor.dim() else "cpu", copy=True)
+    if optimizer is not None:
+        megatron_optimizer.write_optimizer(model, optimizer, state["optimizer"])
 
 
 def memory_bytes(
     model: torch.nn.Module, ddp: DistributedDataParallel | None, optimizer: MegatronOptimizer | None
 ) -> dict[str, int]:
     """Return the bytes of ``weights``, ``gradients`` and ``optimizer`` (float32 masters included) on this rank."""
-    local = local_tensors(model)
-    optimized = 0
-    for name, main, state in _optimized(model, optimizer):
-        masters = 0 if main.data_ptr() == local[name].data_ptr() else main.nbytes
-        optimized += masters + sum(tensor.nbytes for tensor in state.values())
     return {
-        "weights": sum(tensor.nbytes for tensor in local.values()),
-        "gradients": sum(buffer.grad_data.nbytes for buffer in ddp.buffers) if ddp is not None else 0,
-        "optimizer": optimized,
+        "weights": sum(tensor.nbytes for tensor in local_tensors(model).values()),
+        "gradients": 0 if ddp is None else megatron_optimizer.gradient_bytes(ddp),
+        "optimizer": 0 if optimizer is None else megatron_optimizer.optimizer_bytes(model, optimizer),
     }
-
-
-def _cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)

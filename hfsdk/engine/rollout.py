@@ -62,8 +62,13 @@ def check_model(spec: ModelSpec, device_type: str) -> None:
     """Check that vLLM can run the model. Pure; does not import vllm.
 
     Raises:
-        UnsupportedModelError: its head size has no attention kernel on CPU.
+        UnsupportedModelError: its head size has no attention kernel on CPU, or its family has another there.
     """
+    if spec.family == "qwen2" and spec.num_heads * spec.head_dim != spec.hidden_size:
+        raise UnsupportedModelError(
+            f"{spec.name} has {spec.num_heads} heads of {spec.head_dim}; vLLM takes the heads of a qwen2 model to be as wide as "
+            f"its hidden size, {spec.hidden_size}. Use a model with such heads."
+        )
     if device_type == "cpu" and spec.head_dim not in CPU_HEAD_DIMS:
         raise UnsupportedModelError(
             f"{spec.name} has head_dim {spec.head_dim}; vLLM's attention on CPU has kernels for "
@@ -189,7 +194,7 @@ class Rollout:
         if planned - found or found - planned - _TABLES:  # a rank may hold only padding of the vocabulary
             raise UnsupportedModelError(
                 f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ found)[:6]}; "
-                "use a Llama-like model without biases or adapters."
+                "use a model without adapters or further biases."
             )
 
     # --- weights ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from hfsdk.engine import megatron_model
+from hfsdk.engine import megatron_model, megatron_optimizer
 from hfsdk.engine.cpu_support_megatron import cuda_type_names
 from hfsdk.engine.loss_io import (
     Loss,
@@ -73,9 +73,8 @@ class NonFiniteRows(Exception):  # noqa: N818 - raised on all ranks alike; the c
 class Trainer:
     """A role's model on this rank, with its optimizer unless the role is frozen.
 
-    Collective over the role's ranks, except :meth:`zero_grad`, :meth:`state`, :meth:`load_state` and :meth:`memory_bytes`. Rows
-    are named by ``rows.row_ids``; ``rows`` needs the ragged columns ``prompt`` and ``response`` and may hold just this dp
-    rank's rows.
+    Collective over the role's ranks, except :meth:`zero_grad`, :meth:`load_state` and :meth:`memory_bytes`. Rows are named by
+    ``rows.row_ids``; ``rows`` needs the ragged columns ``prompt`` and ``response`` and may hold just this dp rank's rows.
 
     Attributes:
         num_updates: optimizer steps done.
@@ -90,7 +89,9 @@ class Trainer:
         """
         self.role, self.mesh, self.groups, self.recorder = role, mesh, groups, recorder
         self.spec = role.model or ModelSpec.from_folder(role.folder)
-        self.model = megatron_model.build_model(self.spec, groups, role.head, role.dtype, self.spec.max_positions)
+        self.model = megatron_model.build_model(
+            self.spec, groups, role.head, role.dtype, self.spec.max_positions, role.recompute
+        )
         found = megatron_model.load_folder(self.model, self.spec, groups, role.folder)
         if role.head == "scalar" and not found and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
@@ -103,8 +104,8 @@ class Trainer:
             self.model.requires_grad_(False)
             self.model.eval()
         else:
-            self._ddp = megatron_model.wrap(self.model, groups)
-            self._optimizer = megatron_model.make_optimizer(self.model, groups, role.optimizer, role.dtype)
+            self._ddp = megatron_optimizer.wrap(self.model, groups, role.optimizer)
+            self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype)
 
     def log_probs(
         self,
@@ -255,8 +256,9 @@ class Trainer:
 
     def gradients(self) -> dict[str, torch.Tensor] | None:
         """Return the whole model's gradient under Hugging Face names, float32, on rank 0 (``None`` elsewhere)."""
-        self._trainable()
+        ddp, _ = self._trainable()
         self._reduce()
+        megatron_optimizer.gather_gradient(ddp, self.groups)
         local = {name: parameter.main_grad for name, parameter in self.model.named_parameters()}
         scalar = megatron_model.has_scalar_head(self.model)
         return megatron_model.gather_tensors(local, self.spec, self.groups, scalar=scalar)
@@ -274,9 +276,12 @@ class Trainer:
         return megatron_model.local_tensors(self.model)
 
     def state(self) -> dict[str, Any]:
-        """Return this rank's weights, optimizer state (fp32 masters included) and step count, as CPU copies."""
+        """Return this rank's weights, optimizer state (fp32 masters included) and step count, as CPU copies.
+
+        The same whether the optimizer is distributed or not.
+        """
         where = {"layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates}
-        return where | megatron_model.read_state(self.model, self._optimizer)
+        return where | megatron_model.read_state(self.model, self._optimizer, self.groups)
 
     @property
     def shard(self) -> Shard:
@@ -429,9 +434,7 @@ class Trainer:
     ) -> dict[str, float]:  # fmt: skip
         ddp, _ = self._trainable()
         if self._reduced:
-            # the sum over dp is kept on one rank, so that the next reduction adds it once
-            if self.groups.dp_rank:
-                ddp.zero_grad_buffer()
+            megatron_optimizer.keep_sum_once(ddp, self.groups)
             self._reduced = False
         tally = self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=True)
         if tally.bad_rows:

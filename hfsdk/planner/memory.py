@@ -1,15 +1,16 @@
 """How many bytes a role needs on each of its devices, and whether the declared roles fit: refused before it is spent.
 
 Weights, gradients and optimizer state follow Megatron-core's ``theoretical_memory_usage.py`` (bytes a parameter; d = data-parallel
-size on accelerators, where the distributed optimizer is assumed, and 1 on CPU; Adam keeps two fp32 moments)::
+size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
 
     trained in fp32    4 weights + 4 gradients + 8 / d Adam
     trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
     frozen             4 or 2 weights
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
-layer in bf16 (h hidden, f MLP), twice that in fp32. Roles that share a device run one after the other, so what a pass needs
-while it runs counts once, for the greediest role.
+layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
+either way once the rest of the layer that is computed again. Roles that share a device run one after the other, so what a
+pass needs while it runs counts once, for the greediest role.
 
 Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB resident, predicted 4.4; tp2: 2.6 and 2.6.
 """
@@ -45,7 +46,7 @@ class MemoryEstimate:
     weights: int = 0
     gradients: int = 0
     optimizer: int = 0
-    """Adam's moments and, in bf16, fp32 masters; one data-parallel share."""
+    """Adam's moments and, in bf16, fp32 masters; with the distributed optimizer one data-parallel share."""
     rollout_weights: int = 0
     """The generating engine's copy; twice on CPU in mode ``packed``."""
     kv_cache: int = 0
@@ -105,7 +106,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     size = DTYPE_BYTES[role.dtype]
     parameters = _trainer_parameters(spec, layout, role.head)
     masters = 4 if role.dtype == "bf16" else 0
-    shards = 1 if on_cpu else layout.num_replicas
+    shards = layout.num_replicas if role.optimizer is not None and role.optimizer.distributed else 1
     activations, logits = _pass_bytes(role, spec, layout, on_cpu)
     rollout_weights = kv_cache = 0
     if role.kind == "actor" and role.rollout is not None:
@@ -163,16 +164,19 @@ def check_fits(roles: Iterable[RoleSpec], placement: Placement, cluster: Cluster
         groups.setdefault((device.pool, device.device_name, device.exists), []).append(device)
     text = [_table(group) for group in groups.values()]
     worst = max(over, key=lambda d: d.asked - d.exists)
+    pool_size = next(pool.size for pool in placement.pools if pool.name == worst.pool)
     raise DeviceMemoryError(
         f"the declared roles do not fit; asked and existing bytes per device, in GB:\n{chr(10).join(text)}\n"
-        f"{_advice(worst, [r for r in declared if r.name in worst.roles])}"
+        f"{_advice(worst, [r for r in declared if r.name in worst.roles], pool_size)}"
     )
 
 
 def _layer_parameters(spec: ModelSpec, tp: int, kv_shards: int) -> int:
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     split = 2 * query + 3 * spec.mlp_hidden_size
-    return spec.hidden_size * (split // tp + 2 * kv // kv_shards + 2)
+    matrices_and_norms = spec.hidden_size * (split // tp + 2 * kv // kv_shards + 2)
+    biases = query // tp + 2 * kv // kv_shards if spec.qkv_bias else 0
+    return matrices_and_norms + biases + (2 * spec.head_dim if spec.qk_norm else 0)
 
 
 def _trainer_parameters(spec: ModelSpec, layout: Layout, head: str) -> int:
@@ -197,11 +201,12 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     nothing is trained, one layer's outputs live at a time. Accelerators run with sequence parallelism, which splits the 10 h
     of norms and residuals as well.
     """
-    size, tokens, tp = DTYPE_BYTES[role.dtype], role.micro_batch_tokens, layout.tp
-    common, split = 10 * spec.hidden_size, 8 * spec.hidden_size + 4 * spec.mlp_hidden_size
-    per_layer = (common if on_cpu else common / tp) + split / tp
+    size, tokens, tp, hidden = DTYPE_BYTES[role.dtype], role.micro_batch_tokens, layout.tp, spec.hidden_size
+    whole = 1 if on_cpu else 1 / tp
+    per_layer = 10 * hidden * whole + (8 * hidden + 4 * spec.mlp_hidden_size) / tp
+    again = {"": 0.0, "selective": 4 * spec.mlp_hidden_size / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
     layers = spec.num_layers if role.trainable else 1
-    activations = tokens * per_layer * layers * size / 2
+    activations = tokens * ((per_layer - again) * layers + again) * size / 2
     copies = LOGITS_COPIES if role.trainable else 2.0
     width = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
     return round(activations), round(tokens * width * 4 * copies)
@@ -242,12 +247,19 @@ def _table(group: Sequence[DeviceMemory]) -> str:
     return "\n".join(lines)
 
 
-def _advice(device: DeviceMemory, roles: Sequence[RoleSpec]) -> str:
+def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> str:
     """Name the steps that help, those that help most first."""
     options: dict[str, int] = {}
     estimates = device.roles.values()
     state = sum(e.weights + e.gradients + e.optimizer for e in estimates)
     options["a larger tp or pp, or more devices in this pool"] = state
+    replicas = {r.name: (r.train or Layout()).fill(pool_size).num_replicas for r in roles}
+    repeated = [r.name for r in roles if r.optimizer is not None and not r.optimizer.distributed and replicas[r.name] > 1]
+    if repeated:
+        saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)
+        options["optimizer=AdamW(distributed=True)"] = round(saved)
+    if any(r.trainable and r.recompute != "full" for r in roles):
+        options["recompute='full'"] = max(e.activations for e in estimates) * 3 // 4
     if len(roles) > 1:
         others = [e.resident for e in estimates]
         options["fewer roles on a device, e.g. session.place('split')"] = sum(others) - max(others)

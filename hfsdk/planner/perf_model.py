@@ -63,6 +63,8 @@ class Setup:
     dtype: str = "bf16"
     head: str = "lm"
     micro_batch_tokens: int = 2048
+    recompute: str = ""
+    """What the backward pass computes again, as ``RoleSpec`` has it."""
     rollout: Layout | None = None
     """Layout of the generating engine; ``None`` takes ``layout``'s tp."""
     max_num_seqs: int = 64
@@ -78,7 +80,8 @@ class Setup:
         return cls(
             spec=role.model, layout=layout, device=min(kinds.values(), key=lambda d: (d.peak_flops, d.name)),
             links=Links.of(cluster, devices, layout), dtype=role.dtype, head=role.head,
-            micro_batch_tokens=role.micro_batch_tokens, rollout=role.rollout, max_num_seqs=role.rollout_options.max_num_seqs,
+            micro_batch_tokens=role.micro_batch_tokens, recompute=role.recompute, rollout=role.rollout,
+            max_num_seqs=role.rollout_options.max_num_seqs,
         )  # fmt: skip
 
     @property
@@ -97,6 +100,12 @@ class Setup:
         table = self.spec.vocab_size * self.spec.hidden_size
         tables = (0 if self.spec.tied_embeddings else 1) + (1 if self.head == "scalar" else 0)
         return self.parameters - tables * table
+
+    @property
+    def forwards_again(self) -> float:
+        """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small beside them)."""
+        mlps = 3 * self.spec.num_layers * self.spec.hidden_size * self.spec.mlp_hidden_size
+        return {"": 0.0, "selective": mlps / self.matmul_parameters, "full": 1.0}[self.recompute]
 
     def forward_flops(self, lengths: Array) -> float:
         """Return the FLOPs of a pass over rows of these lengths: 2 per weight and token, and causal attention."""
@@ -150,10 +159,10 @@ class PerfModel:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
 
         6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the reduction of the gradients
-        (fp32 reduce-scatter, all-gather of the weights) is part of the backward pass.
+        (fp32 reduce-scatter, all-gather of the weights) is part of the backward pass, and so is what is computed again.
         """
         forward = self._pass(setup, lengths, 1.0, self.train_efficiency)
-        backward = self._pass(setup, lengths, 2.0, self.train_efficiency)
+        backward = self._pass(setup, lengths, 2.0 + setup.forwards_again, self.train_efficiency)
         return forward, backward + self.exposed_reduction * self._reduction(setup)
 
     def _pass(self, setup: Setup, lengths: Array, times: float, efficiency: float) -> float:

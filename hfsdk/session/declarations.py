@@ -46,6 +46,7 @@ class Declarations(ABC):
         dtype: str = "fp32",
         optimizer: AdamW = ACTOR_OPTIMIZER,
         micro_batch_tokens: int = 2048,
+        recompute: str = "",
         rollout_options: RolloutOptions | None = None,
         cpu_weights: str | None = None,
         name: str = "actor",
@@ -59,6 +60,9 @@ class Declarations(ABC):
             dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters).
             optimizer: AdamW with its schedule and clipping.
             micro_batch_tokens: most tokens (padding included) of one forward pass on one rank.
+            recompute: activations that the backward pass computes again instead of keeping them: ``""`` none, ``"selective"``
+                those inside attention and MLP, ``"full"`` all but each layer's input (a third more arithmetic, least memory).
+                The gradient is the same.
             rollout_options: how the generating engine is sized.
             cpu_weights: short for ``RolloutOptions(cpu_weights=...)``: ``"packed"`` or ``"shared"``.
             name: another name than "actor", where there are several.
@@ -74,7 +78,7 @@ class Declarations(ABC):
             options = replace(options, cpu_weights=cpu_weights)
         role = RoleSpec(
             name=name, kind="actor", dtype=dtype, optimizer=_trained(optimizer), micro_batch_tokens=micro_batch_tokens,
-            rollout_options=options, seed=self.seed,
+            recompute=recompute, rollout_options=options, seed=self.seed,
         )  # fmt: skip
         return self._declare(ActorModel, model_role(role, model, train, rollout, self._ground))
 
@@ -86,12 +90,13 @@ class Declarations(ABC):
         dtype: str = "fp32",
         optimizer: AdamW = CRITIC_OPTIMIZER,
         micro_batch_tokens: int = 2048,
+        recompute: str = "",
         name: str = "critic",
     ) -> CriticModel:
         """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`."""
         role = RoleSpec(
             name=name, kind="critic", head="scalar", dtype=dtype, optimizer=_trained(optimizer),
-            micro_batch_tokens=micro_batch_tokens, seed=self.seed,
+            micro_batch_tokens=micro_batch_tokens, recompute=recompute, seed=self.seed,
         )  # fmt: skip
         return self._declare(CriticModel, model_role(role, model, train, None, self._ground))
 

@@ -398,6 +398,45 @@ def check_failure(rollout, model, group, rank):
     check_parity(model, draw(rollout, group=group))
 
 
+# --- other families, with the trainer ----------------------------------------------------------------------------------
+
+
+def other_families(rank, world_size, folders):
+    """The trainer's weights by the plan, before and after an update: vLLM's log-probs are the trainer's."""
+    from hfsdk.engine.megatron_groups import RoleGroups
+    from hfsdk.engine.microbatch import plan_pass, plan_update
+    from hfsdk.engine.trainer import Trainer
+    from hfsdk.roles import AdamW, RoleSpec
+    from hfsdk.table import Table
+
+    group, responses = dist.new_group([0, 1]), []
+    for family, mode, train, tp in (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1)):
+        folder = folders[family]
+        mesh = Layout.parse(train).fill(2).mesh(tp)
+        role = RoleSpec(name="actor", kind="actor", folder=folder, train=mesh.layout, optimizer=AdamW(lr=1e-3))
+        trainer = Trainer(role, mesh, RoleGroups(mesh), Recorder(device=rank, rank=rank))
+        rollout = make(folder, mode, rank, world_size, tp, load_weights=False)
+        plan = ReshardPlan.between(rollout.spec, mesh.layout, f"tp{tp}")
+        for _ in range(2):
+            transport.execute(plan, rank, trainer.local_tensors(), rollout.weight_targets(), dist.group.WORLD)
+            rollout.finish_update()
+            out = draw(rollout, group=group if tp == 2 else None)
+            assert out["rollout_log_probs"].flat.min() < -0.3
+            responses.append(out["response"].flat)
+            rows = Table({"prompt": PROMPTS, "response": out["response"]})
+            total = PROMPTS.lengths + out["response"].lengths
+            passes = plan_pass(total, trainer.groups.dp_size, 64)
+            mine = rows.take(sorted(passes.rows_of(trainer.groups.dp_rank)))
+            found = trainer.log_probs(mine, passes.micro_batches[trainer.groups.dp_rank])
+            for i, values in zip(mine.row_ids.tolist(), found.get("log_probs", ()), strict=bool(found)):
+                np.testing.assert_allclose(out["rollout_log_probs"][i], values, atol=TOLERANCE, rtol=0)
+            minis = plan_update(total, out["response"].lengths, trainer.groups.dp_size, 1, 1, 64, seed=1)
+            trainer.update(rows, minis, lambda o, b: -o.log_probs)
+        rollout.close()
+        dist.barrier()
+    return responses
+
+
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
@@ -414,12 +453,37 @@ def test_two_ranks(folders):
     assert segments() == []
 
 
+def test_other_families(tmp_path):
+    import transformers
+
+    folders = {}
+    for family in ("qwen2", "qwen3"):
+        config = getattr(transformers, f"{family.title()}Config")(
+            vocab_size=260, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8,
+            num_key_value_heads=4, head_dim=32 if family == "qwen2" else 64, tie_word_embeddings=family == "qwen2",
+            max_position_embeddings=512,
+        )  # fmt: skip
+        torch.manual_seed(4)
+        model = getattr(transformers, f"{family.title()}ForCausalLM")(config).float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3.0).add_(0.3 * torch.randn_like(parameter) * (parameter.dim() == 1))
+        folders[family] = str(tmp_path / family)
+        model.save_pretrained(folders[family])
+    first, second = run(other_families, 2, folders)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not any(np.array_equal(first[i], first[i + 1]) for i in (0, 2))
+
+
 def test_head_sizes_without_a_kernel_are_refused_early():
     sizes = {"num_layers": 1, "hidden_size": 64, "mlp_hidden_size": 64, "num_heads": 4, "num_kv_heads": 4}
     spec = ModelSpec(name="thin", head_dim=16, vocab_size=260, max_positions=64, **sizes)
     with pytest.raises(UnsupportedModelError, match=r"thin has head_dim 16.*32, 64"):
         check_model(spec, "cpu")
     check_model(spec, "cuda")
+    wide = ModelSpec(name="wide", family="qwen2", head_dim=32, vocab_size=260, max_positions=64, **sizes)
+    with pytest.raises(UnsupportedModelError, match=r"wide has 4 heads of 32.*hidden size, 64"):
+        check_model(wide, "cuda")
     with pytest.raises(OptionError, match="max_model_len=65 is more than the 64 positions"):
         max_model_len(spec, RolloutOptions(max_model_len=65))
     assert max_model_len(spec, RolloutOptions()) == 64

@@ -16,6 +16,8 @@ SPEC = ModelSpec(
     vocab_size=260, max_positions=128,
 )  # fmt: skip
 TIED = replace(SPEC, name="tied", tied_embeddings=True)
+QWEN2 = replace(SPEC, name="qwen2", family="qwen2", num_kv_heads=2)
+QWEN3 = replace(TIED, name="qwen3", family="qwen3", num_kv_heads=2)
 SMALL = replace(SPEC, name="small", num_layers=1, mlp_hidden_size=8, vocab_size=10)
 
 LAYOUTS = [
@@ -84,6 +86,9 @@ def four_ranks(rank, world_size):
     reports = {}
     for spec in (SPEC, TIED):
         for train, rollout in LAYOUTS:
+            reports[spec.name, train, rollout] = exchange(rank, spec, train, rollout)
+    for spec in (QWEN2, QWEN3):
+        for train, rollout in (("tp2 dp2", "tp4"), ("tp4", "tp1"), ("tp4", "tp2"), ("tp2 pp2", "tp2")):
             reports[spec.name, train, rollout] = exchange(rank, spec, train, rollout)
     exchange(rank, SPEC, "tp2 dp2", "tp1", bucket_bytes=10_000)  # rows are 256 or 192 bytes
     exchange(rank, SMALL, "tp2 dp2", "tp1", bucket_bytes=1)  # smaller than one row

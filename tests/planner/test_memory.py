@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -28,10 +29,11 @@ def trained(spec, train="tp1", dtype="fp32", kind="actor", name=None, **more):
 
 
 def ppo_70b(train="tp8 pp4", rollout="tp8"):
+    adamw = AdamW(distributed=True)
     both = {"model": LLAMA_70B, "train": Layout.parse(train), "dtype": "bf16"}
     return [
-        RoleSpec(name="actor", kind="actor", rollout=Layout.parse(rollout), optimizer=AdamW(), **both),
-        RoleSpec(name="critic", kind="critic", head="scalar", optimizer=AdamW(), **both),
+        RoleSpec(name="actor", kind="actor", rollout=Layout.parse(rollout), optimizer=adamw, **both),
+        RoleSpec(name="critic", kind="critic", head="scalar", optimizer=adamw, **both),
         RoleSpec(name="reference", kind="reference", **both),
         RoleSpec(name="reward", kind="reward", head="scalar", **both),
     ]
@@ -46,12 +48,32 @@ def test_fp32_is_16_bytes_a_parameter():
     assert estimate.weights + estimate.gradients + estimate.optimizer == 16 * SMOL.num_parameters()
 
 
-def test_bf16_is_18_bytes_a_parameter_and_dp_shares_the_optimizer_on_accelerators():
-    one = role_bytes(trained(SMOL, dtype="bf16"), 1)
-    four = role_bytes(trained(SMOL, dtype="bf16"), 4)
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_bf16_is_18_bytes_a_parameter_and_dp_shares_a_distributed_optimizer(on_cpu):
+    role = trained(SMOL, dtype="bf16")
+    shared = replace(role, optimizer=AdamW(distributed=True))
+    one, four, shard = (role_bytes(r, n, on_cpu=on_cpu) for r, n in ((role, 1), (role, 4), (shared, 4)))
     assert (one.weights, one.gradients, one.optimizer) == tuple(n * SMOL.num_parameters() for n in (2, 4, 12))
-    assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer // 4)
-    assert role_bytes(trained(SMOL), 4, on_cpu=True).optimizer == role_bytes(trained(SMOL), 1, on_cpu=True).optimizer
+    assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer)
+    assert (shard.weights, shard.gradients, shard.optimizer) == (one.weights, one.gradients, one.optimizer // 4)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_recompute_keeps_less(on_cpu):
+    roles = [trained(LLAMA_70B, "tp8", dtype="bf16", recompute=how) for how in ("", "selective", "full")]
+    none, selective, full = (role_bytes(role, 8, on_cpu=on_cpu) for role in roles)
+    assert full.activations < selective.activations / 3 < none.activations / 3
+    assert (full.weights, full.gradients, full.optimizer, full.logits) == (
+        none.weights, none.gradients, none.optimizer, none.logits,
+    )  # fmt: skip
+    layer_inputs = 80 * 2048 * 2 * LLAMA_70B.hidden_size / (1 if on_cpu else 8)
+    assert layer_inputs < full.activations < layer_inputs + none.activations / 80
+
+
+def test_biases_and_norms_of_other_families_count():
+    for name in ("qwen2.5-0.5b", "qwen3-0.6b"):
+        spec = ModelSpec.preset(name)
+        assert role_bytes(trained(spec), 1).weights == 4 * spec.num_parameters()
 
 
 @pytest.mark.parametrize(("spec", "train", "size", "measured_gb"), [(SMOL, "tp1", 1, 4.4), (SMOL_8_HEADS, "tp2", 2, 2.6)])

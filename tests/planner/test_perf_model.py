@@ -59,6 +59,15 @@ def test_monotone_in_model_size(method):
     assert len(set(seconds)) == len(seconds)
 
 
+def test_recompute_takes_up_to_another_forward_pass():
+    setups = [setup(train="tp1 dp1", rollout="tp1", recompute=how) for how in ("", "selective", "full")]
+    costs = [MODEL.costs("forward_backward", where, *rows()) for where in setups]
+    none, selective, full = (found["backward"] for found in costs)
+    assert len({found["forward"] for found in costs}) == 1
+    assert full == pytest.approx(1.5 * none)
+    assert none < selective < full
+
+
 def test_flops_are_the_specs():
     where, lengths = setup("llama-7b"), np.array([100, 300])
     spec = where.spec

@@ -1,0 +1,209 @@
+"""Gradients and AdamW of a Megatron model, whole on every rank or shared out over data parallelism.
+
+Plain, every dp rank sums the gradient and takes the same step. With ``AdamW(distributed=True)`` (Megatron's distributed optimizer,
+ZeRO stage 1 of Rajbhandari et al., arXiv 1910.02054) parameters and gradients lie in flat buckets, cut into as many shards as
+there are dp ranks whatever the borders of the parameters; each rank keeps masters and moments of its shard only::
+
+    bucket          [ fc2 ........ | fc1 ............ | proj .. ]       dp=2
+    gradients       reduce-scatter:  rank 0 |-- sum --|  ?  ?  ?         a rank's other shards are not the sum
+                                     rank 1   ?  ?  ? |-- sum --|
+    AdamW           rank 0 steps its shard, rank 1 its own
+    parameters      all-gather:      both have all of it again
+
+Either way :func:`read_optimizer` gives whole tensors, so that a state does not tell which of the two wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
+
+from hfsdk.engine import cpu_support_megatron
+from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.roles import AdamW
+
+State = dict[str, dict[str, torch.Tensor]]
+"""``{local name: {"main", "exp_avg", "exp_avg_sq", "step"}}``; only ``main`` before the first step."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def wrap(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW) -> DistributedDataParallel:
+    """Give the parameters one float32 gradient buffer that is summed over dp."""
+    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=_shared_out(wanted, groups))
+    return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
+
+
+def _shared_out(wanted: AdamW, groups: RoleGroups) -> bool:
+    return wanted.distributed and groups.dp_size > 1
+
+
+def make_optimizer(ddp: DistributedDataParallel, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
+    """Return Megatron's optimizer over PyTorch's AdamW; norm weights and biases do not decay.
+
+    Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group and takes
+    Transformer Engine's Adam, whose state is another, when that is installed.
+    """
+    parameters = list(ddp.module.parameters())
+    groups_of_parameters = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": wanted.weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    shared_out = _shared_out(wanted, groups)
+    config = OptimizerConfig(
+        optimizer="adam", lr=wanted.lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
+        params_dtype=torch.bfloat16 if dtype == "bf16" else torch.float32, use_distributed_optimizer=shared_out,
+    )  # fmt: skip
+    # without gradients, or the shards of fp32 parameters would be views that autograd follows
+    with torch.no_grad(), cpu_support_megatron.cuda_type_names():
+        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
+        if shared_out:
+            optimizer = DistributedOptimizer(
+                adam, config, None, _no_state, model_chunks=[ddp], per_model_buffers={0: ddp.buffers},
+                data_parallel_group=groups.dp, data_parallel_group_gloo=None, data_parallel_group_idx=0,
+                distributed_optimizer_instance_id=0,
+            )  # fmt: skip
+        elif dtype == "bf16":
+            optimizer = Float16OptimizerWithFloat16Params(adam, config, None, _no_state)
+        else:
+            optimizer = FP32Optimizer(adam, config, _no_state)
+    optimizer.grad_stats_parallel_group = groups.world if shared_out else groups.mp
+    optimizer.tp_group = groups.tp
+    return optimizer
+
+
+def _no_state(*_: object) -> None:
+    """Leave the AdamW state to its first step."""
+
+
+# ---- gradients
+
+
+def _gather_shards(bucket: torch.Tensor, groups: RoleGroups) -> None:
+    """Fill a flat bucket, of which each dp rank has its own shard, on all of them."""
+    dist.all_gather_into_tensor(bucket, bucket.chunk(groups.dp_size)[groups.dp_rank], group=groups.dp)
+
+
+@torch.no_grad()
+def gather_gradient(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
+    """Make every parameter's ``main_grad`` the whole sum after the reduction; collective over dp."""
+    if ddp.ddp_config.use_distributed_optimizer:
+        for buffer in ddp.buffers:
+            for bucket in buffer.buckets:
+                _gather_shards(bucket.grad_data, groups)
+
+
+@torch.no_grad()
+def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
+    """Of a gradient that was summed over ranks keep one copy, so that the next reduction adds it once.
+
+    Everything is summed over dp; norms of queries and keys, which see this rank's heads only, over tp as well; tied
+    embeddings over the first and last pipeline stage.
+    """
+    if ddp.ddp_config.use_distributed_optimizer:
+        for bucket in (bucket for buffer in ddp.buffers for bucket in buffer.buckets):
+            for rank, shard in enumerate(bucket.grad_data.chunk(groups.dp_size)):
+                if rank != groups.dp_rank:
+                    shard.zero_()
+    elif groups.dp_rank:
+        ddp.zero_grad_buffer()
+    for name, parameter in ddp.module.named_parameters():
+        over_tp = groups.tp_rank and ("q_layernorm" in name or "k_layernorm" in name)
+        over_stages = not groups.is_first_stage and getattr(parameter, "shared_embedding", False)
+        if over_tp or over_stages:
+            parameter.main_grad.zero_()
+
+
+# ---- state
+
+
+def _optimized(
+    model: torch.nn.Module, optimizer: MegatronOptimizer
+) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor, dict[str, torch.Tensor], slice]]:
+    """Yield what this rank optimizes: (name, parameter, float32 tensor, its AdamW state, which elements of the parameter)."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        for name, parameter in model.named_parameters():
+            main = getattr(parameter, "main_param", parameter)
+            yield name, parameter, main.data, optimizer.optimizer.state[main], slice(0, parameter.numel())
+        return
+    mains: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for parameters, shards in (
+        (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
+        (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
+    ):
+        for i, group in enumerate(parameters):
+            mains |= dict(zip(group, shards[i], strict=True))
+    for name, parameter in model.named_parameters():
+        if parameter in mains:
+            held = optimizer._get_model_param_range_map(parameter)["param"]
+            main = mains[parameter]
+            yield name, parameter, main.data, optimizer.optimizer.state[main], slice(held.start, held.end)
+
+
+@torch.no_grad()
+def read_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, groups: RoleGroups) -> State:
+    """Return CPU copies of the state of whole parameters; collective over dp where it is shared out."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        return {
+            name: {key: tensor.to("cpu", copy=True) for key, tensor in {"main": main, **state}.items()}
+            for name, _, main, state, _ in _optimized(model, optimizer)
+        }
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    mine = {name: {"main": main, **state} for name, _, main, state, _ in _optimized(model, optimizer)}
+    # a parameter's steps are known where a part of it is
+    steps = torch.tensor([float(mine.get(name, {}).get("step", -1)) for name in names.values()], device=groups.device)
+    dist.all_reduce(steps, op=dist.ReduceOp.MAX, group=groups.dp)
+    found: State = {name: {} for name in names.values()}
+    for key in ("main", *MOMENTS) if len(steps) and steps.max() >= 0 else ("main",):
+        for buffer in optimizer.buffers:
+            for bucket in buffer.buckets:
+                flat = torch.zeros(bucket.grad_data.numel(), dtype=torch.float32, device=groups.device)
+                for parameter in (p for p in bucket.params_list if names[p] in mine):
+                    where = optimizer._get_model_param_range_map(parameter)["gbuf_world_in_bucket"]
+                    flat[where.start : where.end] = mine[names[parameter]][key]
+                _gather_shards(flat, groups)
+                for parameter in bucket.params_list:
+                    start, end = (at - bucket.offset for at in buffer.param_index_map[parameter][:2])
+                    found[names[parameter]][key] = flat[start:end].view(parameter.shape).to("cpu", copy=True)
+    for name, step in zip(found, steps.cpu(), strict=True):
+        if step >= 0:
+            found[name]["step"] = step.clone()
+    return found
+
+
+@torch.no_grad()
+def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Take this rank's part of what :func:`read_optimizer` returned.
+
+    Masters that it does not know become the parameters' values, which must be set by now; moments start afresh.
+    """
+    for name, parameter, main, state, part in _optimized(model, optimizer):
+        known = dict(saved.get(name, {}))
+        main.copy_(known.pop("main", parameter.data).reshape(-1)[part].view(main.shape))
+        state.clear()
+        for key, tensor in known.items():
+            if tensor.dim():
+                state[key] = tensor.reshape(-1)[part].view(main.shape).to(main.device, copy=True)
+            else:  # AdamW keeps its step count, one number for each parameter, on the CPU
+                state[key] = tensor.to("cpu", copy=True)
+
+
+def optimizer_bytes(model: torch.nn.Module, optimizer: MegatronOptimizer) -> int:
+    """Return the bytes of this rank's masters (where they are not the weights themselves) and moments."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    total = 0
+    for _, _, main, state, _ in _optimized(model, optimizer):
+        total += 0 if main.untyped_storage().data_ptr() in weights else main.nbytes
+        total += sum(tensor.nbytes for tensor in list(state.values()))
+    return total
+
+
+def gradient_bytes(ddp: DistributedDataParallel) -> int:
+    """Return the bytes of the gradient buffers, padding included."""
+    return sum(int(buffer.grad_data.nbytes) for buffer in ddp.buffers)

@@ -1,0 +1,59 @@
+import math
+
+import pytest
+
+from hfsdk.errors import UnsupportedModelError
+from hfsdk.spec import PRESETS, ModelSpec
+
+QWEN = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 260, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+}  # fmt: skip
+
+
+def read(prefix, **more):
+    return ModelSpec.from_hf_config(QWEN | {"architectures": [f"{prefix}ForCausalLM"]} | more)
+
+
+@pytest.mark.parametrize("prefix", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_tensors_are_those_of_transformers(prefix, tied):
+    import transformers
+    from accelerate import init_empty_weights
+
+    config = getattr(transformers, f"{prefix}Config")(**QWEN, head_dim=32, tie_word_embeddings=tied)
+    with init_empty_weights(include_buffers=True):
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    spec = ModelSpec.from_hf_config(config.to_dict() | {"architectures": [type(model).__name__]})
+    assert spec.tensors() == {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert spec.num_parameters() == sum(math.prod(p.shape) for p in model.parameters())
+    assert spec.class_name() == type(model).__name__
+    assert hasattr(transformers, spec.class_name("scalar"))
+    assert (spec.qkv_bias, spec.qk_norm) == (prefix == "Qwen2", prefix == "Qwen3")
+    assert spec.rope_theta == 1e6
+
+
+def test_what_the_engines_do_not_run_is_refused():
+    assert read("Qwen2", use_sliding_window=False, sliding_window=4096).family == "qwen2"
+    assert read("Qwen3").head_dim == 128
+    assert read("Qwen2").head_dim == 16
+    for prefix in ("Qwen2", "Qwen3"):
+        with pytest.raises(UnsupportedModelError, match="sliding window"):
+            read(prefix, use_sliding_window=True)
+        with pytest.raises(UnsupportedModelError, match="sliding window"):
+            read(prefix, layer_types=["full_attention", "sliding_attention"])
+        with pytest.raises(UnsupportedModelError, match="rope type 'yarn'"):
+            read(prefix, rope_scaling={"type": "yarn", "factor": 4.0})
+    with pytest.raises(UnsupportedModelError, match="attention_bias=true"):
+        read("Qwen3", attention_bias=True)
+    with pytest.raises(UnsupportedModelError, match="Qwen2ForCausalLM"):
+        read("Qwen2Moe")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("llama-7b", 6.74), ("llama-70b", 68.98), ("qwen2.5-0.5b", 0.494), ("qwen2.5-7b", 7.62), ("qwen3-0.6b", 0.596),
+     ("qwen3-8b", 8.19)],
+)  # fmt: skip
+def test_presets_have_the_published_sizes(name, billions):
+    assert PRESETS[name].num_parameters() / 1e9 == pytest.approx(billions, rel=0.002)
