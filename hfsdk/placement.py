@@ -1,6 +1,12 @@
 """Which devices a role lives on: ``Pool`` and ``Placement`` (HybridFlow's resource pools, section 4.1).
 
-Roles in one pool share its devices and run one after the other; disjoint pools run at the same time. Pools never overlap.
+Roles in one pool share its devices and run one after the other; disjoint pools run at the same time. Pools do not overlap, but a
+part of one can be a pool of its own for frozen models (interleaving, arXiv 2312.11819)::
+
+    device        0   1   2   3
+    "all"        [ actor, critic ]        run on all four, and nothing beside them
+    "reference"  [ ref. ]                 run at the same time, each on its half
+    "reward"             [ reward ]
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from hfsdk.errors import PlacementError
 SHADOWS = {"rollout": "generate", "inference": "compute_values"}
 """Ending of a shadow's name -> the method that it carries out in place of its role: ``actor.rollout``, ``critic.inference``."""
 
-PRESETS = ("colocate", "flattening", "split", "standalone", "separation", "disaggregated")
+PRESETS = ("colocate", "flattening", "split", "standalone", "interleaving", "separation", "disaggregated")
 """Placements with names: HybridFlow's and those of arXiv 2312.11819 (and of its newer versions)."""
 
 
@@ -23,6 +29,8 @@ class Pool:
 
     name: str
     devices: tuple[int, ...]
+    within: str = ""
+    """The pool of which this is a part, whose calls and this one's exclude each other."""
 
     @property
     def size(self) -> int:
@@ -54,13 +62,17 @@ class Placement:
         )
 
     @classmethod
-    def of(cls, what: str | Mapping[str, int] | Placement, roles: Sequence[str], num_devices: int) -> Placement:
+    def of(cls, what: str | Mapping[str, float] | Placement, roles: Sequence[str], num_devices: int) -> Placement:
         """Build a placement from a preset's name or from ``{"actor reference": 2, "critic reward": 2}``.
+
+        Whole numbers count devices; shares such as ``{"actor critic": 1.0, "reference": 0.5, "reward": 0.5}`` are of all devices
+        (2312.11819): roles with 1.0 live on all of them, the others side by side on parts.
 
         ==============  =====================================================================================================
         colocate        all roles on all devices, one after the other (HybridFlow, section 8.3); also ``flattening`` (2312.11819)
         split           actor and reference on one half, critic and reward on the other (HybridFlow)
         standalone      every role on devices of its own, evenly (HybridFlow)
+        interleaving    actor and critic on all devices, each frozen model on a part of its own: these overlap (2312.11819)
         separation      training, generating and inferring on devices of their own: shadows of the actor and the critic
                         generate and infer with weights they get once per rollout (2312.11819); also ``disaggregated``
         ==============  =====================================================================================================
@@ -73,8 +85,10 @@ class Placement:
         if isinstance(what, Placement):
             what.check(roles, num_devices)
             return what
-        if isinstance(what, Mapping):
-            placement = cls._from_counts(what)
+        if isinstance(what, Mapping) and any(isinstance(share, float) for share in what.values()):
+            placement = cls._from_shares(what, num_devices)
+        elif isinstance(what, Mapping):
+            placement = cls._from_counts({names: int(count) for names, count in what.items()})
         elif what in ("colocate", "flattening"):
             placement = cls((Pool("all", tuple(range(num_devices))),), dict.fromkeys(roles, "all"))
         elif what == "split":
@@ -82,6 +96,10 @@ class Placement:
             placement = cls._evenly([first, [r for r in roles if r not in first]], num_devices)
         elif what == "standalone":
             placement = cls._evenly([[r] for r in roles], num_devices)
+        elif what == "interleaving":
+            frozen = [r for r in roles if r not in ("actor", "critic")]
+            shares = dict.fromkeys(frozen, 1 / max(2, len(frozen)))
+            placement = cls._from_shares({" ".join(r for r in roles if r not in frozen): 1.0, **shares}, num_devices)
         elif what in ("separation", "disaggregated"):
             placement = cls._evenly(_separated(roles, num_devices), num_devices)
         else:
@@ -106,6 +124,26 @@ class Placement:
         return cls(tuple(pools), roles)
 
     @classmethod
+    def _from_shares(cls, shares: Mapping[str, float], num_devices: int) -> Placement:
+        whole = " ".join(names for names, share in shares.items() if share == 1 and names)
+        pools = [Pool("all", tuple(range(num_devices)))] if whole else []
+        roles, first = dict.fromkeys(whole.split(), "all"), 0
+        for names, share in shares.items():
+            if share == 1:
+                continue
+            count = round(share * num_devices)
+            if not 0 < share < 1 or count < 1 or first + count > num_devices:
+                raise PlacementError(
+                    f"the share {share!r} of {names!r} does not fit: shares are above 0 and at most 1, each at least one of the "
+                    f"{num_devices} devices, and those below 1 together at most 1; got {dict(shares)}"
+                )
+            pool = Pool(names.replace(" ", "+"), tuple(range(first, first + count)), "all" if whole else "")
+            first += count
+            pools.append(pool)
+            roles |= dict.fromkeys(names.split(), pool.name)
+        return cls(tuple(pools), roles)
+
+    @classmethod
     def _evenly(cls, groups: Sequence[Sequence[str]], num_devices: int) -> Placement:
         groups = [g for g in groups if g]
         if num_devices < len(groups):
@@ -122,18 +160,22 @@ class Placement:
         Raises:
             PlacementError: with what was asked, what exists and what to do.
         """
-        taken: dict[int, str] = {}
+        taken: dict[tuple[str, int], str] = {}
+        names = [pool.name for pool in self.pools]
         for pool in self.pools:
+            if names.count(pool.name) > 1:
+                raise PlacementError(f"two pools are called {pool.name!r}; give each a name of its own")
+            self._check_part(pool)
             for device in pool.devices:
-                if device in taken:
+                if (pool.within, device) in taken:
                     raise PlacementError(
-                        f"device {device} is in pools {taken[device]!r} and {pool.name!r}; pools may not overlap"
+                        f"device {device} is in pools {taken[pool.within, device]!r} and {pool.name!r}; pools may not overlap"
                     )
                 if not 0 <= device < num_devices:
                     raise PlacementError(
                         f"pool {pool.name!r} asks for device {device}; the session has {num_devices} devices"
                     )
-                taken[device] = pool.name
+                taken[pool.within, device] = pool.name
             if not pool.devices:
                 raise PlacementError(f"pool {pool.name!r} has no device; give it at least one")
         missing = [r for r in roles if r not in self.roles]
@@ -146,6 +188,23 @@ class Placement:
             raise PlacementError(
                 f"the placement names {', '.join(unknown)}, which the session does not have; roles: {', '.join(roles)}"
             )
+
+
+    def _check_part(self, pool: Pool) -> None:
+        """Check that a pool within another one is a run of its devices."""
+        if not pool.within:
+            return
+        whole = next((p for p in self.pools if p.name == pool.within and not p.within), None)
+        first = whole.devices.index(pool.devices[0]) if whole and pool.devices and pool.devices[0] in whole.devices else 0
+        if whole is None or whole.devices[first : first + pool.size] != pool.devices:
+            raise PlacementError(
+                f"pool {pool.name!r} on devices {pool.devices} is said to be within {pool.within!r}, which is "
+                f"{whole.devices if whole else 'no pool of this placement'}; a part is a run of another pool's devices"
+            )
+
+    def overlapping(self, pool: Pool) -> list[Pool]:
+        """Return the pools whose calls exclude this one's: the one it is a part of, or its own parts."""
+        return [p for p in self.pools if p.name == pool.within or (pool.name and p.within == pool.name)]
 
 
 def _even_sizes(num_groups: int, num_devices: int) -> list[int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,7 +78,10 @@ class Controller:
         self._roles: dict[str, RoleRecord] = {}
         self._placement: Placement | None = None
         self._open_pools: dict[str, Pool] = {}
+        self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lanes: dict[str, _Lane] = {}
+        self._last: dict[str, CallRecord] = {}
+        """The call submitted last on each lane."""
         self._listeners: list[Listener] = []
         self._next_id = 0
         self._step = 0
@@ -146,23 +150,28 @@ class Controller:
         placement, specs = message.placement, {spec.name: spec for spec in message.roles}
         with self._lock:
             check_rollouts(placement, message.roles)
+            for lane in list(self._lanes):
+                self._drain(lane)
             for name, record in list(self._roles.items()):
                 if record.loaded and record.pool is not None and not self._stays(record, placement, specs.get(name)):
                     self._take_out(record, fresh=message.fresh)
                 if record.spec.shadow_of and name not in specs:
                     del self._roles[name]
             kept = {pool.name: pool for pool in placement.pools}
-            for name, pool in list(self._open_pools.items()):
-                if kept.get(name) != pool:
-                    self._drain(name)
-                    self._runtime.close_pool(name)
-                    del self._open_pools[name]
+            gone = [pool for name, pool in self._open_pools.items() if kept.get(name) != pool]
+            for pool in sorted(gone, key=lambda pool: not pool.within):  # parts before the wholes
+                self._runtime.close_pool(pool.name)
+                del self._open_pools[pool.name]
             for name, spec in specs.items():
                 self._roles.setdefault(name, RoleRecord(spec)).spec = spec
             self._placement = placement
-        waits = [self._lane(placement.pool_of(name).name).post(self._load_later(name)) for name in specs]
-        for wait in waits:
+        homes = {name: placement.pool_of(name) for name in specs}
+        whole = [(name, pool) for name, pool in homes.items() if not pool.within]
+        for wait in [self._lane(pool.name).post(self._load_later(name)) for name, pool in whole]:
             wait()
+        for name, pool in homes.items():
+            if pool.within:  # its workers are those of the whole: one at a time
+                self._lane(pool.name).post(self._load_later(name))()
         return placement
 
     @staticmethod
@@ -196,9 +205,7 @@ class Controller:
         if self._placement is None:
             raise PlacementError("no placement yet; call session.place('colocate')")
         pool = self._placement.pool_of(record.spec.name)
-        if pool.name not in self._open_pools:
-            self._runtime.open_pool(pool)
-            self._open_pools[pool.name] = pool
+        self._open(pool)
         if not record.loaded:
             self._emit({"type": "role_loading", "role": record.spec.name, "pool": pool.name})
             record.pool = pool
@@ -209,6 +216,14 @@ class Controller:
             record.loaded, record.restore, record.state = True, "", None
             self._emit({"type": "role_loaded", "role": record.spec.name, "pool": pool.name})
         return pool
+
+    def _open(self, pool: Pool) -> None:
+        with self._opening[pool.within or pool.name]:
+            whole = next((p for p in self._placement.pools if p.name == pool.within), None) if self._placement else None
+            for one in (whole, pool):
+                if one is not None and one.name not in self._open_pools:
+                    self._runtime.open_pool(one)
+                    self._open_pools[one.name] = one
 
     def _drain(self, lane: str) -> None:
         if lane in self._lanes:
@@ -261,9 +276,18 @@ class Controller:
                 role.changes += 1
             sync = self._sync(role, shadow) if role is not None and shadow is not None else None
             record = CallRecord(self._make_call(message), message, sync=sync)
-            self._calls[record.call.id] = record
-            self._lane(lane).put(record)
+            self._enqueue(record, lane)
         return record.call.id
+
+    def _enqueue(self, record: CallRecord, lane: str) -> None:
+        """Put a call on its lane, behind what runs on lanes that share devices with it."""
+        self._calls[record.call.id] = record
+        pool = next((p for p in self._placement.pools if p.name == lane), None) if self._placement else None
+        if pool is not None and self._placement is not None:
+            others = (self._last.get(other.name) for other in self._placement.overlapping(pool))
+            record.after = tuple(other for other in others if other is not None and other.state not in FINISHED)
+        self._last[lane] = record
+        self._lane(lane).put(record)
 
     def _shadow_for(self, message: m.Submit) -> RoleRecord | None:
         """Return the shadow that carries a call out in place of the trained role it is submitted to."""
@@ -280,8 +304,7 @@ class Controller:
         request = m.Submit(name, "export_weights", "generation", {}, (), 0, ONE_TO_ALL, result="all")
         record = CallRecord(self._make_call(request), request)
         role.sync = record.sync = Sync(role.changes, record)
-        self._calls[record.call.id] = record
-        self._lane(self._placement.pool_of(name).name).put(record)
+        self._enqueue(record, self._placement.pool_of(name).name)
         return role.sync
 
     def _make_call(self, message: m.Submit) -> Call:
@@ -402,10 +425,12 @@ class Controller:
     def _pool_lost(self, pool: Pool, error: WorkerDiedError) -> WorkerDiedError:
         """A worker ended: close its pool, so that the next call opens it again; return the error that says what is lost."""
         lost = []
-        self._runtime.close_pool(pool.name, kill=True)
-        self._open_pools.pop(pool.name, None)
+        family = [p for p in self._open_pools.values() if (pool.within or pool.name) in (p.name, p.within)] or [pool]
+        for one in sorted(family, key=lambda one: not one.within):
+            self._runtime.close_pool(one.name, kill=True)
+            self._open_pools.pop(one.name, None)
         for role in list(self._roles.values()):
-            if role.pool != pool:
+            if role.pool not in family:
                 continue
             role.loaded, role.pool, role.restore, role.synced, role.sync = False, None, role.checkpoint, -1, None
             role.changes += 1
@@ -414,8 +439,10 @@ class Controller:
                 missing = role.num_updates - (role.checkpoint_updates if role.checkpoint else 0)
                 lost.append(f"{role.spec.name} comes back with {back} ({missing} updates lost)")
                 role.num_updates = role.checkpoint_updates if role.checkpoint else 0
-        for other in list(self._calls.values()):
-            if other.pool == pool and other.stored is not None and any(p.rank is not None for p in other.stored.parts):
+        dead = {device for one in family for device in one.devices}
+        for other in list(self._calls.values()):  # columns live where they were written, whatever pool that was
+            parts = other.stored.parts if other.pool is not None and other.stored is not None else ()
+            if any(p.rank is not None and other.pool and other.pool.devices[p.rank] in dead for p in parts):
                 other.state = "lost"
         words = "; ".join(lost) or "no trained role lived there"
         return WorkerDiedError(
@@ -439,6 +466,8 @@ class Controller:
         sources = [self._calls[call_id] for call_id in record.call.inputs]
         if record.sync is not None and record.sync.call is not record:
             sources.append(record.sync.call)
+        sources += record.after
+        record.after = ()
         for source in sources:
             while not source.finished.wait(MONITOR_S):
                 if record.cancel_asked or self._closed:
@@ -554,7 +583,8 @@ class Controller:
         return spans
 
     def _devices(self) -> list[DeviceStatus]:
-        return [status for pool in list(self._open_pools.values()) for status in self._runtime.devices(pool)]
+        whole = [pool for pool in list(self._open_pools.values()) if not pool.within]
+        return [status for pool in whole for status in self._runtime.devices(pool)]
 
     def _logs(self, message: m.Logs) -> str:
         record = self._role(message.role)

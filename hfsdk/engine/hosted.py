@@ -62,7 +62,7 @@ class RankView:
     def __init__(self, hosted: HostedRole) -> None:
         self._hosted = hosted
         self.role = hosted.spec.name
-        self.rank = hosted.worker.setup.rank
+        self.rank = hosted.groups.rank
         self.device = hosted.worker.setup.device
         self.layout = hosted.mesh.layout
         self.coordinates = hosted.mesh.coordinates(self.rank)
@@ -99,17 +99,18 @@ class RankView:
 class HostedRole:
     """One role's engines on this worker."""
 
-    def __init__(self, spec: RoleSpec, worker: Worker, state: Sequence[Any] = ()) -> None:
+    def __init__(self, spec: RoleSpec, worker: Worker, state: Sequence[Any] = (), first: int | None = None) -> None:
         """Build them; collective over the pool.
 
         Args:
             spec: what to build.
             worker: where.
             state: what :meth:`export` returned on the ranks of the place the role comes from.
+            first: the first rank of the part of the pool where the role lives; ``None`` for the whole pool.
         """
         self.spec, self.worker = spec, worker
         self.mesh = mesh_of(spec)
-        self.groups = RoleGroups(self.mesh)
+        self.groups = RoleGroups(self.mesh, first)
         recorder, setup = worker.recorder, worker.setup
         self._trainer = Trainer(spec, self.mesh, self.groups, recorder) if spec.train is not None else None
         self.version, self._num_updates_taken = 0, 0

@@ -37,7 +37,8 @@ class RoleGroups:
     Making it is collective: every rank of the pool's world does it at the same time, with the same mesh.
 
     Attributes:
-        rank: this process in the pool.
+        rank: this process in the role: in the pool, or in the part of it where the role lives.
+        first: rank in the world of the role's rank 0.
         coordinates: its tp, pp and dp position.
         tp, pp, dp: the groups along one axis, in the order of that axis; ``mp`` is tp x pp.
         ends: this rank's first and last pipeline stage, which share tied embeddings; ``None`` on the stages between.
@@ -46,20 +47,26 @@ class RoleGroups:
         tp_control: the ranks of ``tp`` on gloo.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, first: int | None = None) -> None:
         """Make the groups.
+
+        Args:
+            mesh: who stands where.
+            first: for a role on a part of the world, the part's first rank; only the part's ranks make the groups then.
 
         Raises:
             LayoutError: the mesh has not as many ranks as the pool's world.
         """
         size = dist.get_world_size()
-        if mesh.layout.size != size:
+        if first is None and mesh.layout.size != size:
             raise LayoutError(
                 f"layout '{mesh.layout}' has {mesh.layout.size} ranks; the pool has {size} workers. "
                 "Change the layout or place the role on another pool."
             )
         self.mesh = mesh
-        self.rank = dist.get_rank()
+        self.first = first or 0
+        self._partly = first is not None
+        self.rank = dist.get_rank() - self.first
         self.coordinates: Coordinates = mesh.coordinates(self.rank)
         self.device = device()
         self._made: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
@@ -80,7 +87,7 @@ class RoleGroups:
         for ranks in groups:
             key = (backend or "", tuple(ranks))
             if key not in self._made:
-                self._made[key] = dist.new_group(ranks, backend=backend, sort_ranks=False)
+                self._made[key] = self._new_group([self.first + rank for rank in ranks], backend)
             if self.rank in ranks:
                 mine = self._made[key]
         assert mine is not None
@@ -102,6 +109,12 @@ class RoleGroups:
     def is_last_stage(self) -> bool:
         """Whether this rank holds the output layer."""
         return self.pp_rank == self.pp_size - 1
+
+    def _new_group(self, ranks: list[int], backend: str | None) -> dist.ProcessGroup:
+        """Make a group of ranks of the world; on a part of it, its members alone do so."""
+        if self._partly and dist.get_rank() not in ranks:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return dist.new_group(ranks, backend=backend, sort_ranks=False, use_local_synchronization=self._partly)
 
     @property
     def tp_size(self) -> int:

@@ -313,7 +313,7 @@ def gather_tensors(
         return None
     shapes = spec.tensors()
     full: dict[str, torch.Tensor] = {}
-    for rank in dist.get_process_group_ranks(groups.mp):
+    for rank in (world_rank - groups.first for world_rank in dist.get_process_group_ranks(groups.mp)):
         by_local = _by_local(_boxes(spec, groups, scalar, groups.mesh.coordinates(rank)))
         for name, (shape, dtype) in held[rank].items():
             shard = _from_rank(rank, local.get(name), shape, dtype, groups)
@@ -344,11 +344,11 @@ def _from_rank(
             assert mine is not None
             return mine.detach()
         received = torch.empty(shape, dtype=dtype, device=groups.device)
-        dist.recv(received, src=rank, group=groups.mp)
+        dist.recv(received, src=groups.first + rank, group=groups.mp)
         return received
     if groups.rank == rank:
         assert mine is not None
-        dist.send(mine.detach().contiguous(), dst=0, group=groups.mp)
+        dist.send(mine.detach().contiguous(), dst=groups.first, group=groups.mp)
     return None
 
 

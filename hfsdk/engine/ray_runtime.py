@@ -146,7 +146,11 @@ class RayRuntime:
 
     @_while_open
     def open_pool(self, pool: Pool) -> None:
-        """Join the workers of the pool's devices, started where there are none yet."""
+        """Join the workers of the pool's devices, started where there are none yet; a part of a pool is joined already."""
+        if pool.within:
+            whole = self._pools[pool.within]
+            self._pools[pool.name] = _PoolState(pool, [member for member in whole.members if member.device in pool.devices])
+            return
         self._num_opened += 1
         state = _PoolState(pool, [self._worker_of(device) for device in pool.devices])
         store = str(self._folder / f"store{self._num_opened}")
@@ -178,7 +182,7 @@ class RayRuntime:
     def close_pool(self, name: str, *, kill: bool = False) -> None:
         """Take the pool apart. Its workers leave it and stay, with the columns they wrote; with ``kill`` they end."""
         state = self._pools.pop(name, None)
-        if state is None or not ray.is_initialized():
+        if state is None or not ray.is_initialized() or (state.pool.within and not kill):
             return
         if not kill:
             try:
@@ -201,7 +205,8 @@ class RayRuntime:
         """Build a role on its pool."""
         here = self._pools[pool.name]
         parts = () if state is None else state.handles
-        refs = [w.load.remote(role, parts) for w in here.workers]
+        first = self._pools[pool.within].pool.devices.index(pool.devices[0]) if pool.within else None
+        refs = [w.load.remote(role, parts, first) for w in here.workers]
         call = Call(id=-1, role=role.name, method="load")
         answers: dict[int, Exception | None] = self._gather(refs, here, call, lambda error: error is not None)
         failed = {rank: error for rank, error in answers.items() if error is not None}

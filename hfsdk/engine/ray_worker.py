@@ -154,10 +154,10 @@ class WorkerProcess(_Process):
         rollout.import_engine()
 
     @ray.method(concurrency_group="compute")
-    def load(self, role: RoleSpec, state: Sequence[Any] = ()) -> Exception | None:
+    def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> Exception | None:
         """Build a role, with a state whose parts are in the object store; return what went wrong."""
         try:
-            self._worker.load(role, ray.get([handle[0] for handle in state]))
+            self._worker.load(role, ray.get([handle[0] for handle in state]), first)
         except Exception as error:  # told to the controller, which raises it at the user's line
             traceback.print_exc()
             return (

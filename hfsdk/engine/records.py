@@ -61,6 +61,8 @@ class CallRecord:
     spans: tuple[Span, ...] = ()
     num_tokens: int = 0
     """Tokens generated, or passed through the model."""
+    after: tuple[CallRecord, ...] = ()
+    """Earlier calls on pools that share devices with this one's, which must be over first."""
     sync: Sync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)

@@ -108,19 +108,20 @@ class Worker:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def load(self, role: RoleSpec, state: Sequence[Any] = ()) -> None:
+    def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> None:
         """Build a role; collective over the pool.
 
         Args:
             role: what to build.
             state: what :meth:`export` returned on the ranks of the place it comes from.
+            first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
         """
         from hfsdk.engine.hosted import HostedRole
 
         if role.name in self.roles:
             self.release(role.name)
         self._lane()
-        self.roles[role.name] = HostedRole(role, self, state)
+        self.roles[role.name] = HostedRole(role, self, state, first)
 
     def export(self, role: str) -> Parcel:
         """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""

@@ -128,23 +128,24 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
 
 def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> tuple[DeviceMemory, ...]:
     """Return what every placed device is asked for, in device order; roles without a model need no device."""
-    residents: dict[str, list[RoleSpec]] = {}
-    for role in roles:
-        if role.model is not None:
-            residents.setdefault(placement.pool_of(role.name).name, []).append(role)
+    declared = [role for role in roles if role.model is not None]
     devices, found = cluster.devices, []
-    for pool in placement.pools:
-        by_kind: dict[bool, dict[str, MemoryEstimate]] = {}
+    estimates: dict[tuple[str, bool], MemoryEstimate] = {}
+    for pool in (p for p in placement.pools if not p.within):
         for number in pool.devices:
             spec = devices[number]
             on_cpu = spec.name.startswith("cpu")
-            if on_cpu not in by_kind:
-                mine = residents.get(pool.name, ())
-                by_kind[on_cpu] = {r.name: role_bytes(r, pool.size, on_cpu=on_cpu) for r in mine}
+            mine: dict[str, MemoryEstimate] = {}
+            for role in declared:
+                home = placement.pool_of(role.name)
+                if number in home.devices and pool.name in (home.name, home.within):
+                    key = role.name, on_cpu
+                    if key not in estimates:
+                        estimates[key] = role_bytes(role, home.size, on_cpu=on_cpu)
+                    mine[role.name] = estimates[key]
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
             found.append(DeviceMemory(
-                device=number, device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process,
-                roles=by_kind[on_cpu],
+                device=number, device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine,
             ))  # fmt: skip
     return tuple(sorted(found, key=lambda d: d.device))
 

@@ -164,4 +164,11 @@ def placed(declared: Sequence[RoleSpec], placement: Placement) -> list[RoleSpec]
         roles[name] = replace(shadow, train=None) if ending == "rollout" else replace(shadow, train=Layout())
         if ending == "rollout":
             roles[base] = replace(role, rollout=None)
+    for role in roles.values():
+        pool = placement.pool_of(role.name)
+        if pool.within and (role.trainable or role.rollout):
+            raise PlacementError(
+                f"{role.name} is trained or generates, and {pool.name!r} is a part of pool {pool.within!r}: only frozen models, "
+                f"such as reference and reward, live on parts. Put {role.name} on {pool.within!r} or on a pool of its own."
+            )
     return [filled(role, placement.pool_of(role.name)) for role in roles.values()]

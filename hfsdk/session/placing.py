@@ -25,7 +25,7 @@ from hfsdk.spec import ClusterSpec
 if TYPE_CHECKING:
     from hfsdk.session.checkpoint import Saving
 
-Wish = str | Mapping[str, int] | Placement
+Wish = str | Mapping[str, float] | Placement
 """What ``place`` takes."""
 
 
