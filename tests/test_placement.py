@@ -27,7 +27,7 @@ def test_presets():
     assert apart["actor.rollout"] == (2,)
     assert apart["critic.inference"] == apart["reference"] == apart["reward"] == (3,)
     assert pools("separation", devices=2)["actor"] == pools("separation", devices=2)["critic"] == (0,)
-    assert len({devices for devices in pools("separation", devices=16).values()}) == 6
+    assert len(set(pools("separation", devices=16).values())) == 6
 
 
 @pytest.mark.parametrize(
