@@ -53,9 +53,9 @@ class Saving(threading.Thread):
         error: what went wrong, once the thread has ended.
     """
 
-    def __init__(self, role: str, folder: Path, rank: int) -> None:
+    def __init__(self, role: str, folder: Path, rank: int, num_ranks: int) -> None:
         super().__init__(name=f"hfsdk-save-{role}", daemon=True)
-        self.folder, self.rank = folder, rank
+        self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
         self.error: CheckpointError | None = None
         self.metadata: Any = None
         """Which pieces there are, over all ranks; on rank 0."""
@@ -97,7 +97,8 @@ class _Writer(FileSystemWriterAsync):
         answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         running: queue.Queue[int] = queue.Queue()
         running.put(0)
-        copies = ((item, tensor.clone()) for item, tensor in self._items)  # one at a time; torch.save stores whole storages
+        # torch.save stores whole storages, and the pieces are views; one copy at a time
+        copies = ((item, tensor.clone()) for item, tensor in self._items)
         bucket = (str(Path(self.checkpoint_dir) / self._file), self._file, ([], copies))
         self.write_preloaded_data([_StorageWriterTransforms()], 0, bucket, answers, running, use_fsync=True)
         self._items = []
@@ -118,7 +119,8 @@ class _InThread(TorchDistSaveShardedStrategy):
         by_key, *_ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
         writer = _Writer(checkpoint_dir)
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-        planned, *_ = save_state_dict_async_plan(mcore_to_pyt_state_dict(by_key), writer, self._groups.control, 0, planner)
+        converted = mcore_to_pyt_state_dict(by_key)
+        planned, *_ = save_state_dict_async_plan(converted, writer, self._groups.control, 0, planner)
         self._saving.writer, self._saving.metadata = writer, planned[1]
         return AsyncRequest(None, (), [])
 
@@ -136,7 +138,7 @@ def begin_save(role: str, state: Mapping[str, Any], shard: Shard, groups: RoleGr
     Raises:
         CheckpointError: on every rank, when one cannot write there.
     """
-    saving = Saving(role, folder, groups.rank)
+    saving = Saving(role, folder, groups.rank, groups.mesh.layout.size)
     problem = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,9 +165,9 @@ def finish_save(saving: Saving) -> None:
         CheckpointError: it cannot be written.
     """
     assert saving.writer is not None
-    parts = sorted(saving.folder.glob("written-*.pkl"))
+    parts = [saving.folder / f"written-{rank}.pkl" for rank in range(saving.num_ranks)]
     try:
-        results = [pickle.loads(part.read_bytes()) for part in parts]  # our own files, written by this save's ranks
+        results = [pickle.loads(part.read_bytes()) for part in parts]  # written by this save's ranks
         saving.writer.finish(saving.metadata, results)
         for part in parts:
             part.unlink()

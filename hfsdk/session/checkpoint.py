@@ -56,7 +56,8 @@ class Saving:
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._looked = False
-        number = 1 + max((int(n) for p in self.folder.glob("state-*") if (n := p.name[6:].split(".")[0]).isdigit()), default=0)
+        numbers = [path.name[6:].split(".")[0] for path in self.folder.glob("state-*")]
+        number = 1 + max((int(text) for text in numbers if text.isdigit()), default=0)
         self._building, self._state = self.folder / f"state-{number}.partial", self.folder / f"state-{number}"
         try:
             self._building.mkdir(parents=True)
@@ -103,7 +104,8 @@ class Saving:
                 time.sleep(POLL_S)
         updates = {name: _updates(result) for name, result in results.items()}
         roles = {h.name: {**_identity(h), "num_updates": updates[h.name]} for h in self._trained}
-        files = {str(p.relative_to(self._building)): p.stat().st_size for p in sorted(self._building.rglob("*")) if p.is_file()}
+        paths = [path for path in sorted(self._building.rglob("*")) if path.is_file()]
+        files = {str(path.relative_to(self._building)): path.stat().st_size for path in paths}
         index = {"format": FORMAT, "state": self._state.name, "files": files, "roles": roles, "session": self._kept}
         fresh = self.folder / f"{INDEX}.partial"
         try:
