@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -9,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch.distributed as dist
 
 from hfsdk.engine import megatron_model
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
-from hfsdk.engine.tasks import user_traceback
+from hfsdk.engine.tasks import USER_ERRORS, check_travels, user_traceback
 from hfsdk.engine.trainer import NonFiniteRows, Trainer
-from hfsdk.errors import CallError, NonFiniteLossError
+from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
 from hfsdk.functions import Shipped
 from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RoleSpec, Sampling
@@ -127,7 +129,11 @@ class HostedRole:
             "save_state": self._save_state, "load_state": self._load_state, "num_updates": self._num_updates,
         }  # fmt: skip
         if spec.restore:
-            self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
+            try:
+                self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
+            except BaseException:
+                self.close()
+                raise
 
     def run(self, method: str, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         """Carry out one method."""
@@ -221,12 +227,15 @@ class HostedRole:
     # -- the user's own
 
     def _run(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        return None, self._user(options["function"], *options.get("args", ()))
+        value = self._user(options["function"], *options.get("args", ()))
+        check_travels(value, options["function"].name)
+        return None, value
 
     def _call(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         value = self._user(options["function"], table, **options.get("arguments", {}))
         writes = tuple(options.get("writes", ()))
         if not writes:
+            check_travels(value, options["function"].name)
             return None, value
         if not isinstance(value, Mapping) or set(value) != set(writes):
             got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
@@ -244,7 +253,7 @@ class HostedRole:
         function = shipped.load()
         try:
             return function(RankView(self), *args, **more)
-        except Exception as error:  # whatever the user's function raises is reported at the user's line
+        except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
             raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
 
     # -- keeping
@@ -267,6 +276,10 @@ class HostedRole:
         import torch
 
         path = Path(options["folder"]) / self.spec.name / f"rank{self.worker.setup.rank}.pt"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{self.spec.name}'s checkpoint is gone: there is no {path}. Put it back, or load another with session.load(...)."
+            )
         self.trainer.load_state(torch.load(path, map_location="cpu", weights_only=True))
         self.stale = True
         return None, {"num_updates": self.trainer.num_updates}
@@ -284,12 +297,15 @@ class HostedRole:
             self.rollout.close()
             self.rollout = None
         del self.trainer
+        gc.collect()  # what holds the groups goes first
+        self.groups.destroy()
+        if self.rollout_group is not None:
+            dist.destroy_process_group(self.rollout_group)
+            self.rollout_group = None
 
 
 def _replica_group(spec: RoleSpec, size: int) -> Any:
     """Make the gloo groups of the rollout's replicas; return this rank's, ``None`` where a replica is one rank."""
-    import torch.distributed as dist
-
     if spec.rollout is None or spec.rollout.tp == 1:
         return None
     tp, mine = spec.rollout.tp, None
