@@ -31,7 +31,9 @@ class CallRecord:
     state: str = "pending"
     error: Exception | None = None
     seen: bool = False
-    """Whether the user has seen the failure."""
+    """Whether the user has seen the failure, or (of a root) one that comes from it."""
+    root: CallRecord | None = None
+    """The call whose failure this one failed with, where it failed for its input."""
     cancel_asked: bool = False
     stored: Stored | None = None
     result: Any = None
@@ -44,6 +46,11 @@ class CallRecord:
     num_tokens: int = 0
     """Tokens generated, or passed through the model."""
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def origin(self) -> CallRecord:
+        """The call that failed first."""
+        return self.root or self
 
     def begin(self) -> bool:
         """The call starts to run, unless it was cancelled before; return whether it does."""
@@ -99,7 +106,7 @@ class RoleRecord:
     restore: str = ""
     """Folder to load after the initial weights, once: the checkpoint of a role whose pool died."""
     unseen: CallRecord | None = None
-    """A failure nobody has looked at: raised at the next call on this role."""
+    """A failure: raised at the next call on this role, unless its origin has been seen by then."""
 
 
 def raised(error: Exception) -> Exception:
