@@ -14,7 +14,7 @@ from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declarations import Declarations, H
-from hfsdk.session.declare import Ground, filled
+from hfsdk.session.declare import SCALAR_HEAD_NAMES, Ground, filled, has_scalar_head
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
@@ -45,6 +45,11 @@ class Placing(Declarations):
         self.messages.append(text)
         warnings.warn(text, UserWarning, stacklevel=2)
 
+    @property
+    def simulated_time(self) -> bool:
+        """Whether seconds are those of a virtual clock."""
+        return self._kind == "simulated"
+
     # -- roles
 
     @property
@@ -66,9 +71,17 @@ class Placing(Declarations):
             self._client.send(m.Declare(role))
             return handle
         self._loaded.discard(role.name)
+        if role.kind in ("reward", "cost") and not self._ground.simulated and not has_scalar_head(role.folder):
+            self.notice(
+                f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
+                "scores with a random one. Give a reward model, or a function."
+            )
         if role.kind == "actor" or self._client.tokenizer is None:
             self._set_tokenizer(role)
         return handle
+
+    def _declared(self, handle: ModelHandle) -> RoleSpec:
+        return self._book.declared(handle)
 
     def _set_tokenizer(self, role: RoleSpec) -> None:
         assert role.model is not None
@@ -108,6 +121,14 @@ class Placing(Declarations):
         self._counters[name] = self._counters.get(name, -1) + 1
         return self._counters[name]
 
+    def counts(self) -> dict[str, int]:
+        """Return the named counters as they are."""
+        return dict(self._counters)
+
+    def recount(self, counts: Mapping[str, int]) -> None:
+        """Set the named counters back."""
+        self._counters = dict(counts)
+
     # -- placement
 
     def place(self, what: Wish = "colocate", *, fresh: bool = False) -> PlacementPicture:
@@ -134,7 +155,7 @@ class Placing(Declarations):
         roles = []
         for handle in handles:
             pool = placement.pool_of(handle.name)
-            roles.append(filled(self._book.declared(handle.name), pool.size, pool.name))
+            roles.append(filled(self._book.declared(handle), pool.size, pool.name))
         check_fits(roles, placement, self.cluster)
         if not fresh:
             self._check_updates(roles, placement)
@@ -164,7 +185,7 @@ class Placing(Declarations):
     @property
     def placement(self) -> PlacementPicture:
         """Who lives where, with memory; drawn live while calls run."""
-        return PlacementPicture(self._client, self._book, self._placement, self.cluster, title=self.name)
+        return PlacementPicture(self._client, self._book, self._placement, self.cluster, self.name, self.simulated_time)
 
 
 def _without(what: Wish, functions: set[str]) -> Wish:
