@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from hfsdk.errors import ColumnError, SimulatedValueError
+from hfsdk.checks import is_whole
+from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.functions import Shipped
 from hfsdk.pending import Client, ColumnRef, Lease, Pending, Value
-from hfsdk.table import Array, Ragged, Table, as_column
+from hfsdk.table import Array, Column, Ragged, Table, as_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,13 @@ MEANINGS: dict[str, str] = {
 """What the built-in columns hold."""
 
 
+PER_TOKEN = (
+    "response", "rollout_log_probs", "old_log_probs", "ref_log_probs", "entropy", "values", "rewards", "advantages",
+    "returns", "kl",
+)  # fmt: skip
+"""Built-in columns with one entry per response token."""
+
+
 class Batch(Pending):
     """Samples by reference. See the module's text; columns are listed by ``batch.columns``."""
 
@@ -56,7 +64,7 @@ class Batch(Pending):
         Raises:
             ColumnError: the columns differ in length or are empty.
         """
-        table = Table({name: as_column(value) for name, value in columns.items()})
+        table = Table({name: _given(name, value) for name, value in columns.items()})
         if not table.num_rows:
             raise ColumnError("a batch needs at least one sample; the columns given are empty")
         lease = client.put(table)
@@ -116,7 +124,8 @@ class Batch(Pending):
             raise ColumnError("no rows selected; a batch needs at least one sample")
         index = index.astype(np.int64)
         if index.min() < -self.num_rows or index.max() >= self.num_rows:
-            raise ColumnError(f"row {index.max()} does not exist; the batch has {self.num_rows} samples")
+            wrong = index[(index < -self.num_rows) | (index >= self.num_rows)][0]
+            raise ColumnError(f"row {wrong} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})")
         index = index % self.num_rows
         return Batch(self._client, {n: r.take(index) for n, r in self._refs.items()}, len(index))
 
@@ -131,7 +140,7 @@ class Batch(Pending):
         Raises:
             ColumnError: a column has another number of entries than the batch has samples.
         """
-        given = {name: as_column(value) for name, value in columns.items()}
+        given = {name: _given(name, value) for name, value in columns.items()}
         for name, column in given.items():
             if len(column) != self.num_rows:
                 raise ColumnError(
@@ -149,12 +158,19 @@ class Batch(Pending):
             self.ref(name)
         return Batch(self._client, {n: r for n, r in self._refs.items() if n not in names}, self.num_rows)
 
+    def belongs_to(self, client: Client) -> bool:
+        """Whether the columns live in the session of this client."""
+        return self._client is client
+
     def need(self, names: Sequence[str], what: str) -> dict[str, ColumnRef]:
         """Return the references of columns that ``what`` reads.
 
         Raises:
             ColumnError: one is missing; the message says which calls write it.
+            OptionError: ``names`` is one text.
         """
+        if isinstance(names, str):
+            raise OptionError(f"{what} reads a list of columns, e.g. ['prompt']; got the text {names!r}")
         missing = [n for n in names if n not in self._refs]
         if missing:
             hints = [f"{n!r} ({MEANINGS[n]})" if n in MEANINGS else repr(n) for n in missing]
@@ -164,6 +180,31 @@ class Batch(Pending):
             )
         return {name: self._refs[name] for name in names}
 
+    def known_lengths(self, name: str) -> Array | None:
+        """Return the lengths of a variable-length column, or ``None`` while they are not known. Does not wait."""
+        info = self._client.info(self._refs[name]) if name in self._refs else None
+        if info is None or info.lengths is None:
+            return None
+        rows = self._refs[name].rows
+        return info.lengths if rows is None else info.lengths[rows]
+
+    def check_aligned(self, names: Sequence[str], what: str) -> None:
+        """Refuse columns per token that are not as long as the responses, where both lengths are known.
+
+        Raises:
+            ColumnError: names the column, the first sample that differs, and both lengths.
+        """
+        response = self.known_lengths("response")
+        for name in names:
+            lengths = self.known_lengths(name)
+            if response is None or lengths is None or np.array_equal(lengths, response):
+                continue
+            row = int(np.flatnonzero(lengths != response)[0])
+            raise ColumnError(
+                f"{what}: column {name!r} has {lengths[row]} values for sample {row}, whose response has {response[row]} tokens; "
+                "give one value per response token"
+            )
+
     def map(self, fn: Callable[[Table], Mapping[str, Any]], reads: Sequence[str], writes: Sequence[str]) -> Batch:
         """Run ``fn(table)`` over whole columns in a CPU task and add the columns it returns.
 
@@ -171,15 +212,19 @@ class Batch(Pending):
         exactly the columns ``writes``, one entry per sample. Statistics it takes are over the whole batch.
 
         Raises:
-            ColumnError: a column is missing.
+            ColumnError: a column is missing, or one per token does not fit the responses.
         """
+        if isinstance(writes, str):
+            raise OptionError(f"writes must be a list of column names, e.g. writes=[{writes!r}]; got the text {writes!r}")
         inputs = self.need(reads, f"map({_name(fn)})")
+        self.check_aligned([name for name in reads if name in PER_TOKEN], f"map({_name(fn)})")
         lease = self._client.task("map", Shipped.of(fn), inputs, tuple(writes), self.num_rows)
         return self.with_refs(lease, writes)
 
     def reduce(self, fn: Callable[[Table], Any], reads: Sequence[str]) -> Value:
         """Run ``fn(table)`` over whole columns in a CPU task and return its (small) result as a pending value."""
         inputs = self.need(reads, f"reduce({_name(fn)})")
+        self.check_aligned([name for name in reads if name in PER_TOKEN], f"reduce({_name(fn)})")
         return Value(self._client, self._client.task("reduce", Shipped.of(fn), inputs, (), self.num_rows))
 
     def table(self, *names: str) -> Table:
@@ -240,9 +285,9 @@ class Batch(Pending):
 
     def inspect(self, row: int) -> pd.DataFrame:
         """Return one sample token by token: a row per response token with every per-token column; waits."""
-        if not 0 <= row < self.num_rows:
+        if not is_whole(row) or not 0 <= row < self.num_rows:
             raise ColumnError(
-                f"sample {row} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})"
+                f"sample {row!r} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})"
             )
         return self.take([row]).to_pandas("tokens").drop(columns="sample")
 
@@ -305,6 +350,14 @@ WRITERS_HINT: dict[str, str] = {
     "rewards": "Call ppo.advantages(batch) first.",
 }
 """Which call writes a column, for messages."""
+
+
+def _given(name: str, value: Any) -> Column:
+    """Turn what a user gives into a column; token ids are whole numbers."""
+    column = as_column(value)
+    if name in ("prompt", "response") and isinstance(column, Ragged) and len(column.flat) and column.dtype.kind not in "iu":
+        raise ColumnError(f"column {name!r} holds token ids, which are whole numbers; got {column.dtype} ({column.flat[0]!r}, ...)")
+    return column
 
 
 def _name(fn: Callable[..., Any]) -> str:

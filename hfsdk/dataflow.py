@@ -18,6 +18,8 @@ class Call:
     method: str
     phase: str = ""
     reads: tuple[str, ...] = ()
+    read_from: tuple[int, ...] = ()
+    """For each of ``reads`` the id of the call that wrote it, perhaps under another name (``batch.alias``)."""
     writes: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
     """Ids of the calls whose columns this one reads."""

@@ -14,6 +14,8 @@ from functools import cache, lru_cache
 from types import CodeType, ModuleType
 from typing import Any
 
+from hfsdk.errors import OptionError
+
 
 @dataclass(frozen=True)
 class Shipped:
@@ -29,20 +31,29 @@ class Shipped:
 
     @classmethod
     def of(cls, function: Callable[..., Any] | Shipped) -> Shipped:
-        """Pickle a function (or callable object) by value, user modules included."""
+        """Pickle a function (or callable object) by value, user modules included.
+
+        Raises:
+            OptionError: it cannot be pickled, e.g. because it closes over a lock, a file or a handle.
+        """
         if isinstance(function, Shipped):
             return function
         import cloudpickle
 
+        name = getattr(function, "__name__", type(function).__name__)
         modules = _user_modules()
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
             pickled = cloudpickle.dumps(function)
+        except Exception as error:  # whatever the pickling of what it closes over raises
+            raise OptionError(
+                f"{name} cannot travel to the workers: {error}. It goes there by value with everything it uses from outside; "
+                "make what cannot be copied (a lock, a file, a connection, a session) inside the function."
+            ) from error
         finally:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
-        name = getattr(function, "__name__", type(function).__name__)
         return cls(name, pickled, _source(function))
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from hfsdk.checks import check_fields
 from hfsdk.errors import OptionError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
@@ -45,6 +46,7 @@ class AdamW:
     """
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self.lr >= 0 and math.isfinite(self.lr), "lr", self.lr, "a finite number of at least 0")
         _check(self.eps > 0, "eps", self.eps, "above 0")
         _check(all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers in [0, 1)")
@@ -84,6 +86,7 @@ class Sampling:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         in_range = 0 <= self.min_new_tokens <= self.max_new_tokens
         _check(in_range, "min_new_tokens", self.min_new_tokens, f"between 0 and max_new_tokens ({self.max_new_tokens})")
@@ -113,6 +116,7 @@ class RolloutOptions:
     """``"packed"``: rebuild the fast packed kernels after every update; ``"shared"``: plain weights, written in place."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self.cpu_weights in ("packed", "shared"), "cpu_weights", self.cpu_weights, "'packed' or 'shared'")
         _check(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
 
@@ -154,6 +158,7 @@ class RoleSpec:
     """The trained role whose weights this one generates or infers with, on a pool of its own (a *shadow*, arXiv 2312.11819)."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {sorted(DTYPE_BYTES)}")
         _check(self.recompute in RECOMPUTE, "recompute", self.recompute, f"one of {RECOMPUTE}")
         _check(self.micro_batch_tokens >= 1, "micro_batch_tokens", self.micro_batch_tokens, "at least 1")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.algorithms.step import Statistics, Step, ended
+from hfsdk.checks import check_fields
 from hfsdk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class PolicyLoss:
     """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(0 < self.clip < 1, "clip", self.clip, "between 0 and 1")
         _check(self.clip_high is None or self.clip_high > 0, "clip_high", self.clip_high, "above 0, or None")
         _check(self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "above 1, or None")
@@ -102,6 +104,7 @@ class ValueLoss:
     """As in `PolicyLoss`."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self.clip is None or self.clip > 0, "clip", self.clip, "above 0, or None to turn it off")
         PolicyLoss(aggregation=self.aggregation, fixed_length=self.fixed_length)
 
@@ -133,6 +136,7 @@ class Advantages:
     score_clip: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         _check(0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
         _check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
@@ -274,6 +278,7 @@ class PPO:
     ``"rollout"``: as the generating engine gave them."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         _check(self.temperature > 0, "temperature", self.temperature, "above 0 (greedy has no log-probabilities)")
         _check(self.value_clip is None or self.value_clip > 0, "value_clip", self.value_clip, "above 0, or None")

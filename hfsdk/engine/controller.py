@@ -213,6 +213,9 @@ class Controller:
                 self._runtime.load(replace(record.spec, restore=record.restore), pool, record.state)
             except WorkerDiedError as error:
                 raise self._pool_lost(pool, error) from None
+            except CheckpointError as error:  # told once; the next call goes on without it
+                record.restore, record.checkpoint, record.checkpoint_updates, record.num_updates = "", "", 0, 0
+                raise CheckpointError(f"{error} The next call brings {record.spec.name} back with its initial weights.") from error
             record.loaded, record.restore, record.state = True, "", None
             self._emit({"type": "role_loaded", "role": record.spec.name, "pool": pool.name})
         return pool
@@ -253,9 +256,10 @@ class Controller:
             for asked in (role, shadow):
                 if asked is not None and asked.unseen is not None:
                     failed, asked.unseen = asked.unseen, None
-                    failed.seen = True
                     assert failed.error is not None
-                    raise raised(failed.error)
+                    if not failed.origin.seen:
+                        failed.origin.seen = True
+                        raise raised(failed.error)
             if role is None and message.role != "session":
                 self._role(message.role)
             if shadow is not None:
@@ -311,7 +315,7 @@ class Controller:
         self._next_id += 1
         return Call(
             id=self._next_id, role=message.role, method=message.method, phase=message.phase,
-            reads=tuple(message.inputs), writes=message.writes,
+            reads=tuple(message.inputs), read_from=tuple(ref.call_id for ref in message.inputs.values()), writes=message.writes,
             inputs=tuple(dict.fromkeys(ref.call_id for ref in message.inputs.values())),
             protocol=message.protocol.name if message.protocol else "", num_rows=message.num_rows, step=self._step,
             line=message.line, function=message.function,
@@ -413,7 +417,7 @@ class Controller:
     def _recount_updates(self, role: RoleRecord, work: Work) -> None:
         """Ask a rank how many optimizer steps stand after an update that was cancelled or refused in between."""
         order = Order(np.zeros(0, dtype=np.int64), (), {}, False)
-        ask = replace(work.call, method="num_updates", reads=(), writes=(), inputs=(), num_rows=0)
+        ask = replace(work.call, method="num_updates", reads=(), read_from=(), writes=(), inputs=(), num_rows=0)
         outcome = self._runtime.call(Work(ask, work.pool, (order,) * len(work.orders)))
         role.num_updates = int(outcome.results[0])
 
@@ -459,6 +463,8 @@ class Controller:
             role.unseen = record
         record.end(state, error)
         record.sync = None
+        if record.released:  # perhaps since its columns were noted
+            record.stored = None
         record.request = replace(record.request, options={}, inputs={}) if record.request else None
         self._emit_call(f"call_{state}", record)
 
@@ -478,6 +484,8 @@ class Controller:
         stored = {}
         for call_id in record.call.inputs:
             source = self._calls[call_id]
+            if source.state == "failed":
+                record.root = source.origin
             self._check_usable(source, record.call)
             assert source.stored is not None
             stored[call_id] = source.stored
@@ -494,16 +502,12 @@ class Controller:
         if source.state == "cancelled":
             raise CallCancelledError(f"its input {source.call} was cancelled", **where)
         if source.error is not None:
-            source.seen = True
-            self._mark_seen(source)
+            if user is None:
+                source.origin.seen = True
+                raise raised(source.error)
             error = DependencyError(f"its input {source.call} failed: {source.error}", **where)
             error.__cause__ = source.error
-            raise error if user else raised(source.error)
-
-    def _mark_seen(self, record: CallRecord) -> None:
-        role = self._roles.get(record.call.role)
-        if role is not None and role.unseen is record:
-            role.unseen = None
+            raise error
 
     # -- looking
 
@@ -514,8 +518,7 @@ class Controller:
         for call_id in message.call_ids:
             record = self._calls[call_id]
             if record.error is not None:
-                record.seen = True
-                self._mark_seen(record)
+                record.origin.seen = True
                 raise raised(record.error)
         return True
 
@@ -725,7 +728,8 @@ def _locate(error: HfsdkError, call: Call) -> HfsdkError:
     """Say which call an error belongs to, where it does not say so itself."""
     if isinstance(error, CallError):
         fields = {**error.fields(), **{k: v for k, v in _where(call).items() if not error.fields()[k]}}
-        located = type(error)(error.message, **fields)
-        located.__cause__ = error.__cause__
-        return located
-    return error
+        located: HfsdkError = type(error)(error.message, **fields)
+    else:
+        located = type(error)(f"{call}" + (f" (started at {call.line})" if call.line else "") + f": {error}")
+    located.__cause__ = error.__cause__
+    return located

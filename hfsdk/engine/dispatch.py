@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.batch import PER_TOKEN
 from hfsdk.engine.messages import Submit
 from hfsdk.engine.microbatch import plan_pass, plan_update
 from hfsdk.errors import ColumnError
@@ -90,24 +91,19 @@ def check_aligned(request: Submit, stored: Mapping[int, Stored]) -> None:
     Raises:
         ColumnError: names the column, the first sample that differs, and both lengths.
     """
-    if "response" not in request.inputs:
-        return
-    response = input_lengths(request.inputs, "response", stored)
-    for name, ref in request.inputs.items():
-        if name in ("prompt", "response") or name not in PER_TOKEN:
-            continue
-        lengths = input_lengths(request.inputs, name, stored)
-        wrong = np.flatnonzero(lengths != response) if len(lengths) == len(response) else np.zeros(1, dtype=np.int64)
+    inputs = request.inputs
+    per_token = [name for name in inputs if name in PER_TOKEN and name != "response"]
+    measure = "response" if "response" in inputs else next(iter(per_token), "")  # a task may read no responses
+    for name in per_token:
+        lengths, wanted = input_lengths(inputs, name, stored), input_lengths(inputs, measure, stored)
+        wrong = np.flatnonzero(lengths != wanted) if len(lengths) == len(wanted) else np.zeros(1, dtype=np.int64)
         if len(wrong):
             row = int(wrong[0])
+            has = f"{int(wanted[row])} " + ("response tokens" if measure == "response" else f"of {measure!r}")
             raise ColumnError(
-                f"column {name!r} (written by {stored[ref.call_id].name}) does not fit 'response': sample {row} has "
-                f"{int(lengths[row])} values and {int(response[row])} response tokens; write one value per response token"
+                f"column {name!r} (written by {stored[inputs[name].call_id].name}) does not fit {measure!r}: sample {row} has "
+                f"{int(lengths[row])} values and {has}; write one value per response token"
             )
-
-
-PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "rewards", "advantages", "returns", "kl")
-"""Built-in columns with one value per response token."""
 
 
 def _info(ref: ColumnRef, stored: Mapping[int, Stored]) -> ColumnInfo:

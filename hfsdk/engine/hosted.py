@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch.distributed as dist
 
 from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
-from hfsdk.engine.tasks import user_traceback
+from hfsdk.engine.tasks import USER_ERRORS, check_travels, user_traceback
 from hfsdk.engine.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.worker import Parcel
 from hfsdk.errors import CallError, NonFiniteLossError
@@ -137,7 +139,11 @@ class HostedRole:
             "export_weights": self._export_weights,
         }  # fmt: skip
         if spec.restore:
-            self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
+            try:
+                self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
+            except BaseException:
+                self.close()
+                raise
         if state:
             self._import(state)
 
@@ -293,12 +299,15 @@ class HostedRole:
     # -- the user's own
 
     def _run(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        return None, self._user(options["function"], *options.get("args", ()))
+        value = self._user(options["function"], *options.get("args", ()))
+        check_travels(value, options["function"].name)
+        return None, value
 
     def _call(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         value = self._user(options["function"], table, **options.get("arguments", {}))
         writes = tuple(options.get("writes", ()))
         if not writes:
+            check_travels(value, options["function"].name)
             return None, value
         if not isinstance(value, Mapping) or set(value) != set(writes):
             got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
@@ -316,7 +325,7 @@ class HostedRole:
         function = shipped.load()
         try:
             return function(RankView(self), *args, **more)
-        except Exception as error:  # whatever the user's function raises is reported at the user's line
+        except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
             raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
 
     # -- keeping
@@ -356,12 +365,15 @@ class HostedRole:
             self.rollout.close()
             self.rollout = None
         self._trainer = None
+        gc.collect()  # what holds the groups goes first
+        self.groups.destroy()
+        if self.rollout_group is not None:
+            dist.destroy_process_group(self.rollout_group)
+            self.rollout_group = None
 
 
 def _replica_group(spec: RoleSpec, size: int) -> Any:
     """Make the gloo groups of the rollout's replicas; return this rank's, ``None`` where a replica is one rank."""
-    import torch.distributed as dist
-
     if spec.rollout is None or spec.rollout.tp == 1:
         return None
     tp, mine = spec.rollout.tp, None

@@ -126,9 +126,12 @@ class TokenBatch:
         return self._tensors[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows
+        return name in self._rows and name != _TEMPERATURE
 
     def _column(self, name: str) -> Any:
+        if name not in self._rows or name == _TEMPERATURE:
+            has = sorted(set(self._rows) - {_TEMPERATURE})
+            raise ColumnError(f"the loss asks for column {name!r}, which the batch does not have; it has {', '.join(has)}")
         column = self._rows[name]
         if isinstance(column, Ragged):
             if name != "prompt" and not np.array_equal(column.lengths, self._response_lengths):

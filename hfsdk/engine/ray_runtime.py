@@ -42,6 +42,9 @@ from hfsdk.trace import Span
 GRACE_S = 15.0
 """How long the other ranks of a call may take to come back after one failed outside a safe point."""
 
+USER_GRACE_S = 600.0
+"""The same where the user's own function runs on the ranks (``run``, ``call``): one may have much more to do than another."""
+
 START_S = 300.0
 """How long a pool's processes may take to start and join."""
 
@@ -260,7 +263,7 @@ class RayRuntime:
         """
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         answers: dict[int, Any] = {}
-        pending, deadline = list(refs), None
+        pending, deadline, grace_s = list(refs), None, GRACE_S
         while pending:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=0.5)
             for ref in ready:
@@ -270,22 +273,22 @@ class RayRuntime:
                 except ray.exceptions.RayActorError as error:
                     raise self._died(state, call, rank, str(error).splitlines()[0]) from None
             if pending and deadline is None and any(failed(answer) for answer in answers.values()):
-                deadline = time.monotonic() + GRACE_S
+                grace_s = USER_GRACE_S if call.method in ("run", "call") else GRACE_S
+                deadline = time.monotonic() + grace_s
                 for worker in state.workers:  # replicas that do not run in lockstep with the failed rank stop here
                     worker.cancel.remote(call.id)
             if pending and deadline is not None and time.monotonic() > deadline:
                 stuck = rank_of[pending[0]]
                 reasons = [str(a.error if isinstance(a, Answer) else a) for a in answers.values() if failed(a)]
-                raise self._died(
-                    state, call, stuck, f"it hangs in a collective after another rank failed: {reasons[0]}"
-                )
+                why = f"it hangs in a collective (nothing came for {grace_s:g} s) after another rank failed: {reasons[0]}"
+                raise self._died(state, call, stuck, why)
         return answers
 
     def _died(self, state: _PoolState, call: Call, rank: int, why: str) -> WorkerDiedError:
         spans = [
             f"  {s.role}.{s.method} {s.name} (started {(time.time_ns() - s.start_ns) / 1e9:.1f} s ago)"
             for s in state.last_seen
-            if s.rank == rank
+            if s.rank == rank and s.call_id == call.id
         ]
         member = state.members[rank]
         device, pid = member.device, member.pid
@@ -316,6 +319,7 @@ class RayRuntime:
         kept = [(rank, a) for rank, a in enumerate(answers) if a.part is not None]
         if not kept:
             return None
+        kept = [(rank, a) for rank, a in kept if len(a.rows)] or kept[:1]  # without rows no column has its kind
         parts = tuple(Part(a.rows, a.part, a.num_bytes, rank) for rank, a in kept)
         return Stored(str(call), call.num_rows, parts, _merge_infos([a for _, a in kept], call.num_rows))
 
@@ -327,11 +331,12 @@ class RayRuntime:
         call, order = work.call, work.orders[0]
         tasks = self._ensure_tasks()
         self._await_tasks(call)
-        ref = tasks.execute.remote(call, order)
+        ref, written = tasks.execute.options(num_returns=2).remote(call, order)
         answer = self._await_task(ref, call, work.timeout_s)
         if answer.status == "error":
             assert answer.error is not None
             raise answer.error
+        answer.part = None if answer.columns is None else [written]
         self._column_bytes += _inlined_bytes(answer.result) if call.method != "reduce" else 0
         return Outcome(self._store(call, [answer]), (answer.result,))
 
@@ -352,7 +357,8 @@ class RayRuntime:
                     return answer
                 except ray.exceptions.RayActorError as error:
                     self._restart_tasks()
-                    raise CallError(f"the process that ran {call.function or call.method} ended: {error}") from None
+                    kind = RewardFunctionError if call.method in ("compute_scores", "compute_costs") else CallError
+                    raise kind(f"the process that ran {call.function or call.method} ended: {error}") from None
             if call.id in self._cancelled_tasks:
                 self._restart_tasks()
                 raise CallCancelledError("cancelled; its process was ended")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Answer:
-    """What a rank sends back: references and metadata only."""
+    """What a rank or a task sends back: references and metadata only."""
 
     status: str
     rows: Any
@@ -112,12 +112,11 @@ class _Process:
 
     @staticmethod
     def answer(reply: Reply, order: Order) -> Answer:
-        """Store what was written and describe it."""
+        """Describe what was written."""
         result = _Process.sent(reply.result) if isinstance(reply.result, Parcel) else reply.result
         answer = Answer(reply.status, order.rows, result=result, error=reply.error, spans=reply.spans)
         if reply.status == "ok" and order.keep and reply.columns is not None:
             answer.columns = describe(reply.columns)
-            answer.part = [ray.put(dict(reply.columns))]
             answer.num_bytes = sum(info.num_bytes for info in answer.columns.values())
         return answer
 
@@ -194,7 +193,10 @@ class WorkerProcess(_Process):
         )
         if reply.error is not None:
             traceback.print_exception(reply.error)
-        return self.answer(reply, order)
+        answer = self.answer(reply, order)
+        if answer.columns is not None and reply.columns is not None:
+            answer.part = [ray.put(dict(reply.columns))]
+        return answer
 
     @ray.method(concurrency_group="control")
     def cancel(self, call_id: int) -> None:
@@ -239,18 +241,24 @@ class TaskProcess(_Process):
 
         return os.getpid()
 
-    def execute(self, call: Call, order: Order) -> Answer:
-        """Run one task."""
+    def execute(self, call: Call, order: Order) -> tuple[Answer, dict[str, Column] | None]:
+        """Run one task; return the answer and what it wrote.
+
+        The latter is a return value, not put here: so the caller owns it, and it outlives this process, which is killed when a
+        function takes too long.
+        """
         try:
             table = read(order.picks, order.rows)
             columns, result = run_task(call.method, table, order.options, call.writes)
         except HfsdkError as error:
-            return Answer("error", order.rows, error=error)
+            return Answer("error", order.rows, error=error), None
         except Exception as error:  # told to the controller, which raises it at the user's line
-            return Answer("error", order.rows, error=CallError(f"{error!r}", details=traceback.format_exc()))
-        return self.answer(Reply("ok", columns or None, result), order)
+            return Answer("error", order.rows, error=CallError(f"{error!r}", details=traceback.format_exc())), None
+        return self.answer(Reply("ok", columns or None, result), order), columns or None
 
 
 _remote: Any = ray.remote  # Ray's overloads do not know concurrency groups
 RayWorker = _remote(num_cpus=1, max_restarts=0, concurrency_groups={"compute": 1, "control": 2})(WorkerProcess)
-RayTasks = _remote(num_cpus=0, max_restarts=0)(TaskProcess)
+NOT_INLINED = {"env_vars": {"RAY_max_direct_call_object_size": "0"}}
+"""Return values stay in the object store of the node, small ones too: none comes to the caller unless it is asked for."""
+RayTasks = _remote(num_cpus=0, max_restarts=0, runtime_env=NOT_INLINED)(TaskProcess)

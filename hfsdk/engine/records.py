@@ -49,7 +49,9 @@ class CallRecord:
     state: str = "pending"
     error: Exception | None = None
     seen: bool = False
-    """Whether the user has seen the failure."""
+    """Whether the user has seen the failure, or (of a root) one that comes from it."""
+    root: CallRecord | None = None
+    """The call whose failure this one failed with, where it failed for its input."""
     cancel_asked: bool = False
     stored: Stored | None = None
     result: Any = None
@@ -66,6 +68,11 @@ class CallRecord:
     sync: Sync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def origin(self) -> CallRecord:
+        """The call that failed first."""
+        return self.root or self
 
     def begin(self) -> bool:
         """The call starts to run, unless it was cancelled before; return whether it does."""
@@ -129,7 +136,7 @@ class RoleRecord:
     synced: int = -1
     """Of a shadow: the ``changes`` of its role that its weights have seen."""
     unseen: CallRecord | None = None
-    """A failure nobody has looked at: raised at the next call on this role."""
+    """A failure: raised at the next call on this role, unless its origin has been seen by then."""
 
 
 def raised(error: Exception) -> Exception:

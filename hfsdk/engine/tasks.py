@@ -6,7 +6,6 @@ Nothing here knows Ray; the runtime decides where it runs and kills it when it t
 from __future__ import annotations
 
 import inspect
-import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -18,6 +17,9 @@ import numpy as np
 from hfsdk.errors import CallError, ColumnError, RewardFunctionError
 from hfsdk.functions import Shipped
 from hfsdk.table import Column, Ragged, Table, as_column
+
+USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+"""What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
 
 
 def run_task(
@@ -36,9 +38,10 @@ def run_task(
         return {options["as"]: np.asarray(scores, dtype=np.float32)}, None
     try:
         value = function(table)
-    except Exception as error:  # whatever the user's function raises is reported at the user's line
+    except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
     if method == "reduce":
+        check_travels(value, shipped.name)
         return {}, value
     return _checked_columns(value, shipped.name, table.num_rows, writes), None
 
@@ -54,6 +57,8 @@ def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]
             raise CallError(
                 f"{name} returned {len(ready)} entries for column {column_name!r}; the batch has {num_rows} samples"
             )
+        if isinstance(ready, list):
+            check_travels(ready, f"{name} (column {column_name!r})")
         columns[column_name] = ready
     return columns
 
@@ -69,7 +74,7 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
         given = {n: c for n, c in given.items() if n in accepted}
     try:
         scores = function(**given)
-    except Exception as error:  # whatever the user's function raises is reported at the user's line
+    except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         raise RewardFunctionError(f"{name} raised {error!r}", details=user_traceback(error)) from None
     return check_scores(scores, name, len(prompts))
 
@@ -95,10 +100,32 @@ def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
             raise RewardFunctionError(
                 f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number"
             )
-        if not math.isfinite(score):
-            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number")
-        checked.append(float(score))
+        number = score if isinstance(score, int) else float(score)  # an int may be too large for a float
+        if not abs(number) <= LARGEST_SCORE:  # NaN neither
+            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number (in float32)")
+        checked.append(float(number))
     return checked
+
+
+LARGEST_SCORE = float(np.finfo(np.float32).max)
+"""Scores are kept in float32."""
+
+
+def check_travels(value: Any, name: str) -> None:
+    """Check that what a user's function returned can be pickled, and so come to the caller.
+
+    Raises:
+        CallError: it cannot; says what to return instead.
+    """
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # whatever an object's pickling raises
+        raise CallError(
+            f"{name} returned {type(value).__name__}, which cannot travel to the notebook ({error}). Return plain things: "
+            "numbers, texts, arrays, or lists and dicts of them."
+        ) from None
 
 
 @lru_cache(maxsize=8)

@@ -44,8 +44,9 @@ from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.role_state import Shard, State, Summary, blank
 from hfsdk.engine.safepoint import SafePoint
+from hfsdk.engine.tasks import user_traceback
 from hfsdk.engine.vocab_parallel import log_probs_and_entropy
-from hfsdk.errors import CheckpointError, OptionError
+from hfsdk.errors import CallError, CheckpointError, OptionError
 from hfsdk.layout import Mesh
 from hfsdk.roles import AdamW, RoleSpec
 from hfsdk.spec import ModelSpec
@@ -460,6 +461,8 @@ class Trainer:
                     return loss_part(table, output)
             except Exception as caught:  # the user's function may raise anything; told to the other ranks by _pass
                 failed.append(caught)
+            except (SystemExit, KeyboardInterrupt) as caught:  # would end the process, and with it the pool
+                failed.append(CallError(f"the loss raised {caught!r}", details=user_traceback(caught)))
             return out.sum() * 0
 
         def loss_part(table: Table, output: ModelOutput) -> torch.Tensor:

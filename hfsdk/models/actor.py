@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hfsdk.batch import Batch
+from hfsdk.checks import check_options, is_whole
 from hfsdk.errors import LayoutError, OptionError
 from hfsdk.models.handle import Loss, TrainedHandle, _check_count
 from hfsdk.models.host import Host
@@ -103,14 +104,15 @@ class ActorModel(TrainedHandle):
             ColumnError: the batch has no prompts, or one is empty.
             OptionError: an option is out of its range, or a prompt plus ``max_new_tokens`` is longer than the context.
         """
+        check_options(f"{self.name}.generate", n=(n, int), seed=(seed, int | None))
         sampling = Sampling(
             max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop), stop_token_ids=tuple(stop_token_ids), ignore_eos=ignore_eos,
+            stop=_tuple("stop", stop), stop_token_ids=_tuple("stop_token_ids", stop_token_ids), ignore_eos=ignore_eos,
         )  # fmt: skip
         self._check_sampling(sampling)
         _check_count("n", n)
         batch = self._prompt_batch(prompts)
-        batch.need(["prompt"], f"{self.name}.generate")
+        self._need(batch, ["prompt"], "generate")
         self._check_prompts(batch, max_new_tokens)
         batch = batch.drop(*[name for name in DERIVED if name in batch])
         if "position" not in batch:
@@ -149,6 +151,7 @@ class ActorModel(TrainedHandle):
         Raises:
             OptionError: the model has no chat template, or the conversation has grown beyond the context.
         """
+        check_options(f"{self.name}.chat", message=(message, str), system=(system, str | None))
         start = [] if new or system is not None else list(self._chat)
         if system is not None:
             start.append({"role": "system", "content": system})
@@ -221,14 +224,16 @@ class ActorModel(TrainedHandle):
         for token in sampling.stop_token_ids:
             if not 0 <= token < vocab:
                 raise OptionError(f"stop_token_ids must be tokens of {self.spec} (0 to {vocab - 1}); got {token}")
-        if any(not isinstance(text, str) or not text for text in sampling.stop):
+        if any(not text for text in sampling.stop):
             raise OptionError(f"stop must be texts that are not empty; got {sampling.stop}")
 
     def _prompt_batch(self, prompts: Prompts) -> Batch:
         if isinstance(prompts, Batch):
             return prompts
+        if not isinstance(prompts, (str, Sequence, np.ndarray)):
+            raise OptionError(f"{self.name}.generate takes a batch, texts, or token ids; got {type(prompts).__name__}")
         rows: list[object] = [prompts] if isinstance(prompts, str) else list(prompts)
-        if rows and all(isinstance(row, (int, np.integer)) for row in rows):
+        if rows and all(is_whole(row) for row in rows):
             rows = [rows]
         if not rows:
             raise OptionError(f"{self.name}.generate got no prompts; give a batch, texts, or token ids")
@@ -236,7 +241,7 @@ class ActorModel(TrainedHandle):
         for i, row in enumerate(rows):
             if isinstance(row, str):
                 ids.append(self._client.need_tokenizer().encode(row) if row else [])
-            elif isinstance(row, (Sequence, np.ndarray)) and all(isinstance(t, (int, np.integer)) for t in row):
+            elif isinstance(row, (Sequence, np.ndarray)) and all(is_whole(t) for t in row):
                 ids.append([int(t) for t in row])
             else:
                 raise OptionError(f"{self.name}.generate: prompt {i} is {type(row).__name__}; give a text or token ids")
@@ -250,7 +255,7 @@ class ActorModel(TrainedHandle):
         return Batch.from_columns(self._client, {"prompt": Ragged.of(ids, np.int32)})
 
     def _check_prompts(self, batch: Batch, max_new_tokens: int) -> None:
-        lengths = self._known_lengths(batch, "prompt")
+        lengths = batch.known_lengths("prompt")
         if lengths is None:
             return
         if lengths.min() < 1:
@@ -263,3 +268,12 @@ class ActorModel(TrainedHandle):
                 "(session.prompts(..., max_prompt_tokens=...) keeps its end), lower max_new_tokens, or raise "
                 "RolloutOptions(max_model_len=...) where the model has more positions."
             )
+
+
+def _tuple(name: str, value: object) -> tuple[Any, ...]:
+    """Return one text or several things as a tuple; what they are is checked with the other options."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (Sequence, np.ndarray)):
+        raise OptionError(f"{name} must be a list; got {name}={value!r}")
+    return tuple(value)

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hfsdk.batch import Batch
+from hfsdk.checks import is_whole
 from hfsdk.engine.messages import Logs, Look, Submit
-from hfsdk.errors import ColumnError, OptionError
+from hfsdk.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.models.host import CallClient, Host
@@ -19,7 +20,6 @@ from hfsdk.pending import ColumnRef, Lease, Metrics
 from hfsdk.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ModelSpec
-from hfsdk.table import Array
 
 Loss = Callable[..., Any]
 """``loss(out, b)`` -> a value per response token (or per sample), or such a value and a dict of metrics; see docs/methods.md."""
@@ -71,7 +71,8 @@ class ModelHandle:
     def version(self) -> int:
         """Optimizer updates the weights have seen since they were loaded; 0 for frozen models. Asks the controller."""
         roles: Mapping[str, tuple[RoleSpec, str, int]] = self._client.send(Look("roles"))
-        return roles[self.name][2] if self.name in roles else 0
+        spec, _, updates = roles.get(self.name, (None, "", 0))
+        return updates if spec == self._role else 0  # another of this name may stand there, until this one is placed
 
     @property
     def memory(self) -> dict[int, int]:
@@ -125,7 +126,7 @@ class ModelHandle:
                 "Decorate the function with @hf.primitive(reads=[...], writes=[...], protocol=hf.protocols.THREE_D)."
             )
         self._need_model(f"run the primitive {primitive.name!r}")
-        inputs = batch.need(primitive.reads, f"{self.name}.{primitive.name}")
+        inputs = self._need(batch, primitive.reads, primitive.name)
         shipped = Shipped.of(primitive.function)
         lease = self._submit(
             "call", "preparation", inputs=inputs, writes=primitive.writes, num_rows=len(batch), protocol=primitive.protocol,
@@ -187,20 +188,27 @@ class ModelHandle:
             raise OptionError(f"{self.name}.{what} takes a function; got {fn!r}")
         return Shipped.of(fn)
 
-    def _known_lengths(self, batch: Batch, name: str) -> Array | None:
-        """Return the lengths of a ragged column, or ``None`` while they are not known. Does not wait."""
-        if name not in batch:
-            return None
-        ref = batch.ref(name)
-        info = self._client.info(ref)
-        if info is None or info.lengths is None:
-            return None
-        return info.lengths if ref.rows is None else info.lengths[ref.rows]
+    def _need(self, batch: Batch, names: Sequence[str], method: str) -> dict[str, ColumnRef]:
+        """Return the references of the columns that a call reads.
+
+        Raises:
+            OptionError: it is not a batch.
+            ColumnError: the batch lacks a column, or is another session's.
+        """
+        what = f"{self.name}.{method}"
+        if not isinstance(batch, Batch):
+            raise OptionError(f"{what} takes a batch, e.g. actor.generate(...) or session.batch(...); got {type(batch).__name__}")
+        if not batch.belongs_to(self._client):
+            raise ColumnError(
+                f"{what}: the batch belongs to another session, whose columns this one cannot read. Bring them over by value: "
+                "session.batch(prompt=other['prompt'], response=other['response'])"
+            )
+        return batch.need(names, what)
 
     def _check_sequences(self, batch: Batch, what: str) -> None:
         """Refuse samples longer than the model's positions, where their lengths are known."""
         spec = self._need_model(what)
-        prompt, response = self._known_lengths(batch, "prompt"), self._known_lengths(batch, "response")
+        prompt, response = batch.known_lengths("prompt"), batch.known_lengths("response")
         if prompt is None or response is None:
             return
         longest = int(np.argmax(prompt + response))
@@ -214,7 +222,7 @@ class ModelHandle:
         self, batch: Batch, method: str, writes: Sequence[str], options: Mapping[str, Any], also: Sequence[str] = ()
     ) -> Batch:
         """Start one forward pass over prompt + response that writes columns."""
-        inputs = batch.need(["prompt", "response"], f"{self.name}.{method}")
+        inputs = self._need(batch, ["prompt", "response"], method)
         inputs |= {name: batch.ref(name) for name in also if name in batch}
         self._check_sequences(batch, method)
         lease = self._submit(method, "preparation", inputs=inputs, writes=writes, num_rows=len(batch), options=options)
@@ -246,6 +254,7 @@ class TrainedHandle(ModelHandle):
             OptionError: an option is out of its range.
             NonFiniteLossError: at the first look: a loss or gradient was not finite; that optimizer step was refused.
         """
+        self._need(batch, (), "update")
         _check_count("epochs", epochs)
         _check_count("mini_batches", mini_batches, len(batch), "the batch's samples")
         if seed is None:
@@ -275,40 +284,31 @@ class TrainedHandle(ModelHandle):
             name = loss.__name__ if isinstance(loss, type) else repr(loss)
             raise OptionError(f"{what} takes a loss, a function of (out, b); got {name}. Write e.g. ppo.PolicyLoss(clip=0.2).")
         reads: Sequence[str] = getattr(loss, "reads", ())
-        batch.need(["prompt", "response", *reads], what)
+        self._need(batch, ["prompt", "response", *reads], method)
         self._check_sequences(batch, method)
-        self._check_aligned(batch, reads, what)
+        batch.check_aligned(reads, what)
         inputs = {name: batch.ref(name) for name in batch}
         shipped = self._ship(loss, method)
         return self._submit(
             method, phase, inputs=inputs, num_rows=len(batch), options={"loss": shipped, **options}, shipped=shipped
         )
 
-    def _check_aligned(self, batch: Batch, names: Sequence[str], what: str) -> None:
-        """Refuse per-token columns that are not as long as the responses, where both are known."""
-        response = self._known_lengths(batch, "response")
-        for name in names:
-            lengths = self._known_lengths(batch, name)
-            if response is None or lengths is None or np.array_equal(lengths, response):
-                continue
-            row = int(np.flatnonzero(lengths != response)[0])
-            raise ColumnError(
-                f"{what}: column {name!r} has {lengths[row]} values for sample {row}, whose response has {response[row]} tokens; "
-                "give one value per response token"
-            )
-
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder.
 
         Raises:
             OptionError: ``folder`` is a file, or the one the model was loaded from.
+            CheckpointError: it cannot be made or written.
         """
         target = Path(folder).expanduser().resolve()
         if target.exists() and not target.is_dir():
             raise OptionError(f"{target} is a file; give the folder to write the model to")
         if self._role.folder and target == Path(self._role.folder).resolve():
             raise OptionError(f"{target} is the folder {self.name} was loaded from; give another one")
-        target.mkdir(parents=True, exist_ok=True)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {target}: {error}") from error
         self._result(self._submit("save_pretrained", "checkpoint", protocol=ONE_TO_ALL, options={"folder": str(target)}))
         return target
 
@@ -322,7 +322,7 @@ def stable_seed(*parts: object) -> int:
 
 
 def _check_count(name: str, value: int, most: int | None = None, of_what: str = "") -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+    if not is_whole(value) or value < 1:
         raise OptionError(f"{name} must be a whole number of at least 1; got {name}={value!r}")
     if most is not None and value > most:
         raise OptionError(f"{name} must be at most {most}, {of_what}; got {name}={value}")

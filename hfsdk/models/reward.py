@@ -23,7 +23,7 @@ class _Scorer(ModelHandle):
         options = {"as": self.writes}
         if function is None:
             return self._forward(batch, method, [self.writes], options)
-        inputs = batch.need(["prompt", "response"], f"{self.name}.{method}") | self._extra_columns(batch)
+        inputs = self._need(batch, ["prompt", "response"], method) | self._extra_columns(batch)
         lease = self._submit(
             method, "preparation", inputs=inputs, writes=[self.writes], num_rows=len(batch), protocol=None, shipped=function,
             options={"function": function, "tokenizer": self._host.tokenizer_folder, **options}, timeout_s=self._role.timeout_s,

@@ -37,6 +37,10 @@ class Declarations(ABC):
     def _declare(self, cls: type[H], role: RoleSpec) -> H:
         """Return the handle of a role: the one there is, or a new one."""
 
+    @abstractmethod
+    def _declared(self, handle: ModelHandle) -> RoleSpec:
+        """Return a handle's role as the user declared it, its layouts perhaps open."""
+
     def actor(
         self,
         model: ModelSource,
@@ -73,6 +77,8 @@ class Declarations(ABC):
             LayoutError: a layout that fits neither the model nor the devices.
             OptionError: an option out of its range.
         """
+        if rollout is None:
+            raise OptionError("rollout must be a layout like 'tp1' or \"auto\": an actor generates; got None")
         options = rollout_options or RolloutOptions()
         if cpu_weights is not None:
             options = replace(options, cpu_weights=cpu_weights)
@@ -121,8 +127,9 @@ class Declarations(ABC):
         Raises: as in :meth:`actor`.
         """
         own = model.role.dtype if isinstance(model, ModelHandle) else "fp32"
-        if isinstance(model, ModelHandle) and layout == "auto" and model.role.train is not None:
-            layout = model.role.train
+        train = self._declared(model).train if isinstance(model, ModelHandle) else None
+        if layout == "auto" and train is not None:
+            layout = train  # as declared: what placing filled in may be otherwise on this role's pool, and the next time
         role = RoleSpec(name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, seed=self.seed)
         return self._declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
 

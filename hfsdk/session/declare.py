@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,7 +79,10 @@ def parse_layout(text: str | Layout, spec: ModelSpec, num_devices: int, what: st
 
     Raises:
         LayoutError: it does not parse, or fits neither the model nor the session's devices.
+        OptionError: it is neither a text nor a layout.
     """
+    if not isinstance(text, (str, Layout)):
+        raise OptionError(f"{what} layout must be a text like 'tp2 dp2', \"auto\" or an hf.Layout; got {text!r}")
     layout = Layout() if text == "auto" else Layout.parse(text)
     layout.check_model(spec)
     if layout.size > num_devices:
@@ -112,6 +116,20 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
 
         check_model(spec, "cpu")
     return replace(role, rollout=layout)
+
+
+SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
+"""Tensors that a trained scalar head is read from."""
+
+
+def has_scalar_head(folder: str) -> bool:
+    """Whether the weights in a folder include a scalar head; reads only the files' headers."""
+    for file in Path(folder).glob("*.safetensors"):
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        if any(name in header for name in SCALAR_HEAD_NAMES):
+            return True
+    return False
 
 
 def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:

@@ -16,7 +16,7 @@ from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declarations import Declarations, H
-from hfsdk.session.declare import Ground, placed
+from hfsdk.session.declare import SCALAR_HEAD_NAMES, Ground, has_scalar_head, placed
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
@@ -51,6 +51,11 @@ class Placing(Declarations):
         self.messages.append(text)
         warnings.warn(text, UserWarning, stacklevel=2)
 
+    @property
+    def simulated_time(self) -> bool:
+        """Whether seconds are those of a virtual clock."""
+        return self._kind == "simulated"
+
     # -- roles
 
     @property
@@ -72,9 +77,17 @@ class Placing(Declarations):
             self._client.send(m.Declare(role))
             return handle
         self._loaded.discard(role.name)
+        if role.kind in ("reward", "cost") and not self._ground.simulated and not has_scalar_head(role.folder):
+            self.notice(
+                f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
+                "scores with a random one. Give a reward model, or a function."
+            )
         if role.kind == "actor" or self._client.tokenizer is None:
             self._set_tokenizer(role)
         return handle
+
+    def _declared(self, handle: ModelHandle) -> RoleSpec:
+        return self._book.declared(handle)
 
     def _set_tokenizer(self, role: RoleSpec) -> None:
         assert role.model is not None
@@ -120,6 +133,14 @@ class Placing(Declarations):
         self._counters[name] = self._counters.get(name, -1) + 1
         return self._counters[name]
 
+    def counts(self) -> dict[str, int]:
+        """Return the named counters as they are."""
+        return dict(self._counters)
+
+    def recount(self, counts: Mapping[str, int]) -> None:
+        """Set the named counters back."""
+        self._counters = dict(counts)
+
     # -- placement
 
     def place(self, what: Wish = "colocate", *, fresh: bool = False) -> PlacementPicture:
@@ -146,7 +167,7 @@ class Placing(Declarations):
             raise PlacementError("there is no model to place yet; declare some first, e.g. session.actor('tiny')")
         wanted = _without(what, {h.name for h in self._book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
-        roles = placed([self._book.declared(h.name) for h in handles], placement)
+        roles = placed([self._book.declared(h) for h in handles], placement)
         check_fits(roles, placement, self.cluster)
         self._settle_save()
         self._client.send(m.Place(placement, tuple(roles), fresh))
@@ -161,7 +182,7 @@ class Placing(Declarations):
     @property
     def placement(self) -> PlacementPicture:
         """Who lives where, with memory; drawn live while calls run."""
-        return PlacementPicture(self._client, self._book, self._placement, self.cluster, title=self.name)
+        return PlacementPicture(self._client, self._book, self._placement, self.cluster, self.name, self.simulated_time)
 
 
 def _without(what: Wish, functions: set[str]) -> Wish:

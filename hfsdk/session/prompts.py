@@ -2,7 +2,8 @@
 
 The stream is endless: position p is prompt ``p % num_prompts`` of epoch ``p // num_prompts``, each epoch in an order of its own
 that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (k + 1) * batch_size, whenever it is asked;
-``next(prompts)`` gives them one after the other, and its place is saved with the session.
+``next(prompts)`` gives them one after the other, and its place is saved with the session. ``for batch in prompts`` gives
+``len(prompts)`` of them from that place on: one pass over the data.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hfsdk.batch import MEANINGS, Batch
+from hfsdk.checks import check_fields, is_whole
 from hfsdk.errors import ColumnError, OptionError
 from hfsdk.pending import Client, ColumnRef
 from hfsdk.session.tokenizer import Tokenizer
@@ -40,7 +42,8 @@ class PromptOptions:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+        check_fields(self)
+        if self.batch_size < 1:
             raise OptionError(f"batch_size must be a whole number of at least 1; got {self.batch_size!r}")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise OptionError(f"max_prompt_tokens must be at least 1, or None for no truncation; got {self.max_prompt_tokens}")
@@ -87,7 +90,8 @@ class PromptStream:
         return batch
 
     def __iter__(self) -> Iterator[Batch]:
-        return self
+        """Give ``len(prompts)`` batches, one pass over the data, from the stream's place on; advances like ``next``."""
+        return (next(self) for _ in range(len(self)))
 
     def __len__(self) -> int:
         """Return the number of batches in one pass over the data (the last one runs into the next pass)."""
@@ -149,6 +153,9 @@ class PromptStream:
     def _encode(self, row: int) -> list[int]:
         prompt, options = self._prompts[row], self.options
         if not isinstance(prompt, str):
+            wrong = [t for t in prompt if not is_whole(t)]
+            if wrong:
+                raise OptionError(f"prompt {row} of the data has {wrong[0]!r} among its token ids; they are whole numbers")
             ids = [int(t) for t in prompt]
         elif self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")

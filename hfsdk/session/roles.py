@@ -20,8 +20,11 @@ EXAMPLES = {
 
 
 def opened(role: RoleSpec) -> RoleSpec:
-    """Return the role without the texts that do not matter for comparing (a function's source has none of its own)."""
-    return role if role.function is None else replace(role, function=replace(role.function, source=""))
+    """Return the role without what does not matter for comparing: a function's source, and the seed, which is the session's.
+
+    ``session.load`` changes the latter, and must not make another role of each that is declared again afterwards.
+    """
+    return replace(role, seed=0, function=None if role.function is None else replace(role.function, source=""))
 
 
 class RoleBook:
@@ -46,7 +49,8 @@ class RoleBook:
                 return old, True
         if old is not None and before is not None:
             self._gone[id(old)] = f"was replaced by a {role.kind} with other arguments"
-            self._notice(f"{role.name} is replaced: {_changes(before, role)}; updates of the old one are gone")
+            lost = "; updates of the old one are gone" if before.trainable else ""
+            self._notice(f"{role.name} is replaced: {_changes(before, role)}{lost}")
         handle = make()
         self._handles[role.name], self._declared[role.name] = handle, role
         return handle, True
@@ -67,9 +71,9 @@ class RoleBook:
             why = self._gone.get(id(handle), "belongs to another session")
             raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {EXAMPLES.get(handle.kind, '')}")
 
-    def declared(self, name: str) -> RoleSpec:
-        """Return a role as the user declared it."""
-        return self._declared[name]
+    def declared(self, handle: ModelHandle) -> RoleSpec:
+        """Return a handle's role as the user declared it, its layouts perhaps open."""
+        return self._declared[handle.name] if self._handles.get(handle.name) is handle else handle.role
 
     def find(self, name: str) -> ModelHandle:
         """Return a handle by name.
@@ -146,7 +150,7 @@ def _changes(before: RoleSpec, after: RoleSpec) -> str:
     """Name the fields in which two declarations differ."""
     names = {"folder": "model", "train": "layout"}
     found: list[str] = []
-    fields = ("kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens", "seed")
+    fields = ("kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens")
     for field in fields:
         old, new = getattr(before, field), getattr(after, field)
         if old != new and names.get(field, field) not in [f.split(" ")[0] for f in found]:

@@ -342,11 +342,6 @@ class Session(Placing):
         """All handles, in the order of declaration."""
         return tuple(self._book)
 
-    @property
-    def simulated_time(self) -> bool:
-        """Whether seconds are those of a virtual clock."""
-        return self._kind == "simulated"
-
     def record(self, row: Mapping[str, Any]) -> None:
         """Add a row to the history, with the version of every function that scored it."""
         functions = {h.name: h.role.function for h in self._book.functions}

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk.batch import Batch
+from hfsdk.checks import is_whole
 from hfsdk.errors import OptionError, SimulatedValueError
 from hfsdk.session.prompts import PromptStream
 
@@ -77,7 +78,7 @@ def train(
     progress: bool | None,
 ) -> Run:
     """See ``Session.train``."""
-    _check_options(prompts, steps, metrics, save_every, folder)
+    _check_options(algorithm, prompts, steps, metrics, save_every, folder)
     if resume is not None:
         session.load(resume)
     run = session.run = Run()
@@ -100,7 +101,7 @@ def train(
 
 def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, metrics: Sequence[Metric], run: Run) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
-    before, started, finished = prompts.position, time.perf_counter(), False
+    before, started, finished = (prompts.position, session.counts()), time.perf_counter(), False
     try:
         step = algorithm.step(session.models, next(prompts))
         if step is None:
@@ -118,7 +119,8 @@ def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, met
         finished = True
     finally:
         if not finished:
-            prompts.position = before
+            prompts.position = before[0]
+            session.recount(before[1])  # the seeds of its updates: gone on with, the run is as if it had not stopped
             _stop_calls(session)
     run.rows.append(row)
     run.last = step
@@ -144,13 +146,15 @@ def _own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
 
 
 def _check_options(
-    prompts: PromptStream, steps: int, metrics: Sequence[Metric], save_every: int, folder: str | Path | None
+    algorithm: Algorithm, prompts: PromptStream, steps: int, metrics: Sequence[Metric], save_every: int, folder: str | Path | None
 ) -> None:
+    if isinstance(algorithm, type) or not callable(getattr(algorithm, "step", None)):
+        raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {algorithm!r}")
     if not isinstance(prompts, PromptStream):
         raise OptionError(f"train takes the stream of session.prompts(...); got {type(prompts).__name__}")
-    if not isinstance(steps, int) or steps < 1:
+    if not is_whole(steps) or steps < 1:
         raise OptionError(f"steps must be a whole number of at least 1; got {steps!r}")
-    if save_every < 0 or (save_every and folder is None):
+    if not is_whole(save_every) or save_every < 0 or (save_every and folder is None):
         raise OptionError(f"save_every={save_every} needs a number of at least 0 and a folder to save to (folder=...)")
     for metric in metrics:
         if not callable(metric):

@@ -28,9 +28,10 @@ class PlacementPicture:
     """Who lives where, with planned and measured memory. In a notebook it draws itself, live while calls run."""
 
     def __init__(
-        self, client: ControllerClient, book: RoleBook, placement: Placement | None, cluster: ClusterSpec, title: str = ""
-    ) -> None:
-        self._client, self._book, self._cluster, self._title = client, book, cluster, title
+        self, client: ControllerClient, book: RoleBook, placement: Placement | None, cluster: ClusterSpec, title: str,
+        predicted: bool,
+    ) -> None:  # fmt: skip
+        self._client, self._book, self._cluster, self._title, self._predicted = client, book, cluster, title, predicted
         self.placement = placement
 
     @property
@@ -57,12 +58,8 @@ class PlacementPicture:
             "title": self._title, "nodes": nodes, "devices": devices,
             "pools": {pool.name: list(pool.devices) for pool in (self.placement.pools if self.placement else ())},
             "roles": [self._role(h, states, measured) for h in self._book if h.spec is not None],
-            "predicted": self._cluster_is_simulated,
+            "predicted": self._predicted,
         }  # fmt: skip
-
-    @property
-    def _cluster_is_simulated(self) -> bool:
-        return all(s.pid is None for s in self._statuses())
 
     def _statuses(self) -> Sequence[DeviceStatus]:
         if self._client.closed:
@@ -201,7 +198,7 @@ def dataflow_of(client: ControllerClient, step: int) -> Dataflow:
     for call in calls:
         for source in call.inputs:
             if source in by_id:
-                columns = tuple(name for name in call.reads if name in by_id[source].writes)
+                columns = tuple(name for name, writer in zip(call.reads, call.read_from, strict=True) if writer == source)
                 edges.append(Edge(source, call.id, columns))
     return Dataflow(tuple(calls), tuple(edges))
 

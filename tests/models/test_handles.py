@@ -169,6 +169,81 @@ def test_misaligned_columns_are_named(session, actor):
         actor.update(batch, ppo.PolicyLoss())
 
 
+@pytest.mark.parametrize("method", ["generate", "compute_log_probs", "update", "call", "score"])
+def test_a_batch_of_another_session_is_refused(session, actor, controller, length_reward, method):
+    with hf.Session.simulated("1x2 A100-80GB") as other:
+        batch = other.batch(prompt=[[1]], response=[[2]])
+        reward = session.reward(length_reward)
+        use = {
+            "generate": actor.generate, "compute_log_probs": actor.compute_log_probs, "score": reward.compute_scores,
+            "update": lambda b: actor.update(b, my_loss), "call": lambda b: actor.call(margins, b),
+        }[method]  # fmt: skip
+        with pytest.raises(hf.ColumnError, match=r"belongs to another session.*session\.batch"):
+            use(batch)
+    assert not controller.sent(m.Submit)
+
+
+def test_columns_per_token_are_compared_where_no_responses_are_read(actor):
+    batch = generated(actor).with_columns(scores=[0.0, 0.0], values=[[1.0], [2.0]])
+    with pytest.raises(hf.ColumnError, match="'values' has 1 values for sample 0, whose response has 3 tokens"):
+        ppo.advantages(batch, kl_coef=0.0)
+    with pytest.raises(hf.ColumnError, match=r"map\(.*'values' has 1"):
+        batch.map(lambda table: {"x": [0, 0]}, ["values"], ["x"])
+
+
+def wrong_types(session, actor, batch, length_reward, tmp_path):
+    """Every use with what it should say."""
+    (tmp_path / "file").write_text("")
+    return [
+        (lambda: actor.compute_log_probs(["a"]), "takes a batch.*got list"),
+        (lambda: actor.update(None, my_loss), r"actor\.update takes a batch.*got NoneType"),
+        (lambda: actor.generate(None), "takes a batch, texts, or token ids; got NoneType"),
+        (lambda: actor.generate([True]), "prompt 0 is bool"),
+        (lambda: actor.generate("x", temperature="a"), "temperature must be a number; got temperature='a'"),
+        (lambda: actor.generate("x", stop=3), "stop must be a list"),
+        (lambda: actor.generate("x", stop=[3]), "stop must be a tuple of texts"),
+        (lambda: actor.generate("x", stop_token_ids=5), "stop_token_ids must be a list"),
+        (lambda: actor.generate("x", max_new_tokens=1.5), "max_new_tokens must be a whole number"),
+        (lambda: actor.generate("x", top_k=1.5), "top_k must be a whole number"),
+        (lambda: actor.generate("x", seed="a"), "seed must be a whole number or None"),
+        (lambda: actor.chat(3), "message must be a text"),
+        (lambda: actor.update(batch, my_loss, epochs=True), "epochs must be a whole number"),
+        (lambda: session.actor("tiny", train=None), "layout must be a text like 'tp2 dp2'.*got None"),
+        (lambda: session.actor("tiny", rollout=None), "rollout must be a layout"),
+        (lambda: session.actor("tiny", rollout_options=3), "rollout_options must be an hf.RolloutOptions"),
+        (lambda: hf.AdamW(lr="a"), "lr must be a number"),
+        (lambda: hf.AdamW(betas=0.9), "betas must be a tuple of 2 numbers"),
+        (lambda: hf.PPO(max_new_tokens="a"), "max_new_tokens must be a whole number"),
+        (lambda: hf.PPO(clip_high="a"), "clip_high must be a number or None"),
+        (lambda: session.reward(length_reward, timeout_s="a"), "timeout_s must be a number"),
+        (lambda: session.reward(length_reward, timeout_s=float("nan")), "timeout_s must be a number"),
+        (lambda: batch.inspect("a"), "sample 'a' does not exist"),
+        (lambda: batch.map(len, "prompt", ["x"]), r"reads a list of columns.*got the text 'prompt'"),
+        (lambda: batch.map(len, ["prompt"], "x"), r"writes must be a list of column names"),
+        (lambda: session.batch(prompt=[[1.5, 2.0]]), "'prompt' holds token ids, which are whole numbers"),
+        (lambda: session.prompts([[1.5]], batch_size=1)[0], "has 1.5 among its token ids"),
+        (lambda: session.prompts(["a"], batch_size=1, seed="a"), "seed must be a whole number"),
+        (lambda: session.train("x", session.prompts(["a"], batch_size=1), steps=1), "takes an algorithm.*got 'x'"),
+        (lambda: session.train(hf.PPO, session.prompts(["a"], batch_size=1), steps=1), "takes an algorithm"),
+        (lambda: actor.save_pretrained(tmp_path / "file" / "below"), "cannot write to"),
+    ]
+
+
+def test_wrong_types_are_named(session, actor, controller, length_reward, tmp_path):
+    batch = generated(actor)
+    before = len(controller.sent(m.Submit))
+    for use, words in wrong_types(session, actor, batch, length_reward, tmp_path):
+        with pytest.raises(hf.HfsdkError, match=words):
+            use()
+    assert len(controller.sent(m.Submit)) == before
+    assert hf.AdamW(lr=np.float32(1e-3), warmup_steps=np.int64(0)).lr > 0
+
+
+def test_a_row_that_does_not_exist_is_the_one_named(actor):
+    with pytest.raises(hf.ColumnError, match=r"row -3 does not exist; the batch has 2 samples"):
+        generated(actor)[[-3, 0]]
+
+
 # -- the rest
 
 

@@ -27,6 +27,16 @@ def test_a_batch_repeats_and_next_advances(session, actor):
     assert len(prompts) == 3
 
 
+def test_a_loop_is_one_pass_from_where_the_stream_stands(session, actor):
+    prompts = session.prompts(TEXTS, batch_size=4)
+    next(prompts)
+    found = [positions(batch) for batch in prompts]
+    assert len(found) == len(prompts) == 3
+    assert found[0] == [4, 5, 6, 7]
+    assert prompts.position == 4
+    assert positions(list(prompts)[-1]) == [24, 25, 26, 27]
+
+
 def test_every_pass_has_all_prompts_in_an_order_of_its_own(session, actor):
     prompts = session.prompts(TEXTS, batch_size=5)
     passes = [prompts[2 * k].text("prompt") + prompts[2 * k + 1].text("prompt") for k in range(2)]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 
 import pytest
+from fakes import CPU2
 
 import hfsdk as hf
+from hfsdk.assets import model_folder
 from hfsdk.engine import messages as m
+from hfsdk.session import Session
 from hfsdk.spec import PRESETS
 
 
@@ -220,3 +225,67 @@ def test_logs_and_unknown_roles(session, actor):
 def test_bad_devices(devices):
     with pytest.raises(hf.OptionError):
         hf.Session(devices)
+
+
+def test_declaring_again_after_a_load_keeps_what_was_loaded(session, actor, controller):
+    reference, critic = session.reference(actor), session.critic("tiny")
+    session.place()
+    saved = {"seed": 5, "counters": {}, "positions": {}, "history": []}
+    session.restore(saved)  # as session.load does with a checkpoint of another seed
+    assert session.actor("tiny") is actor
+    assert session.reference(actor) is reference
+    assert session.critic("tiny") is critic
+    assert not session.messages
+
+
+def test_a_reference_declared_again_after_placing_is_the_same(session, actor):
+    reference = session.reference(actor)
+    session.place()
+    assert actor.role.train.dp == 2
+    assert session.reference(actor) is reference
+    assert not session.messages
+    with pytest.warns(UserWarning, match=r"reference is replaced: layout .*") as caught:
+        session.reference(actor, layout="tp2")
+    assert "updates" not in str(caught[0].message), "a frozen model has none to lose"
+
+
+def test_a_model_without_a_scalar_head_scores_with_a_notice(session, tmp_path):
+    with pytest.warns(UserWarning, match=r"reward: tiny has no trained scalar head .*random one"):
+        session.reward("tiny")
+    folder = tmp_path / "scorer"
+    shutil.copytree(model_folder("tiny"), folder)
+    header = json.dumps({"score.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    (folder / "head.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.cost(str(folder))
+
+
+def test_the_version_of_a_handle_is_its_own(session, actor, controller):
+    session.place()
+    controller.updates["actor"] = 3
+    assert actor.version == 3
+    with pytest.warns(UserWarning, match="replaced"):
+        new = session.actor("tiny", dtype="bf16")
+    assert new.version == 0, "it is not placed yet; the old one still is"
+
+
+def test_a_closed_real_session_s_placement_is_not_a_prediction(controller):
+    session = Session.over(controller, CPU2)
+    session.actor("tiny")
+    assert session.placement.view()["predicted"] is False
+    session.place()
+    session.close()
+    assert session.placement.view()["predicted"] is False
+    with hf.Session.simulated("1x2 A100-80GB") as simulated:
+        assert simulated.placement.view()["predicted"] is True
+
+
+def test_the_dataflow_keeps_aliased_columns():
+    with hf.Session.simulated("1x2 A100-80GB") as session:
+        actor = session.actor("tiny")
+        batch = actor.generate(["one"], max_new_tokens=4)
+        batch = batch.alias("old_log_probs", "rollout_log_probs")
+        actor.update(batch, lambda out, b: b["old_log_probs"]).wait()
+        columns = {edge.source: edge.columns for edge in session.dataflow.edges}
+        assert "old_log_probs" in columns[batch.ref("old_log_probs").call_id]

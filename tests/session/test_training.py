@@ -10,6 +10,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from hfsdk.engine import messages as m
 
 TEXTS = [f"review number {i}" for i in range(10)]
 
@@ -49,6 +50,34 @@ def test_a_run_has_one_row_per_step(session, ready):
     assert ready.position == 3
     assert repr(run) == "Run(3 steps, finished, score 0.500)"
     assert session.train(OneCall(), ready, steps=1).history["step"].tolist() == [3]
+
+
+def test_a_step_that_is_cancelled_spends_no_seeds(session, actor, controller, ready):
+    """Gone on with, the updates shuffle as they would have without the interruption."""
+
+    class Trained(OneCall):
+        def step(self, models, prompts):
+            step = super().step(models, prompts)
+            models.actor.update(step.batch, lambda out, b: out.log_probs)
+            self.hook()
+            return step
+
+    session.train(Trained(), ready, steps=2)
+    algorithm = Trained()
+    first = len(controller.sent(m.Submit))
+    calls = iter(range(10))
+
+    def fail():
+        if next(calls) == 1:  # after the update of the step
+            raise KeyboardInterrupt
+
+    algorithm.hook = fail
+    with pytest.raises(KeyboardInterrupt):
+        session.train(algorithm, ready, steps=1)
+    session.train(Trained(), ready, steps=1)
+    seeds = [s.options["seed"] for s in controller.sent(m.Submit)[first:] if s.method == "update"]
+    assert len(seeds) == 2
+    assert seeds[0] == seeds[1]
 
 
 def own(batch):

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from system_helpers import check_works, fingerprint, lengths_reward, ppo_batch
+from system_helpers import call_id, check_works, fingerprint, lengths_reward, ppo_batch
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.assets import model_folder
+from hfsdk.engine import messages as m
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +212,14 @@ def strings(completions):
     return ["good" for _ in completions]
 
 
+def exits(completions):
+    raise SystemExit(3)
+
+
+def interrupts(completions):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("function", "words"),
@@ -219,11 +228,15 @@ def strings(completions):
         (one_short, r"one_short returned 3 scores for 4 completions"),
         (one_nan, r"one_nan returned nan for sample 3"),
         (strings, r"strings returned 'good' \(str\) for sample 0"),
+        (exits, r"exits raised SystemExit\(3\)"),
+        (interrupts, r"interrupts raised KeyboardInterrupt"),
         (hangs, r"hangs took longer than 2 s"),
     ],
 )
 def test_reward_function(live, function, words):
     batch = live.actor.generate(live.prompts[0][:4], max_new_tokens=4)
+    earlier = live.reward.compute_scores(batch)
+    earlier = earlier.map(lambda table: {"twice": 2 * table["scores"]}, ["scores"], ["twice"]).wait()
     reward = live.session.reward(function, timeout_s=2)
     try:
         assert reward is live.reward
@@ -234,6 +247,15 @@ def test_reward_function(live, function, words):
     finally:
         reward = live.session.reward(lengths_reward)
     assert len(reward.compute_scores(batch)["scores"]) == 4
+    assert np.array_equal(earlier["twice"], 2 * earlier["scores"]), "the results of other calls are still there"
+
+
+def test_results_of_tasks_do_not_come_through_the_controller(live):
+    import ray
+
+    batch = live.session.batch(number=[1.0, 2.0]).map(lambda t: {"small": t["number"]}, ["number"], ["small"]).wait()
+    part = live.session.client.send(m.Ask(call_id(batch), "stored")).parts[0]
+    assert ray.experimental.get_object_locations(part.handle)[part.handle[0]]["node_ids"], "it is in the object store"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -137,7 +137,7 @@ def test_hang_after_another_rank_failed(ray_here, monkeypatch):
     """A rank waits in a collective for one that has raised: its pool is ended after a while, not waited for."""
     from hfsdk.engine import ray_runtime
 
-    monkeypatch.setattr(ray_runtime, "GRACE_S", 2.0)
+    monkeypatch.setattr(ray_runtime, "USER_GRACE_S", 2.0)
 
     def uneven(rank):
         import torch

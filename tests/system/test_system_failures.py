@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from system_helpers import call_id, check_works, lengths_reward, long_generation
+from system_helpers import call_id, check_works, lengths_reward, long_generation, pids
 
 import hfsdk as hf
 from hfsdk.engine import messages as m
@@ -297,6 +297,54 @@ def test_primitive_that_fails_on_one_rank(live):
         live.actor.call(half, live.session.batch(prompt=[[1], [2], [3]])).wait()
     assert caught.value.rank == 1
     check_works(live)
+
+
+def test_primitive_that_writes_lists_where_a_rank_has_no_rows(live):
+    @hf.primitive(reads=["response"], writes=["twice", "word"])
+    def twice(model, rows):
+        return {"twice": [[2 * int(t) for t in row] for row in rows["response"]], "word": ["x"] * rows.num_rows}
+
+    batch = live.actor.call(twice, live.session.batch(prompt=[[1, 2]], response=[[3, 4]]))
+    assert batch["twice"] == hf.Ragged.of([[6, 8]])
+    assert batch["word"] == ["x"]
+    assert live.actor.compute_log_probs(batch.alias("response", "twice"))["old_log_probs"].lengths.tolist() == [2]
+
+
+def test_exit_and_interrupt_in_own_functions_fail_the_call_only(live):
+    before = pids(live.session)
+    batch = live.session.batch(prompt=[[1, 2], [3]], response=[[3, 4], [4]])
+
+    def leave(*_):
+        raise SystemExit(1)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for use in (
+        lambda: live.actor.run(leave), lambda: live.actor.run(stop), lambda: live.actor.update(batch, leave).wait(),
+        lambda: live.actor.update(batch, stop).wait(), lambda: batch.reduce(leave, ["prompt"]).wait(),
+    ):  # fmt: skip
+        with pytest.raises(hf.CallError, match=r"raised (SystemExit\(1\)|KeyboardInterrupt)"):
+            use()
+    assert pids(live.session) == before
+    check_works(live)
+
+
+def test_releasing_a_role_gives_back_its_threads_and_sockets(live):
+    def held(rank):
+        import os
+
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def come_and_go():
+        late = live.session.critic("tiny", train="dp2", name="late")
+        late.compute_values(live.session.batch(prompt=[[1], [2]], response=[[2], [3]])).wait()
+        late.release()
+        return live.reference.run(held)
+
+    come_and_go()  # the first time some libraries keep something for good
+    before = come_and_go()
+    assert all(f1 <= f0 and t1 <= t0 for (f0, t0), (f1, t1) in zip(before, come_and_go(), strict=True))
 
 
 def test_scripts_without_main_guard():

@@ -1,0 +1,129 @@
+"""The controller over a runtime on a virtual clock: who hears of a failure, and what is kept."""
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.engine import messages as m
+from hfsdk.errors import CallError, CheckpointError, ColumnError, DependencyError, WorkerDiedError
+
+
+def score(completions):
+    return [0.0 for _ in completions]
+
+
+@pytest.fixture
+def session():
+    with hf.Session.simulated("1x2 A100-80GB") as session:
+        yield session
+
+
+@pytest.fixture
+def runtime(session):
+    return session.client._controller._runtime
+
+
+@pytest.fixture
+def roles(session):
+    actor = session.actor("tiny")
+    return actor, session.critic("tiny"), session.reward(score)
+
+
+def failing(runtime, monkeypatch, where, method, error):
+    """Let calls of ``method`` fail."""
+    before = getattr(runtime, where)
+
+    def broken(work):
+        if work.call.method == method:
+            raise error
+        return before(work)
+
+    monkeypatch.setattr(runtime, where, broken)
+    return lambda: monkeypatch.setattr(runtime, where, before)
+
+
+def settle(session):
+    session.client.settle(session.client.open_calls())
+
+
+@pytest.fixture
+def broken(session, runtime, roles, monkeypatch):
+    """A reward that fails, and updates of actor and critic that fail for it."""
+    actor, critic, reward = roles
+    mend = failing(runtime, monkeypatch, "task", "compute_scores", CallError("no score today"))
+    batch = actor.generate(["one", "two"], max_new_tokens=4)
+    scored = reward.compute_scores(batch)
+    doubled = scored.map(lambda table: {"twice": table["scores"]}, ["scores"], ["twice"])
+    updates = [role.update(doubled, lambda out, b: b["twice"]) for role in (actor, critic)]
+    settle(session)
+    mend()
+    return batch, scored, updates
+
+
+@pytest.mark.parametrize("look", ["root", "dependent", "fetch"])
+def test_a_failure_that_was_seen_is_not_raised_again_by_what_depends_on_it(roles, broken, look):
+    batch, scored, updates = broken
+    with pytest.raises(CallError, match="no score today"):
+        {"root": scored.wait, "dependent": updates[0].wait, "fetch": lambda: scored["scores"]}[look]()
+    for use in (roles[0].compute_log_probs, roles[1].compute_values, roles[2].compute_scores):
+        use(batch).wait()
+    with pytest.raises(DependencyError, match="no score today"):  # a look says it whenever it is taken
+        updates[1].wait()
+
+
+def test_a_failure_nobody_looked_at_is_raised_once_at_the_next_call(roles, broken):
+    with pytest.raises(DependencyError, match="no score today"):
+        roles[1].compute_values(broken[0])
+    roles[0].compute_log_probs(broken[0]).wait()
+    roles[2].compute_scores(broken[0]).wait()
+
+
+def test_every_failure_says_role_call_and_line(session, runtime, roles, monkeypatch):
+    failing(runtime, monkeypatch, "call", "compute_values", ColumnError("no column 'zz'"))
+    values = roles[1].compute_values(session.batch(prompt=[[1]], response=[[2]]))
+    with pytest.raises(ColumnError, match=r"^critic\.compute_values \(started at test_controller\.py, line \d+\): no column 'zz'$"):
+        values.wait()
+
+
+def test_columns_released_while_the_call_ends_are_dropped(session, runtime, roles, monkeypatch):
+    controller = session.client._controller
+    count, released = controller._count_updates, []
+
+    def late(role, record):
+        controller.send(m.Release((record.call.id,)))
+        released.append(record)
+        count(role, record)
+
+    monkeypatch.setattr(controller, "_count_updates", late)
+    roles[0].generate(["one"], max_new_tokens=4).wait()
+    assert [record.stored for record in released] == [None]
+
+
+def test_a_checkpoint_that_is_gone_is_told_once(session, runtime, roles, monkeypatch):
+    actor, batch = roles[0], session.batch(prompt=[[1]], response=[[2]])
+    actor.update(batch, lambda out, b: out.log_probs).wait()
+    session.client.send(m.Recover("actor", "/gone"))
+    mend = failing(runtime, monkeypatch, "call", "compute_log_probs", WorkerDiedError("it ended."))
+    with pytest.raises(WorkerDiedError, match="checkpoint /gone"):
+        actor.compute_log_probs(batch).wait()
+    mend()
+    load = runtime.load
+
+    def missing(role, pool):
+        if role.restore:
+            raise CheckpointError(f"there is no {role.restore}.")
+        load(role, pool)
+
+    monkeypatch.setattr(runtime, "load", missing)
+    with pytest.raises(CheckpointError, match=r"no /gone\. The next call brings actor back with its initial weights"):
+        actor.compute_log_probs(batch).wait()
+    actor.compute_log_probs(batch).wait()
+    assert actor.version == 0
+
+
+def test_columns_per_token_are_compared_when_their_lengths_are_known_at_last(session, roles):
+    actor, critic, _ = roles
+    batch = critic.compute_values(actor.generate(["one", "two"], max_new_tokens=4))
+    batch = batch.with_columns(old_log_probs=[[0.5] * 99, [0.5]])
+    task = batch.drop("response").map(lambda table: {"x": table["values"]}, ["values", "old_log_probs"], ["x"])
+    with pytest.raises(ColumnError, match=r"'old_log_probs' .* does not fit 'values': sample 0 has 99 values"):
+        task.wait()

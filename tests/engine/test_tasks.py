@@ -1,0 +1,61 @@
+"""The user's functions over columns, without the process they run in."""
+
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hfsdk
+from hfsdk.engine.tasks import check_scores, run_task
+from hfsdk.errors import CallError, OptionError, RewardFunctionError
+from hfsdk.functions import Shipped
+from hfsdk.table import Ragged, Table
+
+TINY = str(Path(hfsdk.__file__).parent / "assets" / "tiny")
+TABLE = Table({"prompt": Ragged.of([[72], [73]]), "response": Ragged.of([[72], [73]])})
+
+
+def leave(*_, **__):
+    raise SystemExit(2)
+
+
+def stop(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("function", [leave, stop])
+@pytest.mark.parametrize(("method", "kind"), [("reduce", CallError), ("map", CallError), ("compute_scores", RewardFunctionError)])
+def test_exit_and_interrupt_are_failures_of_the_function(function, method, kind):
+    options = {"function": Shipped.of(function), "tokenizer": TINY, "as": "scores"}
+    with pytest.raises(kind, match=r"(leave|stop) raised (SystemExit|KeyboardInterrupt)"):
+        run_task(method, TABLE, options, ["x"])
+
+
+@pytest.mark.parametrize("score", [1e300, -1e39, math.inf, math.nan, 10**400, np.float64(1e300)])
+def test_scores_that_float32_cannot_hold(score):
+    with pytest.raises(RewardFunctionError, match=r"f returned .* for sample 1; return a finite number"):
+        check_scores([0.0, score], "f", 2)
+    assert check_scores([np.float16(3), True, 3.4e38], "f", 3) == [3.0, 1.0, 3.4e38]
+
+
+@pytest.mark.parametrize("method", ["map", "reduce"])
+def test_results_that_cannot_travel_say_so(method):
+    def lock(table):
+        made = [threading.Lock() for _ in range(table.num_rows)]
+        return {"x": made} if method == "map" else made
+
+    with pytest.raises(CallError, match=r"lock.* returned list, which cannot travel.*numbers, texts"):
+        run_task(method, TABLE, {"function": Shipped.of(lock)}, ["x"])
+
+
+def test_functions_that_cannot_travel_say_so():
+    held = threading.Lock()
+
+    def closed_over(completions):
+        with held:
+            return [0.0 for _ in completions]
+
+    with pytest.raises(OptionError, match=r"closed_over cannot travel to the workers.*lock.*inside the function"):
+        Shipped.of(closed_over)
