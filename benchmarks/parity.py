@@ -13,8 +13,8 @@ Uses as many worker processes as the layout has ranks (1, 2 or 4), of one thread
 process.
 
     python benchmarks/parity.py --check                                            about 6 minutes
-    python benchmarks/parity.py --all --check                                      72 layouts, about 45 minutes
-    python benchmarks/parity.py --all --layout "pp2 dp2" --rollout tp4             some of them, half a minute each
+    python benchmarks/parity.py --all --check                                      72 cases, an estimated 45 minutes
+    python benchmarks/parity.py --all --layout "pp2 dp2" --rollout tp4             some of them
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def test_a_released_handle_is_gone(session, actor, controller):
         ({"optimizer": None}, hf.OptionError, "AdamW"),
         ({"micro_batch_tokens": 0}, hf.OptionError, "micro_batch_tokens"),
         ({"cpu_weights": "other"}, hf.OptionError, "cpu_weights"),
+        ({"recompute": "some"}, hf.OptionError, "'selective', 'full'.*got recompute='some'"),
         ({"rollout_options": hf.RolloutOptions(max_model_len=600)}, hf.OptionError, "600 is more than the 512 positions"),
     ],
 )
@@ -82,6 +83,16 @@ def test_what_does_not_fit_is_refused_at_the_call(session, controller, options, 
         session.actor(**{"model": "tiny", **options})
     assert controller.messages == []
     assert session.actor("tiny").name == "actor"  # the session is usable
+
+
+def test_recompute_and_distributed_optimizer_are_part_of_the_role(session):
+    optimizer = hf.AdamW(lr=1e-5, distributed=True)
+    actor = session.actor("tiny", recompute="full", optimizer=optimizer)
+    critic = session.critic("tiny", recompute="selective", optimizer=optimizer)
+    assert (actor.role.recompute, critic.role.recompute) == ("full", "selective")
+    assert actor.role.optimizer.distributed
+    assert session.critic("tiny", name="plain").role.recompute == ""
+    assert not hf.AdamW().distributed
 
 
 def test_models_that_cannot_run(session, tmp_path):

@@ -34,7 +34,8 @@ def wide(ray_here):
 )  # fmt: skip
 def test_rollout_follows_the_trainer(wide, train, rollout, mode):
     """Each actor replaces the one before, whose engine is given back: also the rollout's tp may change."""
-    actor = wide.actor("tiny", train=train, rollout=rollout, cpu_weights=mode, optimizer=hf.AdamW(lr=1e-3))
+    optimizer, recompute = hf.AdamW(lr=1e-3, distributed=train == "dp2"), "full" if mode == "shared" else ""
+    actor = wide.actor("tiny", train=train, rollout=rollout, cpu_weights=mode, optimizer=optimizer, recompute=recompute)
     prompts = [text + " " for text in OPENINGS[:6]]
     before, first = measured(actor, prompts)
     assert first <= 1e-4
