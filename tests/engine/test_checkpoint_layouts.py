@@ -109,6 +109,8 @@ def save_and_load(rank, world_size, root, layouts):
             load(trainer, root / "saved" / name)
             found[name][layout] = [h.whole(trainer), h.replicas_agree(trainer), *h.learn(trainer, name)]
             found[name][layout].append(h.whole(trainer))
+            if h.groups.dp_size > 1:
+                found[name][layout, "distributed"] = through_a_distributed_optimizer(h, name, root, layout)
         initial, again = h.trainer("tied").state(), h.trainer("tied")
         h.learn(again, "tied")
         load(again, root / "fresh" / "tied")
@@ -116,6 +118,19 @@ def save_and_load(rank, world_size, root, layouts):
         found[layout, "refused"] = refused(trainer=again, folder=root / "saved" / "untied")
         found[layout, "nothing"] = refused(trainer=again, folder=root / "nothing")
     return found if rank == 0 else {key: value for key, value in found.items() if isinstance(key, tuple)}
+
+
+def through_a_distributed_optimizer(h, name, root, layout):
+    """Return the saved state as it is in a distributed optimizer, and loaded from that one's save into a plain one."""
+    from hfsdk.roles import AdamW
+
+    shared = h.trainer(name, optimizer=AdamW(lr=1e-4, max_grad_norm=1.0, distributed=True))
+    load(shared, root / "saved" / name)
+    first = h.whole(shared)
+    save(h, shared, name, root / layout / name)
+    plain = h.trainer(name)
+    load(plain, root / layout / name)
+    return first, h.whole(plain)
 
 
 def refused(trainer, folder):
@@ -149,6 +164,13 @@ def test_state_is_the_same_to_the_bit(ranks, name, layout):
     assert set(loaded["exp_avg"]) == set(loaded["weights"])
     assert equal(loaded, seen["saved"])
     assert replicas
+
+
+@pytest.mark.parametrize("layout", ["dp4", "tp2 dp2"])
+@pytest.mark.parametrize("name", CASES)
+def test_into_a_distributed_optimizer_and_back(ranks, name, layout):
+    seen = ranks[0][0][name]
+    assert all(equal(found, seen["saved"]) for found in seen[layout, "distributed"])
 
 
 @pytest.mark.parametrize("layout", OTHERS)
