@@ -133,7 +133,6 @@ class RayRuntime:
         self._num_threads = num_threads or max(1, cores // self.cluster.num_devices)
         self._folder = Path(tempfile.mkdtemp(prefix=f"hfsdk-{self._job_id}-"))
         self._pools: dict[str, _PoolState] = {}
-        self._num_opened = 0
         self._tasks_lock = threading.Lock()
         self._cancelled_tasks: set[int] = set()
         self._column_bytes = 0
@@ -154,9 +153,8 @@ class RayRuntime:
             whole = self._pools[pool.within]
             self._pools[pool.name] = _PoolState(pool, [member for member in whole.members if member.device in pool.devices])
             return
-        self._num_opened += 1
         state = _PoolState(pool, [self._worker_of(device) for device in pool.devices])
-        store = str(self._folder / f"store{self._num_opened}")
+        store = str(self._folder / f"store-{uuid.uuid4().hex[:8]}")  # of its own: lanes open pools at the same time
         setups = [
             WorkerSetup(device, rank, pool.size, pool.name, self._job_id, store, self._num_threads)
             for rank, device in enumerate(pool.devices)
