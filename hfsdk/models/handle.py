@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,9 +71,11 @@ class ModelHandle:
     @property
     def version(self) -> int:
         """Optimizer updates the weights have seen since they were loaded; 0 for frozen models. Asks the controller."""
-        roles: Mapping[str, tuple[RoleSpec, str, int]] = self._client.send(Look("roles"))
+        roles: Mapping[str, tuple[RoleSpec | None, str, int]] = self._client.send(Look("roles"))
         spec, _, updates = roles.get(self.name, (None, "", 0))
-        return updates if spec == self._role else 0  # another of this name may stand there, until this one is placed
+        # another of this name may stand there, until this one is placed; with a shadow the rollout is not the role's own
+        mine = spec is not None and replace(spec, rollout=self._role.rollout) == self._role
+        return updates if mine else 0
 
     @property
     def memory(self) -> dict[int, int]:
