@@ -364,9 +364,12 @@ class HostedRole:
         if self.rollout is not None:
             self.rollout.close()
             self.rollout = None
+        groups = self.groups
+        self._methods.clear()  # they hold this object
         self._trainer = None
-        gc.collect()  # what holds the groups goes first
-        self.groups.destroy()
+        del self.groups
+        gc.collect()  # what computes on the groups goes before them
+        groups.destroy()
         if self.rollout_group is not None:
             dist.destroy_process_group(self.rollout_group)
             self.rollout_group = None

@@ -131,7 +131,7 @@ class TokenBatch:
     def _column(self, name: str) -> Any:
         if name not in self._rows or name == _TEMPERATURE:
             has = sorted(set(self._rows) - {_TEMPERATURE})
-            raise ColumnError(f"the loss asks for column {name!r}, which the batch does not have; it has {', '.join(has)}")
+            raise ColumnError(f"the loss asks for a column the batch does not have: no column {name!r}; there are {', '.join(has)}")
         column = self._rows[name]
         if isinstance(column, Ragged):
             if name != "prompt" and not np.array_equal(column.lengths, self._response_lengths):

@@ -43,7 +43,10 @@ GRACE_S = 15.0
 """How long the other ranks of a call may take to come back after one failed outside a safe point."""
 
 USER_GRACE_S = 600.0
-"""The same where the user's own function runs on the ranks (``run``, ``call``): one may have much more to do than another."""
+"""The same where the user's own function runs on the ranks (``run``, ``call``): one may have much more to do than another.
+
+An interrupt ends the wait.
+"""
 
 START_S = 300.0
 """How long a pool's processes may take to start and join."""
@@ -134,7 +137,7 @@ class RayRuntime:
         self._folder = Path(tempfile.mkdtemp(prefix=f"hfsdk-{self._job_id}-"))
         self._pools: dict[str, _PoolState] = {}
         self._tasks_lock = threading.Lock()
-        self._cancelled_tasks: set[int] = set()
+        self._cancelled: set[int] = set()
         self._column_bytes = 0
         self._inside = threading.Condition()
         self._num_inside, self._closed = 0, False
@@ -261,7 +264,7 @@ class RayRuntime:
         """
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         answers: dict[int, Any] = {}
-        pending, deadline, grace_s = list(refs), None, GRACE_S
+        pending, failed_s = list(refs), None
         while pending:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=0.5)
             for ref in ready:
@@ -270,12 +273,13 @@ class RayRuntime:
                     answers[rank] = ray.get(ref)
                 except ray.exceptions.RayActorError as error:
                     raise self._died(state, call, rank, str(error).splitlines()[0]) from None
-            if pending and deadline is None and any(failed(answer) for answer in answers.values()):
-                grace_s = USER_GRACE_S if call.method in ("run", "call") else GRACE_S
-                deadline = time.monotonic() + grace_s
+            if pending and failed_s is None and any(failed(answer) for answer in answers.values()):
+                failed_s = time.monotonic()
                 for worker in state.workers:  # replicas that do not run in lockstep with the failed rank stop here
                     worker.cancel.remote(call.id)
-            if pending and deadline is not None and time.monotonic() > deadline:
+            patient = call.method in ("run", "call") and call.id not in self._cancelled
+            grace_s = USER_GRACE_S if patient else GRACE_S
+            if pending and failed_s is not None and time.monotonic() > failed_s + grace_s:
                 stuck = rank_of[pending[0]]
                 reasons = [str(a.error if isinstance(a, Answer) else a) for a in answers.values() if failed(a)]
                 why = f"it hangs in a collective (nothing came for {grace_s:g} s) after another rank failed: {reasons[0]}"
@@ -342,7 +346,7 @@ class RayRuntime:
         """Wait until the process for functions is up, so that its start does not count as the function's time."""
         deadline = time.monotonic() + START_S
         while not ray.wait([self._tasks_up], timeout=0.2)[0] and time.monotonic() < deadline:
-            if call.id in self._cancelled_tasks:
+            if call.id in self._cancelled:
                 raise CallCancelledError("cancelled before it started")
 
     def _await_task(self, ref: Any, call: Call, timeout_s: float | None) -> Answer:
@@ -357,7 +361,7 @@ class RayRuntime:
                     self._restart_tasks()
                     kind = RewardFunctionError if call.method in ("compute_scores", "compute_costs") else CallError
                     raise kind(f"the process that ran {call.function or call.method} ended: {error}") from None
-            if call.id in self._cancelled_tasks:
+            if call.id in self._cancelled:
                 self._restart_tasks()
                 raise CallCancelledError("cancelled; its process was ended")
             if deadline is not None and time.monotonic() > deadline:
@@ -402,9 +406,8 @@ class RayRuntime:
 
     def cancel(self, call_id: int, pool: Pool | None) -> None:
         """Ask a call's ranks (or task) to stop."""
-        if pool is None:
-            self._cancelled_tasks.add(call_id)
-        elif pool.name in self._pools:
+        self._cancelled.add(call_id)
+        if pool is not None and pool.name in self._pools:
             for worker in self._pools[pool.name].workers:
                 worker.cancel.remote(call_id)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from hfsdk.errors import DeviceMemoryError, LayoutError
+from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
 from hfsdk.planner.memory import check_fits, device_bytes, role_bytes
@@ -117,7 +118,7 @@ def test_frozen_and_function_roles():
     frozen = role_bytes(RoleSpec(name="reference", kind="reference", model=SMOL), 1, on_cpu=True)
     assert (frozen.gradients, frozen.optimizer, frozen.rollout_weights) == (0, 0, 0)
     assert frozen.activations < role_bytes(trained(SMOL), 1, on_cpu=True).activations / 10
-    assert role_bytes(RoleSpec(name="reward", kind="reward", function=len), 1).total == 0
+    assert role_bytes(RoleSpec(name="reward", kind="reward", function=Shipped.of(len)), 1).total == 0
     scalar = role_bytes(trained(SMOL, kind="critic", head="scalar"), 1, on_cpu=True)
     assert scalar.logits < 10**6 < role_bytes(trained(SMOL), 1, on_cpu=True).logits
 
@@ -149,7 +150,7 @@ def test_cpu_message_names_what_helps_and_functions_need_no_place():
     cluster = ClusterSpec.parse("1x2 cpu").with_memory(4 * 10**9)
     roles = [
         trained(SMOL, rollout=Layout(tp=1)), trained(SMOL, kind="critic", head="scalar"),
-        RoleSpec(name="reward", kind="reward", function=len),
+        RoleSpec(name="reward", kind="reward", function=Shipped.of(len)),
     ]  # fmt: skip
     with pytest.raises(DeviceMemoryError, match=r"dtype='bf16'") as caught:
         check_fits(roles, place(roles, "colocate", cluster), cluster)

@@ -1,6 +1,7 @@
 """Workers that die: who says so, what is lost, and what comes back. The pool is killed and started again."""
 
 import os
+import shutil
 import signal
 import threading
 
@@ -130,6 +131,23 @@ def test_killed_while_idle_and_while_loading(single):
 
     with pytest.raises(hf.WorkerDiedError):  # the user's own doing
         critic.run(lambda rank: os._exit(1))
+    critic.release()
+
+
+def test_killed_after_its_checkpoint_was_removed(single, tmp_path):
+    """Said once, with the path; then the initial weights come back."""
+    session, critic = single
+    batch = session.batch(prompt=[[1, 2]], response=[[3, 4]])
+    initial = critic.run(fingerprint)
+    critic.update(batch, lambda out, b: out.values).wait()
+    session.save(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "saved")
+    kill(session, 0)
+    with pytest.raises(hf.WorkerDiedError, match="critic comes back with checkpoint"):
+        critic.compute_values(batch).wait(timeout=120)
+    with pytest.raises(hf.CheckpointError, match=r"there is no .*saved/state-1/critic/rank0\.pt.*initial weights"):
+        critic.compute_values(batch).wait(timeout=120)
+    assert critic.run(fingerprint) == initial
     critic.release()
 
 

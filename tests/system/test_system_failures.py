@@ -330,23 +330,6 @@ def test_exit_and_interrupt_in_own_functions_fail_the_call_only(live):
     check_works(live)
 
 
-def test_releasing_a_role_gives_back_its_threads_and_sockets(live):
-    def held(rank):
-        import os
-
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-    def come_and_go():
-        late = live.session.critic("tiny", train="dp2", name="late")
-        late.compute_values(live.session.batch(prompt=[[1], [2]], response=[[2], [3]])).wait()
-        late.release()
-        return live.reference.run(held)
-
-    come_and_go()  # the first time some libraries keep something for good
-    before = come_and_go()
-    assert all(f1 <= f0 and t1 <= t0 for (f0, t0), (f1, t1) in zip(before, come_and_go(), strict=True))
-
-
 def test_scripts_without_main_guard():
     """A plain script, as in the README, imports and simulates without starting anything."""
     script = "import hfsdk as hf; print(hf.Session.simulated('1x2 A100-80GB'))"

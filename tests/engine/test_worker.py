@@ -1,0 +1,50 @@
+"""A worker without Ray: what a role leaves behind when it goes."""
+
+import os
+from pathlib import Path
+
+import pytest
+import spawn
+
+import hfsdk
+from hfsdk.errors import CheckpointError
+from hfsdk.layout import Layout
+from hfsdk.roles import AdamW, RoleSpec
+from hfsdk.spec import ModelSpec
+
+TINY = str(Path(hfsdk.__file__).parent / "assets" / "tiny")
+
+
+def held():
+    """Open files and threads of this process."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def come_and_go(rank, world_size):
+    import torch.distributed as dist
+
+    from hfsdk.engine import cpu_support_megatron
+    from hfsdk.engine.worker import Worker, WorkerSetup
+
+    cpu_support_megatron.install()
+    worker = Worker(WorkerSetup(rank, rank, world_size, "all", "test", "", ""))
+    role = {"kind": "critic", "head": "scalar", "folder": TINY, "model": ModelSpec.from_folder(TINY), "optimizer": AdamW()}
+    found = []
+    for _ in range(3):
+        for layout in ("dp2", "tp2"):
+            worker.load(RoleSpec(name=layout, train=Layout.parse(layout).fill(world_size), **role))
+        dist.barrier()
+        for layout in ("dp2", "tp2"):
+            worker.release(layout)
+        dist.barrier()
+        found.append(held())
+    with pytest.raises(CheckpointError, match=r"late's checkpoint is gone: there is no /gone/late/rank[01]\.pt"):
+        worker.load(RoleSpec(name="late", train=Layout.parse("dp2").fill(world_size), restore="/gone", **role))
+    dist.barrier()
+    assert not worker.roles
+    return [*found, held()]
+
+
+def test_roles_that_go_leave_no_threads_and_no_sockets():
+    for found in spawn.run(come_and_go, 2):
+        assert len(set(found[1:])) == 1, found  # the first time some libraries keep something for good
