@@ -42,6 +42,8 @@ class Placing(Declarations):
         self._book = RoleBook(self.notice)
         self._wish: Wish = "colocate"
         self._placement: Placement | None = None
+        self._specs: dict[str, RoleSpec] = {}
+        """Roles as they were placed, shadows included."""
         self._loaded: set[str] = set()
         self._counters: dict[str, int] = {}
         self._saving: Saving | None = None
@@ -72,6 +74,7 @@ class Placing(Declarations):
             self._client.send(m.Declare(role))
             return handle
         self._loaded.discard(role.name)
+        self._specs.pop(role.name, None)
         if role.kind == "actor" or self._client.tokenizer is None:
             self._set_tokenizer(role)
         return handle
@@ -112,6 +115,7 @@ class Placing(Declarations):
         loaded = handle.name in self._loaded or handle.role.function is not None
         self._book.remove(handle)
         self._loaded.discard(handle.name)
+        self._specs = {n: spec for n, spec in self._specs.items() if handle.name not in (n, spec.shadow_of)}
         if loaded:
             self._client.send(m.Remove(handle.name))
 
@@ -151,7 +155,7 @@ class Placing(Declarations):
         self._settle_save()
         self._client.send(m.Place(placement, tuple(roles), fresh))
         self._wish, self._placement = what, placement
-        named = {role.name: role for role in roles}
+        named = self._specs = {role.name: role for role in roles}
         for handle in handles:
             shadow = named.get(f"{handle.name}.rollout")
             handle.settle(replace(named[handle.name], rollout=shadow.rollout) if shadow else named[handle.name])
@@ -161,7 +165,7 @@ class Placing(Declarations):
     @property
     def placement(self) -> PlacementPicture:
         """Who lives where, with memory; drawn live while calls run."""
-        return PlacementPicture(self._client, self._book, self._placement, self.cluster, title=self.name)
+        return PlacementPicture(self._client, self._book, self._placement, self._specs, self.cluster, title=self.name)
 
 
 def _without(what: Wish, functions: set[str]) -> Wish:
