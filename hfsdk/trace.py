@@ -8,9 +8,11 @@ name              what the time covers
 ================  ============================================================
 reshard           moving the trainer's weights into the rollout engine
 prefill, decode   reading prompts; producing tokens
+sync              a shadow taking over the weights of its role
 forward           forward passes of inference calls and of training
 backward          backward passes, with gradient reduction
 optimizer         clipping and the optimizer step
+wait              a pipeline stage waiting for its neighbour
 fetch             mapping input columns
 reward, map       the user's functions in CPU tasks
 ================  ============================================================
@@ -19,6 +21,7 @@ reward, map       the user's functions in CPU tasks
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,6 +105,29 @@ class Trace:
             if span.device is not None and span.end_ns is not None and not span.parent:
                 busy.setdefault(span.device, []).append((span.start_ns, span.end_ns))
         return {d: 1.0 - _union_s(parts) / total if total else 0.0 for d, parts in sorted(busy.items())}
+
+    def overlap(self) -> dict[tuple[str, ...], float]:
+        """Return for how many seconds which pools were at work at once, e.g. ``{("actor", "critic"): 1.5, ("critic",): 2.0}``.
+
+        The empty tuple stands for the time in which none was. Pools are named in the order of their devices; a pool is at work
+        while one of its devices is.
+        """
+        device_of: dict[str, int] = {}
+        events = []
+        for span in self.spans:
+            if span.device is not None and span.end_ns is not None and not span.parent:
+                device_of[span.pool] = min(span.device, device_of.get(span.pool, span.device))
+                events += [(span.start_ns, 1, span.pool), (span.end_ns, -1, span.pool)]
+        seconds: dict[tuple[str, ...], float] = {}
+        at_work: Counter[str] = Counter()
+        last = self.start_ns
+        for now, change, pool in [*sorted(events), (self.start_ns + round(self.duration_s * 1e9), 0, "")]:
+            if now > last:
+                pools = tuple(sorted((p for p, n in at_work.items() if n), key=device_of.__getitem__))
+                seconds[pools] = seconds.get(pools, 0.0) + (now - last) / 1e9
+                last = now
+            at_work[pool] += change
+        return seconds
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per span: start_s (from the trace's start), duration_s and every field and attribute."""

@@ -10,11 +10,15 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 
 
 def settle(cell: nbformat.NotebookNode) -> None:
-    """Keep of a cell's printed output what a terminal would show in the end: a progress bar is one line."""
+    """Keep of a cell's printed output what a terminal would show in the end: a progress bar is one line.
+
+    What Ray says of a worker that ended is left out: it names machines.
+    """
     streams = [o for o in cell.outputs if o.output_type == "stream"]
     if streams:
         text = "".join(o.text for o in streams)
-        streams[0].text = "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")).strip("\n") + "\n"
+        lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n") if "(raylet)" not in line]
+        streams[0].text = "\n".join(lines).strip("\n") + "\n"
         cell.outputs = [o for o in cell.outputs if o.output_type != "stream" or o is streams[0]]
 
 

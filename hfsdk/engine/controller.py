@@ -278,7 +278,7 @@ class Controller:
             self._learned = self._learned or message.phase == "learning"
             if role is not None and message.method in CHANGES:
                 role.changes += 1
-            sync = self._sync(role, shadow) if role is not None and shadow is not None else None
+            sync = self._sync(role, shadow, message.phase) if role is not None and shadow is not None else None
             record = CallRecord(self._make_call(message), message, sync=sync)
             self._enqueue(record, lane)
         return record.call.id
@@ -298,14 +298,14 @@ class Controller:
         ending = next((ending for ending, method in SHADOWS.items() if method == message.method), None)
         return self._roles.get(f"{message.role}.{ending}") if ending else None
 
-    def _sync(self, role: RoleRecord, shadow: RoleRecord) -> Sync:
+    def _sync(self, role: RoleRecord, shadow: RoleRecord, phase: str) -> Sync:
         """Have the weights as they are at this point of the submission order; asked for once, however many calls use them."""
         last = role.sync
         if last is not None and last.version == role.changes and last.usable(shadow):
             return last
         assert self._placement is not None
         name = role.spec.name
-        request = m.Submit(name, "export_weights", "generation", {}, (), 0, ONE_TO_ALL, result="all")
+        request = m.Submit(name, "export_weights", phase, {}, (), 0, ONE_TO_ALL, result="all")
         record = CallRecord(self._make_call(request), request)
         role.sync = record.sync = Sync(role.changes, record)
         self._enqueue(record, self._placement.pool_of(name).name)
@@ -400,6 +400,8 @@ class Controller:
     def _keep_sync(role: RoleRecord, record: CallRecord, sync: Sync) -> None:
         """After a transfer's call: the weights stand ready; after the shadow's: it has them, and they are let go."""
         if role.spec.shadow_of:
+            if sync.state is not None:
+                role.num_updates = sync.state.num_updates
             role.synced, sync.state = sync.version, None
         else:
             parts = [part for part in record.result if part is not None]
@@ -441,7 +443,7 @@ class Controller:
             if role.spec.trainable:
                 back = f"checkpoint {role.checkpoint}" if role.checkpoint else "its initial weights"
                 missing = role.num_updates - (role.checkpoint_updates if role.checkpoint else 0)
-                lost.append(f"{role.spec.name} comes back with {back} ({missing} updates lost)")
+                lost.append(f"{role.spec.name} comes back with {back} ({missing} update{'s' * (missing != 1)} lost)")
                 role.num_updates = role.checkpoint_updates if role.checkpoint else 0
         dead = {device for one in family for device in one.devices}
         for other in list(self._calls.values()):  # columns live where they were written, whatever pool that was
@@ -562,7 +564,7 @@ class Controller:
                 return self._spans([r for r in records if message.step in (None, r.call.step)])
             if message.what == "roles":
                 return {
-                    n: (r.spec, "loaded" if r.loaded else "declared", r.num_updates) for n, r in self._roles.items()
+                    n: (r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for n, r in self._roles.items()
                 }
             if message.what == "running":
                 return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]

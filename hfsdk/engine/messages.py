@@ -110,7 +110,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Look:
-    """Ask for ``"calls"``, ``"spans"``, ``"devices"``, ``"roles"``, ``"placement"``, ``"controller_bytes"`` or ``"running"``."""
+    """Ask for ``"calls"``, ``"spans"``, ``"devices"``, ``"roles"``, ``"placement"``, ``"controller_bytes"`` or ``"running"``.
+
+    ``"roles"`` gives name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet).
+    """
 
     what: str
     step: int | None = None

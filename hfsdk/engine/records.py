@@ -134,9 +134,14 @@ class RoleRecord:
     sync: Sync | None = None
     """The last transfer of the weights to the role's shadow."""
     synced: int = -1
-    """Of a shadow: the ``changes`` of its role that its weights have seen."""
+    """Of a shadow: the ``changes`` of its role that its weights have seen; -1 where it has taken over none."""
     unseen: CallRecord | None = None
     """A failure: raised at the next call on this role, unless its origin has been seen by then."""
+
+    @property
+    def weights_updates(self) -> int:
+        """Updates the weights have seen; -1 for a shadow that has taken over none yet."""
+        return -1 if self.spec.shadow_of and self.synced < 0 else self.num_updates
 
 
 def raised(error: Exception) -> Exception:

@@ -42,6 +42,8 @@ class Placing(Declarations):
         self._book = RoleBook(self.notice)
         self._wish: Wish = "colocate"
         self._placement: Placement | None = None
+        self._specs: dict[str, RoleSpec] = {}
+        """Roles as they were placed, shadows included."""
         self._loaded: set[str] = set()
         self._counters: dict[str, int] = {}
         self._saving: Saving | None = None
@@ -82,6 +84,7 @@ class Placing(Declarations):
                 f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
                 "scores with a random one. Give a reward model, or a function."
             )
+        self._specs.pop(role.name, None)
         if role.kind == "actor" or self._client.tokenizer is None:
             self._set_tokenizer(role)
         return handle
@@ -125,6 +128,7 @@ class Placing(Declarations):
         loaded = handle.name in self._loaded or handle.role.function is not None
         self._book.remove(handle)
         self._loaded.discard(handle.name)
+        self._specs = {n: spec for n, spec in self._specs.items() if handle.name not in (n, spec.shadow_of)}
         if loaded:
             self._client.send(m.Remove(handle.name))
 
@@ -172,7 +176,7 @@ class Placing(Declarations):
         self._settle_save()
         self._client.send(m.Place(placement, tuple(roles), fresh))
         self._wish, self._placement = what, placement
-        named = {role.name: role for role in roles}
+        named = self._specs = {role.name: role for role in roles}
         for handle in handles:
             shadow = named.get(f"{handle.name}.rollout")
             handle.settle(replace(named[handle.name], rollout=shadow.rollout) if shadow else named[handle.name])
@@ -182,7 +186,9 @@ class Placing(Declarations):
     @property
     def placement(self) -> PlacementPicture:
         """Who lives where, with memory; drawn live while calls run."""
-        return PlacementPicture(self._client, self._book, self._placement, self.cluster, self.name, self.simulated_time)
+        return PlacementPicture(
+            self._client, self._book, self._placement, self._specs, self.cluster, self.name, self.simulated_time
+        )
 
 
 def _without(what: Wish, functions: set[str]) -> Wish:

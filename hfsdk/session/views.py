@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.dataflow import Call, Dataflow, Edge
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
-from hfsdk.models import ModelHandle
-from hfsdk.placement import Placement
+from hfsdk.layout import Coordinates
+from hfsdk.placement import SHADOWS, Placement
 from hfsdk.planner.memory import role_bytes
 from hfsdk.roles import RoleSpec
 from hfsdk.runtime import DeviceStatus
@@ -28,11 +28,17 @@ class PlacementPicture:
     """Who lives where, with planned and measured memory. In a notebook it draws itself, live while calls run."""
 
     def __init__(
-        self, client: ControllerClient, book: RoleBook, placement: Placement | None, cluster: ClusterSpec, title: str,
+        self,
+        client: ControllerClient,
+        book: RoleBook,
+        placement: Placement | None,
+        placed: Mapping[str, RoleSpec],
+        cluster: ClusterSpec,
+        title: str,
         predicted: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._client, self._book, self._cluster, self._title, self._predicted = client, book, cluster, title, predicted
-        self.placement = placement
+        self.placement, self._placed = placement, dict(placed)
 
     @property
     def running(self) -> bool:
@@ -40,9 +46,11 @@ class PlacementPicture:
         return not self._client.closed and bool(self._client.send(m.Look("running")))
 
     def view(self) -> dict[str, Any]:
-        """Return plain data: nodes, devices, pools, roles with their shards; bytes as planned and as measured."""
+        """Return plain data: nodes, devices, pools, roles and shadows with their shards; bytes as planned and as measured."""
         measured = {s.device: s for s in self._statuses()}
         states = _role_states(self._client)
+        models = [self._placed.get(h.name, h.role) for h in self._book.models]
+        shadows = [spec for spec in self._placed.values() if spec.shadow_of]
         nodes, devices, number = [], {}, 0
         pool_of = {d: pool.name for pool in (self.placement.pools if self.placement else ()) for d in pool.devices}
         for i, node in enumerate(self._cluster.node_devices):
@@ -57,7 +65,7 @@ class PlacementPicture:
         return {
             "title": self._title, "nodes": nodes, "devices": devices,
             "pools": {pool.name: list(pool.devices) for pool in (self.placement.pools if self.placement else ())},
-            "roles": [self._role(h, states, measured) for h in self._book if h.spec is not None],
+            "roles": [self._role(spec, states, measured) for spec in (*models, *shadows)],
             "predicted": self._predicted,
         }  # fmt: skip
 
@@ -67,28 +75,35 @@ class PlacementPicture:
         found: Sequence[DeviceStatus] = self._client.send(m.Look("devices"))
         return found
 
-    def _role(self, handle: ModelHandle, states: Mapping[str, str], measured: Mapping[int, DeviceStatus]) -> dict[str, Any]:
-        role = handle.role
-        placed = self.placement is not None and role.name in self.placement.roles
-        return {
-            "name": role.name, "kind": role.kind, "model": str(role.model), "dtype": role.dtype,
-            "pool": self.placement.roles[role.name] if placed and self.placement else "",
-            "train": str(role.train), "rollout": str(role.rollout) if role.rollout else None,
-            "state": states.get(role.name, "declared"), "shards": self._shards(role, measured) if placed else [],
+    def _role(
+        self, role: RoleSpec, states: Mapping[str, tuple[str, int]], measured: Mapping[int, DeviceStatus]
+    ) -> dict[str, Any]:
+        state, updates = states.get(role.name, ("declared", -1 if role.shadow_of else 0))
+        known = updates >= 0 and role.shadow_of in states
+        data: dict[str, Any] = {
+            "name": role.name, "kind": f"shadow of {role.shadow_of}" if role.shadow_of else role.kind,
+            "model": str(role.model), "dtype": role.dtype, "pool": self._pool(role),
+            "train": str(role.train) if role.train else None, "rollout": str(role.rollout) if role.rollout else None,
+            "state": state, "shadow_of": role.shadow_of, "updates": updates if updates >= 0 else None,
+            "behind": states[role.shadow_of][1] - updates if known else None,
+            "elsewhere": {SHADOWS[_ending(s)]: s.name for s in self._placed.values() if s.shadow_of == role.name},
+            "shards": self._shards(role, measured) if self._pool(role) else [],
         }  # fmt: skip
+        return {**data, "weights": _weights(data)}
+
+    def _pool(self, role: RoleSpec) -> str:
+        return self.placement.roles.get(role.name, "") if self.placement and role.name in self._placed else ""
 
     def _shards(self, role: RoleSpec, measured: Mapping[int, DeviceStatus]) -> list[dict[str, Any]]:
         assert self.placement is not None
-        assert role.train is not None
         pool = self.placement.pool_of(role.name)
-        layout = role.train.fill(pool.size)
         tp = role.rollout.tp if role.rollout else 1
-        mesh = layout.mesh(tp)
+        mesh = role.train.mesh(tp) if role.train else None
         on_cpu = self._cluster.devices[0].name == "cpu"
         planned = role_bytes(role, pool.size, on_cpu=on_cpu).resident
         shards = []
         for rank, device in enumerate(pool.devices):
-            at = mesh.coordinates(rank)
+            at = mesh.coordinates(rank) if mesh else Coordinates(rank % tp, 0, rank // tp)
             status = measured.get(device)
             shards.append({
                 "device": device, "rank": rank, "tp": at.tp, "pp": at.pp, "dp": at.dp,
@@ -103,10 +118,9 @@ class PlacementPicture:
         for pool, devices in data["pools"].items():
             lines.append(f"  pool {pool!r} on {_numbers(devices)}" + _used(data["devices"], devices))
         for role in data["roles"]:
-            rollout = f", rollout '{role['rollout']}'" if role["rollout"] else ""
             where = f"pool {role['pool']!r}" if role["pool"] else "not placed"
-            words = [f"{role['model']} {role['dtype']}", f"'{role['train']}'{rollout}", where, role["state"]]
-            lines.append(f"  {role['name']}: {', '.join(words)}{_bytes(role)}")
+            words = [*_words(role), where, role["state"], role["weights"]]
+            lines.append(f"  {role['name']}: {', '.join(w for w in words if w)}{_bytes(role)}")
         return "\n".join(lines)
 
 
@@ -161,6 +175,10 @@ class LiveTrace:
     def idle(self) -> dict[int, float]:
         """Return, for every device, the share of the time in which it ran no span."""
         return self.snapshot().idle()
+
+    def overlap(self) -> dict[tuple[str, ...], float]:
+        """Return for how many seconds which pools were at work at once."""
+        return self.snapshot().overlap()
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per span."""
@@ -224,10 +242,36 @@ def session_view(
     return {"name": name, "runtime": kind, "devices": str(cluster), "state": state, "roles": roles, "messages": list(messages)}
 
 
-def _role_states(client: ControllerClient) -> dict[str, str]:
+def _weights(role: Mapping[str, Any]) -> str:
+    """Say how many updates a role's weights have seen or, of a shadow's, how old they are."""
+    updates, behind = role["updates"], role["behind"]
+    if not role["shadow_of"]:
+        return _updates(updates) if updates else ""
+    if updates is None or behind is None:
+        return "no weights yet"
+    return f"fresh ({_updates(updates)})" if behind == 0 else f"{_updates(behind)} behind" if behind > 0 else "of another version"
+
+
+def _updates(count: int) -> str:
+    return f"{count} update{'s' * (count != 1)}"
+
+
+def _words(role: Mapping[str, Any]) -> list[str]:
+    """Say of a role of the picture's data what it is: model, layouts, and what a shadow does for it."""
+    words = [role["kind"]] if role["shadow_of"] else [f"{role['model']} {role['dtype']}"]
+    words += [f"'{role['train']}'"] if role["train"] else []
+    words += [f"rollout '{role['rollout']}'"] if role["rollout"] else []
+    return words + [f"{method} in {shadow}" for method, shadow in role["elsewhere"].items()]
+
+
+def _ending(shadow: RoleSpec) -> str:
+    return shadow.name.rpartition(".")[2]
+
+
+def _role_states(client: ControllerClient) -> dict[str, tuple[str, int]]:
     if client.closed:
         return {}
-    return {name: state for name, (_, state, _) in client.send(m.Look("roles")).items()}
+    return {name: (state, updates) for name, (_, state, updates) in client.send(m.Look("roles")).items()}
 
 
 def _numbers(devices: Sequence[int]) -> str:

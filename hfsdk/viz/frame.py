@@ -27,6 +27,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hfsdk.placement import is_shadow
+
 View = Mapping[str, Any]
 """What a picture shows, as JSON data; each picture's module gives its schema as a ``TypedDict``."""
 
@@ -38,6 +40,8 @@ LARGE_MARKS = 3000
 
 ROLE_COLORS = {"actor": "#3b76c4", "critic": "#e08a1e", "reference": "#2a9d8f", "reward": "#b5487f", "cost": "#7a6cc9"}
 OTHER_COLORS = ("#6b8e23", "#8c6d46", "#4a90a4", "#a0528d", "#5d6d7e")
+SHADOW_TONE = 0.42
+"""How much lighter a shadow is than its role."""
 PHASE_COLORS = {"generation": "#4f9d55", "preparation": "#b08d2f", "learning": "#c0604d"}
 TRANSFER_COLOR = "#d64545"
 """Red is moving data, as in dask's task stream."""
@@ -45,8 +49,9 @@ TRANSFER_COLOR = "#d64545"
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 _SVG_STYLE = (
     ".fg{fill:#1b1f24}.sub{fill:#59636e}.panel{fill:#f5f7f9}.paper{fill:#fff}.idle{fill:#dfe4e9}.grid{stroke:#d5dae0}"
-    ".edge{stroke:#59636e}.none{fill:none}@media (prefers-color-scheme:dark){.fg{fill:#e6e9ed}.sub{fill:#9aa4af}"
-    ".panel{fill:#1e2329}.paper{fill:#15181c}.idle{fill:#333b45}.grid{stroke:#3b434d}.edge{stroke:#9aa4af}}"
+    ".edge{stroke:#59636e}.bracket{fill:#59636e}.none{fill:none}"
+    "@media (prefers-color-scheme:dark){.fg{fill:#e6e9ed}.sub{fill:#9aa4af}"
+    ".panel{fill:#1e2329}.paper{fill:#15181c}.idle{fill:#333b45}.grid{stroke:#3b434d}.edge{stroke:#9aa4af}.bracket{fill:#9aa4af}}"
 )
 _FAKE_MODEL = (
     "const model={get:(k)=>state[k],set(k,v){state[k]=v;(on['change:'+k]||[]).forEach((f)=>f())},save_changes(){},"
@@ -58,15 +63,20 @@ _FAKE_MODEL = (
 
 
 def role_colors(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Return a colour per role name: by its kind where that is known and free, else one of the others."""
+    """Return a colour per role name: by its kind where that is known and free, else one of the others.
+
+    A shadow (``actor.rollout``) has a lighter tone of its role's.
+    """
     colors: dict[str, str] = {}
     spare = list(OTHER_COLORS)
-    for name, kind in kinds.items():
+    owners = {name: name.rpartition(".")[0] for name in kinds if is_shadow(name)}
+    trained = dict.fromkeys([n for n in (*kinds, *owners.values()) if n not in owners])
+    for name, kind in {n: kinds.get(n, n) for n in trained}.items():
         wanted = ROLE_COLORS.get(name) or ROLE_COLORS.get(kind)
         if wanted is None or wanted in colors.values():
             wanted = spare.pop(0) if spare else OTHER_COLORS[len(colors) % len(OTHER_COLORS)]
         colors[name] = wanted
-    return colors
+    return {name: shade(colors[owners[name]], SHADOW_TONE) if name in owners else colors[name] for name in kinds}
 
 
 def shade(color: str, tone: float) -> str:
@@ -122,9 +132,9 @@ def count_text(count: float | None) -> str:
 
 
 def fit_text(text: str, width: float) -> str:
-    """Return as much of a 10-pixel label as fits: the whole, without its role, without ``compute_``, cut, or nothing."""
+    """Return as much of a 10-pixel label as fits: whole, without role, without ``compute_`` or ``export_``, cut, or nothing."""
     method = text.replace(" ", ".").rpartition(".")[2]
-    short = method.removeprefix("compute_")
+    short = method.removeprefix("compute_").removeprefix("export_")
     for candidate in (text, method, short):
         if len(candidate) * 5.7 + 8 <= width:
             return candidate

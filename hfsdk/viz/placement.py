@@ -3,9 +3,10 @@
 ::
 
     +-- node 0 ------------------------+
+    | pool all ======================= |    a bracket over the devices of each pool
     | device 0   cpu    device 1   cpu |    a card per shard: role, rank, tp/pp/dp, rollout replica
     | |actor  tp0 ...|  |actor  tp1 .. |    dashed border: declared, not loaded yet
-    | |critic tp0 ...|  |critic tp0 .. |
+    | |critic tp0 ...|  |critic tp0 .. |    hollow bar: a shadow, which generates or infers for its role; how old its weights are
     | ////predicted///  ////predicted/ |    hatched: what the memory model says, against the device's limit
     | ####measured###   ####measured## |    solid: what was measured; a dashed box says "not measured"
     +----------------------------------+
@@ -32,6 +33,10 @@ class ShardView(TypedDict):
     tp: int
     pp: int
     dp: int
+    place: str
+    """Coordinates; of a shadow that only generates, those of its rollout."""
+    note: str
+    """What the card says besides: rollout replica, or who generates instead, or how old a shadow's weights are."""
     short: str
     """Coordinates for narrow columns: the axes that are split, or ``tp.pp.dp`` in the densest drawing."""
     rollout_replica: int | None
@@ -51,11 +56,23 @@ class DeviceView(TypedDict):
     shards: list[ShardView]
 
 
+class PoolSpanView(TypedDict):
+    """Neighbouring devices of one pool on one node."""
+
+    pool: str
+    text: str
+    """As much of the pool's name as fits above them."""
+    first: int
+    """Of the node's devices, counted from 0."""
+    num_devices: int
+
+
 class NodeView(TypedDict):
-    """One node and its devices."""
+    """One node, its devices and the pools above them."""
 
     name: str
     devices: list[DeviceView]
+    pools: list[PoolSpanView]
 
 
 class RoleView(TypedDict):
@@ -71,6 +88,9 @@ class RoleView(TypedDict):
     rollout: str | None
     dtype: str
     state: str
+    shadow_of: str
+    weights: str
+    """Updates its weights have seen or, of a shadow's, how old they are."""
 
 
 class BoxView(TypedDict):
@@ -89,6 +109,8 @@ class GeometryView(TypedDict):
     height: float
     column: float
     gap: float
+    top: float
+    """From a node's edge to its devices: its name and the pools."""
     header: float
     card: float
     card_gap: float
@@ -122,12 +144,19 @@ def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
         roles.append(_role(role, colors[name], letter))
     shards = _shards_by_device(data["roles"], sum(len(node["devices"]) for node in data["nodes"]))
     nodes: list[NodeView] = [
-        {"name": node["name"], "devices": [_device(d, data["devices"], shards.get(d, [])) for d in node["devices"]]}
+        {
+            "name": node["name"],
+            "devices": [_device(d, data["devices"], shards.get(d, [])) for d in node["devices"]],
+            "pools": [],
+        }
         for node in data["nodes"]
     ]
     devices = [d for node in nodes for d in node["devices"]]
     density: Literal["full", "compact", "tiny"]
     density = "full" if len(devices) <= 5 else "compact" if len(devices) <= 16 else "tiny"
+    geometry = _geometry(nodes, density)
+    for node in nodes:
+        node["pools"] = _pool_spans(node["devices"], geometry)
     if density == "tiny":
         for view in roles:
             view["label"] = f"{view['letter']}: {view['label']}"
@@ -140,7 +169,7 @@ def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
         "memory_scale_bytes": max([_scale(d) for d in devices], default=1),
         "nodes": nodes,
         "roles": roles,
-        "geometry": _geometry(nodes, density),
+        "geometry": geometry,
     }
 
 
@@ -156,9 +185,12 @@ class PlacementPicture(Picture):
         lines += ["  " + role["label"] for role in view["roles"]]
         for node in view["nodes"]:
             lines.append(node["name"])
+            for pool in node["pools"]:
+                on = [str(d["number"]) for d in node["devices"][pool["first"] : pool["first"] + pool["num_devices"]]]
+                lines.append(f"  pool {pool['pool']}: device{'s' * (len(on) > 1)} {', '.join(on)}")
             for device in node["devices"]:
                 here = ", ".join(
-                    f"{view['roles'][s['role']]['name']} tp{s['tp']} pp{s['pp']} dp{s['dp']}" for s in device["shards"]
+                    f"{view['roles'][s['role']]['name']} {s['place']}" for s in device["shards"]
                 )
                 planned = bytes_text(sum(s["planned_bytes"] or 0 for s in device["shards"]))
                 limit = "" if device["memory_bytes"] is None else f" of {bytes_text(device['memory_bytes'])}"
@@ -180,13 +212,15 @@ class PlacementPicture(Picture):
 
 def _role(role: Mapping[str, Any], color: str, letter: str) -> RoleView:
     rollout = role.get("rollout")
-    parts = [role["name"], role.get("model") or "a function"]
+    shadow_of, weights = role.get("shadow_of", ""), role.get("weights", "")
+    parts = [role["name"], f"shadow of {shadow_of}" if shadow_of else role.get("model") or "a function"]
     parts += [f"layout {role['train']}"] if role.get("train") else []
     parts += [f"rollout {rollout}"] if rollout else []
-    parts += [role.get("dtype") or "", role["state"]]
+    parts += [f"{_verb(method)} in {shadow}" for method, shadow in role.get("elsewhere", {}).items()]
+    parts += [role.get("dtype") or "", role["state"], weights]
     return {
         "name": role["name"],
-        "short": role["name"][:9],
+        "short": f".{role['name'].rpartition('.')[2]}" if shadow_of else role["name"][:9],
         "letter": letter,
         "label": " · ".join(p for p in parts if p),
         "color": color,
@@ -195,7 +229,40 @@ def _role(role: Mapping[str, Any], color: str, letter: str) -> RoleView:
         "rollout": rollout,
         "dtype": role.get("dtype") or "",
         "state": role["state"],
+        "shadow_of": shadow_of,
+        "weights": weights,
     }
+
+
+def _verb(method: str) -> str:
+    return {"generate": "generates", "compute_values": "infers"}.get(method, method)
+
+
+def _note(role: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
+    """Say of a card what its coordinates do not."""
+    if role.get("shadow_of"):
+        weights = str(role.get("weights", ""))
+        return weights.partition(" (")[0]
+    if role.get("rollout") and shard.get("rollout_replica") is not None:
+        return f"rollout {shard['rollout_replica']}"
+    apart = {"generate": "rollout apart", "compute_values": "values apart"}
+    return ", ".join(apart.get(method, f"{method} apart") for method in role.get("elsewhere", {}))
+
+
+def _pool_spans(devices: list[DeviceView], geometry: GeometryView) -> list[PoolSpanView]:
+    """Bring together neighbours of one pool, with its name cut to the room above them."""
+    spans: list[PoolSpanView] = []
+    for index, device in enumerate(devices):
+        if spans and spans[-1]["pool"] == device["pool"]:
+            spans[-1]["num_devices"] += 1
+        else:
+            spans.append({"pool": device["pool"], "text": "", "first": index, "num_devices": 1})
+    for span in spans:
+        name = f"pool {span['pool']}" if span["pool"] != "none" else "no pool"
+        room = int((span["num_devices"] * (geometry["column"] + geometry["gap"]) - geometry["gap"] - 4) / 5.4)
+        name = name if len(name) <= room else name.removeprefix("pool ")
+        span["text"] = name if len(name) <= room else f"{name[: room - 1]}…"
+    return spans
 
 
 def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[int, list[ShardView]]:
@@ -211,6 +278,8 @@ def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[
                 "tp": shard["tp"],
                 "pp": shard["pp"],
                 "dp": shard["dp"],
+                "place": _place(role, shard),
+                "note": _note(role, shard),
                 "short": _short(role["shards"], shard, tiny),
                 "rollout_replica": shard.get("rollout_replica") if role.get("rollout") else None,
                 "planned_bytes": shard.get("planned_bytes"),
@@ -219,6 +288,12 @@ def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[
             found.setdefault(shard["device"], []).append(view)
             row += 1
     return found
+
+
+def _place(role: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
+    if role.get("shadow_of") and not role.get("train"):
+        return f"rollout {shard['rollout_replica']} tp{shard['tp']}"
+    return f"tp{shard['tp']} pp{shard['pp']} dp{shard['dp']}"
 
 
 def _short(shards: list[Mapping[str, Any]], shard: Mapping[str, Any], tiny: bool) -> str:
@@ -255,12 +330,12 @@ def _geometry(nodes: list[NodeView], density: str) -> GeometryView:
     gap, widest = 8.0 if density != "tiny" else 4.0, max([len(n["devices"]) for n in nodes], default=1)
     column = {"full": 176.0, "compact": 106.0, "tiny": 54.0}[density]
     card, card_gap = {"full": (34.0, 5.0), "compact": (16.0, 3.0), "tiny": (12.0, 2.0)}[density]
-    header = {"full": 32.0, "compact": 20.0, "tiny": 17.0}[density]
+    header, top = {"full": 32.0, "compact": 20.0, "tiny": 17.0}[density], 37.0
     memory = {"full": 54.0, "compact": 20.0, "tiny": 18.0}[density]
     if widest * (column + gap) + gap > WIDTH:
         column = max(46.0, (WIDTH - gap) / widest - gap)
     cards = max([len(d["shards"]) for n in nodes for d in n["devices"]], default=0)
-    memory_top = 20 + header + max(1, cards) * (card + card_gap) + 4
+    memory_top = top + header + max(1, cards) * (card + card_gap) + 4
     height = memory_top + memory + gap
     boxes: list[BoxView] = []
     x = y = right = 0.0
@@ -276,6 +351,7 @@ def _geometry(nodes: list[NodeView], density: str) -> GeometryView:
         "height": y + height + 1,
         "column": column,
         "gap": gap,
+        "top": top,
         "header": header,
         "card": card,
         "card_gap": card_gap,
@@ -294,6 +370,11 @@ def _draw_node(view: Mapping[str, Any], index: int, hatch: Hatches) -> str:
         tag("rect", x=box["x"], y=box["y"], width=box["width"], height=box["height"], rx=6, class_="panel grid"),
         svg_text(box["x"] + 8, box["y"] + 14, node["name"], font_weight=600),
     ]
+    for span in node["pools"]:
+        x = box["x"] + geometry["gap"] + span["first"] * (geometry["column"] + geometry["gap"])
+        width = span["num_devices"] * (geometry["column"] + geometry["gap"]) - geometry["gap"]
+        parts.append(svg_text(x + 2, box["y"] + 29, span["text"], font_size=10, class_="sub"))
+        parts.append(tag("rect", x=x, y=box["y"] + 32.5, width=width, height=2, class_="bracket"))
     for d, device in enumerate(node["devices"]):
         x = box["x"] + geometry["gap"] + d * (geometry["column"] + geometry["gap"])
         parts.append(_draw_device(view, device, x, box, hatch))
@@ -302,8 +383,8 @@ def _draw_node(view: Mapping[str, Any], index: int, hatch: Hatches) -> str:
 
 def _draw_device(view: Mapping[str, Any], device: DeviceView, x: float, box: BoxView, hatch: Hatches) -> str:
     geometry, full, tiny = view["geometry"], view["density"] == "full", view["density"] == "tiny"
-    column, y, pad = geometry["column"], box["y"] + 20, 3 if tiny else 6
-    height = box["height"] - 20 - geometry["gap"]
+    column, y, pad = geometry["column"], box["y"] + geometry["top"], 3 if tiny else 6
+    height = box["height"] - geometry["top"] - geometry["gap"]
     parts = [
         tag("rect", x=x, y=y, width=column, height=height, rx=4, class_="paper grid", data_device=device["number"]),
         svg_text(
@@ -314,9 +395,9 @@ def _draw_device(view: Mapping[str, Any], device: DeviceView, x: float, box: Box
         ),
     ]
     if full:
-        process = "" if device["pid"] is None else f" · process {device['pid']}"
+        process = f"process {device['pid']}" if device["pid"] is not None else "" if view["predicted"] else "no process"
         parts.append(svg_text(x + column - pad, y + 13, device["name"], text_anchor="end", font_size=9.5, class_="sub"))
-        parts.append(svg_text(x + pad, y + 25, f"pool {device['pool']}{process}", font_size=9.5, class_="sub"))
+        parts.append(svg_text(x + pad, y + 25, process, font_size=9.5, class_="sub"))
     y += geometry["header"]
     for shard in device["shards"]:
         parts.append(_draw_card(view, shard, x + pad, y, column - 2 * pad))
@@ -348,16 +429,15 @@ def _draw_card(view: Mapping[str, Any], shard: ShardView, x: float, y: float, wi
             stroke=color,
             stroke_dasharray=dash,
         ),
-        tag("rect", x=x, y=y, width=3 if density == "tiny" else 5, height=height, rx=1.5, fill=color),
+        _bar(x, y, 3 if density == "tiny" else 5, height, color, role["shadow_of"]),
     ]
     if density == "full":
         parts.append(svg_text(tx, y + 14, role["name"], font_weight=600))
         state = "declared" if declared else f"rank {shard['rank']}"
         parts.append(svg_text(right, y + 14, state, text_anchor="end", font_size=10, class_="sub"))
-        parts.append(svg_text(tx, y + 28, f"tp{shard['tp']} pp{shard['pp']} dp{shard['dp']}", font_size=10))
-        if shard["rollout_replica"] is not None:
-            replica = f"rollout {shard['rollout_replica']}"
-            parts.append(svg_text(right, y + 28, replica, text_anchor="end", font_size=10, class_="sub"))
+        parts.append(svg_text(tx, y + 28, shard["place"], font_size=10))
+        if shard["note"]:
+            parts.append(svg_text(right, y + 28, shard["note"], text_anchor="end", font_size=10, class_="sub"))
     else:
         tiny = density == "tiny"
         name, size = (role["letter"], 8.5) if tiny else (role["short"], 10)
@@ -366,6 +446,13 @@ def _draw_card(view: Mapping[str, Any], shard: ShardView, x: float, y: float, wi
             svg_text(right, y + height - 4, shard["short"], text_anchor="end", font_size=min(size, 9.5), class_="sub")
         )
     return tag("g", "".join(parts), data_row=shard["row"], data_role=role["name"])
+
+
+def _bar(x: float, y: float, width: float, height: float, color: str, shadow_of: str) -> str:
+    """Draw the bar at a card's left edge: solid, or hollow for a shadow."""
+    if shadow_of:
+        return tag("rect", x=x + 0.5, y=y + 0.5, width=width, height=height - 1, rx=1.5, class_="paper", stroke=color)
+    return tag("rect", x=x, y=y, width=width, height=height, rx=1.5, fill=color)
 
 
 def _draw_memory(view: Mapping[str, Any], device: DeviceView, x: float, y: float, width: float, hatch: Hatches) -> str:
@@ -447,7 +534,7 @@ def _draw_legend(view: Mapping[str, Any], y: float, hatch: Hatches) -> tuple[str
                 **swatch,
             )
         )
-        parts.append(tag("rect", width=4, fill=role["color"], **swatch))
+        parts.append(_bar(1.0, y, 4, 9, role["color"], role["shadow_of"]))
         parts.append(svg_text(21, y + 8.5, role["label"], class_="sub", font_size=10.5))
         y += 15
     grey, x = "#77808a", 1.0

@@ -165,7 +165,8 @@ def _folded(data: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]
 
 
 def _folded_text(folded: list[Mapping[str, Any]]) -> str:
-    return f"{len(folded)} calls done before these, {seconds_text(sum(c.get('seconds') or 0.0 for c in folded))}"
+    seconds = sum(c.get("seconds") or 0.0 for c in folded)
+    return f"{len(folded)} call{'s' * (len(folded) != 1)} done before these, {seconds_text(seconds)}"
 
 
 def _progress_row(call: Mapping[str, Any]) -> str:

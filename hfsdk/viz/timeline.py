@@ -5,9 +5,11 @@
                  | generation        | preparation  | learning      |     phases: bands with their name on top
     actor        |[generate.........]               [update.......]|     one lane of calls per role
     critic       |                    [values]  [update]           |
+    pool all
     device 0     |[reshard|prefill|decode...][fwd]..[fwd|bwd|opt]  | 93 % busy
     device 1     |[reshard|prefill|decode.....][fwd]....[fwd|...]  | 88 % busy; the rest is shaded: idle
 
+Where a trace has several pools, the lanes of each stand together under its name, and a table says who was at work with whom.
 Sub-spans are drawn inside the span that their ``parent`` names. A running span has an open end. Predicted spans are hatched
 and have lanes of their own. ``marks[i][0]`` (the fields are
 ``hfsdk.viz.timeline_svg.MARK_FIELDS``) is the span's row in ``Trace.to_pandas()``.
@@ -25,9 +27,16 @@ from hfsdk.viz.frame import PHASE_COLORS, TRANSFER_COLOR, Picture, role_colors, 
 from hfsdk.viz.timeline_svg import PARENT, PREDICTED, RUNNING, Drawing
 
 TONES = {"prefill": 0.3, "decode": -0.05, "forward": 0.22, "backward": -0.12, "optimizer": -0.35}
-TRANSFERS = {"reshard": 0.0, "fetch": 0.35}
+TRANSFERS = {"reshard": 0.0, "sync": 0.2, "export_weights": -0.3, "fetch": 0.45}
 """Kinds of spans that move data: drawn in red whatever their role."""
+WAITS = {"wait": 0.0}
+"""Kinds of spans that wait for others: drawn in grey whatever their role."""
+WAIT_COLOR = "#8b949e"
+MOST_OVERLAPS = 8
+"""Longest list of pools at work at once."""
 
+POOL_HEIGHT = 15.0
+"""Room for a pool's name above its lanes."""
 SAME_ROW_S = 1e-4
 """Spans of one lane that overlap by less than this share a row (clocks of two processes)."""
 
@@ -38,6 +47,8 @@ class NameView(TypedDict):
     name: str
     tone: float
     color: str | None
+    note: str
+    """What spans of a colour of their own have in common; empty for the others."""
 
 
 class LaneView(TypedDict):
@@ -46,6 +57,8 @@ class LaneView(TypedDict):
     label: str
     kind: Literal["calls", "device"]
     device: int | None
+    pool: str
+    """Written above the lane where a pool's lanes begin; empty elsewhere and where there is one pool."""
     predicted: bool
     y: float
     height: float
@@ -88,6 +101,14 @@ class ActivityRow(TypedDict):
     share: float
 
 
+class OverlapRow(TypedDict):
+    """For how long these pools, and no others, were at work."""
+
+    pools: str
+    seconds: float
+    share: float
+
+
 class TimelineView(TypedDict):
     """All the timeline needs."""
 
@@ -110,6 +131,7 @@ class TimelineView(TypedDict):
     steps: list[dict[str, float]]
     breakdown: list[CallRow]
     activities: list[ActivityRow]
+    overlaps: list[OverlapRow]
 
 
 def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
@@ -155,6 +177,7 @@ def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
         "steps": _steps(trace, origin),
         "breakdown": _breakdown(trace, total_s, now_s, colors),
         "activities": _activities(trace, total_s, now_s),
+        "overlaps": _overlaps(trace),
     }
 
 
@@ -178,6 +201,8 @@ class TimelinePicture(Picture):
         for lane in view["lanes"][:64]:
             if lane["busy_share"] is not None:
                 lines.append(f"  {lane['label']}: {100 * lane['busy_share']:.0f} % busy")
+        for together in view["overlaps"]:
+            lines.append(f"  {together['pools']}: {seconds_text(together['seconds'])} ({100 * together['share']:.0f} %)")
         return "\n".join(lines)
 
     def to_svg(self) -> str:
@@ -205,6 +230,7 @@ class _Lanes:
         self._depths: dict[Any, int] = defaultdict(int)
         self._place: list[tuple[int, int, int]] = []
         self._parents: set[int] = set()
+        self._pools = {s.device: s.pool for s in trace if s.device is not None}
         enclosing: dict[Any, tuple[int, int, int]] = {}
         spans = trace.spans
         order = sorted(
@@ -249,12 +275,15 @@ class _Lanes:
 
     def views(self, total_s: float) -> list[LaneView]:
         num_devices = sum(1 for key in self.keys if key[0])
+        several = len(set(self._pools.values())) > 1
         lanes: list[LaneView] = []
-        y = 0.0
+        y, above = 0.0, ""
         for i, key in enumerate(self.keys):
             on_device, role, device, predicted = key
             if i and on_device != self.keys[i - 1][0]:
                 y += 8
+            pool = self._pools.get(device, "") if on_device and several else ""
+            y += POOL_HEIGHT if pool != above else 0.0
             nested = self._depths[key] > 0
             height = (
                 22.0
@@ -272,10 +301,12 @@ class _Lanes:
             busy = 1 - sum(b - a for a, b in idle) / total_s if on_device and total_s else None
             lanes.append({
                 "label": label, "kind": "device" if on_device else "calls", "device": device if on_device else None,
-                "predicted": predicted, "y": y, "height": height * rows, "row_height": height,
+                "pool": pool if pool != above else "", "predicted": predicted, "y": y,
+                "height": height * rows, "row_height": height,
                 "show_label": not on_device or device % every == 0, "busy_share": busy, "idle": idle,
             })  # fmt: skip
             y += height * rows + (3 if height >= 16 else 1)
+            above = pool
         return lanes
 
 
@@ -318,8 +349,10 @@ def _mark(row: int, span: Span, lanes: _Lanes, words: dict[str, dict[str, int]],
 
 def _name_view(name: str) -> NameView:
     if name in TRANSFERS:
-        return {"name": name, "tone": TRANSFERS[name], "color": TRANSFER_COLOR}
-    return {"name": name, "tone": TONES.get(name, 0.0), "color": None}
+        return {"name": name, "tone": TRANSFERS[name], "color": TRANSFER_COLOR, "note": "moves data"}
+    if name in WAITS:
+        return {"name": name, "tone": WAITS[name], "color": WAIT_COLOR, "note": "for a neighbouring stage"}
+    return {"name": name, "tone": TONES.get(name, 0.0), "color": None, "note": ""}
 
 
 # ---------------------------------------------------------------- view: phases, steps, shares
@@ -399,6 +432,19 @@ def _activities(trace: Trace, total_s: float, now_s: float) -> list[ActivityRow]
                 rows.append(
                     {"name": name, "predicted": predicted, "seconds": round(seconds, 9), "share": seconds / total_s}
                 )
+    return rows
+
+
+def _overlaps(trace: Trace) -> list[OverlapRow]:
+    """Say which pools were at work at once, longest first; nothing where there is one pool, or none has ended a call."""
+    seconds, total_s = trace.overlap(), trace.duration_s
+    if len({pool for pools in seconds for pool in pools}) < 2:
+        return []
+    rows: list[OverlapRow] = []
+    for pools, spent in sorted(seconds.items(), key=lambda item: -item[1])[:MOST_OVERLAPS]:
+        words = " and ".join([", ".join(pools[:-1]), pools[-1]] if pools[1:] else pools)
+        words += "" if not pools else " at once" if pools[1:] else " alone"
+        rows.append({"pools": words or "none", "seconds": round(spent, 9), "share": spent / total_s})
     return rows
 
 

@@ -17,7 +17,9 @@ MARK_FIELDS = (
 PREDICTED, RUNNING, PARENT = 1, 2, 4
 """Bits of ``flags``."""
 
-WIDTH, LEFT, RIGHT, TOP = 980, 128, 64, 24
+WIDTH, LEFT, RIGHT, TOP = 980, 150, 64, 24
+LONG_LABEL = 22
+"""Labels of lanes with more characters are written smaller."""
 STATIC_MARKS = 3000
 
 
@@ -55,8 +57,11 @@ class Drawing:
             tag("rect", x=self._x(a), y=y + 1, width=(b - a) * self.scale, height=lane["height"] - 2, class_="idle")
             for a, b in lane["idle"]
         ]
+        if lane["pool"]:
+            parts.append(svg_text(LEFT, y - 4, f"pool {lane['pool']}", font_size=10, font_weight=600, class_="sub"))
         if lane["show_label"]:
-            style, size = ("italic" if lane["predicted"] else None), (9 if lane["height"] < 14 else 11)
+            style = "italic" if lane["predicted"] else None
+            size = 9 if lane["height"] < 14 else 9.5 if len(lane["label"]) > LONG_LABEL else 11
             parts.append(svg_text(LEFT - 8, middle, lane["label"], text_anchor="end", font_size=size, font_style=style))
             if lane["busy_share"] is not None:
                 busy = f"{100 * lane['busy_share']:.0f} % busy"

@@ -213,6 +213,43 @@ def test_shadows_are_roles_of_the_placement(session, actor, controller):
         session.place({"actor critic": 1, "critic.rollouts": 1})
 
 
+def test_shadows_stand_in_the_picture(session, actor, controller):
+    before = session.place("colocate")
+    session.place({"actor": 1, "actor.rollout": 1})
+    controller.updates |= {"actor": 3, "actor.rollout": -1}
+    trained, shadow = session.placement.view()["roles"]
+    assert (trained["elsewhere"], trained["weights"]) == ({"generate": "actor.rollout"}, "3 updates")
+    assert (shadow["kind"], shadow["train"], shadow["weights"]) == ("shadow of actor", None, "no weights yet")
+    assert [(s["device"], s["rollout_replica"]) for s in shadow["shards"]] == [(1, 0)]
+    for updates, words in ((3, "fresh (3 updates)"), (1, "2 updates behind"), (4, "of another version")):
+        controller.updates["actor.rollout"] = updates
+        text = repr(session.placement)
+        assert f"actor.rollout: shadow of actor, rollout 'tp1 pp1 dp1', pool 'actor.rollout', loaded, {words}" in text
+    assert "generate in actor.rollout" in repr(session.placement)
+    assert len(before.view()["roles"][0]["shards"]) == 2, "a picture taken before shows what was then"
+    actor.release()
+    assert session.placement.view()["roles"] == []
+
+
+def test_a_shadow_s_weights_age_until_it_is_used():
+    with hf.Session.simulated("1x2 A100-80GB") as simulated:
+        actor = simulated.actor("tiny")
+        simulated.place({"actor": 1, "actor.rollout": 1})
+        found = [simulated.placement.view()["roles"][1]["weights"]]
+        for _ in range(2):
+            batch = actor.generate(["hello"] * 4, max_new_tokens=4)
+            batch.wait()
+            found.append(simulated.placement.view()["roles"][1]["weights"])
+            actor.update(batch, lambda out, b: -out.log_probs, mini_batches=2).wait()
+            found.append(simulated.placement.view()["roles"][1]["weights"])
+        assert found == ["no weights yet", "fresh (0 updates)", "2 updates behind", "fresh (2 updates)", "2 updates behind"]
+        critic = simulated.critic("tiny")
+        simulated.place({"actor critic": 1, "critic.inference": 1})
+        critic.compute_values(batch).wait()
+        assert [s.phase for s in simulated.trace if s.method == "export_weights" and s.role == "critic"] == ["preparation"]
+        assert set(simulated.trace[0].overlap()) <= {(), ("actor",), ("actor.rollout",), ("actor", "actor.rollout")}
+
+
 def test_the_picture_s_data(session, actor):
     session.place()
     data = session.placement.view()

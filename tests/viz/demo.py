@@ -77,6 +77,48 @@ def step_trace(
     return Trace.of(spans, "PPO, step 0" if steps == 1 else f"PPO, {steps} steps")
 
 
+def pools_trace() -> Trace:
+    """Two pools: a shadow takes over weights and generates, then pipeline stages wait for each other."""
+    spans: list[Span] = []
+
+    def call(call_id: int, role: str, method: str, devices: list[int], pool: str, start_s: float, **parts: float) -> None:
+        shared: dict[str, Any] = {"role": role, "method": method, "call_id": call_id, "pool": pool, "phase": "generation"}
+        seconds = sum(parts.values())
+        begin = START_NS + round(start_s * 1e9)
+        spans.append(Span(name=method, start_ns=begin, duration_s=seconds, **shared))
+        for device in devices:
+            at = begin
+            spans.append(Span(name=method, start_ns=at, duration_s=seconds, device=device, rank=device, **shared))
+            for name, part in parts.items():
+                spans.append(Span(name=name, start_ns=at, duration_s=part, device=device, rank=device, parent=method, **shared))
+                at += round(part * 1e9)
+
+    call(0, "actor", "export_weights", [0, 1], "actor", 0.0, fetch=0.2)
+    call(1, "actor.rollout", "generate", [2], "actor.rollout", 0.2, sync=0.2, prefill=0.2, decode=0.6)
+    call(2, "actor", "update", [0, 1], "actor", 0.7, forward=0.3, wait=0.2, backward=0.5)
+    return Trace.of(spans, "two pools")
+
+
+def shadow_data(behind: int | None = 2) -> dict[str, Any]:
+    """An actor whose rollout is on a device of its own; ``None``: its shadow has taken over no weights yet."""
+    data = placement_data(1, 4)
+    data["title"] = "placement: separation"
+    words = "no weights yet" if behind is None else "fresh (3 updates)" if behind == 0 else f"{behind} updates behind"
+    actor, critic, reference = data["roles"][:3]
+    actor |= {"rollout": None, "elsewhere": {"generate": "actor.rollout"}, "weights": "3 updates"}
+    actor["shards"] = [dict(s, device=s["device"], rollout_replica=None) for s in actor["shards"][:2]]
+    critic["shards"] = [dict(critic["shards"][0], device=3)]
+    shard = dict(actor["shards"][0], device=2, rank=0, tp=0, rollout_replica=0)
+    shadow = dict(actor, name="actor.rollout", kind="shadow of actor", train=None, rollout="tp1 pp1 dp1", weights=words)
+    shadow |= {"elsewhere": {}, "shadow_of": "actor", "shards": [shard]}
+    reference["shards"] = []
+    data["roles"] = [actor, critic, reference, shadow]
+    pools = {0: "actor+reference", 1: "actor+reference", 2: "actor.rollout", 3: "a pool of a name much too long to be written here"}
+    for number, pool in pools.items():
+        data["devices"][number]["pool"] = pool
+    return data
+
+
 def placement_data(nodes: int = 1, per_node: int = 2, measured: bool = True) -> dict[str, Any]:
     """Four roles; on more than two devices the critic has the second half."""
     n = nodes * per_node

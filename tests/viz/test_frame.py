@@ -44,9 +44,11 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "timeline": timeline,
     "timeline of three steps": lambda: timeline(steps=3, devices=4),
     "timeline of 128 devices": lambda: timeline(devices=128, nested=False),
+    "timeline of two pools": lambda: TimelinePicture(timeline_view(demo.pools_trace())),
     "empty timeline": lambda: TimelinePicture(timeline_view(Trace.of([]))),
     "placement": placement,
     "placement of 16x8": lambda: placement(16, 8),
+    "placement with a shadow": lambda: PlacementPicture(placement_view(demo.shadow_data())),
     "predicted placement": lambda: placement(1, 4, measured=False),
 }
 
@@ -151,6 +153,43 @@ def test_missing_is_drawn_as_missing() -> None:
     assert row["tokens"] is None
     assert row["tokens_per_s"] is None
     assert "not measured" in metrics_html(demo.METRICS)
+
+
+def test_shadows_are_roles_of_their_own_kind() -> None:
+    for behind, words in ((None, "no weights yet"), (0, "fresh"), (2, "2 updates behind")):
+        picture = PlacementPicture(placement_view(demo.shadow_data(behind)))
+        actor, *_, shadow = picture.view["roles"]
+        assert shadow["color"] == frame.shade(actor["color"], frame.SHADOW_TONE)
+        assert "generates in actor.rollout" in actor["label"]
+        cards = {e.get("data-role"): "|".join(e.itertext()) for e in ET.fromstring(picture.to_svg()).iter() if e.get("data-role")}
+        assert cards["actor.rollout"] == f"actor.rollout|rank 0|rollout 0 tp0|{words}"
+        assert cards["actor"].endswith("rollout apart")
+        assert "actor.rollout · shadow of actor" in picture.to_text()
+
+
+def test_pools_stand_above_their_devices() -> None:
+    picture = PlacementPicture(placement_view(demo.shadow_data()))
+    spans = picture.view["nodes"][0]["pools"]
+    assert [(s["first"], s["num_devices"]) for s in spans] == [(0, 2), (2, 1), (3, 1)]
+    assert [s["text"] for s in spans[:2]] == ["pool actor+reference", "pool actor.rollout"]
+    assert spans[2]["text"].endswith("…")
+    assert all(s["text"] in picture.to_svg() for s in spans)
+    assert "pool actor+reference: devices 0, 1" in picture.to_text()
+
+
+def test_lanes_of_several_pools_stand_together_and_say_who_overlaps() -> None:
+    picture = TimelinePicture(timeline_view(demo.pools_trace()))
+    lanes = [(lane["device"], lane["pool"]) for lane in picture.view["lanes"] if lane["device"] is not None]
+    assert lanes == [(0, "actor"), (1, ""), (2, "actor.rollout")]
+    assert ">pool actor.rollout<" in picture.to_svg()
+    rows = {r["pools"]: r["seconds"] for r in picture.view["overlaps"]}
+    assert rows == pytest.approx({"actor alone": 0.7, "actor.rollout alone": 0.5, "actor and actor.rollout at once": 0.5})
+    notes = {n["name"]: n["note"] for n in picture.view["names"] if n["color"]}
+    assert {name for name, note in notes.items() if note == "moves data"} == {"sync", "export_weights", "fetch"}
+    assert notes["wait"] == "for a neighbouring stage"
+    assert all(f">{name}<" in picture.to_svg() for name in notes), "each is in the legend"
+    assert timeline().view["overlaps"] == [], "one pool overlaps with none"
+    assert not any(lane["pool"] for lane in timeline().view["lanes"])
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -57,7 +57,7 @@ const alpha = (hex, a) => hex + Math.round(a * 255).toString(16).padStart(2, "0"
 
 // as much of a label as fits: "actor.compute_values", "compute_values", "values", "val…", nothing
 function fitText(text, width) {
-  const method = text.replace(/^.*[. ]/, ""), short = method.replace(/^compute_/, "");
+  const method = text.replace(/^.*[. ]/, ""), short = method.replace(/^(compute|export)_/, "");
   for (const t of [text, method, short]) if (t.length * 5.7 + 8 <= width) return t;
   const room = Math.floor((width - 8) / 5.7);
   return room >= 4 ? short.slice(0, room - 1) + "…" : "";

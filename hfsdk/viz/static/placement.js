@@ -6,9 +6,11 @@ function render({ model, el }) {
   const rowsOf = (shard, role, device) => [
     ["row", String(shard.row)],
     ["model", role.model || "a function"],
-    ["device", `${device.number} (${device.name})`],
+    ["device", `${device.number} (${device.name})`], ["pool", device.pool],
     ["rank", String(shard.rank)],
-    ["coordinates", `tp${shard.tp} pp${shard.pp} dp${shard.dp}`],
+    ["coordinates", shard.place],
+    ...(role.shadow_of ? [["shadow of", role.shadow_of]] : []),
+    ...(role.weights ? [["weights", role.weights]] : []),
     ...(shard.rollout_replica === null ? [] : [["rollout", `${role.rollout}, replica ${shard.rollout_replica}`]]),
     ["layout", role.train || "none"],
     ["dtype", role.dtype],
@@ -33,6 +35,11 @@ function render({ model, el }) {
     node.addEventListener("mousemove", (ev) => point(i, ev.clientX, ev.clientY, false));
     node.addEventListener("mouseleave", leave);
   }
+
+  // solid, or hollow for a shadow
+  const bar = (parent, x, y, width, height, role) => role.shadow_of
+    ? S("rect", { x: x + 0.5, y: y + 0.5, width, height: height - 1, rx: 1.5, class: "hf-paper", stroke: role.color }, parent)
+    : S("rect", { x, y, width, height, rx: 1.5, fill: role.color }, parent);
 
   function memory(svg, hatch, g, device, view, y) {
     const scale = g.inner / Math.max(1, view.memory_scale_bytes), x0 = g.x + g.pad, h = view.density === "full" ? 9 : 5;
@@ -92,24 +99,31 @@ function render({ model, el }) {
       const box = L.nodes[n];
       S("rect", { x: box.x, y: box.y, width: box.width, height: box.height, rx: 6, class: "hf-panel hf-grid" }, svg);
       S("text", { x: box.x + 8, y: box.y + 14, "font-weight": 600, class: "hf-fg" }, svg, node.name);
+      for (const p of node.pools) {
+        const x = box.x + L.gap + p.first * (L.column + L.gap), width = p.num_devices * (L.column + L.gap) - L.gap;
+        const bracket = S("g", { class: "hf-pool", "data-pool": p.pool }, svg);
+        S("title", {}, bracket, `pool ${p.pool}`);
+        S("text", { x: x + 2, y: box.y + 29, "font-size": 10, class: "hf-sub" }, bracket, p.text);
+        S("rect", { x, y: box.y + 32.5, width, height: 2, class: "hf-sub" }, bracket);
+      }
       node.devices.forEach((device, d) => {
-        const g = { x: box.x + L.gap + d * (L.column + L.gap), y: box.y + 20, pad: tiny ? 3 : 6, col: col++ };
+        const g = { x: box.x + L.gap + d * (L.column + L.gap), y: box.y + L.top, pad: tiny ? 3 : 6, col: col++ };
         g.inner = L.column - 2 * g.pad;
-        S("rect", { x: g.x, y: g.y, width: L.column, height: box.height - 20 - L.gap, rx: 4, class: "hf-paper hf-grid hf-device", "data-device": device.number }, svg);
+        S("rect", { x: g.x, y: g.y, width: L.column, height: box.height - L.top - L.gap, rx: 4, class: "hf-paper hf-grid hf-device", "data-device": device.number }, svg);
         S("text", { x: g.x + g.pad, y: g.y + 13, class: "hf-fg", "font-size": tiny ? 9 : 11 }, svg, tiny ? String(device.number) : `device ${device.number}`);
         if (full) S("text", { x: g.x + L.column - g.pad, y: g.y + 13, "text-anchor": "end", "font-size": 9.5, class: "hf-sub" }, svg, device.name);
-        if (full) S("text", { x: g.x + g.pad, y: g.y + 25, "font-size": 9.5, class: "hf-sub" }, svg, `pool ${device.pool}` + (device.pid === null ? "" : ` · process ${device.pid}`));
+        if (full) S("text", { x: g.x + g.pad, y: g.y + 25, "font-size": 9.5, class: "hf-sub" }, svg, device.pid !== null ? `process ${device.pid}` : v.predicted ? "" : "no process");
         let y = g.y + L.header;
         for (const s of device.shards) {
           const role = v.roles[s.role], card = S("g", { "data-row": s.row, "data-role": role.name, class: "hf-shard" }, svg);
           S("rect", { x: g.x + g.pad, y, width: g.inner, height: L.card, rx: 3, fill: alpha(role.color, 0.16), stroke: role.color, "stroke-dasharray": role.state === "declared" ? "4 3" : null }, card);
-          S("rect", { x: g.x + g.pad, y, width: tiny ? 3 : 5, height: L.card, rx: 1.5, fill: role.color }, card);
+          bar(card, g.x + g.pad, y, tiny ? 3 : 5, L.card, role);
           const tx = g.x + g.pad + (tiny ? 6 : 10), right = g.x + g.pad + g.inner - 4;
           if (full) {
             S("text", { x: tx, y: y + 14, "font-weight": 600, class: "hf-fg" }, card, role.name);
             S("text", { x: right, y: y + 14, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, role.state === "declared" ? "declared" : `rank ${s.rank}`);
-            S("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, card, `tp${s.tp} pp${s.pp} dp${s.dp}`);
-            if (s.rollout_replica !== null) S("text", { x: right, y: y + 28, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, `rollout ${s.rollout_replica}`);
+            S("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, card, s.place);
+            if (s.note) S("text", { x: right, y: y + 28, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, s.note);
           } else {
             S("text", { x: tx, y: y + L.card - 4, "font-size": tiny ? 8.5 : 10, class: "hf-fg" }, card, tiny ? role.letter : role.short);
             S("text", { x: right, y: y + L.card - 4, "text-anchor": "end", "font-size": tiny ? 8.5 : 9.5, class: "hf-sub" }, card, s.short);
@@ -126,7 +140,7 @@ function render({ model, el }) {
     const legend = H("div", { class: "hf-legend" }, f.below);
     for (const role of v.roles) swatch(legend, role.label, (s) => {
       S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, fill: alpha(role.color, 0.16), stroke: role.color, "stroke-dasharray": role.state === "declared" ? "4 3" : null }, s);
-      S("rect", { x: 1, y: 1, width: 4, height: 9, fill: role.color }, s);
+      bar(s, 1, 1, 4, 9, role);
     });
     const marksLegend = H("div", { class: "hf-legend" }, f.below);
     swatch(marksLegend, "predicted memory", (s) => S("rect", { x: 1, y: 1, width: 14, height: 8, fill: hatches(s)("#77808a"), stroke: "#77808a" }, s));

@@ -1,7 +1,7 @@
 // When what ran: one lane of calls per role, one lane per device, sub-spans nested, idle shaded, phases as bands.
 const [ROW, LANE, SUB, DEPTH, START, DURATION, NAME, ROLE, METHOD, LABEL, FLAGS, CALL, RANK, ATTRS] = Array(14).keys();
 const PREDICTED = 1, RUNNING = 2, PARENT = 4;
-const CANVAS_ABOVE = 3000, LEFT = 128, RIGHT = 64, TOP = 24;
+const CANVAS_ABOVE = 3000, LEFT = 150, RIGHT = 64, TOP = 24;
 
 function render({ model, el }) {
   const f = frame(el, "timeline");
@@ -77,7 +77,8 @@ function render({ model, el }) {
     for (const lane of view.lanes) {
       const y = laneTop + lane.y;
       S("rect", { x: LEFT, y, width: plot(), height: lane.height, class: "hf-panel" }, svg).parentNode.insertBefore(svg.lastChild, inner);
-      if (lane.show_label) S("text", { x: LEFT - 8, y: y + lane.height / 2 + 4, "text-anchor": "end", class: "hf-fg", "font-size": lane.height < 14 ? 9 : 11,
+      if (lane.pool) S("text", { x: LEFT, y: y - 4, "font-size": 10, "font-weight": 600, class: "hf-sub hf-pool" }, svg, "pool " + lane.pool);
+      if (lane.show_label) S("text", { x: LEFT - 8, y: y + lane.height / 2 + 4, "text-anchor": "end", class: "hf-fg", "font-size": lane.height < 14 ? 9 : lane.label.length > 22 ? 9.5 : 11,
         "font-style": lane.predicted ? "italic" : null }, svg, lane.label);
       if (lane.show_label && lane.busy_share !== null) S("text", { x: width - RIGHT + 6, y: y + lane.height / 2 + 4, class: "hf-sub", "font-size": lane.height < 14 ? 9 : 10.5 }, svg,
         fmtShare(lane.busy_share) + " busy");
@@ -166,14 +167,14 @@ function render({ model, el }) {
   }
 
   function tables() {
-    const key = JSON.stringify([view.breakdown, view.activities]);
+    const key = JSON.stringify([view.breakdown, view.activities, view.overlaps]);
     if (key === lastTables) return;
     lastTables = key;
     breakdown.replaceChildren();
     const legend = H("div", { class: "hf-legend" }, breakdown), sample = "#77808a";
     const box = (extra) => (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, ...extra }, s);
     for (const r of view.roles) swatch(legend, r.name, box({ fill: r.color }));
-    for (const n of view.names) if (n.color) swatch(legend, n.name + " (moves data)", box({ fill: shade(n.color, n.tone) }));
+    for (const n of view.names) if (n.color) swatch(legend, `${n.name} (${n.note})`, box({ fill: shade(n.color, n.tone) }));
     for (const n of view.names) if (!n.color && n.tone) swatch(legend, n.name, box({ fill: shade(sample, n.tone) }));
     for (const p of Object.keys(view.phase_colors)) if (view.phases.some((q) => q.phase === p))
       swatch(legend, p, (s) => { box({ fill: alpha(view.phase_colors[p], 0.22) })(s); S("rect", { x: 1, y: 8, width: 14, height: 2, fill: view.phase_colors[p] }, s); });
@@ -205,6 +206,7 @@ function render({ model, el }) {
       fmtSeconds(r.cpu_s), fmtCount(r.tokens), isMissing(r.tokens_per_s) ? null : fmtCount(Math.round(r.tokens_per_s)), fmtBytes(r.bytes)]));
     table(["on the devices", "mean time", "of the time"], view.activities.map((r) => [
       r.name + (r.predicted ? " (predicted)" : ""), fmtSeconds(r.seconds), { share: r.share, predicted: r.predicted }]));
+    table(["pools at work", "time", "of the time"], view.overlaps.map((r) => [r.pools, fmtSeconds(r.seconds), { share: r.share }]));
   }
 
   // ---- looking at one mark
