@@ -1,19 +1,19 @@
 """Do trainer, rollout and transformers agree? Random weights with sharp logits, fp32, layouts that fit four processes.
 
 Targets, for train layouts tp1, tp2, dp2, tp2 dp2 x rollout tp1, tp2 (with --all every layout of tp, pp and dp on up to four
-ranks, those with dp also with the distributed optimizer, x every rollout tp that divides the ranks), untied and tied embeddings,
-logits with std of at least 1:
+ranks, those with dp also with the distributed optimizer, x every rollout tp that divides the ranks, in the actor's pool; and every
+layout x rollout tp1, tp2 of a shadow on a pool of two further workers), untied and tied embeddings, logits with std of at least 1:
 
 * log-probs of the rollout's own samples: largest difference between any two of trainer, rollout and transformers at most 1e-4,
   after load and again after an update (transformers reads what ``actor.save_pretrained`` wrote);
 * the whole gradient of a PPO loss (clipped ratio with old log-probs slightly off, entropy bonus) under Hugging Face names:
   ||g - g_ref|| / ||g_ref|| at most 1e-5, g_ref from plain PyTorch on transformers in one process.
 
-Uses as many worker processes as the layout has ranks (1, 2 or 4), of one thread each (two where there is one rank), and this
-process.
+Uses as many worker processes as the layout has ranks (1, 2 or 4; two more with a pool for the rollout), of one thread each (two
+where there is one rank), and this process. Cases with as many workers share a session.
 
     python benchmarks/parity.py --check                                            about 6 minutes
-    python benchmarks/parity.py --all --check                                      72 cases, an estimated 45 minutes
+    python benchmarks/parity.py --all --check                                      112 cases, about an hour
     python benchmarks/parity.py --all --layout "pp2 dp2" --rollout tp4             some of them
 """
 
@@ -23,6 +23,7 @@ import argparse
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,19 @@ CLIP, ENTROPY_COEF = 0.2, 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared; every case is a session of its own."""
+    """What is compared."""
 
     train: str
     rollout: str
     distributed: bool = False
     """Whether the optimizer is."""
+    own_pool: bool = False
+    """Whether the rollout lives on two workers of its own."""
 
     @property
-    def ranks(self) -> int:
+    def devices(self) -> int:
         """Worker processes."""
-        return TRAIN[self.train]
+        return TRAIN[self.train] + 2 * self.own_pool
 
 
 CASES = [Case(t, r) for t in ("tp1", "tp2", "dp2", "tp2 dp2") for r in ("tp1", "tp2") if ROLLOUT[r] <= TRAIN[t]]
@@ -64,7 +67,7 @@ ALL_CASES = [
     Case(t, r, distributed)
     for t in TRAIN for r in ROLLOUT if ROLLOUT[r] <= TRAIN[t]
     for distributed in ((False, True) if "dp" in t else (False,))
-]  # fmt: skip
+] + [Case(t, r, own_pool=True) for t in TRAIN for r in ("tp1", "tp2")]  # fmt: skip
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Result:
     train: str
     rollout: str
     optimizer: str
+    pool: str
     load: float = float("nan")
     update: float = float("nan")
     gradient: float = float("nan")
@@ -180,29 +184,30 @@ def difference(found: Any, wanted: dict[str, np.ndarray[Any, Any]]) -> tuple[flo
     return float(np.sqrt(sum(v**2 for v in apart.values())) / total), f"{worst} {short(own[worst])}"
 
 
-def compare(folder: Path, work: Path, case: Case, result: Result) -> None:
+def compare(session: Any, folder: Path, work: Path, case: Case, result: Result) -> None:
     """Fill in one layout's differences."""
     generator = np.random.default_rng(0)
     prompts = [generator.integers(2, VOCAB, size=n).tolist() for n in generator.integers(1, 40, size=NUM_PROMPTS)]
-    with hf.Session(devices=case.ranks, wait=True) as session:
-        optimizer = hf.AdamW(lr=1e-3, distributed=case.distributed)
-        actor = session.actor(str(folder), train=case.train, rollout=case.rollout, optimizer=optimizer)
-        batch, seen = sample(actor, prompts)
-        result.load = spread(seen, plain_log_probs(folder, seen))
-        old = seen.ragged("old_log_probs")
-        noise = generator.normal(0, 0.15, size=len(old.flat)).astype(np.float32)
-        advantages = generator.normal(0, 1, size=len(old.flat)).astype(np.float32)
-        batch = batch.with_columns(old_log_probs=old.map(old.flat + noise), advantages=old.map(advantages))
-        actor.forward_backward(batch, ppo.PolicyLoss(clip=CLIP, entropy_coef=ENTROPY_COEF))
-        actor.run(write_gradients, str(work / "gradient.npz"))
-        with np.load(work / "gradient.npz") as found:
-            wanted = plain_gradient(folder, batch.table("prompt", "response", "old_log_probs", "advantages"))
-            result.gradient, result.worst_tensor = difference(found, wanted)
-        actor.step()
-        _, after = sample(actor, prompts)
-        updated = Path(actor.save_pretrained(str(work / "updated")))
-        result.update = spread(after, plain_log_probs(updated, after))
-        result.moved = float(np.abs(plain_log_probs(updated, seen) - old.flat).max())
+    optimizer = hf.AdamW(lr=1e-3, distributed=case.distributed)
+    actor = session.actor(str(folder), train=case.train, rollout=case.rollout, optimizer=optimizer)
+    session.place({"actor": TRAIN[case.train], "actor.rollout": 2} if case.own_pool else "colocate")
+    batch, seen = sample(actor, prompts)
+    result.load = spread(seen, plain_log_probs(folder, seen))
+    old = seen.ragged("old_log_probs")
+    noise = generator.normal(0, 0.15, size=len(old.flat)).astype(np.float32)
+    advantages = generator.normal(0, 1, size=len(old.flat)).astype(np.float32)
+    batch = batch.with_columns(old_log_probs=old.map(old.flat + noise), advantages=old.map(advantages))
+    actor.forward_backward(batch, ppo.PolicyLoss(clip=CLIP, entropy_coef=ENTROPY_COEF))
+    actor.run(write_gradients, str(work / "gradient.npz"))
+    with np.load(work / "gradient.npz") as found:
+        wanted = plain_gradient(folder, batch.table("prompt", "response", "old_log_probs", "advantages"))
+        result.gradient, result.worst_tensor = difference(found, wanted)
+    actor.step()
+    _, after = sample(actor, prompts)
+    updated = Path(actor.save_pretrained(str(work / "updated")))
+    result.update = spread(after, plain_log_probs(updated, after))
+    result.moved = float(np.abs(plain_log_probs(updated, seen) - old.flat).max())
+    actor.release()
 
 
 def main() -> int:
@@ -214,19 +219,21 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="hfsdk-parity-") as name:
             folder = Path(name) / "model"
             logits_std = make_model(folder, tied=embeddings == "tied")
-            for number, case in enumerate(chosen(arguments)):
-                optimizer = "distributed" if case.distributed else "plain"
-                result = Result(embeddings, case.train, case.rollout, optimizer, logits_std=logits_std)
-                work = Path(name) / str(number)
-                work.mkdir()
-                compare(folder, work, case, result)
-                results.append(result)
-                where = f"{embeddings}, train {case.train}, rollout {case.rollout}, {optimizer} optimizer"
-                say(
-                    f"{where}: log-probs {short(result.load)} after load, {short(result.update)} after an update; "
-                    f"gradient {short(result.gradient)}, worst tensor {result.worst_tensor}"
-                )
-    names = ("embeddings", "train", "rollout", "optimizer", "load", "update", "gradient", "moved")
+            for devices, cases in groupby(sorted(chosen(arguments), key=lambda c: c.devices), key=lambda c: c.devices):
+                with hf.Session(devices=devices, wait=True) as session:
+                    for number, case in enumerate(cases):
+                        work = Path(name) / f"{devices}-{number}"
+                        work.mkdir()
+                        optimizer, pool = "distributed" if case.distributed else "plain", "own" if case.own_pool else "one"
+                        result = Result(embeddings, case.train, case.rollout, optimizer, pool, logits_std=logits_std)
+                        compare(session, folder, work, case, result)
+                        results.append(result)
+                        say(
+                            f"{embeddings}, train {case.train}, rollout {case.rollout}, {pool} pool, {optimizer} optimizer: "
+                            f"log-probs {short(result.load)} after load, {short(result.update)} after an update; "
+                            f"gradient {short(result.gradient)}, worst tensor {result.worst_tensor}"
+                        )
+    names = ("embeddings", "train", "rollout", "pool", "optimizer", "load", "update", "gradient", "moved")
     rows = [[v if isinstance(v, str) else short(v) for v in (getattr(r, n) for n in names)] for r in results]
     say("\nlargest differences by layout (moved: change of a log-prob by the update)\n", table(names, rows), sep="\n")
     report.details = {"layouts": [asdict(r) for r in results]}
@@ -242,6 +249,7 @@ def chosen(arguments: argparse.Namespace) -> list[Case]:
     """Return the cases that were asked for."""
     cases = ALL_CASES if arguments.all else CASES
     wanted = [c for c in cases if arguments.layout in (None, c.train) and arguments.rollout in (None, c.rollout)]
+    wanted = [c for c in wanted if arguments.pool in (None, "own" if c.own_pool else "one")]
     return [c for c in wanted if arguments.optimizer in (None, "distributed" if c.distributed else "plain")]
 
 
@@ -250,6 +258,7 @@ def parse() -> argparse.Namespace:
     made.add_argument("--all", action="store_true", help="every layout of up to four ranks")
     made.add_argument("--layout", choices=TRAIN, help="only this train layout, e.g. 'tp2 dp2'")
     made.add_argument("--rollout", choices=ROLLOUT, help="only this rollout layout")
+    made.add_argument("--pool", choices=("one", "own"), help="only with the rollout in the actor's pool, or in one of its own")
     made.add_argument("--optimizer", choices=("plain", "distributed"), help="only this optimizer")
     made.add_argument("--embeddings", nargs="+", choices=("untied", "tied"), default=["untied", "tied"])
     arguments = made.parse_args()
