@@ -13,7 +13,6 @@ The controller holds references and metadata, never columns.
 
 from __future__ import annotations
 
-import queue
 import threading
 import traceback
 from collections import defaultdict
@@ -26,6 +25,7 @@ import numpy as np
 from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, picks_for, plan_orders, task_order
+from hfsdk.engine.lane import Lane
 from hfsdk.engine.records import (
     FINISHED,
     CallRecord,
@@ -79,7 +79,7 @@ class Controller:
         self._placement: Placement | None = None
         self._open_pools: dict[str, Pool] = {}
         self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, Lane] = {}
         self._last: dict[str, CallRecord] = {}
         """The call submitted last on each lane."""
         self._listeners: list[Listener] = []
@@ -647,10 +647,10 @@ class Controller:
                 if listener in self._listeners:
                     self._listeners.remove(listener)
 
-    def _lane(self, name: str) -> _Lane:
+    def _lane(self, name: str) -> Lane:
         with self._lock:
             if name not in self._lanes:
-                self._lanes[name] = _Lane(self, name)
+                self._lanes[name] = Lane(self, name)
             return self._lanes[name]
 
     def _close(self, message: m.Close) -> None:
@@ -668,58 +668,6 @@ class Controller:
         self._runtime.close()
         for record in running:
             self._finish(record, SessionClosedError("the session was closed while this call was under way"))
-
-
-class _Lane(threading.Thread):
-    """Runs what it is given, one after the other, in submission order."""
-
-    def __init__(self, controller: Controller, name: str) -> None:
-        super().__init__(name=f"hfsdk-lane-{name}", daemon=True)
-        self._controller = controller
-        self._queue: queue.SimpleQueue[CallRecord | Callable[[], None] | None] = queue.SimpleQueue()
-        self.start()
-
-    def put(self, record: CallRecord) -> None:
-        """Add a call."""
-        self._queue.put(record)
-
-    def post(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Add a function; return another one that waits for it and raises what it raised."""
-        done = threading.Event()
-        failure: list[HfsdkError] = []
-
-        def guarded() -> None:
-            try:
-                self._controller.check_open()
-                function()
-            except HfsdkError as error:
-                failure.append(error)
-            except Exception as error:  # the lane must outlive a defect of our own, and the user must hear of it
-                failure.append(CallError(f"hfsdk failed inside: {error!r}", details=traceback.format_exc()))
-            finally:
-                done.set()
-
-        def wait() -> None:
-            while not done.wait(MONITOR_S):
-                if not self.is_alive():
-                    raise SessionClosedError("the session was closed meanwhile")
-            if failure:
-                raise raised(failure[0])
-
-        self._queue.put(guarded)
-        return wait
-
-    def stop(self) -> None:
-        """End after what is already queued."""
-        self._queue.put(None)
-
-    def run(self) -> None:
-        """Work through the queue."""
-        while (item := self._queue.get()) is not None:
-            if isinstance(item, CallRecord):
-                self._controller.run_record(item)
-            else:
-                item()
 
 
 def _where(call: Call) -> dict[str, Any]:

@@ -101,17 +101,17 @@ def test_columns_released_while_the_call_ends_are_dropped(session, runtime, role
 def test_a_checkpoint_that_is_gone_is_told_once(session, runtime, roles, monkeypatch):
     actor, batch = roles[0], session.batch(prompt=[[1]], response=[[2]])
     actor.update(batch, lambda out, b: out.log_probs).wait()
-    session.client.send(m.Recover("actor", "/gone"))
+    session.client.send(m.Recover("actor", "/gone", 1))
     mend = failing(runtime, monkeypatch, "call", "compute_log_probs", WorkerDiedError("it ended."))
     with pytest.raises(WorkerDiedError, match="checkpoint /gone"):
         actor.compute_log_probs(batch).wait()
     mend()
     load = runtime.load
 
-    def missing(role, pool):
+    def missing(role, pool, state=None):
         if role.restore:
             raise CheckpointError(f"there is no {role.restore}.")
-        load(role, pool)
+        load(role, pool, state)
 
     monkeypatch.setattr(runtime, "load", missing)
     with pytest.raises(CheckpointError, match=r"no /gone\. The next call brings actor back with its initial weights"):
