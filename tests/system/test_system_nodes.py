@@ -28,15 +28,17 @@ def told():
     script = Path(__file__).with_name("two_nodes.py")
     env = os.environ | {"PYTHONPATH": str(script.parents[2])}
     process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
-    )
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
+        cwd=script.parent,  # Ray puts the working directory on the workers' path
+    )  # fmt: skip
     try:
         out, err = process.communicate(timeout=RUN_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         err += f"\nit took longer than {RUN_S} s"
-    found = {name: value for name, value, _ in map(json.loads, out.splitlines())}
+    lines = [line for line in out.splitlines() if line.startswith('["')]  # raylets say there that a worker was killed
+    found = {name: value for name, value, _ in map(json.loads, lines)}
     assert process.returncode == 0, f"it came as far as {list(found)}\n{err[-4000:]}"
     return found
 
