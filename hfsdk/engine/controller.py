@@ -185,7 +185,10 @@ class Controller:
 
         def take_out() -> None:
             if record.spec.trainable and not fresh:
-                record.state = self._runtime.export(name, pool)
+                try:
+                    record.state = self._runtime.export(name, pool)
+                except WorkerDiedError as error:
+                    raise self._pool_lost(pool, error) from None
             self._runtime.release(name, pool)
 
         self._lane(pool.name).post(take_out)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -11,16 +12,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hfsdk.dataflow import Call
-from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read
+from hfsdk.engine.model_folders import Manifest, read_pieces
+from hfsdk.engine.ray_cluster import SHIPPED, Node, check_answers, check_present, check_same, describe, num_cores
+from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read, tail
+from hfsdk.engine.rendezvous import LOOPBACK
 from hfsdk.engine.worker import WorkerSetup
 from hfsdk.errors import (
     CallCancelledError,
@@ -35,7 +40,6 @@ from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
 from hfsdk.runtime import DeviceStatus, Outcome, Part, Pick, Progress, RoleState, Stored, Work
-from hfsdk.spec import DEVICES, ClusterSpec, DeviceSpec
 from hfsdk.table import Table
 from hfsdk.trace import Span
 
@@ -56,6 +60,9 @@ START_TRIES = 4
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory for columns, where hfsdk starts Ray itself."""
+
+LOOK_S = 5.0
+"""How long a worker may take to send the end of its log, or to clear up."""
 
 CLOSE_S = 10.0
 """How long ``close`` waits for calls under way to notice that their workers are gone."""
@@ -128,15 +135,17 @@ class RayRuntime:
         if not ray.is_initialized():
             _start_ray(num_devices, address)
             _own_ray.add(self._job_id)
+        elif address not in (None, "local", "auto"):
+            check_same(address)
         elif _own_ray:
             _own_ray.add(self._job_id)
         self._shares_cpus = self._job_id in _own_ray and address in (None, "local")
-        self.cluster = _cluster(num_devices, self._shares_cpus)
-        cores = os.cpu_count() or 1
-        self._num_threads = num_threads or max(1, cores // self.cluster.num_devices)
+        self.cluster, self._nodes = describe(num_devices, self._shares_cpus)
+        self._num_threads = num_threads or _num_threads(self._nodes)
         self._folder = Path(tempfile.mkdtemp(prefix=f"hfsdk-{self._job_id}-"))
         self._pools: dict[str, _PoolState] = {}
-        self._tasks_lock = threading.Lock()
+        self._stores = itertools.count()
+        self._tasks_lock, self._sending = threading.Lock(), threading.Lock()
         self._cancelled: set[int] = set()
         self._column_bytes = 0
         self._inside = threading.Condition()
@@ -156,14 +165,11 @@ class RayRuntime:
             whole = self._pools[pool.within]
             self._pools[pool.name] = _PoolState(pool, [member for member in whole.members if member.device in pool.devices])
             return
+        check_present(self._nodes, pool.devices)
         state = _PoolState(pool, [self._worker_of(device) for device in pool.devices])
-        store = str(self._folder / f"store-{uuid.uuid4().hex[:8]}")  # of its own: lanes open pools at the same time
-        setups = [
-            WorkerSetup(device, rank, pool.size, pool.name, self._job_id, store, self._num_threads)
-            for rank, device in enumerate(pool.devices)
-        ]
         self._pools[pool.name] = state
         try:
+            setups = self._setups(state)
             pids = ray.get([w.join.remote(setup) for w, setup in zip(state.workers, setups, strict=True)], timeout=START_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             self.close_pool(pool.name, kill=True)
@@ -173,13 +179,32 @@ class RayRuntime:
         for member, pid in zip(state.members, pids, strict=True):
             member.pid = pid
 
+    def _setups(self, state: _PoolState) -> list[WorkerSetup]:
+        """Tell the workers of a pool how they find each other: by a file on one node, else by a store on rank 0's node."""
+        pool, nodes = state.pool, [self._nodes[device] for device in state.pool.devices]
+        one_machine = len({node.address for node in nodes}) == 1
+        store, jobs = f"file://{self._folder / f'store{next(self._stores)}'}", [self._job_id] * pool.size
+        if len(set(nodes)) > 1:
+            host = LOOPBACK if one_machine else nodes[0].address
+            store = ray.get(state.workers[0].serve_store.remote(host), timeout=START_S)
+            jobs = [_job_on(self._job_id, node) for node in nodes]
+        return [
+            WorkerSetup(
+                device, rank, pool.size, pool.name, jobs[rank], store, self._num_threads, "" if one_machine else nodes[rank].address
+            )
+            for rank, device in enumerate(pool.devices)
+        ]
+
     def _worker_of(self, device: int) -> _DeviceWorker:
         """Return a device's worker process; start it where there is none. It may not be up yet."""
         if device not in self._devices:
             gpus = 1 if self.cluster.devices[device].name != "cpu" else 0
             log_file = str(self._folder / f"device{device}.log")
             cpus = 0 if self._shares_cpus else 1
-            handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus).remote(device, log_file, self._num_threads)
+            node = NodeAffinitySchedulingStrategy(self._nodes[device].ray_id, soft=False)
+            handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus, scheduling_strategy=node).remote(
+                device, log_file, self._num_threads
+            )
             self._devices[device] = _DeviceWorker(device, handle, log_file)
         return self._devices[device]
 
@@ -202,12 +227,15 @@ class RayRuntime:
         for member in members:
             ray.kill(member.handle)
             self._devices.pop(member.device, None)
-        _wait_gone([member.pid for member in members if member.pid is not None])
+        mine = {node.address for node in self._nodes if node.here}
+        near = [member for member in members if self._nodes[member.device].address in mine]
+        _wait_gone([member.pid for member in near if member.pid is not None])
 
     @_while_open
     def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
         """Build a role on its pool."""
         here = self._pools[pool.name]
+        self._bring_folder(role, here)
         parts = () if state is None else state.handles
         first = self._pools[pool.within].pool.devices.index(pool.devices[0]) if pool.within else None
         refs = [w.load.remote(role, parts, first) for w in here.workers]
@@ -217,6 +245,42 @@ class RayRuntime:
         if failed:
             raise next(iter(failed.values()))
         self._ensure_tasks()  # by now the workers have done their importing: the cores are free for this process's
+
+    def _bring_folder(self, role: RoleSpec, state: _PoolState) -> None:
+        """Have the model's folder on every node of the pool, as it is here; sent once to each node that lacks it."""
+        far = [rank for rank, device in enumerate(state.pool.devices) if not self._nodes[device].here]
+        if not role.folder or not far:
+            return
+        with self._sending:  # one at a time, so that two pools on a node do not both send it
+            manifest = Manifest.of(role.folder)
+            found = self._ask(state, far, role, lambda w: w.find_folder.remote(manifest))
+            lacking = {
+                self._nodes[state.pool.devices[rank]]: rank
+                for rank, path in zip(far, found, strict=True)
+                if not path
+            }
+            if not lacking:
+                return
+            takers = list(lacking.values())
+            self._ask(state, takers, role, lambda w: w.receive.remote(manifest))
+            for name, piece in read_pieces(manifest):
+                self._ask(state, takers, role, partial(_write_piece, name, ray.put(piece)))
+            self._ask(state, takers, role, lambda w: w.finish_folder.remote())
+            self._ask(state, far, role, lambda w: w.find_folder.remote(manifest))
+
+    def _ask(self, state: _PoolState, ranks: Sequence[int], role: RoleSpec, ask: Callable[[Any], Any]) -> list[Any]:
+        """Ask some ranks something about a role's folder and return their answers."""
+        refs = [ask(state.workers[rank]) for rank in ranks]
+        answers = []
+        for rank, ref in zip(ranks, refs, strict=True):
+            try:
+                answers.append(ray.get(ref))
+            except ray.exceptions.RayTaskError as error:
+                node = self._nodes[state.pool.devices[rank]]
+                raise PlacementError(f"{role.folder} cannot be brought to {node}: {error.cause}") from None
+            except ray.exceptions.RayActorError as error:
+                raise self._died(state, Call(id=-1, role=role.name, method="load"), rank, _reason(error)) from None
+        return answers
 
     @_while_open
     def export(self, role: str, pool: Pool) -> RoleState:
@@ -272,7 +336,7 @@ class RayRuntime:
                 try:
                     answers[rank] = ray.get(ref)
                 except ray.exceptions.RayActorError as error:
-                    raise self._died(state, call, rank, str(error).splitlines()[0]) from None
+                    raise self._died(state, call, rank, _reason(error)) from None
             if pending and failed_s is None and any(failed(answer) for answer in answers.values()):
                 failed_s = time.monotonic()
                 for worker in state.workers:  # replicas that do not run in lockstep with the failed rank stop here
@@ -294,11 +358,12 @@ class RayRuntime:
         ]
         member = state.members[rank]
         device, pid = member.device, member.pid
+        where = f" on {self._nodes[device]}" if len(set(self._nodes)) > 1 else ""
         details = "its last spans:\n" + ("\n".join(spans) or "  none seen")
-        tail = _tail(member.log_file)
-        details += f"\nits last output:\n{tail}" if tail else ""
+        output = self._output(device, 2000)
+        details += f"\nits last output:\n{output}" if output else ""
         return WorkerDiedError(
-            f"the worker of device {device} (pid {pid}) ended or hangs: {why}.",
+            f"the worker of device {device}{where} (pid {pid}) ended or hangs: {why}.",
             role=call.role,
             method=call.method,
             rank=rank,
@@ -375,7 +440,8 @@ class RayRuntime:
         """Return the process of the user's functions; start it where there is none."""
         with self._tasks_lock:
             if self._tasks is None:
-                self._tasks = RayTasks.remote(str(self._folder / "tasks.log"))
+                here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+                self._tasks = RayTasks.options(scheduling_strategy=here).remote(str(self._folder / "tasks.log"))
                 self._tasks_up = self._tasks.prepare.remote()
             return self._tasks
 
@@ -456,11 +522,23 @@ class RayRuntime:
             raise CheckpointError(f"a worker ended while it wrote {role}'s state; save again") from None
         return written
 
+    @_while_open
     def logs(self, pool: Pool, rank: int) -> str:
-        """Return a worker's output."""
+        """Return a worker's output, from its node."""
         if not 0 <= rank < pool.size:
             raise PlacementError(f"pool {pool.name!r} has ranks 0 to {pool.size - 1}; asked for rank {rank}")
-        return _tail(str(self._folder / f"device{pool.devices[rank]}.log"), 20000)
+        return self._output(pool.devices[rank], 20000)
+
+    def _output(self, device: int, num_chars: int) -> str:
+        """Return the end of a worker's log; where it is on another node, the worker reads it or, if that is dead, a neighbour."""
+        path, node = str(self._folder / f"device{device}.log"), self._nodes[device]
+        near = [] if node.here else [member for member in self._devices.values() if self._nodes[member.device] == node]
+        for member in sorted(near, key=lambda member: member.device != device):
+            try:
+                return str(ray.get(member.handle.output.remote(path, num_chars), timeout=LOOK_S))
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                continue
+        return tail(path, num_chars)
 
     def close(self) -> None:
         """End the workers, Ray where this session started it, and remove files and segments."""
@@ -468,6 +546,7 @@ class RayRuntime:
             self._closed = True
         self._pools.clear()
         if ray.is_initialized():
+            self._clear_far_nodes()
             self._end(list(self._devices.values()))
             if self._tasks is not None:
                 ray.kill(self._tasks)
@@ -480,10 +559,26 @@ class RayRuntime:
         _remove_segments(self._job_id)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _clear_far_nodes(self) -> None:
+        """Have one worker of every other node remove the session's files there."""
+        near = {self._nodes[device]: member for device, member in self._devices.items() if not self._nodes[device].here}
+        refs = [
+            m.handle.clear.remote(str(self._folder), (self._job_id, _job_on(self._job_id, node))) for node, m in near.items()
+        ]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=LOOK_S)
+
 
 def _start_ray(num_devices: int | None, address: str | None) -> None:
-    if address not in (None, "local"):
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    if address is not None and address != "local":
+        try:
+            check_answers(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=SHIPPED)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise PlacementError(
+                f"no Ray cluster at {address!r} can be used from here: {error}. Start one with `ray start --head`, give its "
+                "address as host:port, and open the session on one of its nodes."
+            ) from error
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
@@ -509,38 +604,6 @@ def _start_ray(num_devices: int | None, address: str | None) -> None:
                     f"Ray did not start within {START_TRIES} tries of 30 s: its own helper processes were too slow. "
                     "Is the machine busy or out of memory? End other work and try again."
                 ) from error
-
-
-def _cluster(num_devices: int | None, shares_cpus: bool) -> ClusterSpec:
-    """Describe the nodes Ray has: their GPUs or, without any, one CPU worker per core asked for.
-
-    On this machine alone (``shares_cpus``) sessions may take more workers together than there are processors.
-    """
-    resources = ray.cluster_resources()
-    gpus = int(resources.get("GPU", 0))
-    if gpus:
-        count = min(gpus, num_devices or gpus)
-        kind = next((k.split(":", 1)[1] for k in resources if k.startswith("accelerator_type:")), "GPU")
-        known = DEVICES.get(kind, DEVICES["H100"])
-        device = DeviceSpec(
-            name=kind,
-            peak_flops=known.peak_flops,
-            memory_bytes=known.memory_bytes,
-            memory_bandwidth=known.memory_bandwidth,
-        )
-        return ClusterSpec(node_devices=((device,) * count,))
-    count = num_devices or int(resources.get("CPU", 1))
-    if count > resources.get("CPU", 0) and not shares_cpus:
-        raise PlacementError(
-            f"{count} devices asked for; Ray has {int(resources.get('CPU', 0))} CPUs and no GPU. "
-            "Ask for fewer, or close the session that started Ray and make one with more devices."
-        )
-    share = psutil.virtual_memory().available // count
-    base = DEVICES["cpu"]
-    device = DeviceSpec(
-        name="cpu", peak_flops=base.peak_flops, memory_bytes=int(share), memory_bandwidth=base.memory_bandwidth
-    )
-    return ClusterSpec(node_devices=((device,) * count,))
 
 
 def _merge_infos(answers: Sequence[Answer], num_rows: int) -> dict[str, ColumnInfo]:
@@ -581,11 +644,23 @@ def _sum_progress(seen: Sequence[tuple[int, Mapping[str, float]]]) -> Progress |
     return Progress(call_id, done, sum(c.get("total", 0.0) for _, c in running), unit.replace("_", "-"))
 
 
-def _tail(path: str, num_chars: int = 2000) -> str:
-    try:
-        return Path(path).read_text(errors="replace")[-num_chars:].strip()
-    except FileNotFoundError:
-        return ""
+def _job_on(job_id: str, node: Node) -> str:
+    """Return a job's name on one node: ranks with equal names share memory, which those of two nodes cannot."""
+    return f"{job_id}-{node.number}"
+
+
+def _write_piece(name: str, piece: Any, worker: Any) -> Any:
+    return worker.write_piece.remote(name, piece)
+
+
+def _num_threads(nodes: Sequence[Node]) -> int:
+    """Return the threads of each worker, such that no node has more of them than processors."""
+    cores = {node: (os.cpu_count() or 1) if node.here else num_cores(node) for node in set(nodes)}
+    return max(1, min(cores[node] // nodes.count(node) for node in cores))
+
+
+def _reason(error: Exception) -> str:
+    return "its node left the cluster" if "node has died" in str(error) else str(error).splitlines()[0].rstrip(".")
 
 
 def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:
@@ -597,5 +672,5 @@ def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:
 
 def _remove_segments(job_id: str) -> None:
     """Unlink shared memory of this job that killed ranks left behind."""
-    for path in Path("/dev/shm").glob(f"hfsdk.{job_id}.*") if Path("/dev/shm").is_dir() else ():
+    for path in Path("/dev/shm").glob(f"hfsdk.{job_id}*") if Path("/dev/shm").is_dir() else ():
         path.unlink(missing_ok=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ import numpy as np
 import ray
 
 from hfsdk.dataflow import Call
+from hfsdk.engine.cpu_support_vllm import remove_segments
+from hfsdk.engine.model_folders import Manifest, Receiver, find
 from hfsdk.engine.tasks import run_task
 from hfsdk.engine.worker import Parcel, Reply, Sent, Worker, WorkerSetup
 from hfsdk.errors import CallError, HfsdkError, LostColumnError
@@ -89,6 +92,14 @@ def read(picks: Sequence[Pick], rows: Any) -> Table:
     return Table(columns, rows)
 
 
+def tail(path: str, num_chars: int) -> str:
+    """Return the end of a text file, ``""`` where there is none."""
+    try:
+        return Path(path).read_text(errors="replace")[-num_chars:].strip()
+    except FileNotFoundError:
+        return ""
+
+
 class _Process:
     """What both kinds of process share: environment, own log file."""
 
@@ -130,6 +141,14 @@ class WorkerProcess(_Process):
 
         os.environ.update(cpu_support_vllm.environment(num_threads))
         self._worker: WorkerType = Worker(device, num_threads)
+        self._own_paths = os.environ.get("HFSDK_FETCH_MODELS") != "always"
+        self._folders: dict[str, str] = {}
+        self._receiver: Receiver | None = None
+
+    @ray.method(concurrency_group="compute")
+    def serve_store(self, host: str) -> str:
+        """Serve the store through which a pool's processes find each other; return its URL."""
+        return self._worker.serve_store(host)
 
     @ray.method(concurrency_group="compute")
     def join(self, setup: WorkerSetup) -> int:
@@ -153,8 +172,33 @@ class WorkerProcess(_Process):
         rollout.import_engine()
 
     @ray.method(concurrency_group="compute")
+    def find_folder(self, manifest: Manifest) -> str:
+        """Return this node's copy of a model's folder, which :meth:`load` then uses; ``""`` where there is none."""
+        self._folders[manifest.folder] = find(manifest, own_path=self._own_paths)
+        return self._folders[manifest.folder]
+
+    @ray.method(concurrency_group="compute")
+    def receive(self, manifest: Manifest) -> None:
+        """Begin to take a model's folder in."""
+        self._receiver = Receiver(manifest)
+
+    @ray.method(concurrency_group="compute")
+    def write_piece(self, name: str, piece: bytes) -> None:
+        """Append to a file of the folder that is being taken in."""
+        assert self._receiver is not None
+        self._receiver.write(name, piece)
+
+    @ray.method(concurrency_group="compute")
+    def finish_folder(self) -> None:
+        """Put the folder into this node's cache."""
+        assert self._receiver is not None
+        self._receiver.finish()
+        self._receiver = None
+
+    @ray.method(concurrency_group="compute")
     def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> Exception | None:
         """Build a role, with a state whose parts are in the object store; return what went wrong."""
+        role = replace(role, folder=self._folders.get(role.folder, role.folder))
         try:
             self._worker.load(role, ray.get([handle[0] for handle in state]), first)
         except Exception as error:  # told to the controller, which raises it at the user's line
@@ -212,6 +256,18 @@ class WorkerProcess(_Process):
     def memory(self) -> tuple[int, dict[str, int]]:
         """Return the bytes in use."""
         return self._worker.memory()
+
+    @ray.method(concurrency_group="control")
+    def output(self, path: str, num_chars: int) -> str:
+        """Return the end of a log of this node."""
+        return tail(path, num_chars)
+
+    @ray.method(concurrency_group="control")
+    def clear(self, folder: str, job_ids: Sequence[str]) -> None:
+        """Remove a session's files from this node: logs, and shared memory that killed ranks left behind."""
+        shutil.rmtree(folder, ignore_errors=True)
+        for job_id in job_ids:
+            remove_segments(job_id)
 
     @ray.method(concurrency_group="control")
     def saved(self, role: str) -> bool:

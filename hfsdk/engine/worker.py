@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.dataflow import Call
+from hfsdk.engine import rendezvous
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
@@ -35,8 +36,10 @@ class WorkerSetup:
     pool: str
     job_id: str
     store: str
-    """Path of the file through which the pool's processes find each other."""
+    """Where the pool's processes find each other: ``file://path`` or ``tcp://host:port``."""
     num_threads: int = 1
+    address: str = ""
+    """Of this worker's node, where the pool is on several machines."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +80,16 @@ class Worker:
         """The last save of each role; it goes on when the role is released."""
         self._running_call = -1
         self._cancel_asked = -1
+        self._store: Any = None
+
+    def serve_store(self, host: str) -> str:
+        """Serve the store through which the next pool's processes find each other, until this one leaves it; return its URL."""
+        self._store, port = rendezvous.serve(host)
+        return f"tcp://{host}:{port}"
 
     def join(self, setup: WorkerSetup) -> None:
         """Import the engines and join a pool's world; collective."""
         import torch
-        import torch.distributed as dist
 
         from hfsdk.engine import cpu_support_megatron
 
@@ -92,12 +100,8 @@ class Worker:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(0)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            init_method=f"file://{self.setup.store}",
-            rank=self.setup.rank,
-            world_size=self.setup.world_size,
-        )
+        rendezvous.set_interface(setup.address)
+        rendezvous.join(setup.store, "cpu:gloo,cuda:nccl" if cuda else "gloo", setup.rank, setup.world_size)
 
     def leave(self) -> None:
         """Free every role and leave the pool's world; the process is then as before :meth:`join`."""
@@ -107,6 +111,7 @@ class Worker:
             self.release(role)
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._store = None
 
     def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> None:
         """Build a role; collective over the pool.

@@ -54,7 +54,8 @@ class Session(Placing):
 
         Args:
             devices: how many devices of this machine to use (by default its GPUs, or without any up to two processes on its
-                processors), ``"auto"`` for the Ray cluster this process belongs to, or a cluster's address.
+                processors), or all devices of a Ray cluster: ``"auto"`` for the one that runs on this machine, or an address,
+                ``"host:port"``. This process must be on one of its nodes; code and model folders are brought to the others.
             wait: whether every call waits before it returns, so that a cell's time is its call's time.
             seed: see the class.
             name: see the class.
@@ -62,6 +63,7 @@ class Session(Placing):
 
         Raises:
             OptionError: ``devices`` is not one of these.
+            PlacementError: there is no cluster at the address, or it has no devices.
             ModelNotFoundError: Ray is not installed here; the message says which extra brings it.
         """
         from hfsdk.engine.controller import Controller

@@ -112,11 +112,17 @@ class PlacementPicture:
             })  # fmt: skip
         return shards
 
+    def _nodes(self, devices: Sequence[int]) -> str:
+        """Say which nodes some devices are on, where there are several."""
+        nodes = sorted({self._cluster.node_of(device) for device in devices})
+        return f" of {_numbers('node', nodes)}" if len(self._cluster.node_devices) > 1 else ""
+
     def __repr__(self) -> str:
         data = self.view()
         lines = [f"Placement of {data['title']}: {self._cluster}"]
         for pool, devices in data["pools"].items():
-            lines.append(f"  pool {pool!r} on {_numbers(devices)}" + _used(data["devices"], devices))
+            where = _numbers("device", devices) + self._nodes(devices)
+            lines.append(f"  pool {pool!r} on {where}" + _used(data["devices"], devices))
         for role in data["roles"]:
             where = f"pool {role['pool']!r}" if role["pool"] else "not placed"
             words = [*_words(role), where, role["state"], role["weights"]]
@@ -274,11 +280,11 @@ def _role_states(client: ControllerClient) -> dict[str, tuple[str, int]]:
     return {name: (state, updates) for name, (_, state, updates) in client.send(m.Look("roles")).items()}
 
 
-def _numbers(devices: Sequence[int]) -> str:
-    if len(devices) == 1:
-        return f"device {devices[0]}"
-    run = list(devices) == list(range(devices[0], devices[-1] + 1))
-    return f"devices {devices[0]}-{devices[-1]}" if run else "devices " + ", ".join(map(str, devices))
+def _numbers(word: str, numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"{word} {numbers[0]}"
+    run = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    return f"{word}s {numbers[0]}-{numbers[-1]}" if run else f"{word}s " + ", ".join(map(str, numbers))
 
 
 def _used(devices: Mapping[int, Mapping[str, Any]], numbers: Sequence[int]) -> str:

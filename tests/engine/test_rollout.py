@@ -497,7 +497,7 @@ def test_kv_cache_holds_the_sequences_within_its_cap():
     assert kv_cache_bytes(spec, options, 2, "bf16", "cpu") == (4 * 64 + 64) * token // 2
     many = RolloutOptions(max_num_seqs=400, max_model_len=64)
     assert kv_cache_bytes(spec, many, 1, "bf16", "cpu") == 256 * 2**20 + 64 * token
-    assert kv_cache_bytes(spec, many, 1, "bf16", "cuda") == (400 * 64 + 64) * token
+    assert kv_cache_bytes(spec, many, 1, "bf16", "cuda") == 8 * 2**30 + 64 * token
     assert kv_cache_bytes(spec, RolloutOptions(max_model_len=2048), 1, "bf16", "cpu") == (2048 + 64) * token
     assert kv_cache_bytes(spec, RolloutOptions(kv_cache_bytes=12345), 1, "bf16", "cpu") == 12345
 

@@ -1,0 +1,168 @@
+"""The nodes that Ray has, and which device number is on which of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+import hfsdk.engine as engine
+from hfsdk.errors import PlacementError
+from hfsdk.spec import DEVICES, ClusterSpec, DeviceSpec
+
+PACKAGE = Path(engine.__file__).parents[1]
+"""This package's folder."""
+
+ANSWER_S = 5.0
+"""How long a cluster's address may take to answer."""
+
+SHIPPED: dict[str, Any] = {"py_modules": [str(PACKAGE)], "excludes": ["**/__pycache__"]}
+"""Ray's runtime environment that gives every node of a cluster the user's version of this package."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or what Ray takes for one, with devices of a session."""
+
+    number: int
+    """Its number in the session's ``ClusterSpec``."""
+    ray_id: str
+    address: str
+    here: bool
+    """Whether the user's process is on it."""
+
+    def __str__(self) -> str:
+        return f"node {self.number} ({self.address})"
+
+
+def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, tuple[Node, ...]]:
+    """Return the devices Ray has and, for each, its node: GPUs or, without any, CPU workers spread evenly over the nodes.
+
+    The user's own node comes first. With ``shares_cpus`` (Ray runs on this machine alone, for hfsdk) sessions may take more
+    workers together than there are processors.
+
+    Args:
+        num_devices: how many; ``None`` for all.
+        shares_cpus: see above.
+
+    Raises:
+        PlacementError: Ray has fewer.
+    """
+    mine = ray.get_runtime_context().get_node_id()
+    known = [node for node in ray.nodes() if node["Alive"]]
+    known.sort(key=lambda n: (n["NodeID"] != mine, n["NodeManagerAddress"], n["NodeID"]))
+    kind = "GPU" if any(n["Resources"].get("GPU", 0) for n in known) else "CPU"
+    room = [int(n["Resources"].get(kind, 0)) for n in known]
+    total = sum(room)
+    if kind == "GPU":
+        counts = _packed(room, min(total, num_devices or total))
+    elif shares_cpus:
+        counts = [num_devices or max(1, room[0])] + [0] * (len(room) - 1)
+    else:
+        count = num_devices or total
+        if not 0 < count <= total:
+            raise PlacementError(
+                f"{count} devices asked for; Ray has {total} CPUs and no GPU. "
+                "Ask for fewer, or close the session that started Ray and make one with more devices."
+            )
+        counts = _spread(room, count)
+    used = [(node, count) for node, count in zip(known, counts, strict=True) if count]
+    devices = tuple((_device(node, kind, count, node["NodeID"] == mine),) * count for node, count in used)
+    nodes = [
+        Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == mine)
+        for number, (node, _) in enumerate(used)
+    ]
+    return ClusterSpec(node_devices=devices), tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
+
+
+def _packed(room: Sequence[int], count: int) -> list[int]:
+    """Fill one node after the other: GPUs of one node have the faster links."""
+    taken: list[int] = []
+    for free in room:
+        taken.append(min(free, count - sum(taken)))
+    return taken
+
+
+def _spread(room: Sequence[int], count: int) -> list[int]:
+    """Give every node about the same, as far as it has room."""
+    taken = [0] * len(room)
+    while sum(taken) < count:
+        least = min((k for k, free in enumerate(room) if taken[k] < free), key=lambda k: taken[k])
+        taken[least] += 1
+    return taken
+
+
+def _device(node: Mapping[str, Any], kind: str, count: int, here: bool) -> DeviceSpec:
+    resources = node["Resources"]
+    if kind == "GPU":
+        name = next((k.split(":", 1)[1] for k in resources if k.startswith("accelerator_type:")), "GPU")
+        return replace(DEVICES.get(name, DEVICES["H100"]), name=name)
+    free = psutil.virtual_memory().available if here else int(resources.get("memory", 0))
+    return replace(DEVICES["cpu"], memory_bytes=free // count)
+
+
+def check_answers(address: str) -> None:
+    """Check that something listens at ``host:port``; Ray itself would try for minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+
+
+def check_same(address: str) -> None:
+    """Check that the Ray of this process is the one at an address.
+
+    Raises:
+        PlacementError: it is another one.
+    """
+    mine = ray.get_runtime_context().gcs_address
+    (host, _, port), (my_host, _, my_port) = address.rpartition(":"), mine.rpartition(":")
+    try:
+        same = port == my_port and (my_host == host or socket.gethostbyname(host) in (my_host, "127.0.0.1"))
+    except OSError:
+        same = False
+    if not same:
+        raise PlacementError(
+            f"this process uses the Ray at {mine}, not {address}: close its session (or call ray.shutdown()) first, "
+            "or open the new session in another process"
+        )
+
+
+def num_cores(node: Node) -> int:
+    """Return a node's processors, as Ray counts them."""
+    return next((int(n["Resources"].get("CPU", 1)) for n in ray.nodes() if n["NodeID"] == node.ray_id), 1)
+
+
+def check_present(nodes: Sequence[Node], devices: Sequence[int]) -> None:
+    """Check that the nodes of some devices are still there.
+
+    Args:
+        nodes: of every device of the session.
+        devices: the numbers of those that are wanted.
+
+    Raises:
+        PlacementError: names the node, its devices and those that are left.
+    """
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    lost = [device for device in devices if nodes[device].ray_id not in alive]
+    if not lost:
+        return
+    node = nodes[lost[0]]
+    gone = [d for d, other in enumerate(nodes) if other == node]
+    left = [d for d, other in enumerate(nodes) if other.ray_id in alive]
+    raise PlacementError(
+        f"devices {_listed(gone)} are on {node}, which has left the Ray cluster. Place the roles on devices {_listed(left)} "
+        "(an hf.Placement names devices), or start the node again and open a new session."
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

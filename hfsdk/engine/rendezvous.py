@@ -1,0 +1,68 @@
+"""How the processes of a pool find each other: by a file on one node, by a TCP store where the pool spans several.
+
+::
+
+    one node      file:///tmp/hfsdk-.../store3           gloo on the loopback interface, nothing listens outside
+    several       tcp://10.0.0.4:40123                   served by rank 0's process on its node's address alone; gloo on the
+                                                         interface that has the worker's own node's address
+
+Nodes that share an address are on one machine: there the store and gloo keep to the loopback interface too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address, ``""`` where none has: gloo then asks for this host's name."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address.partition("%")[0] == address for known in addresses):
+            return str(name)
+    return "lo" if address.startswith("127.") else ""  # all of 127/8 is on it
+
+
+def set_interface(address: str) -> None:
+    """Tell gloo which interface to use for the groups made from now on: that of ``address``, or loopback for ``""``."""
+    interface = interface_of(address) if address else "lo"
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    else:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def serve(host: str) -> tuple[Any, int]:
+    """Serve a store on one address of this machine; return it (it ends with its last reference) and its port."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch's types leave it out
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.create_server((host, 0), family=family)
+    port = int(server.getsockname()[1])
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+    return store, port
+
+
+def join(store: str, backend: str, rank: int, world_size: int) -> None:
+    """Join a pool's world; collective.
+
+    Args:
+        store: ``file://path`` or ``tcp://host:port``.
+        backend: for torch.distributed.
+        rank: this process in the pool.
+        world_size: processes in the pool.
+    """
+    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if store.startswith("tcp://"):
+        host, _, port = store.removeprefix("tcp://").rpartition(":")
+        found = TCPStore(host, int(port), is_master=False)
+        dist.init_process_group(backend, store=found, rank=rank, world_size=world_size)
+    else:
+        dist.init_process_group(backend, init_method=store, rank=rank, world_size=world_size)

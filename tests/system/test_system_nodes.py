@@ -1,0 +1,178 @@
+"""Two nodes: a session on the Ray cluster of another process. One run (two_nodes.py) tells everything these tests look at."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from system_helpers import own_processes, until
+
+from hfsdk.engine import model_folders, rendezvous
+from hfsdk.engine.model_folders import Manifest, Receiver
+
+RUN_S = 420
+"""On a quiet machine about a fifth of it."""
+
+
+@pytest.fixture(scope="module")
+def told():
+    torch = pytest.importorskip("torch")
+    for package in ("ray", "vllm", "megatron.core"):
+        pytest.importorskip(package)
+    if torch.cuda.is_available():
+        pytest.skip("the nodes of this test have processors only")
+    script = Path(__file__).with_name("two_nodes.py")
+    env = os.environ | {"PYTHONPATH": str(script.parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
+        cwd=script.parent,  # Ray puts the working directory on the workers' path
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=RUN_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        err += f"\nit took longer than {RUN_S} s"
+    lines = [line for line in out.splitlines() if line.startswith('["')]  # raylets say there that a worker was killed
+    found = {name: value for name, value, _ in map(json.loads, lines)}
+    assert process.returncode == 0, f"it came as far as {list(found)}\n{err[-4000:]}"
+    return found
+
+
+def test_devices_are_those_of_the_cluster(told):
+    assert told["cluster"] == ["2x2 cpu", [0, 0, 1, 1]]
+
+
+def test_addresses_where_no_cluster_is(told):
+    kind, words = told["no_cluster"]
+    assert kind == "PlacementError"
+    assert "no Ray cluster at '127.0.0.1:1'" in words
+    assert "this process uses the Ray at" in told["other_address"][1]
+
+
+def test_placement_says_the_nodes(told):
+    assert "on devices 1-2 of nodes 0-1" in told["picture"]
+    assert "on device 3 of node 1" in told["picture"]
+
+
+@pytest.mark.parametrize("name", ["across", "within"])
+def test_step_of_ppo(told, name):
+    """``across``: the actor's tp2, trained and generating, over both nodes; ``within``: every pool on one node."""
+    step = told[name]
+    assert step["gap"] < 1e-4, "rollout and trainer have the same weights"
+    assert step["finite"]
+    assert step["rows"] == 4
+
+
+def test_processes_meet_by_tcp_across_nodes_and_by_file_within_one(told):
+    actor, critic = told["code"]
+    assert [store for _, _, store in actor] == ["tcp", "tcp"]
+    assert [store for _, _, store in critic] == ["file"]
+    assert told["moved"]["store"] == "file"
+
+
+def test_workers_run_the_users_code(told):
+    """The cluster was started without this package on its path."""
+    for path, _, _ in told["code"][0] + told["code"][1]:
+        assert "py_modules_files" in path
+
+
+def test_folder_is_fetched_once_where_a_node_lacks_it(told):
+    (here, there), cache = told["folders"]
+    assert len(there) == 1, "three roles in two pools, one copy"
+    assert there[0].startswith(cache)
+    assert not any(path.startswith(cache) for path in here)
+
+
+def test_logs_come_from_the_workers_node(told):
+    first, second, critic = told["logs"]
+    assert "here is actor on device 1" in first
+    assert "here is actor on device 2" in second
+    assert "here is critic on device 3" in critic
+
+
+def test_roles_move_between_nodes_bit_for_bit(told):
+    (actor, critic), (actor_after, critic_after) = told["moved"]["before"], told["moved"]["after"]
+    assert actor == actor_after
+    assert critic_after == critic * 2
+    assert told["moved"]["same_text"]
+
+
+def test_killed_workers_leave_the_other_node_alone(told):
+    assert told["other_node"] == 4
+    kind, words = told["killed"]
+    assert kind == "WorkerDiedError"
+    assert "on node 1 (" in words
+    assert told["back"] == 4, "the pool is started again on its node"
+
+
+def test_removed_node_is_named_and_the_other_goes_on(told):
+    kind, words = told["removed"]
+    assert kind == "WorkerDiedError"
+    assert "on node 1 (" in words
+    assert "its node left the cluster" in words
+    kind, words = told["lost"]
+    assert kind == "PlacementError"
+    assert "devices 2, 3 are on node 1" in words
+    assert "on devices 0, 1" in words
+    assert told["one_node"] == 4
+
+
+def test_nothing_is_left(told):
+    pids = [told["start"][0], *told["end"], *(pid for _, pid, _ in told["code"][0] + told["code"][1])]
+    until("the end of every process", lambda: own_processes(pids) == [], 30)
+
+
+# ---- the parts
+
+
+def test_folder_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setenv("HFSDK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(model_folders, "PIECE_BYTES", 1000)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "empty.txt").write_text("")
+    (folder / "model.safetensors").write_bytes(np.random.default_rng(0).bytes(2500))
+    (folder / "training.log").write_text("not the model's")
+    manifest = Manifest.of(folder)
+    assert model_folders.find(manifest) == str(folder)
+    assert model_folders.find(manifest, own_path=False) == ""
+    pieces = list(model_folders.read_pieces(manifest))
+    assert [len(piece) for _, piece in pieces] == [2, 0, 1000, 1000, 500]
+    for _ in range(2):  # two sessions may bring the same
+        receiver = Receiver(manifest)
+        for name, piece in pieces:
+            receiver.write(name, piece)
+        receiver.finish()
+    found = Path(model_folders.find(manifest, own_path=False))
+    assert sorted(p.name for p in found.iterdir()) == ["config.json", "empty.txt", "model.safetensors"]
+    assert list(found.parent.iterdir()) == [found]
+    (folder / "config.json").write_text("[]")
+    assert model_folders.find(manifest) == str(found), "another version at the same path is not taken for it"
+    with pytest.raises(OSError, match="changed while they were sent"):
+        Receiver(manifest).finish()
+    assert list(found.parent.iterdir()) == [found]
+
+
+def test_large_files_are_told_apart_by_samples(tmp_path):
+    size = 3 * model_folders.NUM_SAMPLES * model_folders.SAMPLE_BYTES
+    content, length = bytearray(size), 3 * model_folders.SAMPLE_BYTES
+    path = tmp_path / "model.safetensors"
+    marks = set()
+    for changed in (None, 0, size // 2 // model_folders.SAMPLE_BYTES * model_folders.SAMPLE_BYTES, size - 1):
+        if changed is not None:
+            content[changed : changed + length] = b"1" * min(length, size - changed)
+        path.write_bytes(content)
+        marks.add(model_folders.FileMark.of(path))
+    assert len(marks) == 4
+
+
+def test_interfaces():
+    assert rendezvous.interface_of("127.0.0.1").startswith("lo")
+    assert rendezvous.interface_of("127.0.0.2") == "lo"
+    assert rendezvous.interface_of("203.0.113.9") == ""
