@@ -8,6 +8,7 @@ name              what the time covers
 ================  ============================================================
 reshard           moving the trainer's weights into the rollout engine
 prefill, decode   reading prompts; producing tokens
+export            taking weights out of a trained role, for its shadow
 sync              a shadow taking over the weights of its role
 forward           forward passes of inference calls and of training
 backward          backward passes, with gradient reduction

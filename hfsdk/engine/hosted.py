@@ -176,7 +176,9 @@ class HostedRole:
     def _export_weights(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         """For a shadow: the pieces of the weights, from one replica."""
         weights = {"weights": self.trainer.local_tensors(), "optimizer": {}}
-        packed = bridge.pack(role_state.pieces(weights, self.trainer.shard))
+        with self.worker.recorder.span("export") as attrs:
+            packed = bridge.pack(role_state.pieces(weights, self.trainer.shard))
+            attrs["bytes"] = bridge.num_bytes(packed)
         return None, Parcel(packed, bridge.num_bytes(packed)) if packed else None
 
     def take_over(self, holders: Sequence[bridge.Packed], num_updates: int, version: int) -> int:

@@ -27,7 +27,7 @@ from hfsdk.viz.frame import PHASE_COLORS, TRANSFER_COLOR, Picture, role_colors, 
 from hfsdk.viz.timeline_svg import PARENT, PREDICTED, RUNNING, Drawing
 
 TONES = {"prefill": 0.3, "decode": -0.05, "forward": 0.22, "backward": -0.12, "optimizer": -0.35}
-TRANSFERS = {"reshard": 0.0, "sync": 0.2, "export_weights": -0.3, "fetch": 0.45}
+TRANSFERS = {"reshard": 0.0, "sync": 0.2, "export_weights": -0.3, "export": -0.3, "fetch": 0.45}
 """Kinds of spans that move data: drawn in red whatever their role."""
 WAITS = {"wait": 0.0}
 """Kinds of spans that wait for others: drawn in grey whatever their role."""

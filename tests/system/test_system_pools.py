@@ -125,6 +125,8 @@ def test_a_shadow_gets_new_weights_once_and_only_when_there_are_some(four):
     spans = [s for s in four.trace.spans if s.name == "sync"]
     assert spans
     assert all(s.role == "actor.rollout" and s.attrs["bytes"] > 10**6 for s in spans)
+    taken = [s.attrs["bytes"] for s in four.trace.calls if s.method == "export_weights"]
+    assert taken == [spans[0].attrs["bytes"]], "one copy of the weights, from one replica"
 
 
 def test_strategies_compute_the_same(four):
