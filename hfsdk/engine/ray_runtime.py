@@ -363,7 +363,7 @@ class RayRuntime:
         output = self._output(device, 2000)
         details += f"\nits last output:\n{output}" if output else ""
         return WorkerDiedError(
-            f"the worker of device {device}{where} (pid {pid}) ended or hangs: {why}.",
+            f"the worker of device {device}{where} (pid {pid}) ended or hangs: {why.rstrip('.')}.",
             role=call.role,
             method=call.method,
             rank=rank,
