@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hfsdk.dataflow import Call
+from hfsdk.errors import HfsdkError
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
@@ -129,6 +130,8 @@ class Outcome:
     stored: Stored | None
     results: tuple[Any, ...] = ()
     spans: tuple[Span, ...] = ()
+    error: HfsdkError | None = None
+    """What the call ended with on its ranks; the spans then say how far they came."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class Runtime(Protocol):
         ...
 
     def call(self, work: Work) -> Outcome:
-        """Run a call on a pool; raise the CallError it ends with."""
+        """Run a call on a pool; raise where its workers ended or hang, and return what else it ends with."""
         ...
 
     def task(self, work: Work) -> Outcome:

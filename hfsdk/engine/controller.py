@@ -378,11 +378,11 @@ class Controller:
         except WorkerDiedError as error:
             self._pool_died(record, error)
             return
-        except CallError:
-            if role is not None and request.method == "update" and self._runtime.kind == "ray":
-                self._recount_updates(role, work)
-            raise
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
+        if outcome.error is not None:
+            if role is not None and request.method == "update":
+                self._recount_updates(role, work)
+            raise outcome.error
         if work.pool is not None:
             record.num_tokens = tokens_of(request, stored, outcome.stored)
         record.result = list(outcome.results) if request.result == "all" else next(iter(outcome.results), None)

@@ -20,7 +20,7 @@ from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.tasks import USER_ERRORS, check_travels, user_traceback
 from hfsdk.engine.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.worker import Parcel
-from hfsdk.errors import CallError, NonFiniteLossError
+from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
 from hfsdk.functions import Shipped
 from hfsdk.resharding import ReshardPlan, vllm_boxes
 from hfsdk.roles import RoleSpec, Sampling
@@ -347,6 +347,10 @@ class HostedRole:
 
     def _load_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         folder = Path(options["folder"]) / self.spec.name
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{self.spec.name}'s checkpoint is gone: there is no {folder}. Put it back, or load another with session.load(...)."
+            )
         state = self.trainer.blank_state(megatron_checkpoint.read_summary(folder))
         megatron_checkpoint.load(folder, state, self.trainer.shard)
         self.trainer.load_state(state)

@@ -31,6 +31,7 @@ from hfsdk.errors import (
     CallCancelledError,
     CallError,
     CheckpointError,
+    HfsdkError,
     PlacementError,
     RewardFunctionError,
     SessionClosedError,
@@ -314,9 +315,11 @@ class RayRuntime:
         more = () if work.weights is None and not work.version else (work.weights, work.version)
         refs = [w.execute.remote(work.call, order, *more) for w, order in zip(state.workers, work.orders, strict=True)]
         answers = self._gather(refs, state, work.call, lambda answer: answer.status == "error")
-        self._raise_failure(answers, work.call)
         ordered = [answers[rank] for rank in range(len(refs))]
         spans = tuple(span for answer in ordered for span in answer.spans)
+        error = self._failure(ordered, work.call)
+        if error is not None:
+            return Outcome(None, (), spans, error)
         self._column_bytes += sum(_inlined_bytes(a.result) for a in ordered)
         return Outcome(self._store(work.call, ordered), tuple(a.result for a in ordered), spans)
 
@@ -371,16 +374,15 @@ class RayRuntime:
         )
 
     @staticmethod
-    def _raise_failure(answers: Mapping[int, Answer], call: Call) -> None:
-        for rank, answer in sorted(answers.items()):
-            if answer.status == "error":
-                error = answer.error
-                if isinstance(error, CallError):
-                    raise type(error)(error.message, **{**error.fields(), "rank": rank})
-                assert error is not None
-                raise error
-        if any(answer.status == "cancelled" for answer in answers.values()):
-            raise CallCancelledError("cancelled at a safe point", role=call.role, method=call.method)
+    def _failure(answers: Sequence[Answer], call: Call) -> HfsdkError | None:
+        for rank, answer in enumerate(answers):
+            if isinstance(answer.error, CallError):
+                return type(answer.error)(answer.error.message, **{**answer.error.fields(), "rank": rank})
+            if answer.error is not None:
+                return answer.error
+        if any(answer.status == "cancelled" for answer in answers):
+            return CallCancelledError("cancelled at a safe point", role=call.role, method=call.method)
+        return None
 
     def _store(self, call: Call, answers: Sequence[Answer]) -> Stored | None:
         kept = [(rank, a) for rank, a in enumerate(answers) if a.part is not None]

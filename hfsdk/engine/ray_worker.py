@@ -46,7 +46,7 @@ class Answer:
     """``ObjectRef`` of the written columns, held in a list so that Ray does not fetch it."""
     columns: Mapping[str, ColumnInfo] | None = None
     result: Any = None
-    error: Exception | None = None
+    error: HfsdkError | None = None
     spans: tuple[Span, ...] = ()
     num_bytes: int = 0
 

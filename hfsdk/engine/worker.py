@@ -65,7 +65,7 @@ class Reply:
     status: str
     columns: Mapping[str, Column] | None = None
     result: Any = None
-    error: Exception | None = None
+    error: HfsdkError | None = None
     spans: tuple[Span, ...] = ()
 
 

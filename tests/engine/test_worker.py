@@ -27,7 +27,8 @@ def come_and_go(rank, world_size):
     from hfsdk.engine.worker import Worker, WorkerSetup
 
     cpu_support_megatron.install()
-    worker = Worker(WorkerSetup(rank, rank, world_size, "all", "test", "", ""))
+    worker = Worker(rank)
+    worker.setup = WorkerSetup(rank, rank, world_size, "all", "test", "")
     role = {"kind": "critic", "head": "scalar", "folder": TINY, "model": ModelSpec.from_folder(TINY), "optimizer": AdamW()}
     found = []
     for _ in range(3):
@@ -38,7 +39,7 @@ def come_and_go(rank, world_size):
             worker.release(layout)
         dist.barrier()
         found.append(held())
-    with pytest.raises(CheckpointError, match=r"late's checkpoint is gone: there is no /gone/late/rank[01]\.pt"):
+    with pytest.raises(CheckpointError, match=r"late's checkpoint is gone: there is no /gone/late\. "):
         worker.load(RoleSpec(name="late", train=Layout.parse("dp2").fill(world_size), restore="/gone", **role))
     dist.barrier()
     assert not worker.roles

@@ -296,6 +296,8 @@ def test_primitive_that_fails_on_one_rank(live):
     with pytest.raises(hf.CallError, match=r"half raised KeyError\('rank one only'\)") as caught:
         live.actor.call(half, live.session.batch(prompt=[[1], [2], [3]])).wait()
     assert caught.value.rank == 1
+    spans = [s for s in live.session.trace.spans if s.method == "call" and s.name == "fetch"]
+    assert {s.rank for s in spans} == {0, 1}, "how far the ranks of a failed call came is in the trace"
     check_works(live)
 
 
