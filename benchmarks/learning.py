@@ -165,6 +165,22 @@ def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> 
     return history
 
 
+def train_trl(settings: Settings, seed: int, prompts: list[str], folder: Path, evaluator: Any) -> dict[str, Any]:
+    """Train with TRL and judge what it saved."""
+    history = run_trl(settings, seed, prompts, folder)
+    return {"history": history, "curve": judge(evaluator, folder)}
+
+
+def earlier_trl(path: str, settings: Settings) -> dict[int, Any]:
+    """Return TRL's runs by seed of a JSON that this benchmark wrote with the same settings for TRL."""
+    found = json.loads(Path(path).read_text())
+    wanted = {k: v for k, v in asdict(settings).items() if k not in ("lr", "critic_lr")}
+    same = {k: v for k, v in found["settings"].items() if k in wanted} == wanted and found["trl_lr"] == settings.lr
+    if not same:
+        raise SystemExit(f"{path} holds other settings for TRL: {found['settings']}, lr {found['trl_lr']}")
+    return {run["seed"]: run["trl"] for run in found["runs"] if "trl" in run}
+
+
 # -- judging
 
 
@@ -209,6 +225,7 @@ def main() -> int:
     report = Report("learning", "hfsdk: 2 worker processes of one thread; TRL and evaluator: one process of two threads")
     report.details = {"settings": asdict(ours), "trl_lr": theirs.lr, "runs": []}
     evaluator = Evaluator(model_folder("tiny"), held_out_prompts(), copies=arguments.copies)
+    before = earlier_trl(arguments.trl_from, theirs) if arguments.trl_from else {}
     differences = []
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory(prefix="hfsdk-learning-") as name:
@@ -222,12 +239,11 @@ def main() -> int:
             report.add(f"  final KL (exact per token), seed {seed}", curve[-1]["kl"], "nats")
             report.add(f"  final KL (k1), seed {seed}", curve[-1]["kl_k1"], "nats")
             report.add(f"  final KL (k3), seed {seed}", curve[-1]["kl_k3"], "nats")
-            if arguments.vs_trl:
+            if arguments.vs_trl or arguments.trl_from:
                 say(f"seed {seed}: TRL")
-                their_history = run_trl(theirs, seed, prompts, folder / "trl")
-                their_curve = judge(evaluator, folder / "trl")
+                run["trl"] = before.get(seed) or train_trl(theirs, seed, prompts, folder / "trl", evaluator)
+                their_curve = run["trl"]["curve"]
                 say(curve_table(their_curve))
-                run["trl"] = {"history": their_history, "curve": their_curve}
                 kl = min(curve[-1]["kl"], their_curve[-1]["kl"])
                 at = score_at(curve, kl), score_at(their_curve, kl)
                 report.add(f"  score at KL {kl:.2f}, seed {seed}: hfsdk", at[0])
@@ -243,6 +259,7 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--vs-trl", action="store_true", help="train the same by TRL and compare the scores at equal KL")
+    made.add_argument("--trl-from", metavar="FILE", help="the same, with TRL's runs of an earlier --json FILE, which do not change")
     made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), metavar="SEED")
     made.add_argument("--steps", type=int, default=OURS.steps)
     made.add_argument("--copies", type=int, default=2, help="continuations per held-out prompt")
