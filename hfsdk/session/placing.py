@@ -78,6 +78,8 @@ class Placing(Declarations):
         if role.function is not None:
             self._client.send(m.Declare(role))
             return handle
+        if role.name in self._loaded:  # the one of before goes with all it learned; only placing moves a role
+            self._client.send(m.Remove(role.name))
         self._loaded.discard(role.name)
         if role.kind in ("reward", "cost") and not self._ground.simulated and not has_scalar_head(role.folder):
             self.notice(

@@ -197,6 +197,15 @@ def test_placing_again_moves_or_starts_fresh_as_asked(session, actor, controller
     assert [(str(p.roles[0].train), p.fresh) for p in controller.sent(m.Place)] == [("tp1 pp1 dp1", False), ("tp1 pp1 dp2", True)]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_role_declared_differently_does_not_move_but_begins_anew(session, actor, controller):
+    session.place()
+    session.place("standalone")
+    assert not controller.sent(m.Remove)
+    session.actor("tiny", train="tp2")
+    assert [message.role for message in controller.sent(m.Remove)] == ["actor"]
+
+
 def test_shadows_are_roles_of_the_placement(session, actor, controller):
     critic = session.critic("tiny")
     session.place({"actor critic": 1, "actor.rollout critic.inference": 1})

@@ -145,7 +145,7 @@ def test_killed_after_its_checkpoint_was_removed(single, tmp_path):
     kill(session, 0)
     with pytest.raises(hf.WorkerDiedError, match="critic comes back with checkpoint"):
         critic.compute_values(batch).wait(timeout=120)
-    with pytest.raises(hf.CheckpointError, match=r"there is no .*saved/state-1/critic/rank0\.pt.*initial weights"):
+    with pytest.raises(hf.CheckpointError, match=r"there is no .*saved/state-1/critic\. .*initial weights"):
         critic.compute_values(batch).wait(timeout=120)
     assert critic.run(fingerprint) == initial
     critic.release()

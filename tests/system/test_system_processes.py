@@ -65,8 +65,8 @@ batch = actor.generate([[1, 2, 3]] * 8, max_new_tokens=480, ignore_eos=True)
 while batch.state != "running":
     time.sleep(0.01)
 children = psutil.Process().children(recursive=True)
-print(json.dumps({"pids": [p.pid for p in children]}), flush=True)
 try:
+    print(json.dumps({"pids": [p.pid for p in children]}), flush=True)  # the interrupt may come from here on
     batch.wait()
     print("finished", flush=True)
 except KeyboardInterrupt:
