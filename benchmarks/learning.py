@@ -47,7 +47,7 @@ class Settings:
     mini_batches: int = 2
     kl_coef: float = 0.05
     save_every: int = 10
-    lr: float = 2e-4
+    lr: float = 1.5e-4
     critic_lr: float = 1e-3
     warmup: int = 5
     """Steps over which the learning rate rises (hfsdk: the actor's, while the critic learns to judge)."""
