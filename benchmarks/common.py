@@ -145,3 +145,12 @@ def quiet_transformers() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+
+
+def write_gradients(rank: Any, path: str) -> None:
+    """Runs on every rank: gather the whole gradient under Hugging Face names and write it on rank 0."""
+    found = rank._hosted.trainer.gradients()
+    if found is not None:
+        import numpy as np
+
+        np.savez(path, **{name: tensor.float().cpu().numpy() for name, tensor in found.items()})

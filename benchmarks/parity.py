@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Report, parser, quiet_transformers, say, short, table
+from common import Report, parser, quiet_transformers, say, short, table, write_gradients
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
@@ -152,13 +152,6 @@ def plain_gradient(folder: Path, table_: hf.Table) -> dict[str, np.ndarray[Any, 
 
 
 # -- the hfsdk side
-
-
-def write_gradients(rank: Any, path: str) -> None:
-    """Runs on every rank: gather the whole gradient under Hugging Face names and write it on rank 0."""
-    found = rank._hosted.trainer.gradients()
-    if found is not None:
-        np.savez(path, **{name: tensor.float().cpu().numpy() for name, tensor in found.items()})
 
 
 def sample(actor: Any, prompts: list[list[int]]) -> tuple[Any, hf.Table]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Report, parser, say, short, table
+from common import Report, parser, say, short, table, write_gradients
 
 import hfsdk as hf
 from hfsdk.data import movie_reviews
@@ -33,13 +33,6 @@ STRATEGIES = ("colocate", "split", "standalone", "flattening", "interleaving", "
 DEVICES, PROMPTS, NEW_TOKENS = 4, 32, 32
 MOVERS = ("reshard", "sync", "fetch", "backward")
 """Spans whose bytes moved between processes: weights to a rollout, to a shadow; columns; gradients over dp."""
-
-
-def write_gradients(rank: Any, path: str) -> None:
-    """Runs on every rank: gather the whole gradient under Hugging Face names and write it on rank 0."""
-    found = rank._hosted.trainer.gradients()
-    if found is not None:
-        np.savez(path, **{name: tensor.float().cpu().numpy() for name, tensor in found.items()})
 
 
 def teacher_forced(session: Any, tokens: hf.Table, folder: Path) -> dict[str, np.ndarray[Any, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -110,7 +111,28 @@ class Client(Protocol):
         ...
 
 
-class Pending:
+class Awaited(ABC):
+    """What ``await`` polls and then waits for, in an event loop as in a notebook's."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it is over."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until it is over and return self; raise what it failed with."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._poll().__await__()
+
+    async def _poll(self) -> Self:
+        while not self.done:
+            await asyncio.sleep(POLL_S)
+        return self.wait()
+
+
+class Pending(Awaited):
     """Something one or more calls will fill."""
 
     def __init__(self, client: Client, leases: Sequence[Lease]) -> None:
@@ -147,14 +169,6 @@ class Pending:
     def cancel(self) -> None:
         """Stop at the next safe point; what depends on it is cancelled too."""
         self._client.cancel([c for c in self.call_ids if self._client.state(c) in ("pending", "running")])
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._poll().__await__()
-
-    async def _poll(self) -> Self:
-        while not self.done:
-            await asyncio.sleep(POLL_S)
-        return self.wait()
 
 
 class Value(Pending):

@@ -24,6 +24,9 @@ from hfsdk.spec import DTYPE_BYTES, ModelSpec
 
 Offsets = tuple[int, ...]
 
+SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
+"""Names of a scalar head in a model's folder; the first is transformers' and what is written."""
+
 VOCAB_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of this; the trainer does the same, so that shards coincide."""
 

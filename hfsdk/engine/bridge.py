@@ -12,7 +12,6 @@ Nobody waits for anybody: the holders go on as soon as their object stands, and 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hfsdk.engine.role_state import Piece
-from hfsdk.resharding import Box, Offsets, intersect
+from hfsdk.engine.role_state import Piece, copy_shared, slices
+from hfsdk.resharding import Box
 
 _AS_NUMPY = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, and the dtype their bits travel as."""
@@ -72,21 +71,9 @@ def assemble(boxes: Iterable[Box], targets: Mapping[str, torch.Tensor], pieces: 
             offered.setdefault(piece.tensor, []).append(piece)
     copied = 0
     for box in boxes:
-        missing = box.numel
-        for piece in offered.get(box.tensor, ()):
-            shared = intersect(piece.box, box)
-            if shared is None:
-                continue
-            start, size = shared
-            at = tuple(lo + s - b for lo, s, b in zip(box.local_start, start, box.start, strict=True))
-            target = targets[box.local][_part(at, size)]
-            target.copy_(piece.data[_part(tuple(s - p for s, p in zip(start, piece.start, strict=True)), size)])
-            missing -= math.prod(size)
-            copied += target.numel() * target.element_size()
-        if missing:
-            raise RuntimeError(f"{missing} of {box.numel} elements of {box.tensor} {box.start} came with no piece")
+        target = targets[box.local][slices(box.local_start, box.size)]
+        covered = copy_shared(target, box, offered.get(box.tensor, ()))
+        if covered != box.numel:
+            raise RuntimeError(f"of {box.numel} elements of {box.tensor} {box.start} only {covered} came")
+        copied += covered * target.element_size()
     return copied
-
-
-def _part(start: Offsets, size: Offsets) -> tuple[slice, ...]:
-    return tuple(slice(first, first + count) for first, count in zip(start, size, strict=True))

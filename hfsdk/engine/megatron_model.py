@@ -33,10 +33,10 @@ from safetensors.torch import save_file
 
 from hfsdk.engine import cpu_support_megatron, megatron_optimizer
 from hfsdk.engine.megatron_groups import RoleGroups
-from hfsdk.engine.role_state import SCALAR_HEAD, SCALAR_HEAD_NAMES
+from hfsdk.engine.role_state import SCALAR_HEAD
 from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.layout import Coordinates
-from hfsdk.resharding import Box, megatron_boxes, padded_vocab
+from hfsdk.resharding import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
 from hfsdk.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

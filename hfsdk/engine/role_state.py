@@ -24,14 +24,11 @@ import torch
 
 from hfsdk.errors import CheckpointError
 from hfsdk.layout import Coordinates, Layout
-from hfsdk.resharding import Box, Offsets, intersect, megatron_boxes
+from hfsdk.resharding import SCALAR_HEAD_NAMES, Box, Offsets, intersect, megatron_boxes
 from hfsdk.spec import ModelSpec
 
 SCALAR_HEAD = "output_layer.weight"
 """Local name of the scalar head: a replicated float32 tensor [1, hidden]."""
-
-SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
-"""Names of a scalar head in a folder; the first is transformers' and what is written."""
 
 KINDS = ("main", "exp_avg", "exp_avg_sq")
 """The optimizer's tensors, each shaped like its parameter: float32 master, first and second moment of AdamW."""
@@ -151,13 +148,7 @@ def fill(state: Mapping[str, Any], shard: Shard, found: Iterable[Piece]) -> None
     for piece in found:
         offered[piece.kind, piece.tensor].setdefault(piece.box, piece)  # replicas are one
     for kind, box, target in _parts(state, shard):
-        covered = 0
-        for held, piece in offered[kind, box.tensor].items():
-            shared = intersect(held, box)
-            if shared:
-                start, size = shared
-                target[_slices(start, size, box.start)].copy_(piece.data[_slices(start, size, piece.start)])
-                covered += math.prod(size)
+        covered = copy_shared(target, box, offered[kind, box.tensor].values())
         if covered != box.numel:
             raise CheckpointError(
                 f"the state has {covered} of the {box.numel} numbers of {kind} {box.tensor} that this rank needs; "
@@ -165,11 +156,23 @@ def fill(state: Mapping[str, Any], shard: Shard, found: Iterable[Piece]) -> None
             )
 
 
+def copy_shared(target: torch.Tensor, box: Box, offered: Iterable[Piece]) -> int:
+    """Copy what pieces of ``box``'s tensor share with it into ``target``, the box's values; return how many numbers that were."""
+    covered = 0
+    for piece in offered:
+        shared = intersect(piece.box, box)
+        if shared:
+            start, size = shared
+            target[slices(start, size, box.start)].copy_(piece.data[slices(start, size, piece.start)])
+            covered += math.prod(size)
+    return covered
+
+
 def _parts(state: Mapping[str, Any], shard: Shard) -> Iterator[tuple[str, Box, torch.Tensor]]:
     """Yield (kind, box, view of the local tensor there) of everything in a state that is a piece."""
     weights, optimizer = state["weights"], state["optimizer"]
     for box in shard.boxes:
-        where = _slices(box.local_start, box.size)
+        where = slices(box.local_start, box.size)
         weight = weights[box.local]
         yield "weights", box, weight[where]
         for kind in KINDS:
@@ -177,6 +180,7 @@ def _parts(state: Mapping[str, Any], shard: Shard) -> Iterator[tuple[str, Box, t
                 yield kind, box, optimizer[box.local][kind][where]
 
 
-def _slices(start: Offsets, size: Offsets, origin: Offsets | None = None) -> tuple[slice, ...]:
+def slices(start: Offsets, size: Offsets, origin: Offsets | None = None) -> tuple[slice, ...]:
+    """Return the slices of a box, counted from ``origin``."""
     origin = origin or (0,) * len(start)
     return tuple(slice(a - o, a - o + n) for a, n, o in zip(start, size, origin, strict=True))

@@ -13,20 +13,20 @@ that the folder holds a complete save at every moment; older states are removed 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hfsdk.engine import messages as m
 from hfsdk.errors import CheckpointError
+from hfsdk.pending import Awaited
 from hfsdk.protocol import ONE_TO_ALL
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ POLL_S = 0.05
 """How often workers are asked whether their files are written."""
 
 
-class Saving:
+class Saving(Awaited):
     """A save under way: the state is that of the moment ``save`` was called, whatever is trained meanwhile.
 
     Attributes:
@@ -150,14 +150,6 @@ class Saving:
     def settle(self) -> None:
         """Wait until it is over, however it ends."""
         self._over.wait()
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._poll().__await__()
-
-    async def _poll(self) -> Self:
-        while not self.done:
-            await asyncio.sleep(POLL_S)
-        return self.wait()
 
     def __repr__(self) -> str:
         state = "saving" if not self.done else "saved" if self._failure is None else "failed"

@@ -15,6 +15,7 @@ from hfsdk.layout import Layout
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
 from hfsdk.placement import Placement, Pool, is_shadow
+from hfsdk.resharding import SCALAR_HEAD_NAMES
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec
 
@@ -116,10 +117,6 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
 
         check_model(spec, "cpu")
     return replace(role, rollout=layout)
-
-
-SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
-"""Tensors that a trained scalar head is read from."""
 
 
 def has_scalar_head(folder: str) -> bool:

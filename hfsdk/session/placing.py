@@ -13,10 +13,11 @@ from hfsdk.errors import PlacementError
 from hfsdk.models import ModelHandle
 from hfsdk.placement import Placement
 from hfsdk.planner.memory import check_fits
+from hfsdk.resharding import SCALAR_HEAD_NAMES
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declarations import Declarations, H
-from hfsdk.session.declare import SCALAR_HEAD_NAMES, Ground, has_scalar_head, placed
+from hfsdk.session.declare import Ground, has_scalar_head, placed
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
