@@ -10,8 +10,8 @@ Targets, 60 steps, each of three seeds:
 Uses two worker processes of one thread each (hfsdk), or one process of two threads (TRL, evaluator). TRL lives in an environment
 of its own under the cache folder, made here: the packages of this environment that it needs, plus trl. Each has a learning rate
 chosen on these seeds: of 1e-4 and 2e-4 TRL scores higher with 2e-4; of 1.5e-4 and 2e-4 hfsdk has more score per KL with 1.5e-4, and
-its critic a rate of its own, which TRL's single optimizer does not offer. Everything else that both have is equal, warm-up and betas
-included, and the rest is TRL's default.
+its critic a rate of its own, which TRL's single optimizer does not offer. Everything else that both have is equal, warm-up and
+betas included, and the rest is TRL's default.
 
     python benchmarks/learning.py --check                 about 15 minutes
     python benchmarks/learning.py --vs-trl --check        about 30 minutes more
