@@ -44,6 +44,8 @@ class AdamW:
 
     Each rank then holds 1 / dp of them; gradients and updated weights are those of the plain optimizer.
     """
+    offload: bool = False
+    """Masters and moments stay in host memory and come to the device for the optimizer's step alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -143,10 +145,12 @@ class RoleSpec:
     """``None`` for frozen models."""
     rollout_options: RolloutOptions = field(default_factory=RolloutOptions)
     micro_batch_tokens: int = 2048
-    """Most tokens (padding included) of one micro-batch on one rank."""
+    """Most tokens of one micro-batch on one rank."""
     recompute: str = ""
     """Activations computed again in the backward pass instead of kept: ``""`` none, ``"selective"`` those inside attention and
     MLP, ``"full"`` all but each layer's input (Korthikanti et al., arXiv 2205.05198)."""
+    offload: bool = False
+    """A frozen model's weights stay in host memory and come to the device for its own calls alone."""
     seed: int = 0
     restore: str = ""
     """Folder of a checkpoint to load after the initial weights (set when a pool is rebuilt)."""

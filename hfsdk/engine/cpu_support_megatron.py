@@ -157,35 +157,3 @@ def _renamed_types() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.type = original
-
-
-class SdpaCoreAttention(torch.nn.Module):
-    """Causal attention by ``torch.nn.functional.scaled_dot_product_attention``, for right-padded rows.
-
-    Megatron's own local core attention builds the whole score matrix and refuses packed rows; its fast one needs Transformer
-    Engine. Right-padded causal rows need no mask: a token never sees the padding behind it. Works on CPU and CUDA.
-    """
-
-    def __init__(self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **_: Any) -> None:
-        super().__init__()
-        self.scale: float = config.kv_channels**-0.5
-
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **_: Any,
-    ) -> torch.Tensor:
-        """Attend; tensors are [sequence, batch, heads, head_dim], the result is [sequence, batch, heads * head_dim].
-
-        ``attention_mask`` must be ``None``: the order of tokens is the mask.
-        """
-        if attention_mask is not None:
-            raise NotImplementedError("SdpaCoreAttention takes right-padded causal rows, which need no mask")
-        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        out = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.scale, enable_gqa=True
-        )
-        return out.permute(2, 0, 1, 3).flatten(2)

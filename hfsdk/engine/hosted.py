@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +210,8 @@ class HostedRole:
     def run(self, method: str, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         """Carry out one method."""
         try:
-            return self._methods[method](table, options, safe)
+            with self._trainer.on_device("weights") if self._trainer is not None else nullcontext():
+                return self._methods[method](table, options, safe)
         except NonFiniteRows as bad:
             raise NonFiniteLossError(_non_finite_words(bad)) from None
 

@@ -49,31 +49,42 @@ def token_temperature(rows: Table) -> Array:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One micro-batch for the model: right-padded rows and the flat positions (``row * S + position``) that matter."""
+    """One micro-batch for the model: rows packed one behind the other, and the places in them that matter."""
 
-    tokens_BS: torch.Tensor  # noqa: N815
+    tokens_T: torch.Tensor  # noqa: N815
+    """Prompt and response of each row, then of the next."""
+    positions_T: torch.Tensor  # noqa: N815
+    """Each token's position in its row."""
+    offsets: torch.Tensor
+    """Where the rows begin, and where the last ends; [rows + 1], on the CPU."""
     selected_N: torch.Tensor  # noqa: N815
     targets_N: torch.Tensor  # noqa: N815
-    """Response tokens, flat: what the selected positions predict."""
-    num_tokens: int
-    """Prompt and response tokens, padding not counted."""
+    """Response tokens, flat: what the selected places predict."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens."""
+        return len(self.tokens_T)
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the model's forward takes."""
+        return self.tokens_T, self.positions_T, self.offsets, self.selected_N
 
     @classmethod
     def of(cls, rows: Table, device: torch.device, *, last: bool = False) -> ModelInput:
-        """Select the positions before each response token or, with ``last``, each row's last token."""
+        """Select the places before each response token or, with ``last``, each row's last token."""
         prompts, responses = rows.ragged("prompt"), rows.ragged("response")
         before, after = prompts.lengths, responses.lengths
-        length = int((before + after).max(initial=0))
-        tokens = np.zeros((rows.num_rows, length), dtype=np.int64)
-        for i in range(rows.num_rows):
-            tokens[i, : before[i]] = prompts[i]
-            tokens[i, before[i] : before[i] + after[i]] = responses[i]
-        ends = np.arange(rows.num_rows) * length + before - 1
-        before_each = np.repeat(ends - responses.offsets[:-1], after) + np.arange(len(responses.flat))
-        selected = ends + after if last else before_each
-        targets = responses.flat.astype(np.int64)
-        tokens_BS, selected_N, targets_N = (torch.from_numpy(a).to(device) for a in (tokens, selected, targets))
-        return cls(tokens_BS, selected_N, targets_N, int((before + after).sum()))
+        offsets = np.concatenate([[0], np.cumsum(before + after)])
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], before + after)
+        of_prompt = positions < np.repeat(before, before + after)
+        tokens = np.empty(offsets[-1], dtype=np.int64)
+        tokens[of_prompt], tokens[~of_prompt] = prompts.flat, responses.flat
+        selected = offsets[1:] - 1 if last else np.flatnonzero(~of_prompt) - 1
+        arrays = (tokens, positions, selected, responses.flat.astype(np.int64))
+        tokens_T, positions_T, selected_N, targets_N = (torch.from_numpy(a).to(device) for a in arrays)
+        return cls(tokens_T, positions_T, torch.from_numpy(offsets), selected_N, targets_N)
 
 
 @dataclass(frozen=True)

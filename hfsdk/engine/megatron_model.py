@@ -1,9 +1,9 @@
 """A Megatron ``GPTModel`` as hfsdk uses it, and its weights in the Hugging Face format.
 
-The model's forward runs the decoder over right-padded rows and the output layer only where it is needed: at the positions that
-predict a response token (or, for a reward model, at the last token)::
+The model's forward runs the decoder over rows packed one behind the other and the output layer only where it is needed: at the
+positions that predict a response token (or, for a reward model, at the last token)::
 
-    tokens [b, s]  ->  hidden [s, b, h]  ->  selected positions [n, h]  ->  logits [n, V / tp]  or  values [n, 1]
+    tokens [t]  ->  hidden [t, 1, h]  ->  selected positions [n, h]  ->  logits [n, V / tp]  or  values [n, 1]
 
 Weights go in and out by the boxes of :mod:`hfsdk.resharding`, so each rank reads only what it holds.
 """
@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 
 from hfsdk.engine import cpu_support_megatron, megatron_optimizer
 from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.packed_attention import PackedAttention
 from hfsdk.engine.role_state import SCALAR_HEAD
 from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.layout import Coordinates
@@ -96,16 +97,25 @@ class GroupedSelfAttention(SelfAttention):
 class SelectiveGPTModel(GPTModel):
     """``GPTModel`` whose output layer runs on selected positions only."""
 
-    def forward(self, tokens_BS: torch.Tensor, selected_N: torch.Tensor) -> torch.Tensor:
-        """Return [N, columns]: this rank's logits, or [N, 1] values, at flat positions ``row * S + position``.
+    def forward(
+        self, tokens_T: torch.Tensor, positions_T: torch.Tensor, offsets: torch.Tensor, selected_N: torch.Tensor
+    ) -> torch.Tensor:
+        """Return [N, columns]: this rank's logits, or [N, 1] values, at the selected places.
 
-        A pipeline stage before the last returns its hidden states, [S, B, hidden].
+        A pipeline stage before the last returns its hidden states, [T, 1, hidden].
+
+        Args:
+            tokens_T: rows packed one behind the other.
+            positions_T: each token's position in its row.
+            offsets: where the rows begin, and where the last ends; [rows + 1], on the CPU.
+            selected_N: places in ``tokens_T``.
         """
-        embedded, rotary, *_ = self._preprocess(input_ids=tokens_BS, position_ids=None)
-        hidden_SBH = self.decoder(hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary)
+        embedded = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
+        rotary = self.rotary_pos_emb(int(offsets.diff().max()))[positions_T]
+        hidden = self.decoder(hidden_states=embedded, attention_mask=offsets, rotary_pos_emb=rotary)
         if not self.post_process:
-            return hidden_SBH
-        hidden_NH = hidden_SBH.transpose(0, 1).flatten(0, 1).index_select(0, selected_N)
+            return hidden
+        hidden_NH = hidden[:, 0].index_select(0, selected_N)
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         out, _ = self.output_layer(hidden_NH[:, None], weight=weight)
         return out[:, 0]
@@ -160,7 +170,7 @@ def build_model(
     cpu_support_megatron.install()
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
     layer.submodules.self_attention.module = GroupedSelfAttention
-    layer.submodules.self_attention.submodules.core_attention = cpu_support_megatron.SdpaCoreAttention
+    layer.submodules.self_attention.submodules.core_attention = PackedAttention
     scalar = head == "scalar"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that Transformer Engine's attention, which is not used, needs no recompute
@@ -447,5 +457,5 @@ def memory_bytes(
     return {
         "weights": sum(tensor.nbytes for tensor in local_tensors(model).values()),
         "gradients": 0 if ddp is None else megatron_optimizer.gradient_bytes(ddp),
-        "optimizer": 0 if optimizer is None else megatron_optimizer.optimizer_bytes(model, optimizer),
+        "optimizer": 0 if optimizer is None else sum(t.nbytes for t in megatron_optimizer.state_tensors(model, optimizer)),
     }

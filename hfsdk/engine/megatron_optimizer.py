@@ -194,14 +194,13 @@ def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved:
                 state[key] = tensor.to("cpu", copy=True)
 
 
-def optimizer_bytes(model: torch.nn.Module, optimizer: MegatronOptimizer) -> int:
-    """Return the bytes of this rank's masters (where they are not the weights themselves) and moments."""
+def state_tensors(model: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
+    """Yield this rank's masters, where they are not the weights themselves, and moments."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    total = 0
     for _, _, main, state, _ in _optimized(model, optimizer):
-        total += 0 if main.untyped_storage().data_ptr() in weights else main.nbytes
-        total += sum(tensor.nbytes for tensor in list(state.values()))
-    return total
+        if main.untyped_storage().data_ptr() not in weights:
+            yield main
+        yield from (state[key] for key in MOMENTS if key in state)
 
 
 def gradient_bytes(ddp: DistributedDataParallel) -> int:

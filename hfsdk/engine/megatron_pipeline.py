@@ -52,7 +52,7 @@ class Pipeline:
     def _straight(self, inputs: Sequence[ModelInput], finish: Finish, train: bool) -> None:
         for i, micro in enumerate(inputs):
             with self._recorder.span("forward", tokens=micro.num_tokens):
-                part = finish(i, self._model(micro.tokens_BS, micro.selected_N))
+                part = finish(i, self._model(*micro.arguments))
             if train and part is not None:
                 with self._recorder.span("backward", tokens=micro.num_tokens):
                     part.backward()
@@ -68,7 +68,7 @@ class Pipeline:
                 part = finish(i, out)
                 return None if non_loss_data else (part, torch.zeros((), dtype=torch.int), None)
 
-            return model(micro.tokens_BS, micro.selected_N), loss
+            return model(*micro.arguments), loss
 
         self._config.timers = _SpanTimers(self._recorder, sum(micro.num_tokens for micro in inputs) // len(inputs))
         try:

@@ -1,10 +1,10 @@
 """Which rows run together: micro-batches of a pass and mini-batches of an update, planned once and sent to every rank.
 
-Pure numpy, so that the controller, the simulation and the trainer use the same plan. A micro-batch of rows costs
-``rows x longest`` tokens, padding included; rows of similar length go together::
+Pure numpy, so that the controller, the simulation and the trainer use the same plan. Rows of a micro-batch are packed one behind
+the other, so it costs as many tokens as they have; micro-batches are as few as fit, and about equally large::
 
-    lengths 9 8 3 3 2, dp=2, max_tokens=16     dp rank 0:  (9)   (3)       12 tokens
-                                               dp rank 1:  (8 3) (2)       13 tokens, 5 of padding
+    lengths 9 8 3 3 2, dp=2, max_tokens=10     dp rank 0:  (9)   (3)       12 tokens
+                                               dp rank 1:  (8)   (3 2)     13 tokens
 
 Every dp rank gets the same number of micro-batches (empty ones fill up), because ranks agree at each of them.
 """
@@ -65,7 +65,7 @@ def plan_pass(total_lengths: Lengths, dp: int, max_tokens: int, rows: Sequence[i
     Args:
         total_lengths: prompt plus response tokens of every row of the batch.
         dp: data-parallel ranks.
-        max_tokens: most tokens of one micro-batch, padding included.
+        max_tokens: most tokens of one micro-batch.
         rows: the row numbers to plan; all rows by default.
 
     Raises:
@@ -84,14 +84,15 @@ def plan_pass(total_lengths: Lengths, dp: int, max_tokens: int, rows: Sequence[i
 
 
 def _cut(share: list[int], lengths: npt.NDArray[np.int64], max_tokens: int) -> list[tuple[int, ...]]:
-    """Cut rows, sorted from long to short, into micro-batches."""
-    micro_batches: list[list[int]] = []
-    for row in share:
-        if micro_batches and (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] <= max_tokens:
-            micro_batches[-1].append(row)
-        else:
-            micro_batches.append([row])
-    return [tuple(rows) for rows in micro_batches]
+    """Cut rows, sorted from long to short, into as few micro-batches as fit, about equally large."""
+    alone = [row for row in share if lengths[row] >= max_tokens]
+    rest = np.asarray(share[len(alone) :], dtype=np.int64)
+    count = -(-int(lengths[rest].sum()) // max_tokens)
+    while True:
+        parts = balanced_split(lengths[rest], count) if count else ()
+        if all(lengths[rest[part]].sum() <= max_tokens for part in parts):
+            return [(row,) for row in alone] + [tuple(rest[np.sort(part)].tolist()) for part in parts]
+        count += 1
 
 
 def plan_update(

@@ -14,7 +14,9 @@ rank when a loss or the gradient is not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from hfsdk.engine.loss_io import (
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.megatron_pipeline import Pipeline
 from hfsdk.engine.microbatch import MiniBatchPlan
+from hfsdk.engine.offload import Offloaded
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.role_state import Shard, State, Summary, blank
 from hfsdk.engine.safepoint import SafePoint
@@ -107,6 +110,12 @@ class Trainer:
         else:
             self._ddp = megatron_optimizer.wrap(self.model, groups, role.optimizer)
             self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype)
+        self._offloaded: dict[str, Offloaded] = {}
+        if role.offload:
+            self._offloaded["weights"] = Offloaded(self.model.parameters, recorder)
+        if role.optimizer is not None and role.optimizer.offload:
+            made = partial(megatron_optimizer.state_tensors, self.model, self._optimizer)
+            self._offloaded["optimizer"] = Offloaded(made, recorder)
 
     def log_probs(
         self,
@@ -239,7 +248,7 @@ class Trainer:
         _, optimizer = self._trainable()
         wanted: AdamW = self.role.optimizer
         self._reduce()
-        with self.recorder.span("optimizer"), torch.no_grad(), cuda_type_names():
+        with self.on_device("optimizer"), self.recorder.span("optimizer"), torch.no_grad(), cuda_type_names():
             optimizer.prepare_grads()
             norm = float(optimizer.get_grad_norm())
             if not math.isfinite(norm):
@@ -282,7 +291,8 @@ class Trainer:
         The same whether the optimizer is distributed or not.
         """
         where = {"layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates}
-        return where | megatron_model.read_state(self.model, self._optimizer, self.groups)
+        with self.on_device("weights", "optimizer"):
+            return where | megatron_model.read_state(self.model, self._optimizer, self.groups)
 
     @property
     def shard(self) -> Shard:
@@ -306,14 +316,26 @@ class Trainer:
                 f"the state is of layout '{there[0]}' rank {there[1]}; role {self.role.name!r} has layout '{here[0]}' rank "
                 f"{here[1]} here. Cut it into pieces and fill a blank state (role_state)."
             )
-        megatron_model.write_state(self.model, self._optimizer, state)
+        with self.on_device("weights", "optimizer"):
+            megatron_model.write_state(self.model, self._optimizer, state)
         self.num_updates = state["num_updates"]
         if self._optimizer is not None:
             self.zero_grad()
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return what this rank holds: bytes of ``weights``, ``gradients`` and ``optimizer`` (masters included)."""
-        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
+        """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
+        held = megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
+        away = {part: offloaded.host_bytes for part, offloaded in self._offloaded.items()}
+        return {part: num_bytes - away.get(part, 0) for part, num_bytes in held.items()}
+
+    @contextmanager
+    def on_device(self, *parts: str) -> Iterator[None]:
+        """Bring what is offloaded of ``"weights"`` and ``"optimizer"`` to the device for a while."""
+        with ExitStack() as stack:
+            for part in parts:
+                if part in self._offloaded:
+                    stack.enter_context(self._offloaded[part].on_device())
+            yield
 
     # ---- inside
 

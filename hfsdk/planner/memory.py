@@ -7,6 +7,8 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
     frozen             4 or 2 weights
 
+What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory).
+
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
 layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
 either way once the rest of the layer that is computed again. Roles that share a device run one after the other, so what a
@@ -56,17 +58,25 @@ class MemoryEstimate:
     """Of one micro-batch."""
     rollout_sleeps: bool = False
     """Whether the rollout's weights and cache are given back while nothing is generated (accelerators)."""
+    offloaded: str = ""
+    """``"weights"`` or ``"optimizer"``: what is in host memory while it is not used (accelerators)."""
 
     @property
     def resident(self) -> int:
         """Bytes held all the time."""
         rollout = 0 if self.rollout_sleeps else self.rollout_weights + self.kv_cache
-        return self.weights + self.gradients + self.optimizer + rollout
+        return self.weights + self.gradients + self.optimizer + rollout - self._away
+
+    @property
+    def _away(self) -> int:
+        return {"": 0, "weights": self.weights, "optimizer": self.optimizer}[self.offloaded]
 
     @property
     def working(self) -> int:
         """Further bytes while the role's greediest call runs."""
         training = self.activations + self.logits
+        # a pass needs the weights; AdamW's step comes after it
+        training = max(training, self.optimizer) if self.offloaded == "optimizer" else training + self._away
         return max(training, self.rollout_weights + self.kv_cache) if self.rollout_sleeps else training
 
     @property
@@ -123,6 +133,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         activations=activations,
         logits=logits,
         rollout_sleeps=not on_cpu,
+        offloaded="" if on_cpu else "weights" if role.offload else "optimizer" if role.optimizer and role.optimizer.offload else "",
     )
 
 
@@ -259,6 +270,11 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> 
     if repeated:
         saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)
         options["optimizer=AdamW(distributed=True)"] = round(saved)
+    if not device.device_name.startswith("cpu"):
+        masters = [device.roles[r.name].optimizer for r in roles if r.optimizer is not None and not r.optimizer.offload]
+        frozen = [device.roles[r.name].weights for r in roles if r.optimizer is None and not r.offload]
+        options["optimizer=AdamW(offload=True)"] = sum(masters)
+        options["offload=True for frozen models"] = sum(frozen)
     if any(r.trainable and r.recompute != "full" for r in roles):
         options["recompute='full'"] = max(e.activations for e in estimates) * 3 // 4
     if len(roles) > 1:

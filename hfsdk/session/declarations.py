@@ -63,7 +63,7 @@ class Declarations(ABC):
             rollout: layout of generation on the same devices, e.g. ``"tp1"``.
             dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters).
             optimizer: AdamW with its schedule and clipping.
-            micro_batch_tokens: most tokens (padding included) of one forward pass on one rank.
+            micro_batch_tokens: most tokens of one forward pass on one rank.
             recompute: activations that the backward pass computes again instead of keeping them: ``""`` none, ``"selective"``
                 those inside attention and MLP, ``"full"`` all but each layer's input (a third more arithmetic, least memory).
                 The gradient is the same.
@@ -113,6 +113,7 @@ class Declarations(ABC):
         layout: Layouts = "auto",
         dtype: str | None = None,
         micro_batch_tokens: int = 2048,
+        offload: bool = False,
         name: str = "reference",
     ) -> ReferenceModel:
         """Declare the frozen policy that the KL is measured against.
@@ -122,6 +123,7 @@ class Declarations(ABC):
             layout: of inference; by default the actor's.
             dtype: by default the actor's, or fp32.
             micro_batch_tokens: as in :meth:`actor`.
+            offload: keep the weights in host memory and bring them to the device for this role's own calls.
             name: as in :meth:`actor`.
 
         Raises: as in :meth:`actor`.
@@ -130,7 +132,9 @@ class Declarations(ABC):
         train = self._declared(model).train if isinstance(model, ModelHandle) else None
         if layout == "auto" and train is not None:
             layout = train  # as declared: what placing filled in may be otherwise on this role's pool, and the next time
-        role = RoleSpec(name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, seed=self.seed)
+        role = RoleSpec(
+            name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload, seed=self.seed
+        )
         return self._declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
 
     def reward(
@@ -141,6 +145,7 @@ class Declarations(ABC):
         layout: Layouts = "auto",
         dtype: str = "fp32",
         micro_batch_tokens: int = 2048,
+        offload: bool = False,
         name: str = "reward",
     ) -> RewardModel:
         """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float]``, or a model.
@@ -154,13 +159,14 @@ class Declarations(ABC):
             layout: of a model's inference.
             dtype: of a model.
             micro_batch_tokens: of a model.
+            offload: of a model, as in :meth:`reference`.
             name: another name than "reward", where there are several.
 
         Raises:
             OptionError: the function does not take prompts and completions.
             ModelNotFoundError: no such model.
         """
-        return self._scorer(RewardModel, source, timeout_s, layout, dtype, micro_batch_tokens, name)
+        return self._scorer(RewardModel, source, timeout_s, layout, dtype, micro_batch_tokens, offload, name)
 
     def cost(
         self,
@@ -170,17 +176,20 @@ class Declarations(ABC):
         layout: Layouts = "auto",
         dtype: str = "fp32",
         micro_batch_tokens: int = 2048,
+        offload: bool = False,
         name: str = "cost",
     ) -> CostModel:
         """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit."""
-        return self._scorer(CostModel, source, timeout_s, layout, dtype, micro_batch_tokens, name)
+        return self._scorer(CostModel, source, timeout_s, layout, dtype, micro_batch_tokens, offload, name)
 
     def _scorer(
-        self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str, micro_batch_tokens: int, name: str
-    ) -> S:
+        self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str, micro_batch_tokens: int, offload: bool,
+        name: str,
+    ) -> S:  # fmt: skip
         role = RoleSpec(
-            name=name, kind=cls.kind, dtype=dtype, micro_batch_tokens=micro_batch_tokens, seed=self.seed, timeout_s=timeout_s
-        )
+            name=name, kind=cls.kind, dtype=dtype, micro_batch_tokens=micro_batch_tokens, offload=offload, seed=self.seed,
+            timeout_s=timeout_s,
+        )  # fmt: skip
         if callable(source) and not isinstance(source, ModelHandle):
             return self._declare(cls, function_role(role, source))
         return self._declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))

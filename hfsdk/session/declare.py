@@ -137,6 +137,8 @@ def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:
     """
     if role.timeout_s <= 0:
         raise OptionError(f"timeout_s must be above 0; got {role.timeout_s}")
+    if role.offload:
+        raise OptionError(f"offload=True keeps a model's weights in host memory; {role.name} is a function. Leave offload out.")
     accepted = inspect.signature(function).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     if "completions" not in accepted and not takes_any:

@@ -150,7 +150,10 @@ def _changes(before: RoleSpec, after: RoleSpec) -> str:
     """Name the fields in which two declarations differ."""
     names = {"folder": "model", "train": "layout"}
     found: list[str] = []
-    fields = ("kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens")
+    fields = (
+        "kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens", "recompute",
+        "offload",
+    )  # fmt: skip
     for field in fields:
         old, new = getattr(before, field), getattr(after, field)
         if old != new and names.get(field, field) not in [f.split(" ")[0] for f in found]:

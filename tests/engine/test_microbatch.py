@@ -19,7 +19,7 @@ def test_pass_covers_every_row_once_with_equal_counts(n, dp):
     assert {len(micro) for micro in plan.micro_batches} == {plan.num_micro_batches}
     for micro in plan.micro_batches:
         for part in filter(None, micro):
-            assert len(part) == 1 or len(part) * max(total[list(part)]) <= 64
+            assert len(part) == 1 or sum(total[list(part)]) <= 64
 
 
 def test_pass_balances_tokens():
@@ -37,7 +37,7 @@ def test_long_row_runs_alone_and_empty_batch_is_fine():
 
 
 def test_drawing_in_the_module():
-    assert plan_pass([9, 8, 3, 3, 2], 2, 16).micro_batches == (((0,), (3,)), ((1, 2), (4,)))
+    assert plan_pass([9, 8, 3, 3, 2], 2, 10).micro_batches == (((0,), (3,)), ((1,), (2, 4)))
 
 
 def test_mini_batches_do_not_depend_on_dp():

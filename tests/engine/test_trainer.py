@@ -229,24 +229,24 @@ class Harness:
         role = RoleSpec(name=name, folder=str(self.root / name), model=spec, train=self.mesh.layout, **options)
         return Trainer(role, self.mesh, self.groups, Recorder(device=self.groups.rank, rank=self.groups.rank))
 
-    def adamw(self, distributed=None):
+    def adamw(self, distributed=None, **more):
         from hfsdk.roles import AdamW
 
         distributed = self.distributed if distributed is None else distributed
-        return AdamW(lr=LEARNING_RATE, max_grad_norm=1.0, warmup_steps=4, distributed=distributed)
+        return AdamW(lr=LEARNING_RATE, max_grad_norm=1.0, warmup_steps=4, distributed=distributed, **more)
 
     def rows(self, name="untied"):
         rows = rows_table()
         old = rows.ragged("response").map(self.old.get(name, self.old["untied"]))
         return rows.with_columns({"old_log_probs": old})
 
-    def passes(self, max_tokens=40):
+    def passes(self, max_tokens=24):
         rows = rows_table()
         total = rows.ragged("prompt").lengths + rows.ragged("response").lengths
         plan = plan_pass(total, self.groups.dp_size, max_tokens)
         return plan, plan.micro_batches[self.groups.dp_rank]
 
-    def plan(self, mini_batches=1, max_tokens=40, epochs=1):
+    def plan(self, mini_batches=1, max_tokens=24, epochs=1):
         rows = rows_table()
         response = rows.ragged("response").lengths
         total = rows.ragged("prompt").lengths + response
@@ -524,6 +524,32 @@ def check_bf16(h):
     return log_probs, metrics, equal(after, trainer.state()), critic_metrics, trainer.memory_bytes()
 
 
+def check_offload(h):
+    """The same numbers, bit for bit, and nothing on the device between calls."""
+    found = {}
+    for dtype in ("fp32", "bf16"):
+        stays = h.trainer("untied", dtype=dtype)
+        leaves = h.trainer("untied", dtype=dtype, optimizer=h.adamw(offload=True))
+        for trainer in (stays, leaves):
+            trainer.update(h.rows(), h.plan(mini_batches=2), policy_loss)
+        middle = leaves.state()
+        leaves.update(h.rows(), h.plan(), policy_loss)
+        leaves.load_state(middle)  # and once more
+        for trainer in (stays, leaves):
+            trainer.update(h.rows(), h.plan(), policy_loss)
+        found[dtype] = equal(stays.state(), leaves.state()), stays.memory_bytes(), leaves.memory_bytes()
+    plan, micro_batches = h.passes()
+    rows = h.mine(h.rows(), plan)
+    frozen = h.trainer("untied", optimizer=None, offload=True)
+    size = frozen.memory_bytes()["weights"]
+    with frozen.on_device("weights"):
+        out = frozen.log_probs(rows, micro_batches)
+        there = frozen.memory_bytes()["weights"]
+    expected = h.trainer("untied", optimizer=None).log_probs(rows, micro_batches)
+    same = all(np.array_equal(out[name].flat, expected[name].flat) for name in expected) and out.keys() == expected.keys()
+    return found, (size, there, same)
+
+
 def check_errors(h):
     """Mistakes at construction, frozen roles, reward heads, and groups given back."""
     from hfsdk.engine.megatron_groups import RoleGroups
@@ -564,7 +590,7 @@ def check_errors(h):
 CHECKS = {
     "inference": check_inference, "gradients": check_gradients, "aggregations": check_aggregations,
     "update": check_update, "state": check_state, "refusals": check_refusals, "saving": check_saving,
-    "bf16": check_bf16, "errors": check_errors,
+    "bf16": check_bf16, "offload": check_offload, "errors": check_errors,
 }  # fmt: skip
 
 
@@ -794,6 +820,17 @@ def test_bf16_trains_with_fp32_masters(case, results, layout):
         # master, exp_avg, exp_avg_sq: 12 bytes to 2; shards have padding
         assert memory["optimizer"] == pytest.approx(6 * memory["weights"] / sharers, rel=0.02)
         assert memory["gradients"] == pytest.approx(2 * memory["weights"], rel=0.0 if sharers == 1 else 0.02)
+
+
+@every_layout
+def test_what_is_offloaded_leaves_the_device_and_changes_nothing(results, layout):
+    for found, (frozen_bytes, during_its_call, same) in results(layout, "offload"):
+        for exact, stays, leaves in found.values():
+            assert exact
+            assert stays["optimizer"] > 0 == leaves["optimizer"]
+            assert (leaves["weights"], leaves["gradients"]) == (stays["weights"], stays["gradients"])
+        assert frozen_bytes == 0 < during_its_call
+        assert same
 
 
 @every_plain_layout

@@ -71,6 +71,20 @@ def test_recompute_keeps_less(on_cpu):
     assert layer_inputs < full.activations < layer_inputs + none.activations / 80
 
 
+def test_what_is_offloaded_counts_while_it_is_used():
+    frozen = RoleSpec(name="reference", kind="reference", model=SMOL, train=Layout.parse("tp1"), dtype="bf16")
+    actor = trained(SMOL, dtype="bf16")
+    for role, part, after in (
+        (frozen, "weights", replace(frozen, offload=True)),
+        (actor, "optimizer", replace(actor, optimizer=AdamW(offload=True))),
+    ):
+        stays, leaves, on_cpu = role_bytes(role, 1), role_bytes(after, 1), role_bytes(after, 1, on_cpu=True)
+        assert leaves.resident == stays.resident - getattr(stays, part)
+        assert on_cpu == role_bytes(role, 1, on_cpu=True)
+        working = stays.activations + stays.logits
+        assert leaves.working == (working + stays.weights if part == "weights" else max(working, stays.optimizer))
+
+
 def test_biases_and_norms_of_other_families_count():
     for name in ("qwen2.5-0.5b", "qwen3-0.6b"):
         spec = ModelSpec.preset(name)

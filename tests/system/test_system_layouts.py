@@ -68,6 +68,24 @@ def test_layouts_agree_on_the_same_tokens(live):
     assert np.abs(found[0] - found[1]).max() <= 1e-4
 
 
+def test_offloaded_models_come_to_the_device_for_their_calls(live):
+    """The numbers are those of a reference that stays; the timeline shows the way there and back."""
+    batch = live.session.batch(prompt=[[1, 2, 3], [4]], response=[[5, 6], [7, 8, 9]])
+    stays = live.session.reference("tiny", name="stays")
+    expected = stays.compute_log_probs(batch)["ref_log_probs"].flat
+    reference = live.session.reference("tiny", name="leaves", offload=True)
+    found = reference.compute_log_probs(batch)["ref_log_probs"].flat
+    assert np.array_equal(found, expected)
+    spans = live.session.trace.to_pandas().query("role == 'leaves' and name in ('onload', 'offload')")
+    assert set(spans["name"]) == {"onload", "offload"}
+    for held in live.actor.run(lambda rank: rank.memory()):
+        assert held["leaves"] == 0 < held["stays"]
+    with pytest.raises(hf.OptionError, match=r"offload=True keeps a model's weights in host memory; other is a function"):
+        live.session.reward(lambda completions: [0.0], name="other", offload=True)
+    for handle in (stays, reference):
+        handle.release()
+
+
 def test_two_rollout_sizes_in_one_pool_are_refused(live):
     """At the call, in words; a role that failed so is forgotten, and others can be placed."""
     other = live.session.actor("tiny", name="other", train="dp2", rollout="tp2")
