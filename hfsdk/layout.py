@@ -171,4 +171,5 @@ class Mesh:
 
 def _tp_fits(spec: ModelSpec, tp: int) -> bool:
     kv = spec.num_kv_heads
-    return spec.num_heads % tp == 0 and spec.mlp_hidden_size % tp == 0 and (kv % tp == 0 or tp % kv == 0)
+    fused_rows = (spec.num_heads + 2 * kv) * spec.head_dim  # of Megatron's qkv, cut by rows where tp exceeds the kv heads
+    return not (spec.num_heads % tp or spec.mlp_hidden_size % tp or fused_rows % tp) and (kv % tp == 0 or tp % kv == 0)

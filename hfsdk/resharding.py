@@ -1,56 +1,58 @@
-"""Which box of which weight lives where, and what must move: the plan of a weight transition, as pure data.
+"""What must move so that every rank has the weights of another layout: the plan of a weight transition, as pure data.
 
-Every shard of either engine is described as *boxes* of the Hugging Face tensors, so that any two layouts can be compared.
-One kv group of a fused qkv weight, 8 query and 4 kv heads, tp=2 (h = rows of one head)::
+Shards are boxes of the Hugging Face tensors (:mod:`hfsdk.boxes`). What a rank needs and has stays or is copied in place; only the
+rest is sent, by one rank that has it (HybridFlow, arXiv 2409.19256, section 5). One weight of four quarters, tp4 to tp2 dp2::
 
-    Hugging Face           q_proj: q0 q1 q2 q3 q4 q5 q6 q7      k_proj: k0 k1 k2 k3     v_proj: v0 v1 v2 v3
-    Megatron, tp rank 0    linear_qkv:  [q0 q1 k0 v0 | q2 q3 k1 v1]        (per kv group: its queries, its k, its v)
-    vLLM, tp rank 0        qkv_proj:    [q0 q1 q2 q3 | k0 k1 | v0 v1]      (all q, then all k, then all v)
+    rank                     0        1        2        3
+    training shard           q0       q2       q1       q3      (the tp axis is permuted, see layout.Mesh)
+    rollout shard            q0 q1    q2 q3    q0 q1    q2 q3
+    moves                    0 -> 2: q0     2 -> 0: q1     1 -> 3: q2     3 -> 1: q3
+    grouped "vanilla"        q0       q1       q2       q3      training shard: ranks 1 and 2 have nothing of what they need
 
-The same bytes in another row order: nothing has to travel, but the rows must be copied. :class:`ReshardPlan` lists, for
-every rank, such local copies and the pieces other ranks must send (HybridFlow, section 5: what a rank already holds is never
-sent).
+A plan of a large model is small: layers that lie alike on both sides are one :class:`Section`, planned once.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from hfsdk.layout import Layout, Mesh
+import numpy as np
+import numpy.typing as npt
+
+from hfsdk.boxes import (
+    VOCAB_TABLES,
+    Box,
+    Offsets,
+    inside,
+    intersect,
+    megatron_boxes,
+    megatron_ends,
+    megatron_layer,
+    padded_vocab,
+    vllm_boxes,
+    vllm_ends,
+    vllm_layer,
+)
+from hfsdk.errors import OptionError
+from hfsdk.layout import Coordinates, Layout, Mesh
 from hfsdk.spec import DTYPE_BYTES, ModelSpec
 
-Offsets = tuple[int, ...]
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
-SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
-"""Names of a scalar head in a model's folder; the first is transformers' and what is written."""
+GROUPINGS = ("strided", "vanilla")
+"""How ranks stand in the two layouts: HybridFlow's, whose training shard lies inside the rollout shard, or consecutive in both."""
 
-VOCAB_MULTIPLE = 64
-"""vLLM pads the vocabulary to a multiple of this; the trainer does the same, so that shards coincide."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """A box of one Hugging Face tensor and where it lies inside a local parameter.
-
-    Example: rows 64:96 of ``...q_proj.weight`` at row 48 of the local ``...linear_qkv.weight``.
-    """
-
-    tensor: str
-    start: Offsets
-    size: Offsets
-    local: str
-    local_start: Offsets
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.size)
+LINKS = ("same rank", "same node", "network")
+"""Ways a piece may go, from the cheapest."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """One piece of a tensor that goes from ``source`` rank's local parameter into ``target`` rank's (maybe itself)."""
 
@@ -68,263 +70,517 @@ class Move:
         """Number of elements."""
         return math.prod(self.size)
 
-
-def padded_vocab(vocab_size: int, tp: int) -> int:
-    """Return the rows of the padded vocabulary: a multiple of 64 that tp divides."""
-    multiple = math.lcm(VOCAB_MULTIPLE, tp)
-    return -(-vocab_size // multiple) * multiple
-
-
-def _vocab_rows(spec: ModelSpec, tp: int, tp_rank: int, tensor: str, local: str) -> list[Box]:
-    rows = padded_vocab(spec.vocab_size, tp) // tp
-    first, last = tp_rank * rows, min((tp_rank + 1) * rows, spec.vocab_size)
-    if last <= first:
-        return []
-    return [Box(tensor, (first, 0), (last - first, spec.hidden_size), local, (0, 0))]
+    def of_layer(self, by: int) -> Move:
+        """Return the same move ``by`` layers further on."""
+        return Move(
+            _shifted(self.tensor, by), self.source, self.target, _shifted(self.source_local, by), self.source_start,
+            _shifted(self.target_local, by), self.target_start, self.size,
+        )  # fmt: skip
 
 
-def _rows(tensor: str, first: int, count: int, width: int, local: str, local_first: int) -> Box:
-    return Box(tensor, (first, 0), (count, width), local, (local_first, 0))
+@dataclass(frozen=True)
+class Section:
+    """A part of a plan: what is in no layer, or layers that move alike."""
+
+    moves: tuple[Move, ...]
+    """Those of the first layer."""
+    layers: range
+    """The layers that it stands for; empty for what is in none."""
+
+    @property
+    def count(self) -> int:
+        """How often its moves happen."""
+        return max(1, len(self.layers))
+
+    def all_moves(self) -> Iterator[Move]:
+        """Yield the moves of every layer."""
+        yield from self.moves
+        for by in range(1, self.count):
+            for move in self.moves:
+                yield move.of_layer(by)
 
 
-def _with_bias(spec: ModelSpec, box: Box) -> list[Box]:
-    """Return a box of rows of a q, k or v weight and, where the model has biases, the same rows of its bias."""
-    if not spec.qkv_bias:
-        return [box]
-    tensor, local = (name.removesuffix("weight") + "bias" for name in (box.tensor, box.local))
-    return [box, Box(tensor, box.start[:1], box.size[:1], local, box.local_start[:1])]
+@dataclass(frozen=True)
+class Volume:
+    """Bytes of one rank in a weight transition, by a formula or by counting."""
+
+    name: str
+    received: float
+    """Bytes that come from other ranks."""
+    peak: float
+    """Bytes of weights on the rank at the end of the transition."""
+    redundant: float
+    """Bytes of the training shard that are kept beside a rollout copy that does not contain them."""
+    counts: str
+    """What it is made of."""
 
 
-def _whole(tensor: str, shape: Offsets, local: str) -> Box:
-    zeros = (0,) * len(shape)
-    return Box(tensor, zeros, shape, local, zeros)
+_Side = tuple[tuple[tuple[int, ...], tuple[Box, ...]], ...]
+"""Who holds (or needs) which boxes of a section: (ranks, their boxes)."""
+
+_Groups = dict[tuple[int, int], list[int]]
+"""The ranks at each (pp, tp) of a layout."""
 
 
-def megatron_boxes(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int = 0) -> list[Box]:
-    """Return the boxes a Megatron rank holds (local layer specs; names as ``GPTModel.named_parameters`` gives them).
+@dataclass(frozen=True)
+class _Share:
+    """Numbers of elements of one rank: of its shard before, of its shard after, and of both."""
 
-    The fused qkv is cut by kv groups: global row order is, per kv group, its query heads, its key head, its value head; a
-    bias has the same rows.
-    A scalar head replaces ``output_layer`` and belongs to no Hugging Face tensor; callers leave it out.
-    """
-    tp, hidden = layout.tp, spec.hidden_size
-    layers = spec.num_layers // layout.pp
-    first_stage, last_stage = pp_rank == 0, pp_rank == layout.pp - 1
-    boxes: list[Box] = []
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    if first_stage:
-        boxes += _vocab_rows(spec, tp, tp_rank, embedding, "embedding.word_embeddings.weight")
-    for j in range(layers):
-        boxes += _megatron_layer(spec, tp, tp_rank, f"model.layers.{pp_rank * layers + j}.", f"decoder.layers.{j}.")
-    if last_stage:
-        boxes.append(_whole("model.norm.weight", (hidden,), "decoder.final_layernorm.weight"))
-        if not spec.tied_embeddings:
-            boxes += _vocab_rows(spec, tp, tp_rank, head, "output_layer.weight")
-        elif layout.pp > 1:
-            boxes += _vocab_rows(spec, tp, tp_rank, embedding, "output_layer.weight")
-    return boxes
-
-
-def _megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, hf: str, local: str) -> list[Box]:
-    hidden, d, ratio = spec.hidden_size, spec.head_dim, spec.num_heads // spec.num_kv_heads
-    boxes = [
-        _whole(hf + "input_layernorm.weight", (hidden,), local + "input_layernorm.weight"),
-        _whole(hf + "post_attention_layernorm.weight", (hidden,), local + "pre_mlp_layernorm.weight"),
-    ]
-    for x in "qk" if spec.qk_norm else "":
-        boxes.append(_whole(f"{hf}self_attn.{x}_norm.weight", (d,), f"{local}self_attention.{x}_layernorm.weight"))
-    fused = local + "self_attention.linear_qkv.weight"
-    rows = spec.num_kv_heads * (ratio + 2) * d // tp
-    low = tp_rank * rows
-    for group in range(spec.num_kv_heads):
-        base = group * (ratio + 2) * d
-        for letter, at, count, hf_row in (
-            ("q", base, ratio * d, group * ratio * d),
-            ("k", base + ratio * d, d, group * d),
-            ("v", base + (ratio + 1) * d, d, group * d),
-        ):
-            first, last = max(at, low), min(at + count, low + rows)
-            if first < last:
-                name = f"{hf}self_attn.{letter}_proj.weight"
-                boxes += _with_bias(spec, _rows(name, hf_row + first - at, last - first, hidden, fused, first - low))
-    width = spec.num_heads * d // tp
-    mlp = spec.mlp_hidden_size // tp
-    fc1 = local + "mlp.linear_fc1.weight"
-    boxes += [
-        Box(hf + "self_attn.o_proj.weight", (0, tp_rank * width), (hidden, width),
-            local + "self_attention.linear_proj.weight", (0, 0)),
-        _rows(hf + "mlp.gate_proj.weight", tp_rank * mlp, mlp, hidden, fc1, 0),
-        _rows(hf + "mlp.up_proj.weight", tp_rank * mlp, mlp, hidden, fc1, mlp),
-        Box(hf + "mlp.down_proj.weight", (0, tp_rank * mlp), (hidden, mlp), local + "mlp.linear_fc2.weight", (0, 0)),
-    ]  # fmt: skip
-    return boxes
-
-
-def vllm_boxes(spec: ModelSpec, tp: int, tp_rank: int) -> list[Box]:
-    """Return the boxes a vLLM rank needs (names as its model's ``named_parameters`` gives them).
-
-    qkv rows are [q; k; v] of the rank; with fewer kv heads than tp, a kv head is replicated on ``tp / kv_heads`` ranks.
-    """
-    hidden, d = spec.hidden_size, spec.head_dim
-    query = spec.num_heads * d // tp
-    kv_shards = min(tp, spec.num_kv_heads)
-    kv = spec.num_kv_heads * d // kv_shards
-    kv_rank = tp_rank // (tp // kv_shards)
-    mlp = spec.mlp_hidden_size // tp
-    boxes = _vocab_rows(spec, tp, tp_rank, "model.embed_tokens.weight", "model.embed_tokens.weight")
-    for i in range(spec.num_layers):
-        p = f"model.layers.{i}."
-        qkv, gate_up = p + "self_attn.qkv_proj.weight", p + "mlp.gate_up_proj.weight"
-        boxes += [
-            _whole(p + "input_layernorm.weight", (hidden,), p + "input_layernorm.weight"),
-            _whole(p + "post_attention_layernorm.weight", (hidden,), p + "post_attention_layernorm.weight"),
-            *_with_bias(spec, _rows(p + "self_attn.q_proj.weight", tp_rank * query, query, hidden, qkv, 0)),
-            *_with_bias(spec, _rows(p + "self_attn.k_proj.weight", kv_rank * kv, kv, hidden, qkv, query)),
-            *_with_bias(spec, _rows(p + "self_attn.v_proj.weight", kv_rank * kv, kv, hidden, qkv, query + kv)),
-            *(_whole(name, (d,), name) for x in "qk" * spec.qk_norm for name in [f"{p}self_attn.{x}_norm.weight"]),
-            Box(p + "self_attn.o_proj.weight", (0, tp_rank * query), (hidden, query),
-                p + "self_attn.o_proj.weight", (0, 0)),
-            _rows(p + "mlp.gate_proj.weight", tp_rank * mlp, mlp, hidden, gate_up, 0),
-            _rows(p + "mlp.up_proj.weight", tp_rank * mlp, mlp, hidden, gate_up, mlp),
-            Box(p + "mlp.down_proj.weight", (0, tp_rank * mlp), (hidden, mlp), p + "mlp.down_proj.weight", (0, 0)),
-        ]  # fmt: skip
-    boxes.append(_whole("model.norm.weight", (hidden,), "model.norm.weight"))
-    if not spec.tied_embeddings:
-        boxes += _vocab_rows(spec, tp, tp_rank, "lm_head.weight", "lm_head.weight")
-    return boxes
-
-
-def intersect(held: Box, needed: Box) -> tuple[Offsets, Offsets] | None:
-    """Return (start, size) of the part of one tensor that two boxes share, or ``None``."""
-    starts, sizes = [], []
-    for a, m, b, n in zip(held.start, held.size, needed.start, needed.size, strict=True):
-        first, last = max(a, b), min(a + m, b + n)
-        if first >= last:
-            return None
-        starts.append(first)
-        sizes.append(last - first)
-    return tuple(starts), tuple(sizes)
-
-
-def _inside(box: Box, start: Offsets) -> Offsets:
-    """Translate a position in the Hugging Face tensor into the local parameter that holds ``box``."""
-    return tuple(lo + s - b for lo, s, b in zip(box.local_start, start, box.start, strict=True))
+    held: int
+    needed: int
+    common: int
 
 
 @dataclass(frozen=True, repr=False)
 class ReshardPlan:
-    """What every rank copies, sends and receives so that the rollout has the trainer's weights.
+    """What every rank copies, sends and receives so that the rollout has the trainer's weights (or, inverted, back).
 
     Made by :meth:`between`; checked byte for byte against what the transport counted.
+
+    Attributes:
+        spec: the model.
+        train: the filled layout of training.
+        rollout: the filled layout of generation; pp above 1 is planned, but no engine runs it.
+        dtype: of what moves.
+        grouping: ``"strided"`` or ``"vanilla"``.
+        nodes: the node of every rank.
+        to_train: whether it leads back to the training layout.
+        apart: whether the rollout lives on ranks of its own, numbered after the trainer's.
     """
 
     spec: ModelSpec
     train: Layout
-    rollout_tp: int
+    rollout: Layout
     dtype: str
-    moves: tuple[Move, ...] = field(repr=False)
+    grouping: str
+    nodes: tuple[int, ...]
+    to_train: bool
+    apart: bool
+    sections: tuple[Section, ...] = field(repr=False)
+    _shares: tuple[_Share, ...] = field(repr=False)
 
     @classmethod
-    def between(cls, spec: ModelSpec, train: str | Layout, rollout: str | Layout, dtype: str = "fp32") -> ReshardPlan:
-        """Plan the transition of ``spec`` from a training layout to a rollout layout on the same ranks.
+    def between(
+        cls,
+        spec: ModelSpec,
+        train: str | Layout,
+        rollout: str | Layout,
+        dtype: str = "fp32",
+        *,
+        grouping: str = "strided",
+        nodes: Sequence[int] | int | None = None,
+        apart: bool = False,
+    ) -> ReshardPlan:
+        """Plan the transition of ``spec`` from a training layout to a rollout layout.
 
-        A piece is taken from the rank itself where it holds it, else from the holder that has sent least so far.
+        A piece is taken from the rank itself where it holds it, else from a holder on the same node, else from any; among
+        those, from the one that has sent least so far.
+
+        Args:
+            spec: the model; ``hf.ModelSpec.preset("llama-70b")`` for one that exists only as numbers.
+            train: e.g. ``"tp8 pp8 dp2"``; an open dp fills up to the rollout's size.
+            rollout: e.g. ``"tp8 dp16"``.
+            dtype: ``"fp32"`` or ``"bf16"``: what travels.
+            grouping: ``"strided"`` (HybridFlow section 5.3) or ``"vanilla"`` (consecutive ranks in both layouts).
+            nodes: the node of every rank, or how many ranks a node has; by default all are on one.
+            apart: the rollout is on ranks of its own (another pool), numbered after the trainer's.
 
         Raises:
             LayoutError: a layout does not fit the model, or the two cover different numbers of ranks.
+            OptionError: another dtype or grouping, or nodes for another number of ranks.
         """
-        train_layout = Layout.parse(train)
-        rollout_layout = Layout.parse(rollout)
-        if train_layout.dp is None:
-            train_layout = train_layout.fill(max(train_layout.size, rollout_layout.size))
-        rollout_layout = rollout_layout.fill(train_layout.size)
-        train_layout.check_model(spec)
-        rollout_layout.check_model(spec)
-        mesh = train_layout.mesh(rollout_layout.tp)
-        moves = _plan_moves(spec, mesh, rollout_layout.tp)
-        return cls(spec, train_layout, rollout_layout.tp, dtype, tuple(moves))
+        if dtype not in DTYPE_BYTES or grouping not in GROUPINGS:
+            raise OptionError(
+                f"dtype must be one of {sorted(DTYPE_BYTES)} and grouping one of {GROUPINGS}; got {dtype!r}, {grouping!r}"
+            )
+        before, after = Layout.parse(train), Layout.parse(rollout)
+        if apart:
+            before, after = before.fill(before.size), after.fill(after.size)
+        else:
+            before = before.fill(max(before.size, after.size)) if before.dp is None else before
+            after = after.fill(before.size)
+        before.check_model(spec)
+        after.check_model(spec)
+        num_ranks = before.size + after.size * apart
+        found = _nodes(nodes, num_ranks)
+        return cls(spec, before, after, dtype, grouping, found, False, apart, *_plan(spec, before, after, grouping, found, apart))
+
+    def inverse(self) -> ReshardPlan:
+        """Return the plan of the way back: from the rollout's weights to the training shards."""
+        planned = _plan(self.spec, self.train, self.rollout, self.grouping, self.nodes, self.apart, to_train=not self.to_train)
+        return replace(self, to_train=not self.to_train, sections=planned[0], _shares=planned[1])
+
+    # ---- who stands where
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.nodes)
+
+    @property
+    def rollout_tp(self) -> int:
+        """Tensor-parallel size of the rollout."""
+        return self.rollout.tp
+
+    def train_at(self, rank: int) -> Coordinates | None:
+        """Return the position of a rank in the training layout (``None`` for one that only generates)."""
+        return _train_at(self.train, self.rollout, self.grouping, rank) if rank < self.train.size else None
+
+    def rollout_at(self, rank: int) -> Coordinates | None:
+        """Return the position of a rank in the rollout layout (``None`` for one that only trains)."""
+        if self.apart:
+            rank -= self.train.size
+        return _rollout_at(self.train, self.rollout, self.grouping, rank, self.apart) if rank >= 0 else None
+
+    # ---- what moves
 
     @cached_property
-    def by_rank(self) -> dict[int, list[Move]]:
-        """Moves in which a rank takes part, as source or target, in plan order."""
-        found: dict[int, list[Move]] = defaultdict(list)
-        for move in self.moves:
-            found[move.target].append(move)
-            if move.source != move.target:
-                found[move.source].append(move)
-        return dict(found)
+    def moves(self) -> tuple[Move, ...]:
+        """Every move of every layer."""
+        return tuple(move for section in self.sections for move in section.all_moves())
+
+    @cached_property
+    def matrix(self) -> npt.NDArray[np.int64]:
+        """Bytes from source (row) to target (column) rank, [ranks, ranks]; the diagonal holds local copies. Read-only."""
+        found = np.zeros((self.num_ranks, self.num_ranks), dtype=np.int64)
+        for section in self.sections:
+            for move in section.moves:
+                found[move.source, move.target] += section.count * move.numel
+        found *= DTYPE_BYTES[self.dtype]
+        found.flags.writeable = False
+        return found
+
+    def bytes_matrix(self) -> list[list[int]]:
+        """Return :attr:`matrix` as a list of rows."""
+        return [[int(x) for x in row] for row in self.matrix]
+
+    def bytes_copied(self, rank: int) -> int:
+        """Return the bytes ``rank`` has already: shared in place, or copied from its own shard."""
+        return int(self.matrix[rank, rank])
+
+    def bytes_sent(self, rank: int) -> int:
+        """Return the bytes ``rank`` sends to other ranks."""
+        return int(self.matrix[rank].sum()) - self.bytes_copied(rank)
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes ``rank`` receives from other ranks."""
-        size = DTYPE_BYTES[self.dtype]
-        return size * sum(m.numel for m in self.moves if m.target == rank and m.source != rank)
+        return int(self.matrix[:, rank].sum()) - self.bytes_copied(rank)
 
-    def bytes_matrix(self) -> list[list[int]]:
-        """Return bytes[source][target] over all rank pairs; the diagonal holds local copies."""
-        size, n = DTYPE_BYTES[self.dtype], self.train.size
-        matrix = [[0] * n for _ in range(n)]
-        for move in self.moves:
-            matrix[move.source][move.target] += size * move.numel
-        return matrix
+    def bytes_held(self, rank: int) -> int:
+        """Return the bytes of the shard ``rank`` starts from."""
+        return self._shares[rank].held * DTYPE_BYTES[self.dtype]
+
+    def bytes_needed(self, rank: int) -> int:
+        """Return the bytes of the shard ``rank`` ends with."""
+        return self._shares[rank].needed * DTYPE_BYTES[self.dtype]
+
+    def bytes_missing(self, rank: int) -> int:
+        """Return the bytes ``rank`` needs and does not hold: no transition can do with receiving less.
+
+        Counted from the two shards, not from the moves.
+        """
+        share = self._shares[rank]
+        return (share.needed - share.common) * DTYPE_BYTES[self.dtype]
+
+    def bytes_redundant(self, rank: int) -> int:
+        """Return the bytes of the shard ``rank`` starts from that its new shard does not contain."""
+        share = self._shares[rank]
+        return (share.held - share.common) * DTYPE_BYTES[self.dtype]
+
+    def bytes_peak(self, rank: int) -> int:
+        """Return the bytes ``rank`` has at the end if nothing is held twice and nothing given up."""
+        share = self._shares[rank]
+        return (share.held + share.needed - share.common) * DTYPE_BYTES[self.dtype]
 
     @property
     def bytes_moved(self) -> int:
         """Bytes that cross between ranks, in total."""
-        return sum(self.bytes_received(rank) for rank in range(self.train.size))
+        return int(self.matrix.sum() - np.trace(self.matrix))
+
+    def link(self, source: int, target: int) -> str:
+        """Return how a piece goes from one rank to another, one of :data:`LINKS`."""
+        return LINKS[0 if source == target else 1 if self.nodes[source] == self.nodes[target] else 2]
+
+    def bytes_by_link(self) -> dict[str, int]:
+        """Return the bytes that go each way, in total."""
+        nodes = np.asarray(self.nodes)
+        near = nodes[:, None] == nodes[None, :]
+        own, node, far = np.trace(self.matrix), self.matrix[near].sum(), self.matrix[~near].sum()
+        return dict(zip(LINKS, (int(own), int(node - own), int(far)), strict=True))
+
+    def pieces(self, tensor: str) -> tuple[Move, ...]:
+        """Return the moves of one Hugging Face tensor, e.g. ``"model.layers.0.self_attn.q_proj.weight"``.
+
+        Raises:
+            OptionError: the model has no such tensor.
+        """
+        if tensor not in self.spec.tensors():
+            like = sorted(self.spec.tensors(), key=lambda name: len(set(name.split(".")) ^ set(tensor.split("."))))[:3]
+            raise OptionError(f"{self.spec.name} has no tensor {tensor!r}; near it are {', '.join(like)}")
+        return tuple(move for move in self.moves if move.tensor == tensor)
+
+    def shared(self, rank: int) -> dict[str, str]:
+        """Return which of a rank's parameters may be one: rollout name -> training name, with the same boxes at the same places.
+
+        Example, tp2 to tp2: norms, ``down_proj``, ``gate_up_proj``; of a fused qkv only where the rank has one kv head, whose rows
+        are in the same order on both sides.
+        """
+        train, rollout = self.train_at(rank), self.rollout_at(rank)
+        if train is None or rollout is None or self.rollout.pp > 1:
+            return {}
+        held = _by_local(megatron_boxes(self.spec, self.train, train.tp, train.pp))
+        needed = _by_local(vllm_boxes(self.spec, self.rollout.tp, rollout.tp))
+        there = {boxes: name for name, boxes in held.items()}
+        rows, wanted_rows = (padded_vocab(self.spec.vocab_size, tp) // tp for tp in (self.train.tp, self.rollout.tp))
+        tables = () if rows == wanted_rows else VOCAB_TABLES  # padded to other lengths
+        return {name: there[boxes] for name, boxes in needed.items() if boxes in there and name not in tables}
+
+    # ---- in numbers
+
+    def volumes(self) -> list[Volume]:
+        """Return bytes a rank by the closed formulas of HybridFlow's table 2, and what this plan counts.
+
+        M bytes of weights, training in t x p x d, generation in t_g x p_g x d_g x d::
+
+            DS-Chat        receives (tpd - 1) / tpd M             peak M             redundant M / tpd
+            HybridFlow-V   receives (tp - 1) / tp M               peak M             redundant M / tp
+            HybridFlow     receives (tp - t_g p_g) / (t_g p_g t p) M  peak M / (t_g p_g)  redundant 0
+
+        The formulas take every tensor as cut evenly by t and p. They leave out that norms are on every tp rank, that
+        embedding and head lie on the first and last stage only, that tp beyond the kv heads repeats them, and padding.
+        HybridFlow's is for t_g dividing t and p_g dividing p.
+        """
+        size = DTYPE_BYTES[self.dtype]
+        m = self.spec.num_parameters() * size
+        t, p, d = self.train.tp, self.train.pp, self.train.num_replicas
+        small = self.rollout.tp * self.rollout.pp
+        ranks = range(self.num_ranks)
+        received = [self.bytes_received(rank) for rank in ranks]
+        peak, redundant = max(map(self.bytes_peak, ranks)), max(map(self.bytes_redundant, ranks))
+        missing = max(map(self.bytes_missing, ranks))
+        rows = [
+            Volume("DS-Chat", (t * p * d - 1) / (t * p * d) * m, m, m / (t * p * d), "formula: gather over all ranks"),
+            Volume("HybridFlow-V", (t * p - 1) / (t * p) * m, m, m / (t * p), "formula: gather over tp and pp"),
+        ]
+        if self.nests:
+            moved = (t * p - small) / (small * t * p) * m
+            rows.append(Volume("HybridFlow", moved, m / small, 0.0, "formula: gather over micro-dp"))
+        return [
+            *rows,
+            Volume("lower bound", missing, peak, redundant, "counted: what the fullest rank needs and does not hold"),
+            Volume("planned", max(received), peak, redundant, f"counted: the fullest rank's, {self.grouping}"),
+            Volume("planned, mean", sum(received) / len(received), peak, redundant, "counted: over all ranks"),
+        ]
+
+    @property
+    def nests(self) -> bool:
+        """Whether HybridFlow's formula applies: t_g divides t, p_g divides p, on the same ranks."""
+        return not (self.apart or self.train.tp % self.rollout.tp or self.train.pp % self.rollout.pp)
+
+    def to_pandas(self) -> DataFrame:
+        """Return a table with a row per rank: where it stands in both layouts, and its bytes."""
+        import pandas as pd
+
+        def words(at: Coordinates | None) -> str:
+            return "" if at is None else f"tp{at.tp} pp{at.pp} dp{at.dp}"
+
+        rows = []
+        for rank in range(self.num_ranks):
+            near = sum(int(self.matrix[source, rank]) for source in self._neighbours(rank))
+            received = self.bytes_received(rank)
+            rows.append({
+                "rank": rank, "node": self.nodes[rank],
+                "training": words(self.train_at(rank)), "rollout": words(self.rollout_at(rank)),
+                "held_bytes": self.bytes_held(rank), "needed_bytes": self.bytes_needed(rank),
+                "own_bytes": self.bytes_copied(rank), "sent_bytes": self.bytes_sent(rank), "received_bytes": received,
+                "received_same_node_bytes": near, "received_network_bytes": received - near,
+                "missing_bytes": self.bytes_missing(rank), "redundant_bytes": self.bytes_redundant(rank),
+                "peak_bytes": self.bytes_peak(rank),
+            })  # fmt: skip
+        return pd.DataFrame(rows).set_index("rank")
+
+    def _neighbours(self, rank: int) -> list[int]:
+        return [other for other in range(self.num_ranks) if other != rank and self.nodes[other] == self.nodes[rank]]
 
     def __repr__(self) -> str:
-        return (
-            f"ReshardPlan {self.spec.name}: '{self.train}' to rollout tp{self.rollout_tp}, "
-            f"{self.bytes_moved / 1e6:.3f} MB between ranks"
-        )
+        ways = f"'{self.train}' to rollout '{self.rollout}'"
+        if self.to_train:
+            ways = f"rollout '{self.rollout}' back to '{self.train}'"
+        return f"ReshardPlan {self.spec.name}: {ways}, {self.bytes_moved / 1e6:.3f} MB between ranks"
 
 
-def _plan_moves(spec: ModelSpec, mesh: Mesh, rollout_tp: int) -> list[Move]:
-    held: dict[str, list[tuple[int, Box]]] = defaultdict(list)
-    for rank in mesh.ranks:
-        at = mesh.coordinates(rank)
-        for box in megatron_boxes(spec, mesh.layout, at.tp, at.pp):
-            held[box.tensor].append((rank, box))
-    sent = [0] * mesh.layout.size
-    moves: list[Move] = []
-    for target in mesh.ranks:
-        for needed in vllm_boxes(spec, rollout_tp, target % rollout_tp):
-            moves += _sources(needed, target, held[needed.tensor], sent)
-    return moves
+# ---- planning
 
 
-def _sources(needed: Box, target: int, holders: list[tuple[int, Box]], sent: list[int]) -> list[Move]:
-    """Choose, for every distinct piece of ``needed``, who provides it."""
-    options: dict[tuple[Offsets, Offsets], list[tuple[int, Box]]] = defaultdict(list)
-    for rank, box in holders:
-        shared = intersect(box, needed)
-        if shared:
-            options[shared].append((rank, box))
+def _nodes(nodes: Sequence[int] | int | None, num_ranks: int) -> tuple[int, ...]:
+    if nodes is None:
+        return (0,) * num_ranks
+    if isinstance(nodes, int):
+        if nodes < 1:
+            raise OptionError(f"nodes must be ranks a node, at least 1, or the node of every rank; got {nodes}")
+        return tuple(rank // nodes for rank in range(num_ranks))
+    if len(nodes) != num_ranks:
+        raise OptionError(f"the plan has {num_ranks} ranks; nodes names {len(nodes)}")
+    return tuple(int(node) for node in nodes)
+
+
+def _train_at(train: Layout, rollout: Layout, grouping: str, rank: int) -> Coordinates:
+    if grouping == "strided":
+        return Mesh(layout=train, rollout_tp=rollout.tp).coordinates(rank)
+    return _consecutive(train, rank)
+
+
+def _rollout_at(train: Layout, rollout: Layout, grouping: str, rank: int, apart: bool) -> Coordinates:
+    if grouping == "vanilla" or apart:
+        return _consecutive(rollout, rank)
+    at = _train_at(train, rollout, grouping, rank)
+    rest = rank // rollout.tp
+    if train.pp % rollout.pp:
+        per_stage = rollout.num_replicas
+        return Coordinates(tp=rank % rollout.tp, pp=rest // per_stage, dp=rest % per_stage)
+    pp = at.pp // (train.pp // rollout.pp)
+    # replicas: the groups of rollout.tp consecutive ranks within one of the rollout's stages, in order
+    first = pp * (train.size // rollout.pp) // rollout.tp
+    return Coordinates(tp=rank % rollout.tp, pp=pp, dp=rest - first)
+
+
+def _consecutive(layout: Layout, rank: int) -> Coordinates:
+    """Return a position where tp varies fastest, then pp, then dp: the paper's rank order."""
+    return Coordinates(tp=rank % layout.tp, pp=rank // layout.tp % layout.pp, dp=rank // (layout.tp * layout.pp))
+
+
+def _plan(
+    spec: ModelSpec, train: Layout, rollout: Layout, grouping: str, nodes: tuple[int, ...], apart: bool, *, to_train: bool = False
+) -> tuple[tuple[Section, ...], tuple[_Share, ...]]:
+    trained: _Groups = defaultdict(list)
+    for rank in range(train.size):
+        at = _train_at(train, rollout, grouping, rank)
+        trained[at.pp, at.tp].append(rank)
+    rolled: _Groups = defaultdict(list)
+    for rank in range(rollout.size):
+        at = _rollout_at(train, rollout, grouping, rank, apart)
+        rolled[at.pp, at.tp].append(rank + train.size * apart)
+
+    def ends(who: _Groups, boxes_of: Callable[[ModelSpec, Layout, int, int], tuple[list[Box], list[Box]]], layout: Layout) -> _Side:
+        boxes = {(pp, tp): tuple(box for part in boxes_of(spec, layout, tp, pp) for box in part) for pp, tp in who}
+        return tuple((tuple(ranks), boxes[at]) for at, ranks in who.items())
+
+    per_stage, per_rollout_stage = spec.num_layers // train.pp, spec.num_layers // rollout.pp
+    parts = [(range(0), ends(trained, megatron_ends, train), ends(rolled, vllm_ends, rollout))]
+    for layers in _alike_layers(spec.num_layers, per_stage, per_rollout_stage):
+        first = layers[0]
+        stage, local = divmod(first, per_stage)
+        held: _Side = tuple(
+            (tuple(ranks), tuple(megatron_layer(spec, train.tp, tp, first, local)))
+            for (pp, tp), ranks in trained.items() if pp == stage
+        )  # fmt: skip
+        needed: _Side = tuple(
+            (tuple(ranks), tuple(vllm_layer(spec, rollout.tp, tp, first)))
+            for (pp, tp), ranks in rolled.items() if pp == first // per_rollout_stage
+        )  # fmt: skip
+        parts.append((layers, held, needed))
+    sent = [0] * len(nodes)
+    counts = np.zeros((3, len(nodes)), dtype=np.int64)
+    sections = []
+    for layers, held, needed in parts:
+        if to_train:
+            held, needed = needed, held
+        sections.append(Section(_section_moves(held, needed, nodes, sent, max(1, len(layers))), layers))
+        counts += max(1, len(layers)) * _count(held, needed, len(nodes))
+    return tuple(sections), tuple(_Share(*map(int, column)) for column in counts.T)
+
+
+def _alike_layers(num_layers: int, per_stage: int, per_rollout_stage: int) -> list[range]:
+    """Cut the layers where a stage of either layout begins."""
+    starts = sorted({*range(0, num_layers, per_stage), *range(0, num_layers, per_rollout_stage)})
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], num_layers], strict=True)]
+
+
+def _count(held: _Side, needed: _Side, num_ranks: int) -> npt.NDArray[np.int64]:
+    """Return the elements every rank holds, needs, and needs of what it holds; [3, ranks]."""
+    found = np.zeros((3, num_ranks), dtype=np.int64)
+    of_rank: dict[int, tuple[Box, ...]] = {}
+    for ranks, boxes in held:
+        for rank in ranks:
+            found[0, rank] += sum(box.numel for box in boxes)
+            of_rank[rank] = boxes
+    seen: dict[tuple[int, int], int] = {}
+    for ranks, boxes in needed:
+        for rank in ranks:
+            found[1, rank] += sum(box.numel for box in boxes)
+            key = id(of_rank.get(rank, ())), id(boxes)
+            if key not in seen:
+                seen[key] = _common(of_rank.get(rank, ()), boxes)
+            found[2, rank] += seen[key]
+    return found
+
+
+def _common(held: Sequence[Box], needed: Sequence[Box]) -> int:
+    by_tensor: dict[str, list[Box]] = defaultdict(list)
+    for box in held:
+        by_tensor[box.tensor].append(box)
+    parts = (intersect(mine, box) for box in needed for mine in by_tensor[box.tensor])
+    return sum(math.prod(part[1]) for part in parts if part)
+
+
+_Holders = list[tuple[tuple[int, ...], Box]]
+"""Ranks that hold a box."""
+
+
+def _section_moves(held: _Side, needed: _Side, nodes: tuple[int, ...], sent: list[int], count: int) -> tuple[Move, ...]:
+    by_tensor: dict[str, _Holders] = defaultdict(list)
+    for ranks, boxes in held:
+        for box in boxes:
+            by_tensor[box.tensor].append((ranks, box))
     moves = []
-    covered: set[tuple[Offsets, Offsets]] = set()
-    own = [piece for piece, who in options.items() if any(rank == target for rank, _ in who)]
-    for start, size in own + [piece for piece in options if piece not in own]:
-        if any(_contains(done, (start, size)) for done in covered):
-            continue
-        who = options[start, size]
-        source, box = next(((r, b) for r, b in who if r == target), None) or min(who, key=lambda o: sent[o[0]])
-        if source != target:
-            sent[source] += math.prod(size)
-        covered.add((start, size))
-        moves.append(
-            Move(
-                needed.tensor,
-                source,
-                target,
-                box.local,
-                _inside(box, start),
-                needed.local,
-                _inside(needed, start),
-                size,
-            )
-        )
-    return moves
+    for targets, boxes in needed:
+        for box in boxes:
+            pieces = _pieces(box, by_tensor[box.tensor])
+            for target in targets:
+                for (start, size), who in pieces.items():
+                    source, holder = _source(who, target, nodes, sent)
+                    if source != target:
+                        sent[source] += count * math.prod(size)
+                    moves.append(Move(
+                        box.tensor, source, target, holder.local, inside(holder, start), box.local, inside(box, start), size,
+                    ))  # fmt: skip
+    return tuple(moves)
 
 
-def _contains(outer: tuple[Offsets, Offsets], inner: tuple[Offsets, Offsets]) -> bool:
-    return all(a <= b and b + n <= a + m for a, m, b, n in zip(*outer, *inner, strict=True))
+def _pieces(needed: Box, holders: _Holders) -> dict[tuple[Offsets, Offsets], _Holders]:
+    """Return the distinct pieces of a box, (start, size), and who holds each."""
+    found: dict[tuple[Offsets, Offsets], _Holders] = defaultdict(list)
+    for ranks, box in holders:
+        part = intersect(box, needed)
+        if part:
+            found[part].append((ranks, box))
+    assert sum(math.prod(size) for _, size in found) == needed.numel, f"{needed} is not covered once"
+    return found
+
+
+def _source(who: _Holders, target: int, nodes: tuple[int, ...], sent: list[int]) -> tuple[int, Box]:
+    best: tuple[tuple[bool, int, int], Box] | None = None
+    for ranks, box in who:
+        for rank in ranks:
+            if rank == target:
+                return rank, box
+            key = nodes[rank] != nodes[target], sent[rank], rank
+            if best is None or key < best[0]:
+                best = key, box
+    assert best is not None
+    return best[0][2], best[1]
+
+
+def _by_local(boxes: Sequence[Box]) -> dict[str, frozenset[tuple[str, Offsets, Offsets, Offsets]]]:
+    found: dict[str, list[tuple[str, Offsets, Offsets, Offsets]]] = defaultdict(list)
+    for box in boxes:
+        found[box.local].append((box.tensor, box.start, box.size, box.local_start))
+    return {name: frozenset(these) for name, these in found.items()}
+
+
+def _shifted(name: str, by: int) -> str:
+    """Return the name of the same parameter ``by`` layers further on."""
+    if not by:
+        return name
+    model, layers, number, rest = name.split(".", 3)
+    return f"{model}.{layers}.{int(number) + by}.{rest}"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module may import what stands before it
 NOUNS = [
-    *["errors", "checks", "assets", "data", "functions", "table", "spec", "layout", "placement", "resharding", "roles"],
+    *["errors", "checks", "assets", "data", "functions", "table", "spec", "layout", "placement", "boxes", "resharding", "roles"],
     *["pending", "batch", "protocol", "dataflow", "trace", "plan", "runtime"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hfsdk.boxes import Box
 from hfsdk.engine.role_state import Piece, copy_shared, slices
-from hfsdk.resharding import Box
 
 _AS_NUMPY = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, and the dtype their bits travel as."""

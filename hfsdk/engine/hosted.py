@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.distributed as dist
 
+from hfsdk.boxes import vllm_boxes
 from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
@@ -23,7 +24,7 @@ from hfsdk.engine.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.worker import Parcel
 from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
 from hfsdk.functions import Shipped
-from hfsdk.resharding import ReshardPlan, vllm_boxes
+from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RoleSpec, Sampling
 from hfsdk.table import Array, Column, Table, as_column
 

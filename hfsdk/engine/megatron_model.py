@@ -31,13 +31,13 @@ from megatron.core.transformer.attention import SelfAttention
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
 from hfsdk.engine import cpu_support_megatron, megatron_optimizer
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.packed_attention import PackedAttention
 from hfsdk.engine.role_state import SCALAR_HEAD
 from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.layout import Coordinates
-from hfsdk.resharding import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
 from hfsdk.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, Offsets, intersect, megatron_boxes
 from hfsdk.errors import CheckpointError
 from hfsdk.layout import Coordinates, Layout
-from hfsdk.resharding import SCALAR_HEAD_NAMES, Box, Offsets, intersect, megatron_boxes
 from hfsdk.spec import ModelSpec
 
 SCALAR_HEAD = "output_layer.weight"

@@ -25,11 +25,11 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.engine import cpu_support_vllm as cpu
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.errors import LayoutError, OptionError, UnsupportedModelError
-from hfsdk.resharding import vllm_boxes
 from hfsdk.roles import RolloutOptions, Sampling
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Column, Ragged
@@ -50,9 +50,6 @@ CPU_KV_CACHE_BYTES = 256 * 2**20
 
 KV_CACHE_BYTES = 8 * 2**30
 """Most key/value cache taken on an accelerator unless asked for more."""
-
-_TABLES = {"model.embed_tokens.weight", "lm_head.weight"}
-"""Parameters with one row per token of the (padded) vocabulary."""
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
@@ -191,7 +188,7 @@ class Rollout:
         """Check that the plan of a weight transition knows exactly vLLM's parameters."""
         planned = {box.local for box in vllm_boxes(self.spec, self.tp, self.tp_rank)}
         found = {name for name, _ in self._model.named_parameters()}
-        if planned - found or found - planned - _TABLES:  # a rank may hold only padding of the vocabulary
+        if planned - found or found - planned - set(VOCAB_TABLES):  # a rank may hold only padding of the vocabulary
             raise UnsupportedModelError(
                 f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ found)[:6]}; "
                 "use a model without adapters or further biases."
@@ -210,7 +207,7 @@ class Rollout:
         if self._weights:
             self._weights.open()
         targets = {name: parameter.data for name, parameter in self._model.named_parameters()}
-        for name in _TABLES & set(targets):
+        for name in set(VOCAB_TABLES) & set(targets):
             table = targets[name]
             table[max(self.spec.vocab_size - self.tp_rank * len(table), 0) :].zero_()
         return targets

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hfsdk.resharding import Move, Offsets, ReshardPlan
+from hfsdk.boxes import Offsets
+from hfsdk.resharding import Move, ReshardPlan
 from hfsdk.spec import DTYPE_BYTES
 
 if TYPE_CHECKING:

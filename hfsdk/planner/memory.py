@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from hfsdk.boxes import padded_vocab
 from hfsdk.errors import DeviceMemoryError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
-from hfsdk.resharding import padded_vocab
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hfsdk.boxes import SCALAR_HEAD_NAMES
 from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
 from hfsdk.placement import Placement, Pool, is_shadow
-from hfsdk.resharding import SCALAR_HEAD_NAMES
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec
 

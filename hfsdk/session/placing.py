@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hfsdk.boxes import SCALAR_HEAD_NAMES
 from hfsdk.engine import messages as m
 from hfsdk.errors import PlacementError
 from hfsdk.models import ModelHandle
 from hfsdk.placement import Placement
 from hfsdk.planner.memory import check_fits
-from hfsdk.resharding import SCALAR_HEAD_NAMES
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declarations import Declarations, H

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ def by_hand(query, key, value, offsets, scale):
     """Softmax over what a token may see, one token and one head at a time."""
     out = torch.zeros_like(query)
     per_kv_head = query.shape[1] // key.shape[1]
-    for first, last in zip(offsets, offsets[1:], strict=False):
+    for first, last in pairwise(offsets):
         for t in range(first, last):
             for h in range(query.shape[1]):
                 keys, values = key[first : t + 1, h // per_kv_head], value[first : t + 1, h // per_kv_head]

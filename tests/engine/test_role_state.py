@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
+from hfsdk.boxes import padded_vocab
 from hfsdk.engine.role_state import KINDS, SCALAR_HEAD, Shard, Summary, blank, fill, pieces
 from hfsdk.errors import CheckpointError
 from hfsdk.layout import Layout
-from hfsdk.resharding import padded_vocab
 from hfsdk.spec import ModelSpec
 
 LAYOUTS = ["tp1", "tp2 pp2", "pp4", "tp4", "tp2 dp2", "tp4 pp2"]

@@ -11,13 +11,14 @@ import torch.distributed as dist
 from spawn_rollout import run
 
 import hfsdk.assets
+from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.engine import cpu_support_vllm, transport
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.errors import OptionError, UnsupportedModelError
 from hfsdk.layout import Layout
-from hfsdk.resharding import ReshardPlan, megatron_boxes, padded_vocab, vllm_boxes
+from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RolloutOptions, Sampling
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Ragged

@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from spawn import run
 
+from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.engine import transport
 from hfsdk.layout import Layout
-from hfsdk.resharding import ReshardPlan, megatron_boxes, padded_vocab, vllm_boxes
+from hfsdk.resharding import ReshardPlan
 from hfsdk.spec import ModelSpec
 
 SPEC = ModelSpec(

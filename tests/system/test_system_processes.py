@@ -54,7 +54,7 @@ print(json.dumps({"end": True}), flush=True)
 """
 
 KILLED = """
-import json, signal, sys, time, hfsdk as hf
+import json, signal, sys, threading, time, hfsdk as hf
 import psutil
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,8 +65,20 @@ batch = actor.generate([[1, 2, 3]] * 8, max_new_tokens=480, ignore_eos=True)
 while batch.state != "running":
     time.sleep(0.01)
 children = psutil.Process().children(recursive=True)
-try:
+
+def waits():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame and frame.f_code.co_name != "wait":
+        frame = frame.f_back
+    return frame
+
+def tell():
+    while not waits():
+        time.sleep(0.01)
     print(json.dumps({"pids": [p.pid for p in children]}), flush=True)  # the interrupt may come from here on
+
+threading.Thread(target=tell).start()
+try:
     batch.wait()
     print("finished", flush=True)
 except KeyboardInterrupt:

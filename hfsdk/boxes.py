@@ -1,0 +1,214 @@
+"""Which box of which weight lives where: every shard of either engine, described as boxes of the Hugging Face tensors.
+
+So any two layouts can be compared. One fused qkv weight of 8 query and 4 kv heads, tp=2 (q0 = the rows of one head)::
+
+    Hugging Face           q_proj: q0 q1 q2 q3 q4 q5 q6 q7      k_proj: k0 k1 k2 k3     v_proj: v0 v1 v2 v3
+    Megatron, tp rank 0    linear_qkv:  [q0 q1 k0 v0 | q2 q3 k1 v1]        (per kv group: its queries, its k, its v)
+    vLLM, tp rank 0        qkv_proj:    [q0 q1 q2 q3 | k0 k1 | v0 v1]      (all q, then all k, then all v)
+
+The same bytes in another row order: nothing has to travel, but the rows must be copied.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hfsdk.layout import Layout
+from hfsdk.spec import ModelSpec
+
+Offsets = tuple[int, ...]
+
+SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
+"""Names of a scalar head in a model's folder; the first is transformers' and what is written."""
+
+VOCAB_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+"""Names of the parameters whose rows are padded, in vLLM as in Hugging Face."""
+
+VOCAB_MULTIPLE = 64
+"""vLLM pads the vocabulary to a multiple of this; the trainer does the same, so that shards coincide."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of one Hugging Face tensor and where it lies inside a local parameter.
+
+    Example: rows 64:96 of ``...q_proj.weight`` at row 48 of the local ``...linear_qkv.weight``.
+    """
+
+    tensor: str
+    start: Offsets
+    size: Offsets
+    local: str
+    local_start: Offsets
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.size)
+
+
+def padded_vocab(vocab_size: int, tp: int) -> int:
+    """Return the rows of the padded vocabulary: a multiple of 64 that tp divides."""
+    multiple = math.lcm(VOCAB_MULTIPLE, tp)
+    return -(-vocab_size // multiple) * multiple
+
+
+def _vocab_rows(spec: ModelSpec, tp: int, tp_rank: int, tensor: str, local: str) -> list[Box]:
+    rows = padded_vocab(spec.vocab_size, tp) // tp
+    first, last = tp_rank * rows, min((tp_rank + 1) * rows, spec.vocab_size)
+    if last <= first:
+        return []
+    return [Box(tensor, (first, 0), (last - first, spec.hidden_size), local, (0, 0))]
+
+
+def _rows(tensor: str, first: int, count: int, width: int, local: str, local_first: int) -> Box:
+    return Box(tensor, (first, 0), (count, width), local, (local_first, 0))
+
+
+def _with_bias(spec: ModelSpec, box: Box) -> list[Box]:
+    """Return a box of rows of a q, k or v weight and, where the model has biases, the same rows of its bias."""
+    if not spec.qkv_bias:
+        return [box]
+    tensor, local = (name.removesuffix("weight") + "bias" for name in (box.tensor, box.local))
+    return [box, Box(tensor, box.start[:1], box.size[:1], local, box.local_start[:1])]
+
+
+def _whole(tensor: str, shape: Offsets, local: str) -> Box:
+    zeros = (0,) * len(shape)
+    return Box(tensor, zeros, shape, local, zeros)
+
+
+def megatron_boxes(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int = 0) -> list[Box]:
+    """Return the boxes a Megatron rank holds (local layer specs; names as ``GPTModel.named_parameters`` gives them).
+
+    The fused qkv is cut by kv groups: global row order is, per kv group, its query heads, its key head, its value head; a
+    bias has the same rows.
+    A scalar head replaces ``output_layer`` and belongs to no Hugging Face tensor; callers leave it out.
+    """
+    layers = spec.num_layers // layout.pp
+    before, after = megatron_ends(spec, layout, tp_rank, pp_rank)
+    inside = [megatron_layer(spec, layout.tp, tp_rank, pp_rank * layers + j, j) for j in range(layers)]
+    return [*before, *(box for boxes in inside for box in boxes), *after]
+
+
+def megatron_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
+    """Return what a Megatron rank holds before and after its layers: embedding; last norm and head.
+
+    A tied embedding is on the first and on the last stage, there under the name of the head.
+    """
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    before, after = [], []
+    if pp_rank == 0:
+        before = _vocab_rows(spec, layout.tp, tp_rank, embedding, "embedding.word_embeddings.weight")
+    if pp_rank == layout.pp - 1:
+        after = [_whole("model.norm.weight", (spec.hidden_size,), "decoder.final_layernorm.weight")]
+        if not spec.tied_embeddings:
+            after += _vocab_rows(spec, layout.tp, tp_rank, head, "output_layer.weight")
+        elif layout.pp > 1:
+            after += _vocab_rows(spec, layout.tp, tp_rank, embedding, "output_layer.weight")
+    return before, after
+
+
+def megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int, local_number: int) -> list[Box]:
+    """Return the boxes a Megatron rank holds of layer ``number``, the ``local_number``-th of its stage."""
+    hf, local = f"model.layers.{number}.", f"decoder.layers.{local_number}."
+    hidden, d, ratio = spec.hidden_size, spec.head_dim, spec.num_heads // spec.num_kv_heads
+    boxes = [
+        _whole(hf + "input_layernorm.weight", (hidden,), local + "input_layernorm.weight"),
+        _whole(hf + "post_attention_layernorm.weight", (hidden,), local + "pre_mlp_layernorm.weight"),
+    ]
+    for x in "qk" if spec.qk_norm else "":
+        boxes.append(_whole(f"{hf}self_attn.{x}_norm.weight", (d,), f"{local}self_attention.{x}_layernorm.weight"))
+    fused = local + "self_attention.linear_qkv.weight"
+    rows = spec.num_kv_heads * (ratio + 2) * d // tp
+    low = tp_rank * rows
+    for group in range(spec.num_kv_heads):
+        base = group * (ratio + 2) * d
+        for letter, at, count, hf_row in (
+            ("q", base, ratio * d, group * ratio * d),
+            ("k", base + ratio * d, d, group * d),
+            ("v", base + (ratio + 1) * d, d, group * d),
+        ):
+            first, last = max(at, low), min(at + count, low + rows)
+            if first < last:
+                name = f"{hf}self_attn.{letter}_proj.weight"
+                boxes += _with_bias(spec, _rows(name, hf_row + first - at, last - first, hidden, fused, first - low))
+    width = spec.num_heads * d // tp
+    mlp = spec.mlp_hidden_size // tp
+    fc1 = local + "mlp.linear_fc1.weight"
+    boxes += [
+        Box(hf + "self_attn.o_proj.weight", (0, tp_rank * width), (hidden, width),
+            local + "self_attention.linear_proj.weight", (0, 0)),
+        _rows(hf + "mlp.gate_proj.weight", tp_rank * mlp, mlp, hidden, fc1, 0),
+        _rows(hf + "mlp.up_proj.weight", tp_rank * mlp, mlp, hidden, fc1, mlp),
+        Box(hf + "mlp.down_proj.weight", (0, tp_rank * mlp), (hidden, mlp), local + "mlp.linear_fc2.weight", (0, 0)),
+    ]  # fmt: skip
+    return boxes
+
+
+def vllm_boxes(spec: ModelSpec, tp: int, tp_rank: int) -> list[Box]:
+    """Return the boxes a vLLM rank needs (names as its model's ``named_parameters`` gives them)."""
+    before, after = vllm_ends(spec, Layout(tp=tp), tp_rank, 0)
+    inside = [vllm_layer(spec, tp, tp_rank, number) for number in range(spec.num_layers)]
+    return [*before, *(box for boxes in inside for box in boxes), *after]
+
+
+def vllm_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
+    """Return what a vLLM rank needs before and after its layers; a tied embedding is on the first and last stage."""
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    first, last = pp_rank == 0, pp_rank == layout.pp - 1
+    before, after = [], []
+    if first or (last and spec.tied_embeddings):
+        before = _vocab_rows(spec, layout.tp, tp_rank, embedding, embedding)
+    if last:
+        after = [_whole("model.norm.weight", (spec.hidden_size,), "model.norm.weight")]
+        if not spec.tied_embeddings:
+            after += _vocab_rows(spec, layout.tp, tp_rank, head, head)
+    return before, after
+
+
+def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]:
+    """Return the boxes a vLLM rank needs of layer ``number``.
+
+    qkv rows are [q; k; v] of the rank; with fewer kv heads than tp, a kv head is replicated on ``tp / kv_heads`` ranks.
+    """
+    hidden, d = spec.hidden_size, spec.head_dim
+    query = spec.num_heads * d // tp
+    kv_shards = min(tp, spec.num_kv_heads)
+    kv = spec.num_kv_heads * d // kv_shards
+    kv_rank = tp_rank // (tp // kv_shards)
+    mlp = spec.mlp_hidden_size // tp
+    p = f"model.layers.{number}."
+    qkv, gate_up = p + "self_attn.qkv_proj.weight", p + "mlp.gate_up_proj.weight"
+    return [
+        _whole(p + "input_layernorm.weight", (hidden,), p + "input_layernorm.weight"),
+        _whole(p + "post_attention_layernorm.weight", (hidden,), p + "post_attention_layernorm.weight"),
+        *_with_bias(spec, _rows(p + "self_attn.q_proj.weight", tp_rank * query, query, hidden, qkv, 0)),
+        *_with_bias(spec, _rows(p + "self_attn.k_proj.weight", kv_rank * kv, kv, hidden, qkv, query)),
+        *_with_bias(spec, _rows(p + "self_attn.v_proj.weight", kv_rank * kv, kv, hidden, qkv, query + kv)),
+        *(_whole(name, (d,), name) for x in "qk" * spec.qk_norm for name in [f"{p}self_attn.{x}_norm.weight"]),
+        Box(p + "self_attn.o_proj.weight", (0, tp_rank * query), (hidden, query), p + "self_attn.o_proj.weight", (0, 0)),
+        _rows(p + "mlp.gate_proj.weight", tp_rank * mlp, mlp, hidden, gate_up, 0),
+        _rows(p + "mlp.up_proj.weight", tp_rank * mlp, mlp, hidden, gate_up, mlp),
+        Box(p + "mlp.down_proj.weight", (0, tp_rank * mlp), (hidden, mlp), p + "mlp.down_proj.weight", (0, 0)),
+    ]
+
+
+def intersect(held: Box, needed: Box) -> tuple[Offsets, Offsets] | None:
+    """Return (start, size) of the part of one tensor that two boxes share, or ``None``."""
+    starts, sizes = [], []
+    for a, m, b, n in zip(held.start, held.size, needed.start, needed.size, strict=True):
+        first, last = max(a, b), min(a + m, b + n)
+        if first >= last:
+            return None
+        starts.append(first)
+        sizes.append(last - first)
+    return tuple(starts), tuple(sizes)
+
+
+def inside(box: Box, start: Offsets) -> Offsets:
+    """Translate a position in the Hugging Face tensor into the local parameter that holds ``box``."""
+    return tuple(lo + s - b for lo, s, b in zip(box.local_start, start, box.start, strict=True))
+
+
