@@ -12,6 +12,7 @@ The same bytes in another row order: nothing has to travel, but the rows must be
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hfsdk.layout import Layout
@@ -212,3 +213,23 @@ def inside(box: Box, start: Offsets) -> Offsets:
     return tuple(lo + s - b for lo, s, b in zip(box.local_start, start, box.start, strict=True))
 
 
+def without(start: Offsets, size: Offsets, holes: Sequence[tuple[Offsets, Offsets]]) -> list[tuple[Offsets, Offsets]]:
+    """Return what is left of a box, (start, size), when others are cut out of it, as boxes that do not overlap."""
+    left = [(start, size)]
+    for hole_start, hole_size in holes:
+        left = [rest for piece in left for rest in _around(*piece, hole_start, hole_size)]
+    return left
+
+
+def _around(start: Offsets, size: Offsets, hole_start: Offsets, hole_size: Offsets) -> list[tuple[Offsets, Offsets]]:
+    found = []
+    core_start, core_size = list(start), list(size)
+    for dim, (first, count) in enumerate(zip(hole_start, hole_size, strict=True)):
+        low, high = max(first, core_start[dim]), min(first + count, core_start[dim] + core_size[dim])
+        if low >= high:
+            return [(start, size)]
+        for at, n in ((core_start[dim], low - core_start[dim]), (high, core_start[dim] + core_size[dim] - high)):
+            if n:
+                found.append(((*core_start[:dim], at, *core_start[dim + 1 :]), (*core_size[:dim], n, *core_size[dim + 1 :])))
+        core_start[dim], core_size[dim] = low, high - low
+    return found

@@ -244,6 +244,7 @@ class CpuWeights:
         self._tied = [m for m in multiplied if id(m.weight) in in_tables]
         """Output layers that multiply with an embedding table, which must stay plain for look-ups."""
         self._linears = [(m, m.weight.shape, m.weight.dtype) for m in multiplied if id(m.weight) not in in_tables]
+        self.packs = mode == "packed"
         self.packed_bytes = 0
         """Bytes of weights held in packed kernels (besides the plain parameters)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,9 +15,10 @@ import numpy as np
 import torch.distributed as dist
 
 from hfsdk.boxes import vllm_boxes
-from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state
+from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state, transport
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.residency import Residency
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.tasks import USER_ERRORS, check_travels, user_traceback
@@ -24,15 +26,17 @@ from hfsdk.engine.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.worker import Parcel
 from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
 from hfsdk.functions import Shipped
-from hfsdk.resharding import ReshardPlan
+from hfsdk.resharding import ReshardPlan, Resident, TransportReport
 from hfsdk.roles import RoleSpec, Sampling
 from hfsdk.table import Array, Column, Table, as_column
 
 if TYPE_CHECKING:
-    from hfsdk.engine import transport
     from hfsdk.engine.worker import Worker
 
 Outcome = tuple[Mapping[str, Column] | None, Any]
+
+WITHOUT_WEIGHTS = ("generate", "num_updates", "last_reshard", "census")
+"""Methods that leave the weights where they are: with the rollout, perhaps."""
 
 
 def sample_seed(seed: int, position: int, copy: int) -> int:
@@ -122,7 +126,7 @@ class HostedRole:
         self.plan: ReshardPlan | None = None
         self.stale = True
         self.rollout_group = _replica_group(spec, self.mesh.layout.size)
-        self.last_transport: transport.TransportReport | None = None
+        self.last_transport: TransportReport | None = None
         assert spec.model is not None
         if spec.rollout is not None:
             if spec.train is not None:
@@ -131,6 +135,10 @@ class HostedRole:
                 spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
                 options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=recorder, load_weights=False,
             )  # fmt: skip
+        self.residency: Residency | None = None
+        if self.rollout is not None and self._trainer is not None and self.rollout.in_place:
+            assert self.plan is not None
+            self.residency = Residency(self.plan, setup.rank, self._trainer.local_tensors(), self.rollout.parameters())
         self._eos = eos_token_ids(spec.folder)
         self._methods: dict[str, Callable[[Table, Mapping[str, Any], SafePoint], Outcome]] = {
             "generate": self._generate, "compute_log_probs": self._log_probs, "compute_values": self._values,
@@ -138,7 +146,7 @@ class HostedRole:
             "forward_backward": self._forward_backward, "compute_loss": self._compute_loss, "step": self._step,
             "grad_norm": self._grad_norm, "run": self._run, "call": self._call, "save_pretrained": self._save_pretrained,
             "save_state": self._save_state, "load_state": self._load_state, "num_updates": self._num_updates,
-            "export_weights": self._export_weights,
+            "export_weights": self._export_weights, "last_reshard": self._last_reshard, "census": self._census,
         }  # fmt: skip
         if spec.restore:
             try:
@@ -164,6 +172,7 @@ class HostedRole:
 
     def export(self) -> Parcel:
         """Return this rank's part of the role's state, readable by any layout: (summary, pieces); collective."""
+        self._to_training()
         state = self.trainer.state()
         packed = bridge.pack(role_state.pieces(state, self.trainer.shard))
         return Parcel((role_state.Summary.of(state), packed), bridge.num_bytes(packed))
@@ -211,6 +220,8 @@ class HostedRole:
     def run(self, method: str, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         """Carry out one method."""
         try:
+            if method not in WITHOUT_WEIGHTS:
+                self._to_training()
             with self._trainer.on_device("weights") if self._trainer is not None else nullcontext():
                 return self._methods[method](table, options, safe)
         except NonFiniteRows as bad:
@@ -221,7 +232,7 @@ class HostedRole:
     def _generate(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         assert self.rollout is not None
         sampling: Sampling = options["sampling"]
-        self._refresh_rollout()
+        self._refresh_rollout(safe)
         copies = table.row_ids % options["n"]
         positions = np.asarray(table["position"])
         seeds = np.array([sample_seed(options["seed"], int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
@@ -240,21 +251,64 @@ class HostedRole:
     def _num_updates_of_weights(self) -> int:
         return self._num_updates_taken if self._trainer is None else self._trainer.num_updates
 
-    def _refresh_rollout(self) -> None:
-        """Give the rollout the trainer's weights, if they changed since (HybridFlow section 5.2, step 1)."""
-        from hfsdk.engine import transport
-
+    def _refresh_rollout(self, safe: SafePoint) -> None:
+        """Give the rollout the trainer's weights, if they changed since or are not there (HybridFlow section 5.2, step 1)."""
         assert self.rollout is not None
-        if self.plan is None or not self.stale:  # a shadow's weights came before the call
+        if self.plan is None:  # a shadow's weights came before the call
             return
+        if not self.stale and (self.residency is None or self.residency.generating):
+            return
+        self._to_training()
+        rank, world = self.worker.setup.rank, self.groups.world
         with self.worker.recorder.span("reshard") as attrs:
-            sources = megatron_model.local_tensors(self.trainer.model)
-            report = transport.execute(
-                self.plan, self.worker.setup.rank, sources, self.rollout.weight_targets(), self.groups.world
-            )
+            sources = self.trainer.local_tensors()
+            if self.residency is None:
+                targets = self.rollout.weight_targets()
+                self._agree_on_plan(transport.problem(self.plan, rank, sources, targets), safe)
+                report = transport.execute(self.plan, rank, sources, targets, world, checked=True)
+            else:
+                targets = {name: parameter.data for name, parameter in self.rollout.parameters().items()}
+                self._agree_on_plan(transport.problem(self.plan, rank, sources, targets), safe)
+                report = self.residency.to_rollout(world)
             self.rollout.finish_update()
-            attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied)
+            attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared)
         self.last_transport, self.stale = report, False
+
+    def _agree_on_plan(self, error: Exception | None, safe: SafePoint) -> None:
+        """Make sure, before anything moves, that all ranks carry out the same plan with weights of the same version.
+
+        Raises:
+            CallError: they do not.
+            Cancelled, PeerFailed: as at any safe point.
+        """
+        plan = self.plan
+        assert plan is not None
+        words = f"{plan.spec}|{plan.train}|{plan.rollout}|{plan.dtype}|{plan.grouping}"
+        mine = [zlib.crc32(words.encode()), self.trainer.num_updates]
+        all_ranks = self.groups.gather_objects(mine)
+        if error is None and any(theirs != mine for theirs in all_ranks):
+            error = CallError(
+                f"{self.spec.name}'s ranks differ in what they would move; (plan, version) by rank: {all_ranks}. Nothing moved. "
+                "Load a checkpoint with session.load(...), or declare the role again."
+            )
+        safe.agree(self.groups.control, error)
+
+    def _to_training(self) -> None:
+        """Give the trainer its weights back, if they are with the rollout."""
+        if self.residency is not None and self.residency.generating:
+            with self.worker.recorder.span("reshard") as attrs:
+                attrs.update(bytes=0, bytes_copied=self.residency.to_training())
+
+    def _last_reshard(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        return None, self.last_transport
+
+    def _census(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        if self.residency is not None:
+            return None, self.residency.census()
+        trainer = self._trainer.memory_bytes()["weights"] if self._trainer is not None else 0
+        rollout = self.rollout.memory_bytes() - self.rollout.kv_cache_bytes if self.rollout is not None else 0
+        twice = self.plan.bytes_copied(self.worker.setup.rank) if self.plan is not None else 0
+        return None, Resident("both", trainer, rollout, 0, 0, twice)
 
     # -- passes
 
@@ -366,6 +420,9 @@ class HostedRole:
     def memory_bytes(self) -> int:
         """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""
         held = sum(self._trainer.memory_bytes().values()) if self._trainer is not None else 0
+        if self.residency is not None and self.rollout is not None:
+            weights = self.residency.census()  # of which the trainer's own and the shared are counted above
+            return held + weights.rollout + weights.aside + self.rollout.kv_cache_bytes
         return held + (self.rollout.memory_bytes() if self.rollout else 0)
 
     def close(self) -> None:

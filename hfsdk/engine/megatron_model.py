@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -450,12 +450,18 @@ def write_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, sta
         megatron_optimizer.write_optimizer(model, optimizer, state["optimizer"])
 
 
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the storages that tensors lie on, each once; one that was emptied has none."""
+    storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storages.values())
+
+
 def memory_bytes(
     model: torch.nn.Module, ddp: DistributedDataParallel | None, optimizer: MegatronOptimizer | None
 ) -> dict[str, int]:
     """Return the bytes of ``weights``, ``gradients`` and ``optimizer`` (float32 masters included) on this rank."""
     return {
-        "weights": sum(tensor.nbytes for tensor in local_tensors(model).values()),
+        "weights": storage_bytes(local_tensors(model).values()),
         "gradients": 0 if ddp is None else megatron_optimizer.gradient_bytes(ddp),
-        "optimizer": 0 if optimizer is None else sum(t.nbytes for t in megatron_optimizer.state_tensors(model, optimizer)),
+        "optimizer": 0 if optimizer is None else storage_bytes(megatron_optimizer.state_tensors(model, optimizer)),
     }

@@ -196,6 +196,16 @@ class Rollout:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
+    @property
+    def in_place(self) -> bool:
+        """Whether vLLM multiplies with its plain parameters, so that their storage may be shared, emptied and filled (CPU)."""
+        return self._weights is not None and not self._weights.packs
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Return vLLM's parameters on this rank by name; while their storages are emptied or filled nothing is generated."""
+        self._ready = False
+        return dict(self._model.named_parameters())
+
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Return this rank's plain destination tensors by vLLM's parameter names (see ``resharding.vllm_boxes``).
 

@@ -390,7 +390,7 @@ class SimulatedRuntime:
         if call.method == "load_state":
             state.num_updates, state.synced = _read_checkpoint(options["folder"]), -1
             return SimulatedRow(num_updates=state.num_updates)
-        if call.method in ("run", "call", "chat", "grad_norm", "compute_loss"):
+        if call.method in ("run", "call", "chat", "grad_norm", "compute_loss", "last_reshard", "census"):
             return SimulatedValue(str(call))
         return None
 

@@ -324,9 +324,7 @@ class Trainer:
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
-        held = megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
-        away = {part: offloaded.host_bytes for part, offloaded in self._offloaded.items()}
-        return {part: num_bytes - away.get(part, 0) for part, num_bytes in held.items()}
+        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
 
     @contextmanager
     def on_device(self, *parts: str) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -13,11 +13,16 @@ from hfsdk.errors import LayoutError, OptionError
 from hfsdk.models.handle import Loss, TrainedHandle, _check_count
 from hfsdk.models.host import Host
 from hfsdk.pending import Value
-from hfsdk.protocol import MICRO_DP
-from hfsdk.resharding import ReshardPlan
+from hfsdk.protocol import MICRO_DP, ONE_TO_ALL
+from hfsdk.resharding import ReshardPlan, ReshardReport, Resident, TransportReport
 from hfsdk.roles import RoleSpec, RolloutOptions, Sampling
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Ragged
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+T = TypeVar("T")
 
 Prompts = Batch | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """A batch with a column ``prompt``, one text, texts, the token ids of one prompt, or those of several."""
@@ -209,6 +214,53 @@ class ActorModel(TrainedHandle):
                 "or hf.ReshardPlan.between(spec, train, rollout)"
             )
         return ReshardPlan.between(spec, train, rollout, self._role.dtype)
+
+    @property
+    def last_reshard(self) -> ReshardReport:
+        """What moved the last time that the generating engine took the trainer's weights, beside the plan; waits.
+
+        Raises:
+            OptionError: they have not moved yet, or the generating is done by a shadow on a pool of its own.
+            SimulatedValueError: the session is simulated; ``reshard_plan`` is what it goes by.
+        """
+        plan = self.reshard_plan
+        found = self._of_ranks("last_reshard", TransportReport)
+        if not found:
+            raise OptionError(f"{self.name}'s weights have not moved yet; call {self.name}.generate(...) first")
+        return ReshardReport(plan, found)
+
+    def census(self) -> DataFrame:
+        """Return the weights that are on each rank now: a row per rank, bytes counted from storages that are not empty; waits.
+
+        Columns: moment (``"training"``, ``"generating"``; ``"both"`` where the rollout keeps a copy of its own, as in mode
+        ``packed``), ``trainer_bytes`` and ``rollout_bytes`` (in one engine alone), ``shared_bytes`` (one storage for both),
+        ``aside_bytes`` (of the training shard, kept outside both while generating), ``redundant_bytes`` (the same numbers in
+        the same dtype a second time), ``total_bytes``, and the plan's ``planned_bytes`` for that moment (padding of the
+        vocabulary not counted).
+
+        Raises:
+            SimulatedValueError: the session is simulated.
+        """
+        import pandas as pd
+
+        plan, rows = self.reshard_plan, []
+        for rank, found in enumerate(self._of_ranks("census", Resident)):
+            planned = {"training": plan.bytes_held(rank), "generating": plan.bytes_peak(rank)}
+            rows.append({
+                "rank": rank, "moment": found.moment, "trainer_bytes": found.trainer, "rollout_bytes": found.rollout,
+                "shared_bytes": found.shared, "aside_bytes": found.aside, "redundant_bytes": found.redundant,
+                "total_bytes": found.total,
+                "planned_bytes": planned.get(found.moment, plan.bytes_held(rank) + plan.bytes_needed(rank)),
+            })  # fmt: skip
+        return pd.DataFrame(rows).set_index("rank")
+
+    def _of_ranks(self, method: str, kind: type[T]) -> tuple[T, ...]:
+        """Ask every rank for something measured; empty where a rank has nothing yet."""
+        results = self._result(self._submit(method, "inspection", protocol=ONE_TO_ALL, result="all"))
+        for result in results:
+            if result is not None and not isinstance(result, kind):
+                int(result)  # a simulated value says that it is none
+        return () if any(result is None for result in results) else tuple(results)
 
     # -- checks
 

@@ -273,7 +273,7 @@ class PerfModel:
         if method in ("save_pretrained", "save_state", "load_state"):
             state = 16 if method.endswith("state") else DTYPE_BYTES[setup.dtype]
             return {method: state * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
-        if method in ("run", "grad_norm"):
+        if method in ("run", "grad_norm", "last_reshard", "census"):
             return {method: self.task_s}
         return {"forward": self.forward(setup, prompts + responses)}
 

@@ -1,6 +1,8 @@
 import functools
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -91,6 +93,8 @@ def four_ranks(rank, world_size):
     for spec in (QWEN2, QWEN3):
         for train, rollout in (("tp2 dp2", "tp4"), ("tp4", "tp1"), ("tp4", "tp2"), ("tp2 pp2", "tp2")):
             reports[spec.name, train, rollout] = exchange(rank, spec, train, rollout)
+    for train, rollout in (("tp2 dp2", "tp1"), ("tp4", "tp2"), ("tp2 pp2", "tp2"), ("tp1 dp4", "tp4")):
+        there_and_back(rank, TIED, train, rollout)
     exchange(rank, SPEC, "tp2 dp2", "tp1", bucket_bytes=10_000)  # rows are 256 or 192 bytes
     exchange(rank, SMALL, "tp2 dp2", "tp1", bucket_bytes=1)  # smaller than one row
     half = exchange(rank, SPEC, "tp4", "tp1", dtype="bf16")
@@ -98,6 +102,26 @@ def four_ranks(rank, world_size):
     repeated(rank)
     misfits(rank)
     return {key: (r.bytes_sent, r.bytes_received, r.bytes_copied) for key, r in reports.items()}
+
+
+def there_and_back(rank, spec, train, rollout):
+    """The inverse plan restores the training shard, bit for bit; what lies alike is shared and not copied."""
+    layout, tp = Layout.parse(train).fill(4), Layout.parse(rollout).tp
+    plan = ReshardPlan.between(spec, layout, rollout)
+    sources = train_shard(spec, layout, tp, rank, weights(spec))
+    targets = local_tensors(vllm_boxes(spec, tp, rank % tp), spec, tp)
+    shared = plan.shared(rank)
+    targets |= {target: sources[source] for target, source in shared.items()}
+    report = transport.execute(plan, rank, sources, targets, None, shared=shared)
+    assert report.bytes_copied + report.bytes_shared == plan.bytes_copied(rank)
+    assert report.bytes_shared > 0
+    assert report.received_from == tuple(plan.matrix[:, rank] * (np.arange(4) != rank))
+    restored = {name: torch.full_like(tensor, float("nan")) for name, tensor in sources.items()}
+    back = transport.execute(plan.inverse(), rank, targets, restored, None)
+    assert back.bytes_received == plan.bytes_redundant(rank)
+    for name, tensor in sources.items():
+        same = torch.where(tensor.isnan(), restored[name].isnan(), restored[name] == tensor)  # padding holds nothing
+        assert same.all(), name
 
 
 def repeated(rank):
@@ -143,8 +167,42 @@ def test_rounds_stay_within_their_bucket():
     plan = ReshardPlan.between(SPEC, "tp2 dp2", "tp1")
     for rank in range(4):
         schedule = transport._make_schedule(plan, rank, 32_768)
-        for step in schedule.rounds:
-            assert sum(4 * numel for _, numel, _ in step.sends) <= 32_768
-            assert sum(4 * numel for _, numel, _ in step.receives) <= 32_768
-        received = sum(4 * numel for step in schedule.rounds for _, numel, _ in step.receives)
+        sizes = [sum(4 * m.numel for m in [*step.sends, *step.receives]) for step in schedule.rounds]
+        assert max(a + b for a, b in pairwise(sizes)) <= 32_768, "two rounds are under way"
+        received = sum(4 * message.numel for step in schedule.rounds for message in step.receives)
         assert received == schedule.bytes_received > 32_768
+
+
+def test_large_pieces_are_messages_of_their_own():
+    wide = replace(SPEC, hidden_size=256, mlp_hidden_size=512)
+    schedule = transport._make_schedule(ReshardPlan.between(wide, "tp4", "tp1"), 0, 2**20)
+    messages = [message for step in schedule.rounds for message in step.sends]
+    for message in messages:
+        large = [piece for piece in message.pieces if 4 * (piece.last - piece.first) >= transport.OWN_MESSAGE_BYTES]
+        assert not large or len(message.pieces) == 1
+    assert any(len(message.pieces) > 1 for message in messages)
+    assert any(4 * message.numel >= transport.OWN_MESSAGE_BYTES for message in messages)
+    for peer in (1, 2, 3):
+        tags = [message.tag for message in messages if message.peer == peer]
+        assert tags == list(range(len(tags)))
+
+
+@pytest.mark.parametrize("train", ["tp2 dp2", "tp4", "tp2 pp2", "pp2 dp2"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_targets_begin_and_sources_end_as_late_and_early_as_can_be(train, inverse):
+    """Every target begins before anything is written to it, every source is done with after its last reading, once."""
+    plan = ReshardPlan.between(TIED, train, "tp2")
+    plan = plan.inverse() if inverse else plan
+    for rank in range(4):
+        rounds = transport._make_schedule(plan, rank, 65_536).rounds
+        begun, done = [], []
+        for step in rounds:
+            begun += step.begun
+            reads = {p.local for m in step.sends for p in m.pieces} | {c.source for c in step.copies}
+            writes = {p.local for m in step.receives for p in m.pieces} | {c.target for c in step.copies}
+            assert writes <= set(begun)
+            assert not reads & set(done)
+            done += step.done
+        assert sorted(begun) == sorted(set(begun)) == sorted({m.target_local for m in plan.moves if m.target == rank})
+        assert sorted(done) == sorted(set(done)) == sorted({m.source_local for m in plan.moves if m.source == rank})
+        assert len({i for i, step in enumerate(rounds) if step.done}) > 1, "not all at the end"
