@@ -15,11 +15,12 @@ A plan of a large model is small: layers that lie alike on both sides are one :c
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -440,11 +441,88 @@ class ReshardPlan:
     def _neighbours(self, rank: int) -> list[int]:
         return [other for other in range(self.num_ranks) if other != rank and self.nodes[other] == self.nodes[rank]]
 
+    # ---- to look at
+
+    def view(self) -> dict[str, Any]:
+        """Return what a picture of the plan shows, as plain data."""
+        return self._view(None)
+
+    def _view(self, measured: ReshardReport | None) -> dict[str, Any]:
+        ranks = []
+        for rank in range(self.num_ranks):
+            ranks.append({
+                "rank": rank, "held": self.bytes_held(rank), "needed": self.bytes_needed(rank), "own": self.bytes_copied(rank),
+                "received": self.bytes_received(rank), "aside": self.bytes_redundant(rank),
+                "measured": measured.ranks[rank].bytes_received if measured else None,
+                "from": [int(s) for s in np.flatnonzero(self.matrix[:, rank]) if s != rank],
+            })  # fmt: skip
+        ladder = [
+            {"name": v.name, "received": v.received, "peak": v.peak, "counts": v.counts, "measured": False} for v in self.volumes()
+        ]
+        if measured:
+            most = max(rank.bytes_received for rank in measured.ranks)
+            counts = f"measured: the fullest rank's, in {measured.seconds:.3f} s"
+            ladder.append({"name": "wire", "received": most, "peak": None, "counts": counts, "measured": True})
+        return {
+            "title": repr(measured or self), "summary": self._summary(), "ranks": ranks, "matrix": self.bytes_matrix(),
+            "ladder": ladder,
+        }  # fmt: skip
+
+    def _summary(self) -> str:
+        fullest = max(range(self.num_ranks), key=self.bytes_received)
+        return (
+            f"{self.num_ranks} ranks; the fullest, rank {fullest}, holds {_size(self.bytes_held(fullest))}, needs "
+            f"{_size(self.bytes_needed(fullest))} and receives {_size(self.bytes_received(fullest))}"
+        )
+
+    def view_of(self, parameter: str) -> dict[str, Any]:
+        """Return what a picture of one of the rollout's parameters shows, as plain data: its rows by rank, before and after.
+
+        Args:
+            parameter: e.g. ``"model.layers.0.self_attn.qkv_proj.weight"``, which is cut by rows.
+
+        Raises:
+            OptionError: the rollout has no such parameter.
+        """
+        moves = [move for move in self.moves if (move.source_local if self.to_train else move.target_local) == parameter]
+        if not moves:
+            boxes = vllm_boxes(self.spec, self.rollout.tp, 0)
+            names = sorted({box.local for box in boxes if not re.search(r"layers\.[1-9]", box.local)})
+            raise OptionError(f"the rollout of {self.spec.name} has no parameter {parameter!r}; it has {', '.join(names)}, ...")
+        tensors = {move.tensor for move in moves}
+        ranks = []
+        for rank in range(self.num_ranks):
+            at = self.train_at(rank)
+            held = megatron_boxes(self.spec, self.train, at.tp, at.pp) if at else []
+            before = sorted((box for box in held if box.tensor in tensors), key=lambda box: box.local_start)
+            mine = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
+            after = [
+                _row(move.tensor, self._first_row(move), move.size[0], move.source, own=move.source == rank) for move in mine
+            ]
+            ranks.append({
+                "rank": rank, "before": [_row(box.tensor, box.start[0], box.size[0], rank, own=True) for box in before],
+                "after": after,
+            })  # fmt: skip
+        return {
+            "title": f"{parameter}: '{self.train}' to rollout '{self.rollout}'",
+            "summary": f"rows of {', '.join(sorted(tensors))} on {self.num_ranks} ranks, before and after", "ranks": ranks,
+        }  # fmt: skip
+
+    def _first_row(self, move: Move) -> int:
+        """Return where a moved piece begins in its Hugging Face tensor."""
+        at = self.train_at(move.source)
+        assert at is not None
+        for box in megatron_boxes(self.spec, self.train, at.tp, at.pp):
+            inside_it = box.local == move.source_local and box.tensor == move.tensor
+            if inside_it and 0 <= move.source_start[0] - box.local_start[0] < box.size[0]:
+                return box.start[0] + move.source_start[0] - box.local_start[0]
+        raise AssertionError(move)
+
     def __repr__(self) -> str:
         ways = f"'{self.train}' to rollout '{self.rollout}'"
         if self.to_train:
             ways = f"rollout '{self.rollout}' back to '{self.train}'"
-        return f"ReshardPlan {self.spec.name}: {ways}, {self.bytes_moved / 1e6:.3f} MB between ranks"
+        return f"ReshardPlan {self.spec.name}: {ways}, {_size(self.bytes_moved)} between ranks"
 
 
 @dataclass(frozen=True, repr=False)
@@ -500,11 +578,26 @@ class ReshardReport:
         ]  # fmt: skip
         return pd.DataFrame(rows).set_index("rank")
 
+    def view(self) -> dict[str, Any]:
+        """Return what a picture shows, as plain data: the plan's, with what was measured beside it."""
+        return self.plan._view(self)
+
     def __repr__(self) -> str:
         return (
-            f"ReshardReport {self.plan.spec.name}: planned {self.planned_bytes / 1e6:.3f} MB between ranks, measured "
-            f"{self.measured_bytes / 1e6:.3f} MB (ratio {self.ratio:.3f}) in {self.seconds:.3f} s"
+            f"ReshardReport {self.plan.spec.name}: planned {_size(self.planned_bytes)} between ranks, measured "
+            f"{_size(self.measured_bytes)} (ratio {self.ratio:.3f}) in {self.seconds:.3f} s"
         )
+
+
+def _row(tensor: str, first: int, rows: int, source: int, *, own: bool) -> dict[str, Any]:
+    short = tensor.rpartition(".layers.")[2].partition(".")[2] or tensor
+    name = short.removeprefix("self_attn.").removeprefix("mlp.").removesuffix(".weight")
+    label = f"{name.removesuffix('_proj')} {first}:{first + rows}"
+    return {"tensor": name, "first": first, "rows": rows, "source": source, "own": own, "label": label}
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.3f} MB" if num_bytes < 10**9 else f"{num_bytes / 1e9:.2f} GB"
 
 
 # ---- planning

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from hfsdk.resharding import ReshardPlan
+    from hfsdk.viz.resharding import ParameterPicture
+
 
 def register_hooks() -> bool:
     """Register the display hooks with the IPython that runs, if one does; returns whether one did."""
@@ -24,6 +27,21 @@ def register_hooks() -> bool:
 
     register(shell)
     return True
+
+
+def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
+    """Draw one parameter of the rollout box by box: the rows each rank trains, those it generates with, and whose they are.
+
+    Args:
+        plan: e.g. ``actor.reshard_plan``.
+        parameter: one that is cut by rows, e.g. ``"model.layers.0.self_attn.qkv_proj.weight"``.
+
+    Raises:
+        OptionError: the rollout has no such parameter.
+    """
+    from hfsdk.viz.resharding import ParameterPicture
+
+    return ParameterPicture(plan.view_of(parameter))
 
 
 def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:

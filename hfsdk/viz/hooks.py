@@ -15,6 +15,7 @@ from typing import Any
 from hfsdk.viz.curves import curves_html
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
 
@@ -35,6 +36,8 @@ def register(ipython: Any) -> None:
     html.for_type_by_name("hfsdk.session.session", "Session", lambda obj: session_html(obj.view()))
     html.for_type_by_name("hfsdk.pending", "Metrics", _metrics)
     html.for_type_by_name("hfsdk.session.training", "Run", lambda obj: curves_html(obj.rows, CURVES))
+    html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(obj.view()).to_html())
+    html.for_type_by_name("hfsdk.resharding", "ReshardReport", lambda obj: ReshardPicture(obj.view()).to_html())
     html.for_type_by_name("hfsdk.trace", "Trace", lambda obj: TimelinePicture(timeline_view(obj)).to_html())
     own = ipython.display_formatter.ipython_display_formatter
     own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)

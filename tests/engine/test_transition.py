@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from spawn_rollout import run
 from test_rollout import EIGHT, PROMPTS, draw, make
 
@@ -18,6 +19,7 @@ PAIRS = {
 }  # fmt: skip
 """(ranks, rollout tp) -> train layouts. One rollout tp for the life of a process."""
 DISTRIBUTED = ("dp2", "tp2 dp2")
+KV_CACHE_BYTES = 8 * 2**20
 
 
 def transitions(rank, world_size, tp, folders, root):
@@ -26,13 +28,12 @@ def transitions(rank, world_size, tp, folders, root):
     worker = Worker(rank)
     worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")
     worker.recorder.rank = rank
-    found = {}
-    for number, train in enumerate(PAIRS[world_size, tp]):
-        found[train] = transition(worker, train, tp, folders[number % 2], root / f"{world_size}-{tp}-{number}")
-    return found
+    folder = folders[tp == 2]
+    loaded = make(folder, "shared", rank, world_size, tp, {"kv_cache_bytes": KV_CACHE_BYTES})
+    return {train: transition(worker, train, tp, folder, loaded, root / train) for train in PAIRS[world_size, tp]}
 
 
-def transition(worker, train, tp, folder, exported):
+def transition(worker, train, tp, folder, loaded, exported):
     """Two rounds of generating and training, the second against exported weights; what is not bit-equal is returned by name."""
     from hfsdk.engine.hosted import HostedRole
     from hfsdk.engine.safepoint import SafePoint
@@ -43,7 +44,7 @@ def transition(worker, train, tp, folder, exported):
     role = RoleSpec(
         name="actor", kind="actor", folder=folder, model=spec, train=Layout.parse(train).fill(world_size),
         rollout=Layout(tp=tp).fill(world_size), optimizer=AdamW(lr=1e-3, distributed=train in DISTRIBUTED),
-        rollout_options=RolloutOptions(max_model_len=128, max_num_seqs=16, cpu_weights="shared"),
+        rollout_options=RolloutOptions(max_model_len=128, max_num_seqs=16, cpu_weights="shared", kv_cache_bytes=KV_CACHE_BYTES),
     )  # fmt: skip
     hosted, never = HostedRole(role, worker), SafePoint(lambda: False)
     table = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
@@ -57,7 +58,7 @@ def transition(worker, train, tp, folder, exported):
         out, _ = hosted.run("generate", table, greedy, never)
         tokens.append(out["response"])
         if update:
-            wrong += unlike_one_that_is_loaded(hosted, exported, out, greedy["sampling"])
+            wrong += unlike(loaded, hosted, exported, out, greedy["sampling"])
         again, _ = hosted.run("generate", table, greedy, never)  # nothing moves: it is there
         wrong += ["second time"] * (not np.array_equal(again["response"].flat, out["response"].flat))
         reports.append((hosted.last_transport.bytes_received, hosted.plan.bytes_received(rank)))
@@ -74,18 +75,21 @@ def transition(worker, train, tp, folder, exported):
     return wrong, censuses, reports
 
 
-def unlike_one_that_is_loaded(hosted, folder, out, sampling):
+def unlike(loaded, hosted, folder, out, sampling):
     """vLLM, given the exported weights by its own loader: names of the parameters that differ, and whether tokens do."""
-    setup, tp = hosted.worker.setup, hosted.rollout.tp
-    loaded = make(str(folder), "shared", setup.rank, setup.world_size, tp)
+    tp = hosted.rollout.tp
+    targets = loaded.weight_targets()
+    for tensor in targets.values():
+        tensor.fill_(float("nan"))
+    loaded._model.load_weights(load_file(folder / "model.safetensors").items())
+    loaded.finish_update()
     expected = draw(loaded, sampling=sampling, group=hosted.rollout_group, eos=hosted._eos)
     wrong = ["greedy tokens"] * (not np.array_equal(out["response"].flat, expected["response"].flat))
     mine, theirs = (dict(rollout._model.named_parameters()) for rollout in (hosted.rollout, loaded))
     wrong += ["names"] * (mine.keys() != theirs.keys())
-    for box in vllm_boxes(hosted.rollout.spec, tp, setup.rank % tp):  # all but padding rows
+    for box in vllm_boxes(hosted.rollout.spec, tp, hosted.worker.setup.rank % tp):  # all but padding rows
         if not torch.equal(mine[box.local][at(box)], theirs[box.local][at(box)]):
             wrong.append(box.local)
-    loaded.close()
     return wrong
 
 

@@ -1,0 +1,268 @@
+"""Moving the actor's weights into the rollout as planned, against gathering them: bytes, seconds, memory.
+
+Targets, for four transitions of a model shaped like SmolLM2-135M (with 8 query and 4 kv heads, so that tp divides them) in fp32,
+mode ``shared``, four ranks:
+
+* bytes received by every rank: measured = planned = what it lacks;
+* the slowest rank takes at most 1.15 x the largest bytes / bandwidth over ranks and links (between ranks, and within a rank, each
+  measured in this run with the same ranks at work at once, in messages without packing);
+* where a rank receives at most half the bytes of the gather it is at least twice as fast, and never slower;
+* memory beside the training shard grows by at most what the rank lacks and one bucket (from the process's own high-water mark).
+
+The gather is what most systems do (per tensor: all-gather over tp, broadcast over pp, keep one's shard), in the same processes,
+groups and rollout parameters, taking turns with the transition.
+
+Uses four worker processes of one thread each on whatever cores there are: with two cores, four ranks share them.
+
+    python benchmarks/reshard.py --check          about 5 minutes
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import Report, parser, quiet_transformers, say, short, table
+
+import hfsdk as hf
+
+PAIRS = (("tp4", "tp2"), ("tp2 pp2", "tp2"), ("tp2 dp2", "tp1"), ("tp4", "tp1"))
+SLOWEST, TWICE, NEVER_SLOWER = 1.15, 2.0, 1.0
+DEVICES = 4
+LINK_BYTES, LINK_ROUNDS = 8 * 2**20, 4
+"""Of a message when the bare links are measured, and how many follow each other."""
+
+
+def make_model(folder: Path, layers: int) -> None:
+    """Write random weights in the shape of SmolLM2-135M with 8 and 4 heads."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    quiet_transformers()
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).float().save_pretrained(folder)
+
+
+class Lab:
+    """One rank's side: the transition, the gather and the bare links, each timed with all ranks starting at once."""
+
+    def __init__(self, rank: Any) -> None:
+        self.hosted, self.me = rank._hosted, rank.rank
+        self.residency, self.plan, self.world = self.hosted.residency, self.hosted.plan, self.hosted.groups.world
+        self.sources = dict(self.residency._trainer)
+
+    def timed(self, action: Any) -> tuple[float, Any, int]:
+        """Return seconds, the result, and by how much the process grew meanwhile."""
+        import time
+
+        import torch.distributed as dist
+
+        dist.barrier(self.world)
+        with open("/proc/self/clear_refs", "w") as marks:
+            marks.write("5")  # forget the high-water mark
+        before = _memory("VmRSS")
+        started = time.perf_counter()
+        result = action()
+        seconds = time.perf_counter() - started
+        grown = _memory("VmHWM") - before
+        dist.barrier(self.world)
+        return seconds, result, grown
+
+    # -- the gather
+
+    def prepare_gather(self) -> None:
+        """List every training parameter of every stage, and what this rank keeps of it."""
+        import torch.distributed as dist
+
+        plan = self.plan
+        self.at = {rank: plan.train_at(rank) for rank in range(plan.num_ranks)}
+        shapes: list[Any] = [None] * plan.num_ranks
+        dist.all_gather_object(shapes, {name: tuple(t.shape) for name, t in self.sources.items()}, group=self.world)
+        first = {stage: next(r for r, at in self.at.items() if at.pp == stage) for stage in range(plan.train.pp)}
+        self.units = [(stage, name, shape) for stage, rank in first.items() for name, shape in shapes[rank].items()]
+        self.kept: dict[Any, list[Any]] = {}
+        for move in plan.moves:
+            if move.target == self.me and move.target_local not in self.residency.shared:
+                at = self.at[move.source]
+                self.kept.setdefault((at.pp, move.source_local), []).append((at.tp, move))
+
+    def gather(self) -> int:
+        """Assemble every tensor, keep this rank's shard; return the bytes received."""
+        residency, received = self.residency, 0
+        for name, tensor in residency._rollout.items():
+            if name not in residency.shared:
+                residency._fill(tensor, residency._bytes[name])
+        for stage, name, shape in self.units:
+            shards, count = self._assembled(stage, name, shape)
+            received += count
+            for tp, move in self.kept.get((stage, name), ()):
+                target = residency._rollout[move.target_local][_box(move.target_start, move.size)]
+                target.copy_(shards[tp][_box(move.source_start, move.size)])
+        return received
+
+    def _assembled(self, stage: int, name: str, shape: tuple[int, ...]) -> tuple[Any, int]:
+        import torch
+        import torch.distributed as dist
+
+        tp, mine, received = self.plan.train.tp, self.at[self.me], 0
+        shards = torch.empty((tp, *shape))
+        if stage == mine.pp and tp > 1:
+            dist.all_gather_into_tensor(shards.view(-1, *shape[1:]), self.sources[name], group=self.hosted.groups.tp)
+            received = shards.nbytes * (tp - 1) // tp
+        elif stage == mine.pp:
+            shards[0] = self.sources[name]
+        if self.plan.train.pp > 1:
+            owner = next(r for r, at in self.at.items() if (at.pp, at.tp, at.dp) == (stage, mine.tp, mine.dp))
+            dist.broadcast(shards, src=owner, group=self.hosted.groups.pp)
+            received += 0 if stage == mine.pp else shards.nbytes
+        return shards, received
+
+    def drop(self) -> None:
+        """Give up what the gather made."""
+        for name in self.residency._rollout:
+            self.residency._empty_rollout(name)
+
+    # -- the bare links
+
+    def prepare_links(self) -> None:
+        """Make a buffer for every peer, and two for within."""
+        import torch
+
+        peers, matrix = [r for r in range(self.plan.num_ranks) if r != self.me], self.plan.matrix
+        self.outgoing = {peer: torch.ones(LINK_BYTES // 4) for peer in peers if matrix[self.me, peer]}
+        self.incoming = {peer: torch.ones(LINK_BYTES // 4) for peer in peers if matrix[peer, self.me]}
+        self.here, self.there = torch.ones(LINK_BYTES // 4), torch.ones(LINK_BYTES // 4)
+
+    def links(self) -> None:
+        """Send along every pair of the plan at once."""
+        import torch.distributed as dist
+
+        for _ in range(LINK_ROUNDS):
+            operations = [dist.P2POp(dist.isend, t, group=self.world, group_peer=peer) for peer, t in self.outgoing.items()]
+            operations += [dist.P2POp(dist.irecv, t, group=self.world, group_peer=peer) for peer, t in self.incoming.items()]
+            for work in dist.batch_isend_irecv(operations) if operations else []:
+                work.wait()
+
+    def within(self) -> None:
+        """Copy from one buffer to another."""
+        for _ in range(LINK_ROUNDS):
+            self.there.copy_(self.here)
+
+
+def _memory(field: str) -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+
+
+def _box(start: Any, size: Any) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+
+
+def on_rank(rank: Any, repeats: int) -> dict[str, Any]:
+    """Runs on every rank: take turns with the transition, the gather and the bare links; seconds, bytes and memory of each."""
+    import torch
+
+    lab = Lab(rank)
+    found: dict[str, Any] = {name: [] for name in ("transition", "gather", "link", "within", "peak", "gather_peak")}
+    with torch.no_grad():
+        lab.prepare_gather()
+        lab.prepare_links()
+        for _ in range(repeats + 1):
+            seconds, report, grown = lab.timed(lambda: lab.residency.to_rollout(lab.world))
+            lab.residency.to_training()
+            found["transition"].append(seconds)
+            found["peak"].append(grown)
+            found["wire"], found["copied"] = report.bytes_received, report.bytes_copied
+            seconds, found["gather_bytes"], grown = lab.timed(lab.gather)
+            lab.drop()
+            found["gather"].append(seconds)
+            found["gather_peak"].append(grown)
+            found["link"].append(lab.timed(lab.links)[0] / (LINK_ROUNDS * LINK_BYTES))
+            found["within"].append(lab.timed(lab.within)[0] / (LINK_ROUNDS * LINK_BYTES))
+    return {name: what[1:] if isinstance(what, list) else what for name, what in found.items()}  # the first warms up
+
+
+def measure(session: Any, folder: Path, train: str, rollout: str, repeats: int) -> dict[str, Any]:
+    """Measure one transition."""
+    from hfsdk.engine.transport import BUCKET_BYTES
+
+    actor = session.actor(
+        str(folder), train=train, rollout=rollout, cpu_weights="shared", optimizer=hf.AdamW(lr=1e-5),
+        rollout_options=hf.RolloutOptions(max_model_len=64, max_num_seqs=4, cpu_weights="shared"),
+    )  # fmt: skip
+    actor.generate([[5, 6, 7]] * 4, max_new_tokens=2).wait()
+    ranks = actor.run(on_rank, repeats)
+    plan = actor.reshard_plan
+    everyone = range(plan.num_ranks)
+    slowest = {name: np.max([rank[name] for rank in ranks], axis=0) for name in ("transition", "gather")}
+    link = np.median([rank["link"] for rank in ranks], axis=1)  # seconds a byte, all of a rank's links at once
+    within = np.median([rank["within"] for rank in ranks], axis=1)
+    ideal = max(
+        max(plan.bytes_received(r), plan.bytes_sent(r)) * link[r] / max(1, fan(plan, r)) for r in everyone
+    )  # fmt: skip
+    ideal = max(ideal, *(ranks[r]["copied"] * within[r] for r in everyone))
+    allowed = [plan.bytes_missing(r) + BUCKET_BYTES["cpu"] for r in everyone]
+    peaks = [int(np.median(rank["peak"])) for rank in ranks]
+    return {
+        "train": train, "rollout": rollout,
+        "planned": [plan.bytes_received(r) for r in everyone], "wire": [rank["wire"] for rank in ranks],
+        "bound": [plan.bytes_missing(r) for r in everyone], "gather_bytes": [rank["gather_bytes"] for rank in ranks],
+        "seconds": float(np.median(slowest["transition"])), "gather_seconds": float(np.median(slowest["gather"])),
+        "speedup": float(np.median(slowest["gather"] / slowest["transition"])), "ideal_seconds": float(ideal),
+        "gb_per_s": [float(fan(plan, r) / link[r] / 1e9) for r in everyone],
+        "peak_extra": peaks, "allowed": allowed, "gather_peak": [int(np.median(rank["gather_peak"])) for rank in ranks],
+    }  # fmt: skip
+
+
+def fan(plan: Any, rank: int) -> int:
+    """Return how many peers a rank sends to, or receives from if those are more: so many buffers went in a round."""
+    busy = plan.matrix > 0
+    return int(max(busy[rank].sum(), busy[:, rank].sum()) - busy[rank, rank])
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--repeats", type=int, default=5, help="measurements of each, after one to warm up (default 5)")
+    made.add_argument("--layers", type=int, default=30, help="fewer, an even number, to try the benchmark out (default 30)")
+    arguments = made.parse_args()
+    report = Report("reshard", f"{DEVICES} worker processes of one thread each")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="hfsdk-reshard-") as name:
+        make_model(Path(name), arguments.layers)
+        for train, rollout in PAIRS:
+            with hf.Session(devices=DEVICES, seed=0) as session:
+                rows.append(measure(session, Path(name), train, rollout, arguments.repeats))
+            say(f"{train} to {rollout}: {rows[-1]['seconds']:.3f} s, gather {rows[-1]['gather_seconds']:.3f} s")
+    head = (
+        "train", "rollout", "plan MB", "wire MB", "bound MB", "gather MB", "s", "bytes/bw s", "gather s", "grown MB", "allowed MB",
+        "gather MB more",
+    )  # fmt: skip
+    mega = [
+        (r["train"], r["rollout"], *(short(max(r[n]) / 1e6) for n in ("planned", "wire", "bound", "gather_bytes")),
+         *(short(r[n]) for n in ("seconds", "ideal_seconds", "gather_seconds")),
+         *(short(max(r[n]) / 1e6) for n in ("peak_extra", "allowed", "gather_peak")))
+        for r in rows
+    ]  # fmt: skip
+    say("\nbytes received and memory of the fullest rank, seconds of the slowest (medians)\n", table(head, mega), sep="\n")
+    report.details["rows"] = rows
+    for r in rows:
+        name = f"{r['train']} to {r['rollout']}"
+        off = max(abs(a - b) + abs(a - c) for a, b, c in zip(r["planned"], r["wire"], r["bound"], strict=True))
+        report.add(f"{name}: wire, plan and bound differ by", off, "bytes", at_most=0)
+        report.add(f"{name}: slowest rank / largest bytes per bandwidth", r["seconds"] / r["ideal_seconds"], "", at_most=SLOWEST)
+        half = max(r["planned"]) <= max(r["gather_bytes"]) / 2
+        report.add(f"{name}: gather / transition", r["speedup"], "x", at_least=TWICE if half else NEVER_SLOWER)
+        over = max((p - a) / 1e6 for p, a in zip(r["peak_extra"], r["allowed"], strict=True))
+        report.add(f"{name}: memory above what is missing and a bucket", over, "MB", at_most=0)
+    return report.finish(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
