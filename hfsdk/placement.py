@@ -11,9 +11,12 @@ part of one can be a pool of its own for frozen models (interleaving, arXiv 2312
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from hfsdk.checks import is_whole
 from hfsdk.errors import PlacementError
 
 SHADOWS = {"rollout": "generate", "inference": "compute_values"}
@@ -85,6 +88,8 @@ class Placement:
         if isinstance(what, Placement):
             what.check(roles, num_devices)
             return what
+        if isinstance(what, Mapping):
+            _check_sizes(what)
         if isinstance(what, Mapping) and any(isinstance(share, float) for share in what.values()):
             placement = cls._from_shares(what, num_devices)
         elif isinstance(what, Mapping):
@@ -205,6 +210,16 @@ class Placement:
     def overlapping(self, pool: Pool) -> list[Pool]:
         """Return the pools whose calls exclude this one's: the one it is a part of, or its own parts."""
         return [p for p in self.pools if p.name == pool.within or (pool.name and p.within == pool.name)]
+
+
+def _check_sizes(what: Mapping[Any, Any]) -> None:
+    for names, size in what.items():
+        share = isinstance(size, float) and math.isfinite(size)
+        if not isinstance(names, str) or not names.split() or not (is_whole(size) or share):
+            raise PlacementError(
+                f"a placement names roles and how many devices (or which share of all) they get, e.g. {{'actor reference': 2, "
+                f"'critic': 2}}; got {names!r}: {size!r}"
+            )
 
 
 def _even_sizes(num_groups: int, num_devices: int) -> list[int]:

@@ -39,7 +39,8 @@ from hfsdk.boxes import (
     vllm_ends,
     vllm_layer,
 )
-from hfsdk.errors import OptionError
+from hfsdk.checks import is_whole
+from hfsdk.errors import LayoutError, OptionError
 from hfsdk.layout import Coordinates, Layout, Mesh
 from hfsdk.spec import DTYPE_BYTES, ModelSpec
 
@@ -136,7 +137,7 @@ class Resident:
     """Bytes of weights that are on a rank at one moment, counted from storages."""
 
     moment: str
-    """``"training"`` or ``"generating"``."""
+    """``"training"``, ``"generating"``, or ``"both"`` where each engine keeps its own weights."""
     trainer: int
     """In Megatron's parameters alone."""
     rollout: int
@@ -228,7 +229,14 @@ class ReshardPlan:
             LayoutError: a layout does not fit the model, or the two cover different numbers of ranks.
             OptionError: another dtype or grouping, or nodes for another number of ranks.
         """
-        if dtype not in DTYPE_BYTES or grouping not in GROUPINGS:
+        if not isinstance(spec, ModelSpec):
+            raise OptionError(
+                f"a plan needs the numbers of a model, e.g. actor.spec or hf.ModelSpec.preset('llama-7b'); got {spec!r}"
+            )
+        for name, layout in (("train", train), ("rollout", rollout)):
+            if not isinstance(layout, str | Layout):
+                raise OptionError(f"{name} must be a layout like 'tp2 dp2'; got {layout!r}")
+        if dtype not in tuple(DTYPE_BYTES) or grouping not in GROUPINGS:
             raise OptionError(
                 f"dtype must be one of {sorted(DTYPE_BYTES)} and grouping one of {GROUPINGS}; got {dtype!r}, {grouping!r}"
             )
@@ -237,6 +245,11 @@ class ReshardPlan:
             before, after = before.fill(before.size), after.fill(after.size)
         else:
             before = before.fill(max(before.size, after.size)) if before.dp is None else before
+            if after.dp is not None and after.size != before.size:
+                raise LayoutError(
+                    f"the training layout '{before}' has {before.size} ranks, the rollout's '{after}' has {after.size}; on the "
+                    "same devices both need as many. Change one, or say apart=True for a rollout on a pool of its own."
+                )
             after = after.fill(before.size)
         before.check_model(spec)
         after.check_model(spec)
@@ -263,13 +276,19 @@ class ReshardPlan:
 
     def train_at(self, rank: int) -> Coordinates | None:
         """Return the position of a rank in the training layout (``None`` for one that only generates)."""
+        self._check_rank(rank)
         return _train_at(self.train, self.rollout, self.grouping, rank) if rank < self.train.size else None
 
     def rollout_at(self, rank: int) -> Coordinates | None:
         """Return the position of a rank in the rollout layout (``None`` for one that only trains)."""
+        self._check_rank(rank)
         if self.apart:
             rank -= self.train.size
         return _rollout_at(self.train, self.rollout, self.grouping, rank, self.apart) if rank >= 0 else None
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.num_ranks:
+            raise OptionError(f"the plan has ranks 0 to {self.num_ranks - 1}; asked for {rank}")
 
     # ---- what moves
 
@@ -295,22 +314,27 @@ class ReshardPlan:
 
     def bytes_copied(self, rank: int) -> int:
         """Return the bytes ``rank`` has already: shared in place, or copied from its own shard."""
+        self._check_rank(rank)
         return int(self.matrix[rank, rank])
 
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes ``rank`` sends to other ranks."""
-        return int(self.matrix[rank].sum()) - self.bytes_copied(rank)
+        own = self.bytes_copied(rank)
+        return int(self.matrix[rank].sum()) - own
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes ``rank`` receives from other ranks."""
-        return int(self.matrix[:, rank].sum()) - self.bytes_copied(rank)
+        own = self.bytes_copied(rank)
+        return int(self.matrix[:, rank].sum()) - own
 
     def bytes_held(self, rank: int) -> int:
         """Return the bytes of the shard ``rank`` starts from."""
+        self._check_rank(rank)
         return self._shares[rank].held * DTYPE_BYTES[self.dtype]
 
     def bytes_needed(self, rank: int) -> int:
         """Return the bytes of the shard ``rank`` ends with."""
+        self._check_rank(rank)
         return self._shares[rank].needed * DTYPE_BYTES[self.dtype]
 
     def bytes_missing(self, rank: int) -> int:
@@ -318,16 +342,19 @@ class ReshardPlan:
 
         Counted from the two shards, not from the moves.
         """
+        self._check_rank(rank)
         share = self._shares[rank]
         return (share.needed - share.common) * DTYPE_BYTES[self.dtype]
 
     def bytes_redundant(self, rank: int) -> int:
         """Return the bytes of the shard ``rank`` starts from that its new shard does not contain."""
+        self._check_rank(rank)
         share = self._shares[rank]
         return (share.held - share.common) * DTYPE_BYTES[self.dtype]
 
     def bytes_peak(self, rank: int) -> int:
         """Return the bytes ``rank`` has at the end if nothing is held twice and nothing given up."""
+        self._check_rank(rank)
         share = self._shares[rank]
         return (share.held + share.needed - share.common) * DTYPE_BYTES[self.dtype]
 
@@ -338,6 +365,8 @@ class ReshardPlan:
 
     def link(self, source: int, target: int) -> str:
         """Return how a piece goes from one rank to another, one of :data:`LINKS`."""
+        for rank in (source, target):
+            self._check_rank(rank)
         return LINKS[0 if source == target else 1 if self.nodes[source] == self.nodes[target] else 2]
 
     def bytes_by_link(self) -> dict[str, int]:
@@ -354,6 +383,7 @@ class ReshardPlan:
             OptionError: the model has no such tensor.
         """
         if tensor not in self.spec.tensors():
+            tensor = str(tensor)
             like = sorted(self.spec.tensors(), key=lambda name: len(set(name.split(".")) ^ set(tensor.split("."))))[:3]
             raise OptionError(f"{self.spec.name} has no tensor {tensor!r}; near it are {', '.join(like)}")
         return tuple(move for move in self.moves if move.tensor == tensor)
@@ -397,10 +427,13 @@ class ReshardPlan:
         received = [self.bytes_received(rank) for rank in ranks]
         peak, redundant = max(map(self.bytes_peak, ranks)), max(map(self.bytes_redundant, ranks))
         missing = max(map(self.bytes_missing, ranks))
-        rows = [
-            Volume("DS-Chat", (t * p * d - 1) / (t * p * d) * m, m, m / (t * p * d), "formula: gather over all ranks"),
-            Volume("HybridFlow-V", (t * p - 1) / (t * p) * m, m, m / (t * p), "formula: gather over tp and pp"),
-        ]
+        after = sum(self.bytes_needed(rank) > 0 for rank in ranks)
+        rows = []
+        if not (self.apart or self.to_train):
+            rows += [
+                Volume("DS-Chat", (t * p * d - 1) / (t * p * d) * m, m, m / (t * p * d), "formula: gather over all ranks"),
+                Volume("HybridFlow-V", (t * p - 1) / (t * p) * m, m, m / (t * p), "formula: gather over tp and pp"),
+            ]
         if self.nests:
             moved = (t * p - small) / (small * t * p) * m
             rows.append(Volume("HybridFlow", moved, m / small, 0.0, "formula: gather over micro-dp"))
@@ -408,13 +441,13 @@ class ReshardPlan:
             *rows,
             Volume("lower bound", missing, peak, redundant, "counted: what the fullest rank needs and does not hold"),
             Volume("planned", max(received), peak, redundant, f"counted: the fullest rank's, {self.grouping}"),
-            Volume("planned, mean", sum(received) / len(received), peak, redundant, "counted: over all ranks"),
+            Volume("planned, mean", sum(received) / after, peak, redundant, "counted: over the ranks it is for"),
         ]
 
     @property
     def nests(self) -> bool:
-        """Whether HybridFlow's formula applies: t_g divides t, p_g divides p, on the same ranks."""
-        return not (self.apart or self.train.tp % self.rollout.tp or self.train.pp % self.rollout.pp)
+        """Whether HybridFlow's formula applies: t_g divides t, p_g divides p, on the same ranks, towards the rollout."""
+        return not (self.apart or self.to_train or self.train.tp % self.rollout.tp or self.train.pp % self.rollout.pp)
 
     def to_pandas(self) -> DataFrame:
         """Return a table with a row per rank: where it stands in both layouts, and its bytes."""
@@ -606,10 +639,10 @@ def _size(num_bytes: int) -> str:
 def _nodes(nodes: Sequence[int] | int | None, num_ranks: int) -> tuple[int, ...]:
     if nodes is None:
         return (0,) * num_ranks
-    if isinstance(nodes, int):
-        if nodes < 1:
-            raise OptionError(f"nodes must be ranks a node, at least 1, or the node of every rank; got {nodes}")
+    if isinstance(nodes, int) and is_whole(nodes) and nodes >= 1:
         return tuple(rank // nodes for rank in range(num_ranks))
+    if not isinstance(nodes, list | tuple) or not all(is_whole(node) and node >= 0 for node in nodes):
+        raise OptionError(f"nodes must be how many ranks a node has, at least 1, or a list with every rank's node; got {nodes!r}")
     if len(nodes) != num_ranks:
         raise OptionError(f"the plan has {num_ranks} ranks; nodes names {len(nodes)}")
     return tuple(int(node) for node in nodes)

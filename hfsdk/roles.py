@@ -158,6 +158,10 @@ class RoleSpec:
     """A reward function in TRL's form, instead of a model."""
     timeout_s: float = 60.0
     """Most seconds one call of ``function`` may take."""
+    nodes: tuple[int, ...] = ()
+    """The node of every rank, once the role is placed."""
+    generated_by: str = ""
+    """The shadow that generates for this actor, where there is one; ``rollout`` is then its layout."""
     shadow_of: str = ""
     """The trained role whose weights this one generates or infers with, on a pool of its own (a *shadow*, arXiv 2312.11819)."""
 

@@ -81,3 +81,9 @@ def test_roles_that_cannot_be():
         Placement.of({"actor": 8}, ("actor",), 4)
     with pytest.raises(PlacementError, match="no placement 'together'; there are 'colocate', 'flattening'"):
         Placement.of("together", ("actor",), 4)
+
+
+@pytest.mark.parametrize("what", [{"actor": [0, 1]}, {"actor": "x"}, {"actor": float("nan")}, {1: 2}, {"actor": True}, {"": 1}])
+def test_sizes_that_are_none_are_refused(what):
+    with pytest.raises(PlacementError, match="a placement names roles and how many devices"):
+        Placement.of(what, ["actor"], 4)

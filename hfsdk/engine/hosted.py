@@ -21,7 +21,7 @@ from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.residency import Residency
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
-from hfsdk.engine.tasks import USER_ERRORS, check_travels, user_traceback
+from hfsdk.engine.tasks import USER_ERRORS, as_it_travels, user_traceback
 from hfsdk.engine.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.worker import Parcel
 from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
@@ -130,7 +130,7 @@ class HostedRole:
         assert spec.model is not None
         if spec.rollout is not None:
             if spec.train is not None:
-                self.plan = ReshardPlan.between(spec.model, spec.train, spec.rollout, spec.dtype)
+                self.plan = ReshardPlan.between(spec.model, spec.train, spec.rollout, spec.dtype, nodes=spec.nodes or None)
             self.rollout = Rollout(
                 spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
                 options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=recorder, load_weights=False,
@@ -138,7 +138,8 @@ class HostedRole:
         self.residency: Residency | None = None
         if self.rollout is not None and self._trainer is not None and self.rollout.in_place:
             assert self.plan is not None
-            self.residency = Residency(self.plan, setup.rank, self._trainer.local_tensors(), self.rollout.parameters())
+            parameters = dict(self._trainer.model.named_parameters())
+            self.residency = Residency(self.plan, setup.rank, parameters, self.rollout.parameters())
         self._eos = eos_token_ids(spec.folder)
         self._methods: dict[str, Callable[[Table, Mapping[str, Any], SafePoint], Outcome]] = {
             "generate": self._generate, "compute_log_probs": self._log_probs, "compute_values": self._values,
@@ -308,7 +309,7 @@ class HostedRole:
         trainer = self._trainer.memory_bytes()["weights"] if self._trainer is not None else 0
         rollout = self.rollout.memory_bytes() - self.rollout.kv_cache_bytes if self.rollout is not None else 0
         twice = self.plan.bytes_copied(self.worker.setup.rank) if self.plan is not None else 0
-        return None, Resident("both", trainer, rollout, 0, 0, twice)
+        return None, Resident("both" if self.rollout is not None else "training", trainer, rollout, 0, 0, twice)
 
     # -- passes
 
@@ -359,15 +360,13 @@ class HostedRole:
 
     def _run(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         value = self._user(options["function"], *options.get("args", ()))
-        check_travels(value, options["function"].name)
-        return None, value
+        return None, as_it_travels(value, options["function"].name)
 
     def _call(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         value = self._user(options["function"], table, **options.get("arguments", {}))
         writes = tuple(options.get("writes", ()))
         if not writes:
-            check_travels(value, options["function"].name)
-            return None, value
+            return None, as_it_travels(value, options["function"].name)
         if not isinstance(value, Mapping) or set(value) != set(writes):
             got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise CallError(
@@ -378,10 +377,12 @@ class HostedRole:
                 raise CallError(
                     f"the primitive returned {len(column)} entries for column {name!r}; this rank has {table.num_rows} rows"
                 )
-        return {name: as_column(column) for name, column in value.items()}, None
+        copied = as_it_travels(dict(value), options["function"].name)
+        return {name: as_column(column) for name, column in copied.items()}, None
 
     def _user(self, shipped: Shipped, *args: Any, **more: Any) -> Any:
         function = shipped.load()
+        self.stale = True  # it may change the weights
         try:
             return function(RankView(self), *args, **more)
         except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
@@ -431,6 +432,7 @@ class HostedRole:
             self.rollout.close()
             self.rollout = None
         groups = self.groups
+        self.residency = None
         self._methods.clear()  # they hold this object
         self._trainer = None
         del self.groups

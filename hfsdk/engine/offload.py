@@ -22,12 +22,30 @@ import torch
 from hfsdk.engine.recorder import Recorder
 
 
+def empty(tensor: torch.Tensor, *, alone: bool) -> bool:
+    """Free a tensor's storage and return whether that was possible; the tensor keeps its shape and can be filled again.
+
+    A storage whose memory numpy saw (the user's ``.numpy()``) cannot be freed under it: the tensor then gets another one, unless
+    others lie on the same (not ``alone``).
+    """
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        storage.resize_(0)
+        return True
+    if not alone:
+        return False
+    hollow = torch.empty_like(tensor)
+    hollow.untyped_storage().resize_(0)
+    tensor.data = hollow
+    return True
+
+
 class Offloaded:
     """What ``tensors`` returns, in host memory except inside :meth:`on_device`."""
 
     def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]], recorder: Recorder) -> None:
         self._tensors, self._recorder = tensors, recorder
-        self._host: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        self._host: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._users = 1
         self._leave()
 
@@ -50,22 +68,29 @@ class Offloaded:
 
     def _come(self) -> None:
         while self._host:
-            storage, copy = self._host.pop()
+            tensor, copy = self._host[-1]
+            storage = tensor.untyped_storage()
             storage.resize_(copy.nbytes)
             _bytes_of(storage).copy_(copy)
+            self._host.pop()  # not before it is there: a device without room must not lose it
 
     def _leave(self) -> None:
         self._users -= 1
         if self._users:
             return
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in self._tensors() if t.untyped_storage().nbytes()}
-        with self._recorder.span("offload", bytes=sum(storage.nbytes() for storage in storages.values())):
-            for storage in storages.values():
-                held = _bytes_of(storage)
-                copy = torch.empty(held.shape, dtype=held.dtype, pin_memory=storage.device.type == "cuda")
+        together: dict[int, list[torch.Tensor]] = {}
+        for tensor in self._tensors():
+            if tensor.untyped_storage().nbytes():
+                together.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        with self._recorder.span("offload") as attrs:
+            for first, *others in together.values():
+                held = _bytes_of(first.untyped_storage())
+                copy = torch.empty(held.shape, dtype=held.dtype, pin_memory=held.is_cuda)
                 copy.copy_(held)
-                storage.resize_(0)
-                self._host.append((storage, copy))
+                del held
+                if empty(first, alone=not others):
+                    self._host.append((first, copy))
+            attrs["bytes"] = self.host_bytes
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

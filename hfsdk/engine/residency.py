@@ -15,13 +15,14 @@ Storages are emptied and filled again; the tensors on them stay, so parameters, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from hfsdk.boxes import VOCAB_TABLES, Box, inside, intersect, megatron_boxes, vllm_boxes, without
 from hfsdk.engine import transport
+from hfsdk.engine.offload import empty
 from hfsdk.engine.role_state import slices
 from hfsdk.resharding import Move, ReshardPlan, Resident, TransportReport
 
@@ -38,12 +39,12 @@ class Residency:
     Args:
         plan: the transition to the rollout.
         rank: this rank in it.
-        trainer: Megatron's parameters by local name.
+        trainer: Megatron's parameters by local name: the parameters themselves, not their ``.data``.
         rollout: vLLM's parameters by name; those that lie alike are given the trainer's storage here, the others emptied.
     """
 
     def __init__(
-        self, plan: ReshardPlan, rank: int, trainer: Mapping[str, torch.Tensor], rollout: Mapping[str, torch.nn.Parameter]
+        self, plan: ReshardPlan, rank: int, trainer: Mapping[str, torch.Tensor], rollout: Mapping[str, torch.Tensor]
     ) -> None:
         self.plan, self.rank, self.generating = plan, rank, False
         train, after = plan.train_at(rank), plan.rollout_at(rank)
@@ -62,8 +63,8 @@ class Residency:
             and rollout[target].dtype == trainer[source].dtype
         }  # fmt: skip
         for target, source in self.shared.items():
-            rollout[target].data = trainer[source]
-        self._rollout = {name: parameter.data for name, parameter in rollout.items()}
+            rollout[target].data = trainer[source].data
+        self._rollout = dict(rollout)
         self._own = [move for move in plan.moves if move.source == move.target == rank and move.target_local not in self.shared]
         self._left = _left_over(plan, rank)
         self._aside: list[tuple[str, tuple[slice, ...], torch.Tensor]] = []
@@ -88,13 +89,20 @@ class Residency:
             if not pending[names] and name not in self.shared.values():
                 self._give_up(names)
 
-        report = transport.execute(
-            self.plan, self.rank, self._trainer, self._rollout, group, shared=self.shared, begin=begin, done=done, checked=True
-        )
-        for name in self._trainer:  # of which nothing goes anywhere: padding alone
-            if name not in self.shared.values() and self._trainer[name].untyped_storage().nbytes():
-                self._give_up(self._together[name])
         self.generating = True
+        try:
+            report = transport.execute(
+                self.plan, self.rank, self._trainer, self._rollout, group, shared=self.shared, begin=begin, done=done, checked=True
+            )
+            for name in self._rollout:  # of which nothing comes from anywhere: padding alone
+                if not self._rollout[name].untyped_storage().nbytes():
+                    begin(name)
+            for names in set(self._together.values()):  # of which nothing goes anywhere
+                if not read.intersection(names):
+                    self._give_up(names)
+        except BaseException:
+            self.to_training()  # what was given up is in the rollout by then
+            raise
         return report
 
     @torch.no_grad()
@@ -107,13 +115,10 @@ class Residency:
         for move in self._own:
             by_source[move.source_local].append(move)
             left_in[move.target_local] += 1
-        for name in self._rollout:
-            if not left_in[name]:
-                self._empty_rollout(name)
         copied = 0
-        for name, tensor in self._trainer.items():
-            if name in self.shared.values():
-                continue
+        gone = [name for name, tensor in self._trainer.items() if not tensor.untyped_storage().nbytes()]
+        for name in gone:
+            tensor = self._trainer[name]
             self._fill(tensor, self._bytes[name])
             self._clear_padding(name, tensor, self._train_tp_rank)
             for move in by_source[name]:
@@ -123,6 +128,8 @@ class Residency:
                 left_in[move.target_local] -= 1
                 if not left_in[move.target_local]:
                     self._empty_rollout(move.target_local)
+        for name in self._rollout:
+            self._empty_rollout(name)
         for name, where, values in self._aside:
             self._trainer[name][where] = values
         self._aside.clear()
@@ -158,17 +165,19 @@ class Residency:
 
     # ---- storages
 
-    def _give_up(self, names: Iterable[str]) -> None:
+    def _give_up(self, names: Sequence[str]) -> None:
         """Empty a storage of the trainer's; what the rollout does not take of it is put aside first."""
+        aside = []
         for name in names:
             for start, size in self._left.get(name, ()):
                 where = slices(start, size)
-                self._aside.append((name, where, self._trainer[name][where].clone()))
-        self._trainer[next(iter(names))].untyped_storage().resize_(0)
+                aside.append((name, where, self._trainer[name][where].detach().clone()))
+        if empty(self._trainer[names[0]], alone=len(names) == 1):
+            self._aside += aside
 
     def _empty_rollout(self, name: str) -> None:
         if name not in self.shared:
-            self._rollout[name].untyped_storage().resize_(0)
+            empty(self._rollout[name], alone=True)
 
     @staticmethod
     def _fill(tensor: torch.Tensor, num_bytes: int) -> None:

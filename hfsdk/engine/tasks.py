@@ -41,8 +41,7 @@ def run_task(
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
     if method == "reduce":
-        check_travels(value, shipped.name)
-        return {}, value
+        return {}, as_it_travels(value, shipped.name)
     return _checked_columns(value, shipped.name, table.num_rows, writes), None
 
 
@@ -58,7 +57,7 @@ def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]
                 f"{name} returned {len(ready)} entries for column {column_name!r}; the batch has {num_rows} samples"
             )
         if isinstance(ready, list):
-            check_travels(ready, f"{name} (column {column_name!r})")
+            as_it_travels(ready, f"{name} (column {column_name!r})")
         columns[column_name] = ready
     return columns
 
@@ -111,16 +110,20 @@ LARGEST_SCORE = float(np.finfo(np.float32).max)
 """Scores are kept in float32."""
 
 
-def check_travels(value: Any, name: str) -> None:
-    """Check that what a user's function returned can be pickled, and so come to the caller.
+def as_it_travels(value: Any, name: str) -> Any:
+    """Return a copy of what a user's function returned, made by pickling it, as it comes to the caller.
+
+    A copy, because it may be a view of weights that are given up as soon as the function is over.
 
     Raises:
         CallError: it cannot; says what to return instead.
     """
+    import pickle
+
     import cloudpickle
 
     try:
-        cloudpickle.dumps(value)
+        return pickle.loads(cloudpickle.dumps(value))
     except Exception as error:  # whatever an object's pickling raises
         raise CallError(
             f"{name} returned {type(value).__name__}, which cannot travel to the notebook ({error}). Return plain things: "

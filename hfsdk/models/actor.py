@@ -204,6 +204,8 @@ class ActorModel(TrainedHandle):
     def reshard_plan(self) -> ReshardPlan:
         """What moves between the ranks when the generating engine takes the trainer's weights.
 
+        Where a shadow generates, on a pool of its own, its ranks are numbered after the trainer's.
+
         Raises:
             LayoutError: the actor is not placed yet and its layouts are open.
         """
@@ -213,17 +215,24 @@ class ActorModel(TrainedHandle):
                 f"{self.name}'s layouts are open until it is placed ({self!r}); call session.place('colocate') first, "
                 "or hf.ReshardPlan.between(spec, train, rollout)"
             )
-        return ReshardPlan.between(spec, train, rollout, self._role.dtype)
+        apart, nodes = bool(self._role.generated_by), self._role.nodes or None
+        return ReshardPlan.between(spec, train, rollout, self._role.dtype, nodes=nodes, apart=apart)
 
     @property
     def last_reshard(self) -> ReshardReport:
         """What moved the last time that the generating engine took the trainer's weights, beside the plan; waits.
 
         Raises:
+            LayoutError: as :attr:`reshard_plan`.
             OptionError: they have not moved yet, or the generating is done by a shadow on a pool of its own.
             SimulatedValueError: the session is simulated; ``reshard_plan`` is what it goes by.
         """
-        plan = self.reshard_plan
+        plan, shadow = self.reshard_plan, self._role.generated_by
+        if shadow:
+            raise OptionError(
+                f"{self.name}'s weights go to {shadow}, on a pool of its own, through the nodes' object stores and not by this "
+                "plan; the spans 'export_weights' and 'sync' of session.trace have the bytes"
+            )
         found = self._of_ranks("last_reshard", TransportReport)
         if not found:
             raise OptionError(f"{self.name}'s weights have not moved yet; call {self.name}.generate(...) first")
@@ -239,6 +248,7 @@ class ActorModel(TrainedHandle):
         vocabulary not counted).
 
         Raises:
+            LayoutError: as :attr:`reshard_plan`.
             SimulatedValueError: the session is simulated.
         """
         import pandas as pd

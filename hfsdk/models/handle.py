@@ -74,7 +74,8 @@ class ModelHandle:
         roles: Mapping[str, tuple[RoleSpec | None, str, int]] = self._client.send(Look("roles"))
         spec, _, updates = roles.get(self.name, (None, "", 0))
         # another of this name may stand there, until this one is placed; with a shadow the rollout is not the role's own
-        mine = spec is not None and replace(spec, rollout=self._role.rollout) == self._role
+        by, own = self._role.generated_by, self._role
+        mine = spec is not None and (replace(spec, rollout=own.rollout, generated_by=by, nodes=own.nodes) if by else spec) == own
         return updates if mine else 0
 
     @property
@@ -97,7 +98,8 @@ class ModelHandle:
         """Run ``fn(rank, *args)`` on every rank of the role, wait, and return what it returned, by rank.
 
         ``rank`` is the worker's own object: ``rank.rank``, ``rank.module``, ``rank.memory()``, ...; ``fn`` travels by value.
-        Return small things: they come here.
+        Return small things: they come here. ``fn`` finds the trainer's weights on the device; should it change them, the next
+        ``generate`` has them too (not a shadow on another pool, which follows updates alone).
 
         Raises:
             OptionError: the role is a function and has no ranks, or ``fn`` cannot be called.

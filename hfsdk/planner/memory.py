@@ -50,7 +50,7 @@ class MemoryEstimate:
     optimizer: int = 0
     """Adam's moments and, in bf16, fp32 masters; with the distributed optimizer one data-parallel share."""
     rollout_weights: int = 0
-    """The generating engine's copy; twice on CPU in mode ``packed``."""
+    """The generating engine's copy; twice on CPU in mode ``packed``, in mode ``shared`` what it has beyond the trainer's."""
     kv_cache: int = 0
     activations: int = 0
     """Of one micro-batch (with pp, of all micro-batches in flight)."""
@@ -123,6 +123,8 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         tp = role.rollout.tp
         copies = 2 if on_cpu and role.rollout_options.cpu_weights == "packed" else 1
         rollout_weights = copies * size * _rollout_parameters(spec, tp)
+        if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
+            rollout_weights = max(0, rollout_weights - size * parameters)
         kv_cache = _kv_cache_bytes(role, spec, tp, on_cpu)
     return MemoryEstimate(
         weights=size * parameters,

@@ -150,20 +150,21 @@ def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:
     return replace(role, function=Shipped.of(function))
 
 
-def filled(role: RoleSpec, pool: Pool) -> RoleSpec:
-    """Return the role with its layouts covering a pool.
+def filled(role: RoleSpec, pool: Pool, cluster: ClusterSpec) -> RoleSpec:
+    """Return the role with its layouts covering a pool, and the nodes of its ranks.
 
     Raises:
         PlacementError: they do not.
     """
     try:
         train = role.train.fill(pool.size) if role.train else None
-        return replace(role, train=train, rollout=role.rollout.fill(pool.size) if role.rollout else None)
+        nodes = tuple(cluster.node_of(device) for device in pool.devices)
+        return replace(role, train=train, rollout=role.rollout.fill(pool.size) if role.rollout else None, nodes=nodes)
     except LayoutError as error:
         raise PlacementError(f"{role.name} does not fit pool {pool.name!r}: {error}") from error
 
 
-def placed(declared: Sequence[RoleSpec], placement: Placement) -> list[RoleSpec]:
+def placed(declared: Sequence[RoleSpec], placement: Placement, cluster: ClusterSpec) -> list[RoleSpec]:
     """Return the roles with their layouts covering their pools, and the shadows that the placement names.
 
     A role whose generating is done by a shadow (``actor.rollout``) has no rollout of its own.
@@ -188,4 +189,4 @@ def placed(declared: Sequence[RoleSpec], placement: Placement) -> list[RoleSpec]
                 f"{role.name} is trained or generates, and {pool.name!r} is a part of pool {pool.within!r}: only frozen models, "
                 f"such as reference and reward, live on parts. Put {role.name} on {pool.within!r} or on a pool of its own."
             )
-    return [filled(role, placement.pool_of(role.name)) for role in roles.values()]
+    return [filled(role, placement.pool_of(role.name), cluster) for role in roles.values()]

@@ -174,7 +174,7 @@ class Placing(Declarations):
             raise PlacementError("there is no model to place yet; declare some first, e.g. session.actor('tiny')")
         wanted = _without(what, {h.name for h in self._book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
-        roles = placed([self._book.declared(h) for h in handles], placement)
+        roles = placed([self._book.declared(h) for h in handles], placement, self.cluster)
         check_fits(roles, placement, self.cluster)
         self._settle_save()
         self._client.send(m.Place(placement, tuple(roles), fresh))
@@ -182,7 +182,10 @@ class Placing(Declarations):
         named = self._specs = {role.name: role for role in roles}
         for handle in handles:
             shadow = named.get(f"{handle.name}.rollout")
-            handle.settle(replace(named[handle.name], rollout=shadow.rollout) if shadow else named[handle.name])
+            role = named[handle.name]
+            if shadow:  # ranks of two pools
+                role = replace(role, rollout=shadow.rollout, generated_by=shadow.name, nodes=role.nodes + shadow.nodes)
+            handle.settle(role)
             self._loaded.add(handle.name)
         return self.placement
 

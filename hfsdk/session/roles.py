@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar
 
 from hfsdk.errors import OptionError, PlacementError
@@ -150,17 +150,22 @@ def _changes(before: RoleSpec, after: RoleSpec) -> str:
     """Name the fields in which two declarations differ."""
     names = {"folder": "model", "train": "layout"}
     found: list[str] = []
-    fields = (
+    compared = (
         "kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens", "recompute",
         "offload",
     )  # fmt: skip
-    for field in fields:
+    for field in compared:
         old, new = getattr(before, field), getattr(after, field)
         if old != new and names.get(field, field) not in [f.split(" ")[0] for f in found]:
-            found.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
+            if is_dataclass(old) and type(old) is type(new):
+                parts = [f.name for f in fields(old) if getattr(old, f.name) != getattr(new, f.name)]
+                was, now = (", ".join(f"{part}={getattr(side, part)!r}" for part in parts) for side in (old, new))
+                found.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")
+            else:
+                found.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
     return ", ".join(found) or "other arguments"
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    text = str(value) or "none"
     return text.rstrip("/").split("/")[-1] if text.startswith("/") else text if len(text) < 60 else text[:57] + "..."

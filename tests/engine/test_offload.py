@@ -41,3 +41,17 @@ def test_what_goes_wrong_inside_sends_them_back_too():
     assert weight.untyped_storage().nbytes() == 0
     with offloaded.on_device():
         assert torch.equal(weight, kept)
+
+
+def test_memory_that_numpy_saw_leaves_too_unless_others_lie_on_it():
+    alone, flat = torch.nn.Parameter(torch.randn(4)), torch.randn(8)
+    views = flat[:4], flat[4:]
+    kept = alone.detach().clone(), flat.clone()
+    seen = alone.detach().numpy(), flat.numpy()
+    offloaded = Offloaded(lambda: [alone, *views], Recorder(0, 0))
+    assert offloaded.host_bytes == alone.nbytes
+    assert alone.untyped_storage().nbytes() == 0 < flat.untyped_storage().nbytes()
+    with offloaded.on_device():
+        assert torch.equal(alone, kept[0])
+        assert torch.equal(flat, kept[1])
+    assert seen[0].tolist() == kept[0].tolist()

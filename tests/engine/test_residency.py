@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from spawn import run
 from test_transport import QWEN2, SPEC, TIED, at, local_tensors, train_shard, weights
 
-from hfsdk.boxes import vllm_boxes, without
+from hfsdk.boxes import padded_vocab, vllm_boxes, without
+from hfsdk.engine import transport
 from hfsdk.engine.residency import Residency
 from hfsdk.layout import Layout
 from hfsdk.resharding import ReshardPlan
@@ -130,3 +132,77 @@ def test_boxes_with_holes():
     assert grid.tolist() == [[1, 1, 1, 1], [1, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1]]
     assert without((2, 0), (2, 3), [((0, 0), (2, 3))]) == [((2, 0), (2, 3))]
     assert without((2,), (4,), [((2,), (1,)), ((3,), (3,))]) == []
+
+
+def test_memory_that_numpy_saw_is_given_up_too():
+    """torch does not free what numpy may still read; the weights then move to another storage."""
+    plan = ReshardPlan.between(SPEC, "tp1", "tp1")
+    trainer = own_storages(train_shard(SPEC, plan.train, 1, 0, weights(SPEC)))
+    kept = {name: tensor.clone() for name, tensor in trainer.items()}
+    seen = {name: tensor.numpy() for name, tensor in trainer.items()}
+    wanted = local_tensors(vllm_boxes(SPEC, 1, 0), SPEC, 1)
+    residency = Residency(plan, 0, trainer, {name: torch.nn.Parameter(t, requires_grad=False) for name, t in wanted.items()})
+    for _ in range(2):
+        residency.to_rollout(None)
+        assert (residency.census().trainer, residency.census().redundant) == (0, 0)
+        residency.to_training()
+        assert residency.census().rollout == 0
+        for name, tensor in kept.items():
+            assert torch.equal(trainer[name], tensor)
+            assert np.array_equal(seen[name], tensor.numpy()), "what the user took is as it was"
+
+
+def test_a_transition_that_fails_half_way_is_taken_back(monkeypatch):
+    plan = ReshardPlan.between(SPEC, "tp1", "tp1")
+    trainer = own_storages(train_shard(SPEC, plan.train, 1, 0, weights(SPEC)))
+    kept = {name: tensor.clone() for name, tensor in trainer.items()}
+    wanted = local_tensors(vllm_boxes(SPEC, 1, 0), SPEC, 1)
+    residency = Residency(plan, 0, trainer, {name: torch.nn.Parameter(t, requires_grad=False) for name, t in wanted.items()})
+    monkeypatch.setitem(transport.BUCKET_BYTES, "cpu", 20_000)
+    for after in (1, 2, 4):
+        given_up = []
+        give_up = residency._give_up
+
+        def fails(names, given_up=given_up, give_up=give_up, after=after):
+            give_up(names)
+            given_up.append(names)
+            if len(given_up) == after:
+                raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(residency, "_give_up", fails)
+            with pytest.raises(MemoryError):
+                residency.to_rollout(None)
+        assert not residency.generating
+        assert residency.census().moment == "training"
+        assert (residency.census().rollout, residency.census().aside) == (0, 0)
+        for name, tensor in kept.items():
+            assert torch.equal(trainer[name], tensor), name
+    residency.to_rollout(None)
+    assert residency.census().redundant == 0
+
+
+def few_tokens(rank, world_size):
+    """A vocabulary so small that the last rank has nothing but padding of it."""
+    spec = replace(SPEC, name="few", vocab_size=20)
+    for rollout in ("tp4", "tp2"):
+        table, *_ = way(rank, spec, "tp4", rollout, own_storages)
+        assert all(moment.redundant == 0 for moment in table)
+    layout = Layout.parse("tp4").fill(4)
+    plan = ReshardPlan.between(spec, layout, "tp4")
+    trainer = own_storages(train_shard(spec, layout, 4, rank, weights(spec)))
+    trainer = {name: trainer.get(name, torch.zeros(16, 64)) for name in (*trainer, "embedding.word_embeddings.weight")}
+    rows = padded_vocab(20, 4) // 4
+    wanted = local_tensors(vllm_boxes(spec, 4, rank), spec, 4)
+    wanted |= {name: torch.ones(rows, 64) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    parameters = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in wanted.items()}
+    residency = Residency(plan, rank, trainer, parameters)
+    residency.to_rollout(dist.group.WORLD)
+    full = {name: parameter.untyped_storage().nbytes() > 0 for name, parameter in parameters.items()}
+    zero = rank < 2 or not parameters["lm_head.weight"].any()
+    residency.to_training()
+    return all(full.values()), bool(zero)
+
+
+def test_tables_of_padding_alone_are_there_too():
+    assert run(few_tokens, 4) == [(True, True)] * 4
