@@ -223,10 +223,10 @@ class ActorModel(TrainedHandle):
         """What moved the last time that the generating engine took the trainer's weights, beside the plan; waits.
 
         Raises:
-            LayoutError: as :attr:`reshard_plan`.
             OptionError: they have not moved yet, or the generating is done by a shadow on a pool of its own.
             SimulatedValueError: the session is simulated; ``reshard_plan`` is what it goes by.
         """
+        self._host.ready(self)
         plan, shadow = self.reshard_plan, self._role.generated_by
         if shadow:
             raise OptionError(
@@ -248,11 +248,11 @@ class ActorModel(TrainedHandle):
         vocabulary not counted).
 
         Raises:
-            LayoutError: as :attr:`reshard_plan`.
             SimulatedValueError: the session is simulated.
         """
         import pandas as pd
 
+        self._host.ready(self)
         plan, rows = self.reshard_plan, []
         for rank, found in enumerate(self._of_ranks("census", Resident)):
             planned = {"training": plan.bytes_held(rank), "generating": plan.bytes_peak(rank)}

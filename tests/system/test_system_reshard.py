@@ -59,6 +59,7 @@ def test_the_weights_are_with_one_engine_at_a_time(session, actor):
 
 @pytest.mark.parametrize("what", ["update", "halves", "save", "export", "run", "place", "release"])
 def test_anything_may_follow_a_generation(session, actor, what, tmp_path):
+    weights = actor.run(fingerprint)
     before = greedy(actor)
     assert moments(actor) == {"generating"}
     if what == "update":
@@ -87,11 +88,9 @@ def test_anything_may_follow_a_generation(session, actor, what, tmp_path):
         shapes = actor.run(lambda rank: sum(p.numel() * bool(p.abs().sum() > 0) for p in rank.module.parameters()))
         assert min(shapes) > 0, "a function on the ranks finds the trainer's weights"
     elif what == "place":
-        kept = actor.run(fingerprint)
+        session.place({"actor": 2}, fresh=False)
         greedy(actor)
-        session.place({"actor": 1})
-        session.place({"actor": 2})
-        assert actor.run(fingerprint)[0][0] == kept[0][0], "updates seen"
+        session.place("colocate")
     elif what == "release":
         late = session.critic("tiny", name="late")
         late.compute_values(before).wait()
@@ -99,8 +98,11 @@ def test_anything_may_follow_a_generation(session, actor, what, tmp_path):
         late.release()
     after = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=8))
     assert gap(after) <= 1e-4
-    changed = what in ("update", "halves")
-    assert np.array_equal(greedy(actor)["response"].flat, before["response"].flat) != changed
+    if what in ("update", "halves"):
+        assert actor.run(fingerprint) != weights
+    else:
+        assert actor.run(fingerprint) == weights
+        assert np.array_equal(greedy(actor)["response"].flat, before["response"].flat)
 
 
 def test_cancelled_between_generations(actor):
@@ -132,7 +134,7 @@ def test_a_rank_dies_while_the_weights_move(session, actor, tmp_path):
     kept, tokens = actor.run(fingerprint), greedy(actor)["response"].flat
     actor.update(actor.compute_log_probs(greedy(actor)), likelihood).wait()
     actor.run(bomb)
-    with pytest.raises(hf.WorkerDiedError, match=r"actor comes back with checkpoint .* \(1 updates lost\)"):
+    with pytest.raises(hf.WorkerDiedError, match=r"actor comes back with checkpoint .* \(1 update lost\)"):
         actor.generate(PROMPTS, max_new_tokens=8).wait(timeout=120)
     assert actor.run(fingerprint) == kept
     assert np.array_equal(greedy(actor)["response"].flat, tokens)
@@ -161,3 +163,18 @@ def test_simulated_sessions_have_a_plan_and_no_measurement():
         for look in (lambda: actor.last_reshard, actor.census):
             with pytest.raises(hf.SimulatedValueError, match="simulated"):
                 look()
+
+
+def test_shadows_and_nodes_are_in_the_plan():
+    with hf.Session.simulated("2x4 A100-80GB") as session:
+        actor = session.actor("llama-7b", train="tp2 pp2", rollout="tp2")
+        session.place("colocate")
+        assert actor.reshard_plan.nodes == (0,) * 4 + (1,) * 4
+        assert actor.reshard_plan.bytes_by_link()["network"] > 0
+        session.place({"actor": 4, "actor.rollout": 2})
+        plan = actor.reshard_plan
+        assert (plan.apart, plan.num_ranks, plan.nodes) == (True, 6, (0,) * 4 + (1,) * 2)
+        actor.generate([[1, 2, 3]] * 4, max_new_tokens=4)
+        with pytest.raises(hf.OptionError, match=r"go to actor\.rollout, on a pool of its own"):
+            actor.last_reshard  # noqa: B018 - the property raises
+        assert actor.version == 0
