@@ -61,7 +61,7 @@ lint: setup  ## ruff and mypy
 	@$(BIN)/mypy hfsdk
 
 bench: setup  ## run every benchmark and check its numbers
-	@for name in overhead parity strategies learning; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --check $(ARGS); done
+	@for name in overhead parity strategies reshard learning; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --check $(ARGS); done
 
 # uv resolves without installing. pip's own find-links is passed on, because that is where a CPU torch may lie.
 # Existing pins are kept where they still fit: delete a lock to start afresh.

@@ -31,7 +31,7 @@ def modules(monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["parity", "learning", "overhead", "trl_ppo"])
+@pytest.mark.parametrize("name", ["parity", "learning", "overhead", "reshard", "trl_ppo"])
 def test_help_says_what_it_is(name):
     done = subprocess.run([sys.executable, FOLDER / f"{name}.py", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
