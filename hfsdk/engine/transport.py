@@ -30,7 +30,7 @@ from hfsdk.spec import DTYPE_BYTES
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+BUCKET_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 """Most bytes of buffers on a rank, for sending and receiving in two rounds."""
 
 OWN_MESSAGE_BYTES = 64 * 2**10
