@@ -8,6 +8,7 @@ mode ``shared``, four ranks:
   with the same ranks sending at once and each copying within itself meanwhile (ranks share the cores, so these links slow each
   other), in messages of 4 MB without boxes, into memory that is there already: what moving so many bytes costs by itself;
 * where a rank receives at most half the bytes of the gather it is at least twice as fast, and never slower;
+* weights that are on a rank twice, by the census of storages: none, while training and while generating;
 * memory beside the training shard grows by at most what the rank lacks and one bucket (from the process's own high-water mark).
 
 The gather is what most systems do (per tensor: all-gather over tp, broadcast over pp, keep one's shard), in the same processes,
@@ -33,6 +34,7 @@ import hfsdk as hf
 PAIRS = (("tp4", "tp2"), ("tp2 pp2", "tp2"), ("tp2 dp2", "tp1"), ("tp4", "tp1"))
 SLOWEST, TWICE, NEVER_SLOWER = 1.15, 2.0, 1.0
 DEVICES = 4
+CENSUS = ["total_bytes", "planned_bytes", "trainer_bytes", "rollout_bytes", "shared_bytes", "aside_bytes", "redundant_bytes"]
 MESSAGE = 2**20
 """Numbers in a message when the bare links are measured."""
 
@@ -214,7 +216,9 @@ def measure(session: Any, folder: Path, train: str, rollout: str, repeats: int) 
         rollout_options=hf.RolloutOptions(max_model_len=64, max_num_seqs=4, cpu_weights="shared"),
     )  # fmt: skip
     actor.generate([[5, 6, 7]] * 4, max_new_tokens=2).wait()
+    generating = actor.census()
     ranks = actor.run(on_rank, repeats)
+    census = [(str(found["moment"].iloc[0]), *found[CENSUS].max()) for found in (actor.census(), generating)]
     plan = actor.reshard_plan
     everyone = range(plan.num_ranks)
     slowest = {name: np.max([rank[name] for rank in ranks], axis=0) for name in ("transition", "gather", "bare")}
@@ -227,6 +231,7 @@ def measure(session: Any, folder: Path, train: str, rollout: str, repeats: int) 
         "seconds": float(np.median(slowest["transition"])), "gather_seconds": float(np.median(slowest["gather"])),
         "speedup": float(np.median(slowest["gather"] / slowest["transition"])),
         "ideal_seconds": float(np.median(slowest["bare"])), "over_ideal": float(np.median(slowest["transition"] / slowest["bare"])),
+        "census": [[moment, *map(int, numbers)] for moment, *numbers in census],
         "peak_extra": peaks, "allowed": allowed, "gather_peak": [int(np.median(rank["gather_peak"])) for rank in ranks],
     }  # fmt: skip
 
@@ -255,6 +260,12 @@ def main() -> int:
         for r in rows
     ]  # fmt: skip
     say("\nbytes received and memory of the fullest rank, seconds of the slowest (medians)\n", table(head, mega), sep="\n")
+    where = ("train", "rollout", "moment", *(name.replace("_bytes", " MB") for name in CENSUS))
+    counted = [
+        (r["train"], r["rollout"], moment, *(short(number / 1e6) for number in numbers))
+        for r in rows for moment, *numbers in r["census"]
+    ]  # fmt: skip
+    say("\nweights on the fullest rank, counted from storages; planned: by the boxes\n", table(where, counted), sep="\n")
     report.details["rows"] = rows
     for r in rows:
         name = f"{r['train']} to {r['rollout']}"
@@ -263,6 +274,8 @@ def main() -> int:
         report.add(f"{name}: slowest rank / largest bytes per bandwidth", r["over_ideal"], "x", at_most=SLOWEST)
         half = max(r["planned"]) <= max(r["gather_bytes"]) / 2
         report.add(f"{name}: gather / transition", r["speedup"], "x", at_least=TWICE if half else NEVER_SLOWER)
+        twice = max(numbers[-1] for _, *numbers in r["census"])
+        report.add(f"{name}: weights there twice", twice, "bytes", at_most=0)
         over = max((p - a) / 1e6 for p, a in zip(r["peak_extra"], r["allowed"], strict=True))
         report.add(f"{name}: memory above what is missing and a bucket", over, "MB", at_most=0)
     return report.finish(arguments)

@@ -422,8 +422,7 @@ class HostedRole:
         """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""
         held = sum(self._trainer.memory_bytes().values()) if self._trainer is not None else 0
         if self.residency is not None and self.rollout is not None:
-            weights = self.residency.census()  # of which the trainer's own and the shared are counted above
-            return held + weights.rollout + weights.aside + self.rollout.kv_cache_bytes
+            return held + self.residency.bytes_beside() + self.rollout.kv_cache_bytes
         return held + (self.rollout.memory_bytes() if self.rollout else 0)
 
     def close(self) -> None:

@@ -136,6 +136,12 @@ class Residency:
         self.generating = False
         return copied
 
+    def bytes_beside(self) -> int:
+        """Return the bytes that are there beside the trainer's storages; may be asked from another thread at any time."""
+        trainer, rollout = (_resident(tensors.values()) for tensors in (self._trainer, self._rollout))
+        aside = sum(values.nbytes for _, _, values in list(self._aside))
+        return aside + sum(size for at, size in rollout.items() if at not in trainer)
+
     def census(self) -> Resident:
         """Count what is on the rank now, from the storages that are not empty."""
         trainer, rollout = (_resident(tensors.values()) for tensors in (self._trainer, self._rollout))

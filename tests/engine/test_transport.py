@@ -147,6 +147,12 @@ def misfits(rank):
     targets = local_tensors(vllm_boxes(SPEC, 4, rank), SPEC, 4)
     with pytest.raises(RuntimeError, match=r"torch\.float32, but the plan moves torch\.bfloat16"):
         transport.execute(plan, rank, sources, targets, None)
+    wider = ReshardPlan.between(replace(SPEC, hidden_size=128), "tp4", "tp4")
+    deeper = ReshardPlan.between(replace(SPEC, num_layers=5), "tp4", "tp4")
+    fitting = {name: tensor.float() for name, tensor in targets.items()}
+    for plan, words in ((wider, r"it needs \("), (deeper, r"there is no source decoder\.layers\.4")):
+        with pytest.raises(RuntimeError, match=rf"the plan is of another model .*{words}"):
+            transport.execute(plan, rank, sources, fitting, None)
     short = ReshardPlan.between(SPEC, "tp4", "tp1")
     wide = local_tensors(vllm_boxes(SPEC, 1, 0), SPEC, 1)
     wrong = functools.partial(transport.execute, short, rank, sources, wide, None)
