@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
 from hfsdk.errors import OptionError, PlacementError
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
-from hfsdk.roles import RoleSpec
+from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 
 H = TypeVar("H", bound=ModelHandle)
 
@@ -157,7 +157,7 @@ def _changes(before: RoleSpec, after: RoleSpec) -> str:
     for field in compared:
         old, new = getattr(before, field), getattr(after, field)
         if old != new and names.get(field, field) not in [f.split(" ")[0] for f in found]:
-            if is_dataclass(old) and type(old) is type(new):
+            if isinstance(old, AdamW | RolloutOptions) and type(old) is type(new):
                 parts = [f.name for f in fields(old) if getattr(old, f.name) != getattr(new, f.name)]
                 was, now = (", ".join(f"{part}={getattr(side, part)!r}" for part in parts) for side in (old, new))
                 found.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")

@@ -104,10 +104,13 @@ def test_packed_rollout_holds_two_copies():
         role = trained(SMOL, rollout=Layout(tp=1), rollout_options=RolloutOptions(cpu_weights=mode))
         return role_bytes(role, 1, on_cpu=on_cpu)
 
-    assert rollout("shared").rollout_weights == SMOL.num_bytes("fp32")
+    assert rollout("shared").rollout_weights == 0, "one engine's weights are there at a time"
     assert rollout("packed").rollout_weights == 2 * SMOL.num_bytes("fp32")
     assert rollout("packed", on_cpu=False).rollout_weights == SMOL.num_bytes("fp32")
     assert rollout("packed").kv_cache == 256 * 2**20
+    wider = trained(SMOL_8_HEADS, "tp2", rollout=Layout(tp=1), rollout_options=RolloutOptions(cpu_weights="shared"))
+    both = role_bytes(wider, 2, on_cpu=True)
+    assert both.weights + both.rollout_weights == SMOL_8_HEADS.num_bytes("fp32"), "the larger of the two"
     assert rollout("shared", on_cpu=False).kv_cache == 64 * 2048 * SMOL.kv_bytes_per_token("fp32")
 
 

@@ -23,6 +23,15 @@ def test_the_same_arguments_give_the_same_handle(session, actor, controller):
     assert session.messages == []
 
 
+def test_the_notice_names_what_differs(session):
+    first = hf.AdamW(lr=1e-4)
+    session.critic("tiny", optimizer=first)
+    with pytest.warns(UserWarning, match=r"optimizer distributed=False, offload=False -> distributed=True, offload=True;"):
+        session.critic("tiny", optimizer=hf.AdamW(lr=1e-4, distributed=True, offload=True))
+    with pytest.warns(UserWarning, match=r"recompute none -> full"):
+        session.critic("tiny", optimizer=hf.AdamW(lr=1e-4, distributed=True, offload=True), recompute="full")
+
+
 def test_changed_arguments_replace_the_handle_with_a_notice(session, actor):
     with pytest.warns(UserWarning, match=r"actor is replaced: layout tp1 pp1 -> tp2 pp1"):
         new = session.actor("tiny", train="tp2")

@@ -68,7 +68,7 @@ children = psutil.Process().children(recursive=True)
 
 def waits():
     frame = sys._current_frames()[threading.main_thread().ident]
-    while frame and frame.f_code.co_name != "wait":
+    while frame and not (frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith("pending.py")):
         frame = frame.f_back
     return frame
 
