@@ -15,7 +15,7 @@ Storages are emptied and filled again; the tensors on them stay, so parameters, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,18 +156,28 @@ class Residency:
         )
 
     def _twice(self) -> int:
-        """Count the bytes of boxes that are in both engines' storages at different addresses, or aside as well."""
+        """Count the bytes of the rollout's boxes that are in the trainer's storages too, at other addresses, or aside."""
         at = self.plan.train_at(self.rank)
         assert at is not None
         held = [box for box in megatron_boxes(self.plan.spec, self.plan.train, at.tp, at.pp) if box.local in self._trainer]
         needed = vllm_boxes(self.plan.spec, self.plan.rollout.tp, self.rank % self.plan.rollout.tp)
         by_tensor: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
         for box in held:
-            by_tensor[box.tensor].append((box, self._trainer[box.local]))
+            by_tensor[box.tensor] += [(box, self._trainer[box.local]), *self._aside_of(box)]
         return sum(
             _common(box, self._rollout[box.local], mine, tensor)
             for box in needed for mine, tensor in by_tensor[box.tensor]
         )  # fmt: skip
+
+    def _aside_of(self, box: Box) -> Iterator[tuple[Box, torch.Tensor]]:
+        """Yield what is kept aside of a box of the trainer's: which part of the tensor, and its values."""
+        for name, where, values in self._aside:
+            start = tuple(cut.start for cut in where)
+            if name == box.local:
+                part = intersect(Box("", start, tuple(values.shape), "", ()), Box("", box.local_start, box.size, "", ()))
+                if part:
+                    first = tuple(b + s - lo for b, s, lo in zip(box.start, part[0], box.local_start, strict=True))
+                    yield Box(box.tensor, first, part[1], name, tuple(s - a for s, a in zip(part[0], start, strict=True))), values
 
     # ---- storages
 

@@ -85,8 +85,10 @@ class ReshardPicture(_Still):
         )
 
     def _ranks(self, ranks: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
-        longest = max(max(rank["held"], rank["needed"]) for rank in ranks) or 1
-        parts = [svg_text(LEFT, 0, "each rank after the transition: what it had, what it received", class_="sub")]
+        longest = max(sum(rank[name] for name, _ in PARTS) for rank in ranks) or 1
+        words = "each rank after the transition: its own (blue), received (red)"
+        words += ", kept aside (grey)" * any(rank["aside"] for rank in ranks)
+        parts = [svg_text(LEFT, 0, words, class_="sub")]
         for i, rank in enumerate(ranks):
             y, x = 10 + i * (ROW + 4), float(LEFT)
             parts.append(svg_text(0, y + 14, f"rank {rank['rank']}", data_row=i))
@@ -104,7 +106,7 @@ class ReshardPicture(_Still):
                     x += width
             sources = ", ".join(f"{s}" for s in rank["from"])
             words = f"{bytes_text(rank['received'])} from {sources}" if sources else "nothing to receive"
-            parts.append(svg_text(LEFT + BAR * max(rank["needed"], rank["held"]) / longest + 6, y + 14, words, class_="sub"))
+            parts.append(svg_text(x + 6, y + 14, words, class_="sub"))
         return "".join(parts), 10 + len(ranks) * (ROW + 4)
 
     def _matrix(self) -> tuple[str, int]:

@@ -118,6 +118,14 @@ def test_the_census_finds_what_is_there_twice():
     name = "model.layers.1.self_attn.qkv_proj.weight"
     residency._rollout[name].untyped_storage().resize_(wanted[name].nbytes)
     assert residency.census().redundant == residency.census().rollout == parameters[name].nbytes
+    kept = trainer["decoder.layers.1.self_attention.linear_qkv.weight"]
+    residency._trainer["decoder.layers.1.self_attention.linear_qkv.weight"] = hollow = torch.empty_like(kept)
+    hollow.untyped_storage().resize_(0)
+    assert residency.census().redundant == 0
+    residency._aside.append(("decoder.layers.1.self_attention.linear_qkv.weight", at((32, 0), (96, 64)), kept[32:128].clone()))
+    assert residency.census().redundant == 4 * 96 * 64, "kept aside and in the rollout"
+    residency._aside.clear()
+    residency._trainer["decoder.layers.1.self_attention.linear_qkv.weight"] = kept
     other = replace(plan, dtype="bf16")
     residency._rollout[name] = residency._rollout[name].to(torch.bfloat16)
     assert residency.census().redundant == 0, "another dtype is another number"
