@@ -210,6 +210,9 @@ class ParameterPicture(_Still):
                     ))  # fmt: skip
                     if height >= 11:
                         ink = {"fill": ink_on(colors[box["tensor"]]), "class_": None} if own else {}
+                        if not own:  # words on a hatch are hard to read
+                            behind = {"x": left + 2, "y": y + height / 2 - 6, "width": len(words) * 5.1, "height": 11}
+                            parts.append(tag("rect", **behind, class_="paper"))
                         parts.append(svg_text(left + 4, y + height / 2 + 4, words, font_size=9, **ink))
                     y += height
         width = 8 + len(self.view["ranks"]) * 224
