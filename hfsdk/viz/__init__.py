@@ -7,6 +7,7 @@ draw the nouns, which themselves only return plain view data.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hfsdk.resharding import ReshardPlan
+    from hfsdk.trace import Traced
     from hfsdk.viz.resharding import ParameterPicture
+    from hfsdk.viz.timeline import TimelinePicture
 
 
 def register_hooks() -> bool:
@@ -42,6 +45,23 @@ def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
     from hfsdk.viz.resharding import ParameterPicture
 
     return ParameterPicture(plan.view_of(parameter))
+
+
+def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> TimelinePicture:
+    """Draw several traces on one time axis, e.g. ``{"colocate": first.trace[2], "split": second.trace[2]}``.
+
+    Each begins at 0; a table totals the device-seconds of each and how many of them were idle.
+
+    Args:
+        traces: measured or predicted ones, by the name that is written above them.
+        title: printed above; the names when not given.
+
+    Raises:
+        OptionError: there is no trace, or something else among them.
+    """
+    from hfsdk.viz.timelines import timelines_picture as draw
+
+    return draw(traces, title)
 
 
 def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hfsdk.viz.comparison import ComparisonPicture, comparison_view
 from hfsdk.viz.curves import curves_html
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
@@ -38,6 +39,7 @@ def register(ipython: Any) -> None:
     html.for_type_by_name("hfsdk.session.training", "Run", lambda obj: curves_html(obj.rows, CURVES))
     html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(obj.view()).to_html())
     html.for_type_by_name("hfsdk.resharding", "ReshardReport", lambda obj: ReshardPicture(obj.view()).to_html())
+    html.for_type_by_name("hfsdk.comparison", "Comparison", lambda obj: ComparisonPicture(comparison_view(obj.view())).to_html())
     html.for_type_by_name("hfsdk.trace", "Trace", lambda obj: TimelinePicture(timeline_view(obj)).to_html())
     own = ipython.display_formatter.ipython_display_formatter
     own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)
