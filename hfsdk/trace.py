@@ -159,7 +159,7 @@ class Trace:
 
         From the call that ended last, back each time to what it waited for: of the calls whose columns it read and those that
         ran before it on one of its devices, the one that ended last. Where all of them had long ended, the program itself
-        waited, for the call that ended last of all. To make the trace shorter, one of these has to become shorter, or wait for less.
+        waited, for the call that ended last of all. To make the trace shorter, one of these has to become shorter, or wait less.
         """
         calls = [s for s in self.calls if s.end_ns is not None]
         calls = [s for s in calls if not s.predicted] or calls
