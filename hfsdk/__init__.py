@@ -9,9 +9,12 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hfsdk import upward
 from hfsdk.doctor import doctor  # at once: loaded later, the module would hide the function
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hfsdk import data, viz
     from hfsdk import protocol as protocols
     from hfsdk.algorithms import PPO
@@ -155,4 +158,11 @@ def _register_displays() -> None:
     ON_OPEN.append(show_progress)
 
 
+def _write_report(session: Session, path: Path, batch: Batch | None) -> Path:
+    from hfsdk.viz.session_report import session_report
+
+    return session_report(session, path, batch)
+
+
+upward.write_report[:] = [_write_report]
 _register_displays()

@@ -95,14 +95,15 @@ def _run(options: argparse.Namespace) -> None:
         prompts = session.prompts(beginnings(), batch_size=options.batch_size)
         with _timed("load actor, critic, reference"):
             session.place("colocate")
-        rows = []
         for step in range(options.steps):
             _say(f"step {step + 1} of {options.steps}")
             batch, row = _step(session, next(prompts), options.max_new_tokens)
-            rows.append({"step": step, **row})
+            session.record({"step": step, **row})
             _say(f"  score {row['score_mean']:+.3f}, KL {row['kl_mean']:.4f}, loss {row['actor_loss']:+.4f}")
             _show_sample(batch)
-        _report(session, batch, rows, Path(options.out))
+        out = Path(options.out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        session.report(out, batch=batch)
     _say(f"wrote {options.out}; {time.perf_counter() - began:.0f} s in all")
 
 
@@ -135,23 +136,6 @@ def _show_sample(batch: Batch) -> None:
     few = batch[:1]
     prompt, response, score = few.text("prompt")[0], few.text("response")[0], float(few.table("scores")["scores"][0])
     _say(f"  {score:+.2f}  {prompt!r} -> {response!r}")
-
-
-def _report(session: Session, batch: Batch, rows: list[dict[str, Any]], out: Path) -> None:
-    from hfsdk.viz.placement import PlacementPicture, placement_view
-    from hfsdk.viz.report import write_report
-    from hfsdk.viz.tables import batch_html, metrics_html, session_html
-    from hfsdk.viz.timeline import TimelinePicture, timeline_view
-
-    sections = [
-        ("Session", session_html(session.view())),
-        ("Placement", PlacementPicture(placement_view(session.placement.view())).to_html()),
-        ("Timeline of the last step", TimelinePicture(timeline_view(session.trace.snapshot())).to_html()),
-        ("Batch of the last step", batch_html(batch.view())),
-        ("Metrics", metrics_html(rows)),
-    ]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_report(out, "hfsdk quickstart", sections)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module may import what stands before it
 NOUNS = [
-    *["errors", "checks", "assets", "data", "functions", "table", "spec", "layout", "placement", "boxes", "resharding", "roles"],
+    *["errors", "upward", "checks", "assets", "data", "functions", "table", "spec", "layout", "placement", "boxes", "resharding"],
+    "roles",
     *["pending", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from hfsdk import upward
 from hfsdk.batch import Batch
 from hfsdk.dataflow import Dataflow
 from hfsdk.engine import messages as m
@@ -17,6 +18,7 @@ from hfsdk.runtime import Runtime
 from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.client import ControllerClient, Sender
 from hfsdk.session.evaluation import evaluate
+from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.placing import Placing
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
@@ -187,6 +189,12 @@ class Session(Placing):
         return dataflow_of(self._client, self._client.send(m.Look("step")))
 
     @property
+    def memory(self) -> MemoryUse:
+        """What every device holds through the current step, planned and measured. Drawn in a notebook."""
+        trace = self.trace.snapshot()
+        return MemoryUse(trace, self._specs.values(), self._placement, self.cluster, f"memory of {self.name}, {trace.title}")
+
+    @property
     def history(self) -> pd.DataFrame:
         """One row per step of ``train`` in this session (and before it, where it was loaded)."""
         import pandas as pd
@@ -204,6 +212,25 @@ class Session(Placing):
         """Return what the worker of ``rank`` of a role has printed."""
         self._client.check_open()
         return self._book.find(role).logs(rank)
+
+    def report(self, path: str | Path, *, batch: Batch | None = None) -> Path:
+        """Write one offline HTML file with everything that can be looked at: placement, training, dataflow, timeline, memory, ...
+
+        Args:
+            path: the file to write, ``.html``; its folder must exist.
+            batch: whose samples to show; by default the last one of :meth:`train`.
+
+        Returns:
+            The path.
+
+        Raises:
+            OptionError: the file's name does not end with .html, or its folder does not exist.
+        """
+        target = Path(path)
+        if target.suffix != ".html" or not target.parent.is_dir():
+            raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")
+        self._client.check_open()
+        return upward.write_report[0](self, target, batch)
 
     def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.

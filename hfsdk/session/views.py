@@ -71,7 +71,7 @@ class PlacementPicture:
         }  # fmt: skip
 
     def _statuses(self) -> Sequence[DeviceStatus]:
-        if self._client.closed:
+        if self._client.closed or self._predicted:  # a simulated device measures nothing
             return ()
         found: Sequence[DeviceStatus] = self._client.send(m.Look("devices"))
         return found

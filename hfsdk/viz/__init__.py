@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from hfsdk.resharding import ReshardPlan
     from hfsdk.trace import Traced
+    from hfsdk.viz.frame import Picture
     from hfsdk.viz.resharding import ParameterPicture
     from hfsdk.viz.timeline import TimelinePicture
 
@@ -30,6 +31,22 @@ def register_hooks() -> bool:
 
     register(shell)
     return True
+
+
+def picture(obj: Any) -> Picture:
+    """Return the picture of what draws itself in a notebook, to save or to show elsewhere.
+
+    ``picture(session.trace).save("trace.svg")``; also ``.html`` (interactive, offline), ``.png`` and ``.txt``.
+
+    Args:
+        obj: a trace, a placement (``session.placement``), a reshard plan or report, a comparison, a run, ``session.memory``, ...
+
+    Raises:
+        OptionError: there is no picture of such an object.
+    """
+    from hfsdk.viz.drawn import picture_of
+
+    return picture_of(obj)
 
 
 def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:

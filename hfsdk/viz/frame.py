@@ -27,6 +27,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hfsdk.errors import OptionError
 from hfsdk.placement import is_shadow
 
 View = Mapping[str, Any]
@@ -260,6 +261,36 @@ class Picture:
             f'<style>{static("frame.css")}</style><script type="module">{script}</script>'
         )
         return html_page(str(self.view.get("title", "hfsdk")), body) if full else body
+
+    def to_png(self, path: str | Path, zoom: float = 2.0) -> Path:
+        """Write the static picture as PNG, ``zoom`` pixels to one of the SVG's; return the path.
+
+        Raises:
+            ModuleNotFoundError: resvg-py is not installed.
+        """
+        try:
+            import resvg_py
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"PNG needs resvg-py, which is not installed; {NOTEBOOK_HINT}", name="resvg_py") from error
+        target = Path(path)
+        target.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=self.to_svg(), zoom=zoom)))
+        return target
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture as what the file's name ends with: ``.html`` (interactive, offline), ``.svg``, ``.png`` or ``.txt``.
+
+        Raises:
+            OptionError: another ending.
+            ModuleNotFoundError: resvg-py, which makes PNGs, is not installed.
+        """
+        target = Path(path)
+        if target.suffix == ".png":
+            return self.to_png(target)
+        forms = {".html": lambda: self.to_html(full=True), ".svg": self.to_svg, ".txt": self.to_text}
+        if target.suffix not in forms:
+            raise OptionError(f"a picture is saved as .html, .svg, .png or .txt; got {target.name!r}")
+        target.write_text(forms[target.suffix](), encoding="utf-8")
+        return target
 
     def placeholder(self) -> str:
         """Return the static picture as an ``<img>``, which every notebook host keeps, trusted or not."""

@@ -13,11 +13,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hfsdk.viz.comparison import ComparisonPicture, comparison_view
 from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
+from hfsdk.viz.drawn import PICTURES, picture_of
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
-from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
 
@@ -31,17 +30,27 @@ STILL_INTERVAL_S = 1.0
 def register(ipython: Any) -> None:
     """Register how every noun is drawn with a running IPython shell (``get_ipython()``)."""
     html = ipython.display_formatter.formatters["text/html"]
-    html.for_type_by_name("hfsdk.batch", "Batch", lambda obj: batch_html(obj.view()))
-    html.for_type_by_name("hfsdk.session.session", "Session", lambda obj: session_html(obj.view()))
-    html.for_type_by_name("hfsdk.pending", "Metrics", _metrics)
-    html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(obj.view()).to_html())
-    html.for_type_by_name("hfsdk.resharding", "ReshardReport", lambda obj: ReshardPicture(obj.view()).to_html())
-    html.for_type_by_name("hfsdk.comparison", "Comparison", lambda obj: ComparisonPicture(comparison_view(obj.view())).to_html())
-    html.for_type_by_name("hfsdk.trace", "Trace", lambda obj: TimelinePicture(timeline_view(obj)).to_html())
+    html.for_type_by_name("hfsdk.batch", "Batch", _or_text(lambda obj: batch_html(obj.view())))
+    html.for_type_by_name("hfsdk.session.session", "Session", _or_text(lambda obj: session_html(obj.view())))
+    html.for_type_by_name("hfsdk.pending", "Metrics", _or_text(_metrics))
+    for module, name in PICTURES:
+        html.for_type_by_name(module, name, _or_text(lambda obj: picture_of(obj).to_html()))
     own = ipython.display_formatter.ipython_display_formatter
     own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)
     own.for_type_by_name("hfsdk.session.views", "LiveTrace", show_trace)
     own.for_type_by_name("hfsdk.session.running", "Run", show_run)
+
+
+def _or_text(draw: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    """Return a formatter that never raises: where drawing fails, the object's text form is shown."""
+
+    def safe(obj: Any) -> str | None:
+        try:
+            return draw(obj)
+        except Exception:  # a repr never raises, whatever state the object is in
+            return None
+
+    return safe
 
 
 def _metrics(obj: Any) -> str | None:

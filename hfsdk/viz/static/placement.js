@@ -1,7 +1,7 @@
 // Who lives where: nodes > devices as columns, in each a stack of shards and its memory, planned against measured.
 function render({ model, el }) {
   const f = frame(el, "placement");
-  let marks = [], current = -1;
+  let marks = [], current = -1, meshRole = "", meshOrder = 0;
 
   const rowsOf = (shard, role, device) => [
     ["row", String(shard.row)],
@@ -13,21 +13,87 @@ function render({ model, el }) {
     ...(role.weights ? [["weights", role.weights]] : []),
     ...(shard.rollout_replica === null ? [] : [["rollout", `${role.rollout}, replica ${shard.rollout_replica}`]]),
     ["layout", role.train || "none"],
+    ...groupRows(shard, role),
     ["dtype", role.dtype],
     ["state", role.state],
     ["memory predicted", fmtBytes(shard.planned_bytes)],
     ["memory measured", fmtBytes(shard.measured_bytes)],
   ];
 
+  // ranks that differ from this one along one axis only: its group on that axis
+  const AXES = ["tp", "pp", "dp"], DASHES = { tp: null, pp: "5 2", dp: "1.5 2.5" };
+  const along = (a, b) => { const differ = AXES.filter((k) => a[k] !== b[k]); return differ.length === 1 ? differ[0] : null; };
+  const shardsOf = (role) => marks.filter((m) => m.shard && m.role === role.name).map((m) => m.shard);
+  function groupRows(shard, role) {
+    return !role.train ? [] : AXES.map((axis) => {
+      const ranks = shardsOf(role).filter((o) => o.rank === shard.rank || along(o, shard) === axis).map((o) => o.rank).sort((a, b) => a - b);
+      return ranks.length > 1 ? [`${axis} group`, "ranks " + (ranks.length > 12 ? ranks.slice(0, 11).join(" ") + " …" : ranks.join(" "))] : null;
+    }).filter(Boolean);
+  }
   function point(i, x, y, spoken) {
     const m = marks[i];
     if (!m) return;
-    f.showTip(x, y, m.heading, m.rows, spoken);
-    for (const other of marks) other.node.classList.toggle("hf-faded", m.role !== null && other.role !== m.role);
+    f.showTip(x, y, m.heading, typeof m.rows === "function" ? m.rows() : m.rows, spoken);
+    for (const other of marks) {
+      other.node.classList.toggle("hf-faded", m.role !== null && other.role !== m.role);
+      const axis = m.shard && other.shard && other.role === m.role && other !== m ? along(m.shard, other.shard) : null;
+      outline(other, m.shard && other.shard === m.shard ? "self" : axis);
+    }
+  }
+  // the group a mark shares with the one looked at, told by the dashes of its outline
+  function outline(m, axis) {
+    if (!m.shard) return;
+    for (const node of [m.node.firstChild, m.cell].filter(Boolean)) {
+      node.classList.toggle("hf-current", axis !== null);
+      if (axis) m.node.setAttribute("data-group", axis); else m.node.removeAttribute("data-group");
+      if (node.dataset.dash === undefined) node.dataset.dash = node.getAttribute("stroke-dasharray") || "";
+      const dash = axis && axis !== "self" ? DASHES[axis] : axis === "self" ? null : node.dataset.dash;
+      if (dash) node.setAttribute("stroke-dasharray", dash); else node.removeAttribute("stroke-dasharray");
+    }
   }
   function leave() {
     f.hideTip();
-    for (const m of marks) m.node.classList.remove("hf-faded");
+    for (const m of marks) { m.node.classList.remove("hf-faded"); outline(m, null); }
+  }
+
+  // one role's ranks as a mesh: a column per pipeline stage, a row per replica (dp), in each the tp ranks side by side
+  function mesh(view, host) {
+    const roles = view.roles.filter((r) => r.train && shardsOf(r).length > 1);
+    if (!roles.length) return;
+    const details = H("details", { class: "hf-mesh", ...(view.density === "tiny" ? {} : { open: "" }) }, host);
+    H("summary", {}, details, "Mesh: who stands where in a role's layout");
+    const pick = H("select", { "aria-label": "role", "data-lm-suppress-shortcuts": "true" }, details);
+    for (const r of roles) H("option", { value: r.name }, pick, `${r.name} ${r.train}`);
+    const order = H("select", { "aria-label": "order of the ranks", "data-lm-suppress-shortcuts": "true" }, details);
+    for (const text of ["ranks here (tp, dp, pp)", "G numbers of the paper (tp, pp, dp)"]) H("option", {}, order, text);
+    if (!roles.some((r) => r.name === meshRole)) meshRole = roles[0].name;
+    pick.value = meshRole;
+    order.selectedIndex = meshOrder;
+    const place = H("div", {}, details);
+    const again = () => {
+      meshRole = pick.value; meshOrder = order.selectedIndex;
+      const role = roles.find((r) => r.name === meshRole), mine = marks.filter((m) => m.shard && m.role === meshRole);
+      const size = (k) => 1 + Math.max(...mine.map((m) => m.shard[k])), [tp, pp, dp] = AXES.map(size);
+      const w = tp * pp > 32 ? 15 : 30, h = tp * pp > 32 ? 13 : 20, stage = tp * w + 14, width = 64 + pp * stage, height = 20 + dp * (h + 6);
+      const svg = S("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "font-size": w < 20 ? 7.5 : 10, "aria-label": `${meshRole}: ${pp} stages of ${tp} ranks, ${dp} times` });
+      for (let p = 0; p < pp; p++) S("text", { x: 64 + p * stage, y: 12, class: "hf-sub", "font-size": 10 }, svg, pp > 1 ? `pp ${p}` : "tp 0 …");
+      for (let d = 0; d < dp; d++) S("text", { x: 4, y: 20 + d * (h + 6) + h * 0.7, class: "hf-sub", "font-size": 10 }, svg, `dp ${d}`);
+      for (const m of marks) m.cell = null;
+      for (const m of mine) {
+        const s = m.shard, x = 64 + s.pp * stage + s.tp * w, y = 20 + s.dp * (h + 6), g = S("g", { class: "hf-mark hf-cell", "data-rank": s.rank, "data-row": s.row }, svg);
+        m.cell = S("rect", { x, y, width: w - 2, height: h, rx: 2, fill: alpha(role.color, 0.16 + (0.5 * s.tp) / Math.max(1, tp)), stroke: role.color }, g);
+        const paper = "G" + (1 + s.dp * pp * tp + s.pp * tp + s.tp);
+        S("text", { x: x + (w - 2) / 2, y: y + h * 0.7, "text-anchor": "middle", class: "hf-fg" }, g, meshOrder ? paper : String(s.rank));
+        const i = marks.indexOf(m);
+        g.addEventListener("mousemove", (ev) => point(i, ev.clientX, ev.clientY, false));
+        g.addEventListener("mouseleave", leave);
+      }
+      place.replaceChildren(svg);
+    };
+    pick.onchange = order.onchange = again;
+    again();
+    const legend = H("div", { class: "hf-legend" }, details);
+    for (const axis of AXES) swatch(legend, `same ${axis} group`, (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, fill: "none", class: "hf-current", "stroke-dasharray": DASHES[axis] }, s));
   }
   function addMark(node, info) {
     node.classList.add("hf-mark");
@@ -125,10 +191,10 @@ function render({ model, el }) {
             S("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, card, s.place);
             if (s.note) S("text", { x: right, y: y + 28, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, s.note);
           } else {
-            S("text", { x: tx, y: y + L.card - 4, "font-size": tiny ? 8.5 : 10, class: "hf-fg" }, card, tiny ? role.letter : role.short);
+            S("text", { x: tx, y: y + L.card - 4, "font-size": tiny ? 8.5 : 10, class: "hf-fg" }, card, tiny ? role.letter : fitText(role.short, g.inner - s.short.length * 5.4));
             S("text", { x: right, y: y + L.card - 4, "text-anchor": "end", "font-size": tiny ? 8.5 : 9.5, class: "hf-sub" }, card, s.short);
           }
-          addMark(card, { role: role.name, col: g.col, heading: `${role.name} on device ${device.number}`, rows: rowsOf(s, role, device) });
+          addMark(card, { role: role.name, col: g.col, shard: s, heading: `${role.name} on device ${device.number}`, rows: () => rowsOf(s, role, device) });
           y += L.card + L.card_gap;
         }
         if (!device.shards.length) S("text", { x: g.x + g.pad, y: y + 12, "font-size": 10, "font-style": "italic", class: "hf-sub" }, svg, tiny ? "–" : "no role here");
@@ -147,6 +213,7 @@ function render({ model, el }) {
     swatch(marksLegend, "measured memory", (s) => S("rect", { x: 1, y: 1, width: 14, height: 8, fill: "#77808a" }, s));
     swatch(marksLegend, "not measured", (s) => S("rect", { x: 1, y: 1, width: 14, height: 8, fill: "none", class: "hf-edge", "stroke-dasharray": "3 2" }, s));
     if (tiny) H("span", {}, marksLegend, "numbers are tp.pp.dp");
+    mesh(v, f.below);
     if (current >= 0) mark();
   }
 

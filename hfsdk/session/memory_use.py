@@ -1,0 +1,92 @@
+"""``session.memory``: what every device holds through one step, as planned and as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.placement import Placement
+from hfsdk.planner.memory import DeviceMemory, device_bytes
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import ClusterSpec
+from hfsdk.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PARTS = ("weights", "gradients", "optimizer", "rollout", "kv_cache")
+"""What a worker's tensors are for; ``rollout`` is the generating engine's copy, beyond the trainer's weights."""
+GAUGES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
+"""Resident in host memory; torch's tensors on a GPU; what torch holds of the GPU."""
+
+
+class MemoryUse:
+    """Bytes per device through one step: the tensors after every call, the process all along, and what was planned.
+
+    In a notebook it draws itself. The numbers were taken when spans ended; what a call needed in between is in the peaks of the
+    process only as far as a span ended there.
+    """
+
+    def __init__(
+        self, trace: Trace, roles: Iterable[RoleSpec], placement: Placement | None, cluster: ClusterSpec, title: str
+    ) -> None:
+        self.trace, self._cluster, self._title = trace, cluster, title
+        planned = () if placement is None else device_bytes(roles, placement, cluster)
+        self._planned = {estimate.device: estimate for estimate in planned}
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data: for every device planned parts, the tensors after each call, and the gauges at each span's end."""
+        numbers = sorted({*self._planned, *(s.device for s in self.trace if s.device is not None)})
+        return {
+            "title": self._title, "duration_s": self.trace.duration_s,
+            "devices": [self._device(number) for number in numbers],
+        }  # fmt: skip
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per device and call: start_s, end_s, the parts in bytes (see ``PARTS``) and the gauges at its end."""
+        import pandas as pd
+
+        rows = [{"device": d["device"], **call} for d in self.view()["devices"] for call in d["calls"]]
+        return pd.DataFrame(rows, columns=["device", "row", "call", "start_s", "end_s", *(f"{p}_bytes" for p in PARTS), *GAUGES])
+
+    def _device(self, number: int) -> dict[str, Any]:
+        estimate, origin = self._planned.get(number), self.trace.start_ns
+        calls, samples = [], []
+        for row, span in enumerate(self.trace.spans):
+            if span.device != number or span.end_ns is None or span.predicted:
+                continue
+            end_s, gauges = (span.end_ns - origin) / 1e9, {k: span.attrs.get(k) for k in GAUGES}
+            if gauges["rss_bytes"] is not None:
+                samples.append([end_s, *gauges.values()])
+            if not span.parent and any(f"{p}_bytes" in span.attrs for p in PARTS):
+                parts = {f"{p}_bytes": int(span.attrs.get(f"{p}_bytes", 0)) for p in PARTS}
+                when = {"start_s": (span.start_ns - origin) / 1e9, "end_s": end_s}
+                calls.append({"row": row, "call": f"{span.role}.{span.method}", **when, **parts, **gauges})
+        spec = self._cluster.devices[number]
+        return {
+            "device": number, "name": spec.name, "limit_bytes": spec.memory_bytes,
+            "planned": None if estimate is None else _planned(estimate), "calls": calls, "samples": sorted(samples),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        lines = [f"{self._title}: bytes per device, in GB"]
+        for device in self.view()["devices"]:
+            planned, calls = device["planned"], device["calls"]
+            words = [] if planned is None else [f"{planned['asked'] / 1e9:.2f} planned at most"]
+            if calls:
+                last = calls[-1]
+                words += [f"{p} {last[f'{p}_bytes'] / 1e9:.2f}" for p in PARTS if last[f"{p}_bytes"]]
+                words.append(f"the process {max(s[1] for s in device['samples']) / 1e9:.2f} at most")
+            lines.append(f"  device {device['device']}: " + (", ".join(words) or "nothing planned, nothing measured"))
+        return "\n".join(lines)
+
+
+def _planned(estimate: DeviceMemory) -> Mapping[str, int]:
+    """Return the parts that stay, in the order of ``PARTS``, what the greediest call needs besides, and their sum."""
+    roles = list(estimate.roles.values())
+    parts = {
+        "process": estimate.process, "weights": sum(r.weights for r in roles), "gradients": sum(r.gradients for r in roles),
+        "optimizer": sum(r.optimizer for r in roles), "rollout": sum(r.rollout_weights for r in roles),
+        "kv_cache": sum(r.kv_cache for r in roles),
+    }  # fmt: skip
+    return {**parts, "working": max(0, estimate.asked - sum(parts.values())), "asked": estimate.asked}

@@ -1,0 +1,10 @@
+"""What a lower layer asks of a higher one without importing it: filled in by ``hfsdk/__init__.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+write_report: list[Callable[[Any, Path, Any], Path]] = []
+"""Writes a session's report: (session, path, batch or None) -> the path."""

@@ -1,0 +1,42 @@
+"""Which picture every noun has, found by the name of its class: nothing of what they need is imported for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hfsdk.errors import OptionError
+from hfsdk.viz.comparison import ComparisonPicture, comparison_view
+from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
+from hfsdk.viz.frame import Picture
+from hfsdk.viz.memory import MemoryPicture, memory_view
+from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.resharding import ReshardPicture
+from hfsdk.viz.timeline import TimelinePicture, timeline_view
+
+PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
+    ("hfsdk.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
+    ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(obj.view()),
+    ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(obj.view()),
+    ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
+    ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view(), live=obj.running)),
+    ("hfsdk.session.views", "PlacementPicture"): lambda obj: PlacementPicture(placement_view(obj.view())),
+    ("hfsdk.session.views", "LiveTrace"): lambda obj: TimelinePicture(timeline_view(obj.snapshot())),
+    ("hfsdk.trace", "Trace"): lambda obj: TimelinePicture(timeline_view(obj)),
+}
+
+
+def picture_of(obj: Any) -> Picture:
+    """Return the picture of a noun, as it is now; a picture is its own.
+
+    Raises:
+        OptionError: there is none for objects of this type.
+    """
+    if isinstance(obj, Picture):
+        return obj
+    for kind in type(obj).__mro__:
+        make = PICTURES.get((kind.__module__, kind.__qualname__))
+        if make is not None:
+            return make(obj)
+    drawn = ", ".join(sorted({name for _, name in PICTURES}))
+    raise OptionError(f"there is no picture of a {type(obj).__name__}; there are of {drawn}")
