@@ -11,13 +11,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from hfsdk.batch import Batch
     from hfsdk.resharding import ReshardPlan
     from hfsdk.trace import Traced
     from hfsdk.viz.resharding import ParameterPicture
     from hfsdk.viz.timeline import TimelinePicture
+    from hfsdk.viz.tokens import TokensPicture
 
 
 def register_hooks() -> bool:
@@ -62,6 +67,36 @@ def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> Timeline
     from hfsdk.viz.timelines import timelines_picture as draw
 
     return draw(traces, title)
+
+
+def tokens_picture(
+    batch: Batch,
+    rows: slice | Sequence[int] | Any = None,
+    *,
+    new: str | Batch | None = None,
+    old: str = "old_log_probs",
+    clip: float = 0.2,
+    clip_high: float | None = None,
+    color: str | None = None,
+) -> TokensPicture:
+    """Draw prompts and responses token by token; what ``batch.tokens(...)`` shows, with ``to_html``, ``to_svg``, ``to_text``.
+
+    Args:
+        batch: has responses; waits for its columns.
+        rows: which samples, e.g. ``range(8)``; the first 64 when not given.
+        new: log-probabilities under the policy as it is now: a column, or ``actor.compute_log_probs(batch)`` after an update.
+        old: column of the ratio's denominator.
+        clip: epsilon of the ratio: tokens that it leaves without gradient are marked.
+        clip_high: upper epsilon, where it differs.
+        color: what colours the tokens at first, e.g. ``"kl"``.
+
+    Raises:
+        ColumnError: a column is missing or has other lengths.
+        OptionError: an option is out of its range.
+    """
+    from hfsdk.viz.tokens import TokensPicture, tokens_view
+
+    return TokensPicture(tokens_view(batch.tokens(rows, new=new, old=old, clip=clip, clip_high=clip_high, color=color)))
 
 
 def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:

@@ -20,6 +20,7 @@ from hfsdk.viz.placement import PlacementPicture, placement_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
+from hfsdk.viz.tokens import TokensPicture, tokens_view
 
 WALL_CLOCK_NS = 10**18
 """Spans before this (2001) are on the virtual clock of a simulation."""
@@ -32,6 +33,7 @@ def register(ipython: Any) -> None:
     """Register how every noun is drawn with a running IPython shell (``get_ipython()``)."""
     html = ipython.display_formatter.formatters["text/html"]
     html.for_type_by_name("hfsdk.batch", "Batch", lambda obj: batch_html(obj.view()))
+    html.for_type_by_name("hfsdk.tokens", "Tokens", lambda obj: TokensPicture(tokens_view(obj)).to_html())
     html.for_type_by_name("hfsdk.session.session", "Session", lambda obj: session_html(obj.view()))
     html.for_type_by_name("hfsdk.pending", "Metrics", _metrics)
     html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(obj.view()).to_html())
