@@ -77,7 +77,7 @@ class Drawing:
         if self.numbers is not None and self.field is not None:
             drawn = self._box(x, y, width, strength(float(self.numbers[at]), self.field), row)
         if self.clipped[at]:
-            drawn += tag("rect", x=x, y=y, width=width, height=20, fill="url(#hf-clipped)", class_="edge", stroke_dasharray="3 2")
+            drawn += _clip_mark(x, y, width)
         return drawn + label
 
     def _box(self, x: float, y: float, width: float, t: float | None, row: int | None) -> str:
@@ -108,10 +108,16 @@ class Drawing:
         clip = self.view["clip"]
         if clip and clip["known"]:
             y += 26
-            parts.append(tag("rect", x=2, y=y, width=20, height=16, fill="url(#hf-clipped)", class_="edge", stroke_dasharray="3 2"))
+            parts.append(_clip_mark(2, y - 2, 20))
             text = f"clipped, zero gradient: ratio > {1 + clip['high']:g} with A > 0, < {1 - clip['low']:g} with A < 0"
             parts.append(svg_text(28, y + 12, text, class_="sub"))
         return "".join(parts), y + 22
+
+
+def _clip_mark(x: float, y: float, width: float) -> str:
+    """Cross-hatch the lower edge only, so that the text stays readable."""
+    strip = tag("rect", x=x, y=y + 14.5, width=width, height=5.5, fill="url(#hf-clipped)")
+    return strip + tag("rect", x=x, y=y, width=width, height=20, fill="none", class_="edge", stroke_dasharray="3 2")
 
 
 def _score(score: float | str | None) -> str:
@@ -121,6 +127,6 @@ def _score(score: float | str | None) -> str:
 
 
 _PATTERN = (
-    '<defs><pattern id="hf-clipped" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M0,0H5M0,0V5" stroke-opacity="0.5" fill="none" class="edge"/></pattern></defs>'
+    '<defs><pattern id="hf-clipped" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path d="M0,0H4M0,0V4" fill="none" class="edge"/></pattern></defs>'
 )

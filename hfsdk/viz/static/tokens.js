@@ -21,23 +21,23 @@ min-height:22px;padding:0 4px;max-width:230px;box-sizing:border-box}
 .hf-tokens .hf-panes.hf-side{grid-template-columns:repeat(auto-fit,minmax(230px,1fr))}
 .hf-tokens .hf-pane.hf-chosen>.hf-head{border-color:var(--hf-busy)}
 .hf-tokens .hf-head{display:flex;flex-wrap:wrap;gap:2px 12px;border-bottom:2px solid var(--hf-line);margin-bottom:6px;padding-bottom:2px}
-.hf-tokens .hf-flow{line-height:1.9;font-family:var(--jp-code-font-family,ui-monospace,"DejaVu Sans Mono",monospace);font-size:12.5px;overflow-wrap:anywhere}
-.hf-tokens .hf-tok{display:inline-block;line-height:1.3;padding:1px 2px;margin:0 1px 1px 0;border-radius:2px;border:0 solid transparent;
+.hf-tokens .hf-flow{line-height:2;font-family:var(--jp-code-font-family,ui-monospace,"DejaVu Sans Mono",monospace);font-size:12.5px;overflow-wrap:anywhere}
+.hf-tokens .hf-tok{display:inline-block;line-height:1.3;padding:1px 2px 5px;margin:0 1px 1px 0;border-radius:2px;border:0 solid transparent;
 border-width:2px 0;white-space:pre-wrap;cursor:default;unicode-bidi:isolate;min-width:.5em;text-align:center;max-width:100%;box-sizing:border-box}
 .hf-tokens .hf-tok small{display:block;font-size:9px;line-height:1.1;font-variant-numeric:tabular-nums}
 .hf-tokens .hf-given{color:var(--hf-dim);background:var(--hf-panel)}
 .hf-tokens .hf-bytes{font-style:italic;font-size:10px}
 .hf-tokens .hf-nan{outline:1px dashed var(--hf-dim);outline-offset:-1px;font-style:italic}
-.hf-tokens .hf-clipped{outline:1.5px dashed var(--hf-fg);outline-offset:-1px;background-image:
-repeating-linear-gradient(45deg,color-mix(in srgb,var(--hf-fg) 38%,transparent) 0 1px,transparent 1px 5px),
-repeating-linear-gradient(-45deg,color-mix(in srgb,var(--hf-fg) 38%,transparent) 0 1px,transparent 1px 5px)}
+.hf-tokens .hf-clipped{outline:1.5px dashed var(--hf-fg);outline-offset:-1px;background-repeat:no-repeat;background-size:100% 6px;
+background-position:bottom;background-image:repeating-linear-gradient(45deg,var(--hf-fg) 0 1px,transparent 1px 4px),
+repeating-linear-gradient(-45deg,var(--hf-fg) 0 1px,transparent 1px 4px)}
 .hf-tokens .hf-hit{text-decoration:underline wavy var(--hf-bad) 1.5px;text-underline-offset:2px}
 .hf-tokens .hf-tok.hf-current{outline:2px solid var(--hf-mark);outline-offset:0}
 .hf-tokens .hf-end{color:var(--hf-dim);font-size:11px;margin-left:6px}
-.hf-tokens .hf-scale{display:inline-flex;flex-direction:column;align-items:stretch;gap:1px!important}
-.hf-tokens .hf-scale>span{display:flex!important;gap:0!important}.hf-tokens .hf-scale i{width:22px;height:11px;box-sizing:border-box;border:0 solid transparent;border-width:2px 0}
+.hf-tokens .hf-scale{display:inline-flex;flex-direction:column;align-items:stretch!important;gap:1px!important}
+.hf-tokens .hf-scale>span{display:flex!important;gap:0!important}.hf-tokens .hf-scale i{flex:1 0 26px;height:12px;box-sizing:border-box;outline:.5px solid var(--hf-line);border:0 solid transparent;border-width:2px 0}
 .hf-tokens .hf-scale>span:last-child{justify-content:space-between;gap:10px!important}
-.hf-tokens .hf-sample{width:16px;height:12px;min-width:0;padding:0}
+.hf-tokens .hf-sample{width:16px;height:13px;min-width:0;padding:0}
 @media (max-width:760px){.hf-tokens .hf-host{flex-direction:column}.hf-tokens .hf-list{width:100%;max-height:180px;border:0}.hf-tokens .hf-panes{width:100%}}
 @media print{.hf-tokens .hf-list,.hf-tokens .hf-panes{max-height:none}.hf-tokens .hf-tok{print-color-adjust:exact}}`;
 
