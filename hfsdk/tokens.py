@@ -106,7 +106,7 @@ class Tokens:
         lengths = table.ragged("response").lengths
         for name in (new, old) if new is not None else ():
             check_per_token(table, name, lengths)
-        ids = [table.ragged(name).flat for name in ("prompt", "response") if isinstance(table.get(name), Ragged)]
+        ids = [c.flat for name, c in table.items() if name in ("prompt", "response") and isinstance(c, Ragged)]
         used = [int(i) for i in np.unique(np.concatenate(ids))] if sum(map(len, ids)) else []
         vocabulary = dict(zip(used, token_bytes(used) if used else [], strict=True))
         return cls(table, rows, num_rows, first_rows, vocabulary, new, old, float(clip), clip_high, color)

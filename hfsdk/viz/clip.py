@@ -87,7 +87,7 @@ def clip_view(batch: Batch, new: str | Batch, old: str, clip: float, clip_high: 
     columns = {"new": newer, "old": table[old], "advantages": table["advantages"]}
     for name, column in columns.items():
         if not isinstance(column, Ragged) or not np.array_equal(column.lengths, table.ragged("advantages").lengths):
-            raise ColumnError(f"clip_picture: the column for {name!r} does not have one number per response token, as advantages has")
+            raise ColumnError(f"clip_picture: the column for {name!r} does not have one number per response token; advantages has")
     name = "new log-probs" if isinstance(new, Kind) else str(new)
     high = float(clip if clip_high is None else clip_high)
     flats = [c.flat for c in columns.values() if isinstance(c, Ragged)]
@@ -211,7 +211,7 @@ def _svg(view: Mapping[str, Any]) -> str:
     middle, plot = 60 + HALF, WIDTH - LEFT - RIGHT
 
     def x_of(log_ratio: float) -> float:
-        return LEFT + (log_ratio + view["span"]) / (2 * view["span"]) * plot
+        return LEFT + (log_ratio + float(view["span"])) / (2 * float(view["span"])) * plot
 
     parts = [svg_text(2, 15, view["title"], font_weight=600, font_size=13), svg_text(2, 33, view["summary"], class_="sub")]
     for k, (pos, pos_cut, neg, neg_cut, zero) in enumerate(counts):

@@ -89,7 +89,7 @@ def credit_view(batch: Batch, row: int, gamma: float, lam: float) -> CreditView:
     score = float(np.asarray(table["scores"])[0]) if "scores" in table else None
     response = [int(t) for t in table.ragged("response")[0]]
     shown = [visible(tokens.vocabulary[t].decode("utf-8", "backslashreplace")) for t in response]
-    kl = _numbers(table["kl"], "kl") if isinstance(table.get("kl"), Ragged) else None
+    kl = _numbers(table["kl"], "kl") if "kl" in table and isinstance(table["kl"], Ragged) else None
     view: CreditView = {
         "picture": "credit", "title": f"credit for sample {row}", "summary": "", "row": int(row),
         "first_row": int(tokens.first_rows[0]), "tokens": shown, "gamma": float(gamma), "lam": float(lam), "columns": columns,
@@ -108,8 +108,10 @@ def whitening_words(whitening: Whitening, known: bool) -> str:
     if not known:
         return "the batch has no advantages yet: the line is missing"
     if whitening.state == "whitened":
+        mean = whitening.mean or 0.0
+        shift = f"A {'−' if mean >= 0 else '+'} {abs(mean):.4g}"
         return (
-            f"the batch's advantages are whitened over all its tokens, (A − {whitening.mean:.4g}) / {whitening.std:.4g}; "
+            f"the batch's advantages are whitened over all its tokens, ({shift}) / {whitening.std:.4g}; "
             "drawn here before whitening (returns − values)"
         )
     return {
@@ -196,6 +198,8 @@ def _summary(view: CreditView) -> str:
     words += f", gamma {view['gamma']:g}, lambda {view['lam']:g}: "
     if gap is None:
         return words + "the batch has no advantages to compare with"
+    if math.isnan(gap):
+        return words + "not to be compared with the batch's advantages, for not all numbers are finite"
     own = np.abs(unpack(view["columns"]["own"])).max()
     if gap <= AGREES * max(1.0, float(own)):
         return words + f"equal to the batch's own advantages (largest difference {gap:.1e})"

@@ -27,7 +27,7 @@ def credit_svg(view: Mapping[str, Any]) -> str:
     draw.bars("deltas", deltas, 70, arriving=weights * deltas)
     draw.bars("weight (γλ)^k", weights, 36, hatched=True, color=GREY)
     draw.bars("advantages", advantages, 80, hatched=True, line=columns.get("own"))
-    draw.bars("returns", advantages + columns["values"], 50, hatched=True, line=columns.get("returns"))
+    draw.bars("returns", advantages + columns["values"], 50, hatched=True, color=GREEN, line=columns.get("returns"))
     return draw.document()
 
 
@@ -41,12 +41,17 @@ class _Panels:
         self.y = 48.0
         if not self.count:
             self.parts.append(svg_text(LEFT, self.y + 14, "no response tokens", class_="sub"))
-        for k, token in enumerate(view["tokens"][: self.count]):
-            x, short = LEFT + (k + 0.5) * self.cell, token[:6]
-            turn = f"rotate(-90 {x:.1f} {self.y + 36})" if len(short) * 7 > self.cell else None
-            place = {"x": x + 4, "text_anchor": "start"} if turn else {"x": x, "text_anchor": "middle"}
-            self.parts.append(svg_text(y=self.y + 36, text=token[:6], font_family="monospace", transform=turn, **place))
-        self.y += 46
+        words = [token[:6] for token in view["tokens"][: self.count]]
+        turned = max(map(len, words), default=0) * 7 > self.cell
+        self.y += 36 if turned else 0
+        for k, word in enumerate(words):
+            x = LEFT + (k + 0.5) * self.cell
+            place: dict[str, Any] = {"text_anchor": "middle"}
+            if turned:
+                x += 4
+                place = {"text_anchor": "start", "transform": f"rotate(-90 {x:.1f} {self.y:g})"}
+            self.parts.append(svg_text(x, self.y, word, font_family="monospace", **place))
+        self.y += 10
 
     def bars(
         self, name: str, numbers: Array, height: float, *, color: str | None = None, hatched: bool = False,

@@ -101,14 +101,14 @@ def tokens_view(tokens: Tokens) -> TokensView:
     if tokens.color is not None and tokens.color not in known:
         raise OptionError(f"color={tokens.color!r} is none of the numbers per token there are: {', '.join(known) or 'none'}")
     ids = {token: i for i, token in enumerate(tokens.vocabulary)}
-    prompts = table.get("prompt")
+    prompts = next((c for name, c in table.items() if name == "prompt" and isinstance(c, Ragged)), None)
     samples: list[SampleView] = []
     facts = {n: c for n, c in table.items() if not isinstance(c, Ragged)}
     for i, row in enumerate(tokens.rows):
         numbers, words = _facts(facts, i)
         samples.append({
             "row": int(row), "first_row": int(tokens.first_rows[i]),
-            "prompt": [ids[int(t)] for t in prompts[i]] if isinstance(prompts, Ragged) else [],
+            "prompt": [ids[int(t)] for t in prompts[i]] if prompts is not None else [],
             "response": [ids[int(t)] for t in response[i]], "numbers": numbers, "words": words,
         })  # fmt: skip
     shown, total = len(samples), tokens.num_rows
@@ -288,7 +288,7 @@ def _word(token_id: int, raw: bytes) -> list[Any]:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         return [token_id, visible(raw.decode("utf-8", "backslashreplace")), "", raw.hex()]
-    shown = visible(text)
+    shown = visible(text) or f"‹{token_id}›"
     return [token_id, shown, None if shown == text else text, None]
 
 

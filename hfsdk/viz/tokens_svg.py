@@ -86,7 +86,7 @@ class Drawing:
             return tag("rect", x=x, y=y, width=width, height=20, fill="none", class_="edge", stroke_dasharray="2 2", data_row=row)
         sequential = self.field["kind"] == "sequential"
         color = STRONG if sequential else NEGATIVE if t < 0 else POSITIVE
-        box = tag("rect", x=x, y=y, width=width, height=20, rx=2, fill=color, fill_opacity=0.76 * abs(t) ** 0.8, data_row=row)
+        box = tag("rect", x=x, y=y, width=width, height=20, rx=2, fill=color, fill_opacity=0.64 * abs(t) ** 0.8, data_row=row)
         if not sequential and abs(t) > 0.04:
             box += tag("rect", x=x, y=y if t > 0 else y + 18, width=width, height=2, fill=color)
         return box

@@ -103,8 +103,13 @@ function render({ model, el }) {
       bars.push({ b, left, w });
     });
     S("line", { x1: LEFT, x2: LEFT + plot, y1: middle, y2: middle, class: "hf-edge" }, svg);
-    for (const t of [0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 5, 10, 20]) if (Math.abs(Math.log(t)) <= view.span)
+    const drawn = [];
+    for (const t of [1, 0.5, 2, 0.2, 5, 0.1, 10, 0.05, 20, 0.8, 1.25, 0.9, 1.1]) {
+      const at = x(Math.log(t));
+      if (Math.abs(Math.log(t)) > view.span || drawn.some((d) => Math.abs(d - at) < 30)) continue;
+      drawn.push(at);
       S("text", { x: x(Math.log(t)), y: middle + HALF + 14, "text-anchor": "middle", class: "hf-sub", "font-size": 10 }, svg, digits(t));
+    }
     for (const [bound, side] of [[1 - low, "end"], [1 + high, "start"]]) {
       if (Math.abs(Math.log(bound)) > view.span) continue;
       const at = x(Math.log(bound));

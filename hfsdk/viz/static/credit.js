@@ -97,19 +97,20 @@ function render({ model, el }) {
     const hatch = hatches(svg), highlight = S("rect", { class: "hf-idlefill hf-chosen" }, svg);
     let y = 8;
     if (n) {
+      const longest = Math.max(...view.tokens.slice(from, to).map((t) => Math.min(7, t.length))), turn = longest * 7.2 > cell;
+      if (!turn) y -= 24;
       for (let k = from; k < to; k++) {
-        const word = view.tokens[k].slice(0, 7), x = columnsAt(k) + cell / 2, turn = word.length * 7.2 > cell && cell < 44;
+        const word = view.tokens[k].slice(0, 7), x = columnsAt(k) + cell / 2;
         if (cell < 9 && k % 5 && k !== chosen) continue;
         S("text", { x: turn ? x + 4 : x, y: y + 36, "text-anchor": turn ? "start" : "middle", "font-family": "monospace", class: "hf-fg", transform: turn ? `rotate(-90 ${x + 4} ${y + 36})` : null,
           "font-weight": k === chosen ? 700 : null }, svg, word);
       }
       y += 48;
       const add = (spec) => { const p = panel(svg, { y, ...spec }); y += spec.height + 16; return p; };
-      const rewards = add({ name: "rewards", hint: view.kl_coef === null ? "" : `−${num(view.kl_coef)} × KL`, numbers: col.rewards, height: 56, color: GREY });
+      const rewards = add({ name: "rewards", hint: [view.kl_coef ? `−${num(view.kl_coef)} KL` : "", view.score === null ? "" : `score ${num(view.score)}`].filter(Boolean).join(", "), numbers: col.rewards, height: 56, color: GREY });
       if (view.score !== null && n <= to) {
-        const x = columnsAt(n - 1), last = rewards.g.querySelector(`[data-k="${n - 1}"]`);
+        const last = rewards.g.querySelector(`[data-k="${n - 1}"]`);
         if (last) last.setAttribute("fill", view.score < 0 ? ORANGE : BLUE);
-        S("text", { x: x - 4, y: rewards.yOf(0) + (view.score < 0 ? 12 : -4), "text-anchor": "end", class: "hf-fg hf-score" }, rewards.g, `score ${num(view.score)} →`);
       }
       add({ name: "values", hint: "critic", numbers: col.values, height: 48, color: GREEN });
       add({ name: "deltas", hint: "r + γV′ − V", numbers: made.deltas, height: 76, outline: true, filled: made.arriving, hatch });
@@ -127,7 +128,7 @@ function render({ model, el }) {
   function speak(n, weight, to) {
     if (!n) { words.textContent = agreement.textContent = ""; return; }
     const last = n - 1, at = made.weights[last];
-    words.textContent = `A[${chosen}] “${view.tokens[chosen]}” = ${num(made.advantages[chosen])}; of the last token's delta ${num(made.deltas[last])} arrives ${num(at)} × = ${num(made.arriving[last])}` +
+    words.textContent = `A[${chosen}] “${view.tokens[chosen]}” = ${num(made.advantages[chosen])}; of the last token's delta ${num(made.deltas[last])} arrives ${num(at)} of it, ${num(made.arriving[last])}` +
       (weight > 0 && weight < 1 ? `; half is left after ${(Math.log(0.5) / Math.log(weight)).toFixed(1)} tokens` : weight === 1 ? "; nothing is lost on the way" : "; only its own delta counts");
     let gap = 0;
     if (col.own) made.advantages.forEach((a, t) => { const d = Math.abs(a - col.own[t]); gap = Number.isNaN(d) || d > gap ? d : gap; });
@@ -156,8 +157,9 @@ function render({ model, el }) {
   function point(k, x, y, spoken) {
     const own = (name) => (col[name] ? num(col[name][k]) : null);
     f.showTip(x, y, `“${view.tokens[k]}” token ${k}`, [
-      ["row in to_pandas", String(view.first_row + k)], ["reward", num(col.rewards[k])], ["value", num(col.values[k])], ["delta", num(made.deltas[k])],
-      ["k", k < chosen ? "before the chosen token" : String(k - chosen)], ["weight (γλ)^k", num(made.weights[k])], [`arrives at token ${chosen}`, num(made.arriving[k])],
+      ["row in to_pandas", String(view.first_row + k)], ["reward", num(col.rewards[k])],
+      ...(k === count() - 1 && view.score !== null ? [["of it the score", num(view.score)], ["of it the rest (KL penalty)", num(col.rewards[k] - view.score)]] : []), ["value", num(col.values[k])], ["delta", num(made.deltas[k])],
+      ["distance k", k < chosen ? "before the chosen token" : String(k - chosen)], ["weight (γλ)^k", num(made.weights[k])], [`arrives at token ${chosen}`, num(made.arriving[k])],
       ["advantage, recomputed", num(made.advantages[k])], ["advantage, batch's own", own("own")],
       ...(view.whitening.state === "whitened" ? [["the same, whitened", own("advantages")]] : []),
       ["return, recomputed", num(made.returns[k])], ["return, batch's own", own("returns")]], spoken);

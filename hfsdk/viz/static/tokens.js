@@ -13,6 +13,7 @@ min-height:22px;padding:0 4px;max-width:230px;box-sizing:border-box}
 .hf-tokens .hf-list{flex:0 0 auto;width:340px;max-height:440px;overflow:auto;border-right:1px solid var(--hf-line)}
 .hf-tokens .hf-list table{width:100%;margin:0!important}
 .hf.hf-tokens .hf-list td,.hf.hf-tokens .hf-list th{padding:2px 8px 2px 4px}
+.hf.hf-tokens .hf-list th{white-space:normal;max-width:74px}
 .hf-tokens .hf-list thead th{position:sticky;top:0;background:var(--hf-paper)!important;cursor:pointer}
 .hf-tokens .hf-list tbody tr{cursor:pointer}
 .hf-tokens .hf-list tr.hf-chosen{background:var(--hf-idle)!important;box-shadow:inset 3px 0 var(--hf-busy)}
@@ -42,12 +43,12 @@ repeating-linear-gradient(-45deg,var(--hf-fg) 0 1px,transparent 1px 4px)}
 @media print{.hf-tokens .hf-list,.hf-tokens .hf-panes{max-height:none}.hf-tokens .hf-tok{print-color-adjust:exact}}`;
 
 const f32 = Math.fround;
-function numText(x, signed) {
+function numText(x, signed, digits = 4) {
   if (x === undefined || x === null) return null;
   if (typeof x !== "number") return String(x);
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
-  const a = Math.abs(x), t = a !== 0 && (a < 1e-4 || a >= 1e7) ? a.toExponential(2) : String(Number(a.toPrecision(4)));
+  const a = Math.abs(x), t = a !== 0 && (a < 1e-4 || a >= 1e7) ? a.toExponential(digits - 2) : String(Number(a.toPrecision(digits)));
   return (x < 0 ? "−" : signed && x > 0 ? "+" : "") + t;
 }
 const OPS = {
@@ -150,7 +151,7 @@ function render({ model, el }) {
   }
   function paint(node, t, d) {
     if (t === null) { node.classList.add("hf-nan"); return; }
-    const hue = d.kind === "sequential" ? STRONG : t < 0 ? NEGATIVE : POSITIVE, share = Math.round(76 * Math.abs(t) ** 0.8);
+    const hue = d.kind === "sequential" ? STRONG : t < 0 ? NEGATIVE : POSITIVE, share = Math.round(64 * Math.abs(t) ** 0.8);
     node.style.backgroundColor = `color-mix(in srgb, ${hue} ${share}%, var(--hf-paper))`;
     if (d.kind !== "sequential" && Math.abs(t) > 0.04) node.style[t < 0 ? "borderBottomColor" : "borderTopColor"] = hue;
   }
@@ -216,7 +217,7 @@ function render({ model, el }) {
     const say = (label, x, signed) => { if (x !== undefined) H("span", x === null ? { class: "hf-missing" } : {}, head, x === null ? `${label} not measured` : `${label} ${numText(x, signed)}`); };
     say("score", n.scores === undefined ? null : n.scores, true);
     H("span", {}, head, `${n.tokens} token${n.tokens === 1 ? "" : "s"}`);
-    say("KL", n["sum of KL"]);
+    say("sum of KL", n["sum of KL"]);
     if (view.clip) H("span", view.clip.known ? {} : { class: "hf-missing" }, head, view.clip.known ? `${n["clipped tokens"]} clipped` : "clipping not known without advantages");
     if (n.group !== undefined) H("span", { class: "hf-dim" }, head, `prompt ${n.group}`);
     for (const k in s.words) if (s.words[k].length < 30) H("span", { class: "hf-dim" }, head, `${k.replace(/_/g, " ")} ${s.words[k]}`);
@@ -236,7 +237,7 @@ function render({ model, el }) {
       if (k < P) node.classList.add("hf-given");
       else {
         if (v) paint(node, strength(v[at], field), field);
-        if (printed && v) H("small", {}, node, numText(v[at]));
+        if (printed && v) H("small", {}, node, numText(v[at], false, 3));
         if (clippedAt[at]) node.classList.add("hf-clipped");
       }
       if (i === current && k === token) node.classList.add("hf-current");
