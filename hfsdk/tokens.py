@@ -17,7 +17,7 @@ NEW_LOG_PROBS = "new_log_probs"
 
 SHOWN_SAMPLES = 64
 """Samples shown when the caller does not choose."""
-SHOWN_TOKENS = 20_000
+SHOWN_TOKENS = 8_000
 """Response tokens shown when the caller does not choose, at most (one sample at least)."""
 MOST_TOKENS = 200_000
 """Response tokens that can be looked at together."""

@@ -78,7 +78,8 @@ class _Panels:
                 parts.append(tag("rect", x=x, y=top, width=width, height=height, fill="none", class_="edge", stroke_dasharray="2 2",
                                  data_row=row))  # fmt: skip
                 continue
-            own = color or (BLUE if value >= 0 else ORANGE)
+            scored = name == "rewards" and self.view["score"] is not None and k == len(self.view["tokens"]) - 1
+            own = color if color and not scored else BLUE if value >= 0 else ORANGE
             box = {"x": x, "width": width, "y": min(zero, y_of(value)), "height": max(0.6, abs(y_of(value) - zero))}
             if arriving is not None:
                 parts.append(tag("rect", **box, fill="none", stroke=own, stroke_width=0.8, data_row=row))

@@ -199,6 +199,9 @@ def _columns(tokens: Tokens) -> tuple[dict[str, Array], list[str]]:
             columns[name] = column.flat.astype(np.float32)
         else:
             ignored.append(f"{name}: not one number per response token")
+    same = {"kl", "ref_log_probs", tokens.old} <= set(columns)
+    if same and np.array_equal(columns["kl"], tokenmath.subtract(columns[tokens.old], columns["ref_log_probs"]), equal_nan=True):
+        del columns["kl"]  # it follows from the two, to the bit: the browser subtracts
     return columns, ignored
 
 
@@ -221,14 +224,15 @@ def _fields(tokens: Tokens, columns: Mapping[str, Array]) -> list[FieldView]:
     if "kl" in columns:
         add("kl", "KL k1 (old - reference)", "column", "kl")
     else:
-        add("kl", "KL k1 (old - reference)", "subtract", "old_log_probs", "ref_log_probs")
-    add("kl_k3", "KL k3", "k3", "old_log_probs", "ref_log_probs")
-    for name in ("old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy"):
-        add(name, LABELS[name], "column", name)
-    add("difference", "trainer - rollout log-prob", "subtract", "old_log_probs", "rollout_log_probs")
+        add("kl", "KL k1 (old - reference)", "subtract", old, "ref_log_probs")
+    add("kl_k3", "KL k3", "k3", old, "ref_log_probs")
+    labels = LABELS | {old: LABELS["old_log_probs"]} | ({new: "log-prob (new)"} if new is not None else {})
+    for name in (old, *([new] if new is not None else []), "ref_log_probs", "rollout_log_probs", "entropy"):
+        add(name, labels[name], "column", name)
+    add("difference", "trainer - rollout log-prob", "subtract", old, "rollout_log_probs")
     for name in columns:
         if name not in {f["name"] for f in found}:
-            add(name, name, "column", name)
+            add(name, labels.get(name, name), "column", name)
     return found
 
 

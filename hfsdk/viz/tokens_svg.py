@@ -11,7 +11,7 @@ from hfsdk.viz.tokens import clipped_tokens, field_values, offsets, strength
 POSITIVE, NEGATIVE, STRONG = "#2f7fd0", "#e0761b", "#8a63c9"
 WIDTH, LINE, CHAR, PAD = 980, 24, 7.0, 5.0
 MOST_SAMPLES, MOST_TOKENS, MOST_CHARS = 3, 240, 40
-PROMPT_TOKENS = 120
+PROMPT_TOKENS = 40
 
 
 class Drawing:
@@ -53,6 +53,9 @@ class Drawing:
         parts = [svg_text(2, y + 4, " · ".join(words), font_weight=600)]
         x, y = 2.0, y + 12
         cut = len(sample["prompt"]) - PROMPT_TOKENS
+        if cut > 0:
+            parts.append(svg_text(x, y + 14, "…", class_="sub", text_anchor="start"))
+            x += 14
         tokens: list[tuple[int, int | None]] = [(index, None) for index in sample["prompt"][max(0, cut) :]]
         tokens += [(index, k) for k, index in enumerate(sample["response"][:room])]
         for index, k in tokens:

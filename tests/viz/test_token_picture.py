@@ -80,7 +80,12 @@ def test_new_log_probs_come_by_name_or_as_a_batch():
     by_batch = hf.viz.tokens_picture(batch.drop("new_log_probs"), [3, 0], new=after)
     by_name = hf.viz.tokens_picture(batch, [3, 0], new="new_log_probs")
     assert np.array_equal(values_of(by_batch, "ratio"), values_of(by_name, "ratio"))
-    renamed = after.alias("before", "new_log_probs")
+    renamed = batch.alias("sampled", "old_log_probs").alias("old_log_probs", "new_log_probs")
+    swapped = hf.viz.tokens_picture(renamed, [3, 0], new="old_log_probs", old="sampled")
+    for name in ("ratio", "kl_k3", "difference"):
+        assert np.array_equal(values_of(swapped, name), values_of(by_name, name)), name
+    labels = {f["name"]: f["label"] for f in swapped.view["fields"]}
+    assert (labels["sampled"], labels["old_log_probs"]) == ("log-prob (old, trainer)", "log-prob (new)")
     with pytest.raises(hf.OptionError, match=r"clip must be between 0 and 1; got clip=1\.5"):
         batch.tokens(new="new_log_probs", clip=1.5)
     with pytest.raises(hf.ColumnError, match=r"reads 'newer'.*batch\.with_columns"):

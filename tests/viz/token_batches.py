@@ -18,7 +18,8 @@ from hfsdk.table import Ragged, Table, take
 TOKENIZER = FolderTokenizer(Path(hfsdk.__file__).parent / "assets" / "tiny")
 EOS = 258
 TEXTS = (
-    "a gripping, if uneven, thriller", " naïve 🙂\n\tand\x00 long", "</script><script>window.hacked=1</script>", "שלום \u202eabc", "",
+    "a gripping, if uneven, thriller",
+    " naïve 🙂\n\tand\x00 long", "</script><script>window.hacked=1</script>", "שלום \u202eabc", "",
 )  # fmt: skip
 
 

@@ -97,10 +97,10 @@ function render({ model, el }) {
     const hatch = hatches(svg), highlight = S("rect", { class: "hf-idlefill hf-chosen" }, svg);
     let y = 8;
     if (n) {
-      const longest = Math.max(...view.tokens.slice(from, to).map((t) => Math.min(7, t.length))), turn = longest * 7.2 > cell;
+      const longest = Math.max(...view.tokens.slice(from, to).map((t) => Math.min(6, t.length))), turn = longest * 7.2 > cell;
       if (!turn) y -= 24;
       for (let k = from; k < to; k++) {
-        const word = view.tokens[k].slice(0, 7), x = columnsAt(k) + cell / 2;
+        const word = view.tokens[k].slice(0, 6), x = columnsAt(k) + cell / 2;
         if (cell < 9 && k % 5 && k !== chosen) continue;
         S("text", { x: turn ? x + 4 : x, y: y + 36, "text-anchor": turn ? "start" : "middle", "font-family": "monospace", class: "hf-fg", transform: turn ? `rotate(-90 ${x + 4} ${y + 36})` : null,
           "font-weight": k === chosen ? 700 : null }, svg, word);
@@ -110,7 +110,7 @@ function render({ model, el }) {
       const rewards = add({ name: "rewards", hint: [view.kl_coef ? `−${num(view.kl_coef)} KL` : "", view.score === null ? "" : `score ${num(view.score)}`].filter(Boolean).join(", "), numbers: col.rewards, height: 56, color: GREY });
       if (view.score !== null && n <= to) {
         const last = rewards.g.querySelector(`[data-k="${n - 1}"]`);
-        if (last) last.setAttribute("fill", view.score < 0 ? ORANGE : BLUE);
+        if (last) last.setAttribute("fill", col.rewards[n - 1] < 0 ? ORANGE : BLUE);
       }
       add({ name: "values", hint: "critic", numbers: col.values, height: 48, color: GREEN });
       add({ name: "deltas", hint: "r + γV′ − V", numbers: made.deltas, height: 76, outline: true, filled: made.arriving, hatch });

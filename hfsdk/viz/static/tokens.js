@@ -1,6 +1,6 @@
 // Prompts and responses token by token: each token's box coloured by a number of its own; list, search, filter, groups.
 const POSITIVE = "#2f7fd0", NEGATIVE = "#e0761b", STRONG = "#8a63c9";
-const MOST_SPANS = 3000, MOST_LISTED = 400, PROMPT_SHOWN = 200;
+const MOST_SPANS = 3000, MOST_LISTED = 400, PROMPT_SHOWN = 120, PROMPT_BESIDE = 24;
 const CSS = `
 .hf-tokens .hf-controls{display:flex;flex-wrap:wrap;gap:4px 10px;align-items:center;margin:2px 0 6px}
 .hf-tokens label{display:inline-flex;gap:4px;align-items:center;color:var(--hf-dim)}
@@ -39,7 +39,9 @@ repeating-linear-gradient(-45deg,var(--hf-fg) 0 1px,transparent 1px 4px)}
 .hf-tokens .hf-scale>span{display:flex!important;gap:0!important}.hf-tokens .hf-scale i{flex:1 0 26px;height:12px;box-sizing:border-box;outline:.5px solid var(--hf-line);border:0 solid transparent;border-width:2px 0}
 .hf-tokens .hf-scale>span:last-child{justify-content:space-between;gap:10px!important}
 .hf-tokens .hf-sample{width:16px;height:13px;min-width:0;padding:0}
-@media (max-width:760px){.hf-tokens .hf-host{flex-direction:column}.hf-tokens .hf-list{width:100%;max-height:180px;border:0}.hf-tokens .hf-panes{width:100%}}
+.hf-tokens{container-type:inline-size}
+@container (max-width:760px){.hf-tokens .hf-host{flex-direction:column}.hf-tokens .hf-list{width:100%;max-height:180px;border:0}
+.hf-tokens .hf-panes{width:100%;flex:none}}
 @media print{.hf-tokens .hf-list,.hf-tokens .hf-panes{max-height:none}.hf-tokens .hf-tok{print-color-adjust:exact}}`;
 
 const f32 = Math.fround;
@@ -185,7 +187,7 @@ function render({ model, el }) {
     const shown = ["row", ...(scored ? ["scores"] : []), "tokens", ...(wide ? [sort.key] : [])];
     for (const key of shown) {
       const th = H("th", { scope: "col", "aria-sort": sort.key === key ? (sort.down ? "descending" : "ascending") : "none", title: "sort by " + key },
-        head, (key === "scores" ? "score" : key) + (sort.key === key ? (sort.down ? " ▼" : " ▲") : ""));
+        head, (key === "scores" ? "score" : key) + (sort.key === key ? (sort.down ? "\u00a0▼" : "\u00a0▲") : ""));
       th.onclick = () => { sort = { key, down: sort.key === key ? !sort.down : key !== "row" }; redraw(); };
     }
     H("th", { class: "hf-left" }, head, "response");
@@ -222,7 +224,7 @@ function render({ model, el }) {
     if (n.group !== undefined) H("span", { class: "hf-dim" }, head, `prompt ${n.group}`);
     for (const k in s.words) if (s.words[k].length < 30) H("span", { class: "hf-dim" }, head, `${k.replace(/_/g, " ")} ${s.words[k]}`);
     const flow = H("div", { class: "hf-flow" }, pane), P = s.prompt.length, total = P + s.response.length;
-    let from = pages.has(i) ? pages.get(i) : Math.max(0, P - PROMPT_SHOWN);
+    let from = pages.has(i) ? pages.get(i) : Math.max(0, P - (side ? PROMPT_BESIDE : PROMPT_SHOWN));
     if (i === current && token >= 0 && (token < from || token >= from + room)) from = Math.floor(token / room) * room;
     pages.set(i, from);
     const to = Math.min(total, from + room), found = hits(i), { parts } = textOf(i), v = field ? values.get(field.name) : null;
@@ -292,6 +294,7 @@ function render({ model, el }) {
     select("colour", [...view.fields.map((d) => [d.name, d.label]), ...view.missing.map((m) => ["", `${m.label} (not measured)`, true])], field ? field.name : "", (v) => {
       field = view.fields.find((d) => d.name === v) || field; drawPanes(); drawLegend(); }).classList.add("hf-color");
     select("sort", keys().map((k) => [k, k === "scores" ? "score" : k]), sort.key, (v) => { sort = { key: v, down: v !== "row" }; redraw(); }).classList.add("hf-sort");
+    H("button", { type: "button", class: "hf-order", title: "turn the order round", "aria-label": "turn the order round" }, controls, "⇅").onclick = () => { sort.down = !sort.down; redraw(); };
     const box = input("search text", "search", query, (v) => { query = v.toLowerCase(); redraw(); });
     box.onkeydown = (ev) => { if (ev.key === "Escape" || ev.key === "Enter") { if (ev.key === "Escape") { box.value = query = ""; redraw(); } f.host.focus(); ev.preventDefault(); } ev.stopPropagation(); };
     const words = {};
@@ -307,7 +310,7 @@ function render({ model, el }) {
   }
   const press = (name, on) => { const b = controls.querySelector(".hf-" + name); if (b) b.setAttribute("aria-pressed", String(on)); };
   const flip = {
-    group() { side = !side; press("group", side); drawPanes(); },
+    group() { side = !side; pages.clear(); press("group", side); drawPanes(); },
     numbers() { printed = !printed; press("numbers", printed); drawPanes(); },
     onlyclipped() { filter.clipped = !filter.clipped; press("onlyclipped", filter.clipped); redraw(); },
   };
@@ -349,9 +352,13 @@ function render({ model, el }) {
     }
     if (dy) {
       const next = order[order.indexOf(current) + dy];
-      if (next !== undefined) { current = next; token = -1; drawList(); }
+      if (next !== undefined) { current = next; token = -1; drawList(); drawPanes(); }
+      return;
     }
-    drawPanes();
+    const node = panes.querySelector(`[data-i="${current}"][data-k="${token}"]`), before = panes.querySelector(".hf-current");
+    if (!node) { drawPanes(); return; }
+    if (before) before.classList.remove("hf-current");
+    node.classList.add("hf-current");
   }
   function show() {
     const row = list.querySelector(".hf-chosen");
