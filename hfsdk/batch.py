@@ -395,6 +395,7 @@ WRITERS_HINT: dict[str, str] = {
     "rollout_log_probs": "Call actor.generate(batch) first.",
     "old_log_probs": "Call actor.compute_log_probs(batch) first, or batch.alias('old_log_probs', 'rollout_log_probs').",
     "ref_log_probs": "Call reference.compute_log_probs(batch) first.",
+    NEW_LOG_PROBS: "Give new=actor.compute_log_probs(batch), called after an update, or the name of a column.",
     "values": "Call critic.compute_values(batch) first.",
     "scores": "Call reward.compute_scores(batch) first.",
     "advantages": "Call ppo.advantages(batch) first.",

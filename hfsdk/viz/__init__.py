@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     import pandas as pd
     from matplotlib.figure import Figure
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from hfsdk.batch import Batch
     from hfsdk.resharding import ReshardPlan
     from hfsdk.trace import Traced
+    from hfsdk.table import Array
     from hfsdk.viz.clip import ClipPicture
     from hfsdk.viz.credit import CreditPicture
     from hfsdk.viz.resharding import ParameterPicture
@@ -73,7 +73,7 @@ def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> Timeline
 
 def tokens_picture(
     batch: Batch,
-    rows: slice | Sequence[int] | Any = None,
+    rows: slice | Sequence[int] | Array | None = None,
     *,
     new: str | Batch | None = None,
     old: str = "old_log_probs",

@@ -167,7 +167,7 @@ def test_clip_picture_reads_a_batch():
     later = batch.drop("old_log_probs").alias("old_log_probs", "new_log_probs")
     assert hf.viz.clip_picture(batch.drop("new_log_probs"), later).view["summary"] == picture.view["summary"]
     assert hf.viz.clip_picture(batch, clip_high=0.3).view["linked"] is False
-    with pytest.raises(hf.ColumnError, match="clip_picture reads 'new_log_probs'"):
+    with pytest.raises(hf.ColumnError, match=r"clip_picture reads 'new_log_probs'.*Give new=actor\.compute_log_probs"):
         hf.viz.clip_picture(batch.drop("new_log_probs"))
     with pytest.raises(hf.OptionError, match="clip must be between 0 and 1"):
         hf.viz.clip_picture(batch, clip=0)

@@ -59,6 +59,9 @@ def test_kl_is_computed_where_the_batch_has_none():
     batch = made.batch()
     with_column, without = hf.viz.tokens_picture(batch), hf.viz.tokens_picture(batch.drop("kl"))
     assert np.array_equal(values_of(with_column, "kl"), values_of(without, "kl"))
+    assert "kl" not in with_column.view["columns"], "it follows from two others, so it is not sent"
+    own = hf.viz.tokens_picture(batch.with_columns(kl=batch["kl"].map(batch["kl"].flat * 2)))
+    assert np.array_equal(values_of(own, "kl"), 2 * values_of(without, "kl"))
 
 
 @pytest.mark.parametrize(("clip", "clip_high"), [(0.2, None), (0.1, 0.28), (0.5, 0.05)])
