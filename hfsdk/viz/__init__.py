@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from hfsdk.batch import Batch
     from hfsdk.resharding import ReshardPlan
-    from hfsdk.trace import Traced
     from hfsdk.table import Array
+    from hfsdk.trace import Traced
     from hfsdk.viz.clip import ClipPicture
     from hfsdk.viz.credit import CreditPicture
     from hfsdk.viz.resharding import ParameterPicture
