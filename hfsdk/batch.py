@@ -16,6 +16,7 @@ from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.functions import Shipped
 from hfsdk.pending import Client, ColumnRef, Lease, Pending, Value
 from hfsdk.table import Array, Column, Ragged, Table, as_column
+from hfsdk.tokens import NEW_LOG_PROBS, Tokens, choose_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -291,6 +292,57 @@ class Batch(Pending):
             )
         return self.take([row]).to_pandas("tokens").drop(columns="sample")
 
+    def tokens(
+        self,
+        rows: slice | Sequence[int] | Array | None = None,
+        *,
+        new: str | Batch | None = None,
+        old: str = "old_log_probs",
+        clip: float = 0.2,
+        clip_high: float | None = None,
+        color: str | None = None,
+    ) -> Tokens:
+        """Look at samples token by token: text, every per-token column, and with ``new`` the ratio and what is clipped.
+
+        The result draws itself in a notebook. Waits for the columns, and brings only the rows that are shown.
+
+        Args:
+            rows: which samples, e.g. ``range(8)``, ``[3, 1]``, ``slice(64, 128)`` or a mask; the first 64 when not given
+                (fewer where responses are long).
+            new: log-probabilities under the policy as it is now, for PPO's ratio ``exp(new - old)``: the name of a column,
+                or a batch whose ``old_log_probs`` are meant, e.g. ``actor.compute_log_probs(batch)`` after an update.
+            old: column of the ratio's denominator.
+            clip: epsilon of the ratio: tokens that it leaves without gradient are marked.
+            clip_high: upper epsilon, where it differs.
+            color: what colours the tokens at first, e.g. ``"advantages"``, ``"kl"``, ``"ratio"`` or a column of your own.
+
+        Raises:
+            ColumnError: there are no responses yet, a column is missing, or ``new`` has other rows or lengths.
+            OptionError: a clip is out of its range, or the samples asked for are too many to draw.
+        """
+        what = "batch.tokens()"
+        self.need(["response", *([old] if new is not None else []), *([new] if isinstance(new, str) else [])], what)
+        lengths = self.known_lengths("response")
+        if lengths is None:
+            self._client.wait([self._refs["response"].call_id], None)
+            lengths = self.known_lengths("response")
+        if lengths is None:
+            lengths = self.table("response").ragged("response").lengths
+        index = choose_rows(rows, lengths)
+        few = self.take(index)
+        table = few.table()
+        if isinstance(new, Batch):
+            if new.num_rows != self.num_rows:
+                raise ColumnError(f"{what}: new has {new.num_rows} samples, the batch {self.num_rows}; compute it from this batch")
+            newer = new.take(index).need(["old_log_probs"], f"{what} with new=")
+            table = table.with_columns({NEW_LOG_PROBS: self._client.fetch(newer)["old_log_probs"]})
+        first_rows = (np.cumsum(lengths) - lengths)[index]
+        name = new if isinstance(new, str) or new is None else NEW_LOG_PROBS
+        return Tokens.of(
+            table, index, self.num_rows, first_rows, self._client.token_bytes,
+            new=name, old=old, clip=clip, clip_high=clip_high, color=color,
+        )  # fmt: skip
+
     def column_states(self) -> list[dict[str, Any]]:
         """Return what is known of every column without waiting: name, kind, dtype, state, bytes, mean length, writer."""
         found = []
@@ -343,6 +395,7 @@ WRITERS_HINT: dict[str, str] = {
     "rollout_log_probs": "Call actor.generate(batch) first.",
     "old_log_probs": "Call actor.compute_log_probs(batch) first, or batch.alias('old_log_probs', 'rollout_log_probs').",
     "ref_log_probs": "Call reference.compute_log_probs(batch) first.",
+    NEW_LOG_PROBS: "Give new=actor.compute_log_probs(batch), called after an update, or the name of a column.",
     "values": "Call critic.compute_values(batch) first.",
     "scores": "Call reward.compute_scores(batch) first.",
     "advantages": "Call ppo.advantages(batch) first.",

@@ -110,6 +110,10 @@ class Client(Protocol):
         """Turn token ids into one text per token."""
         ...
 
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each token; a token may be part of a character."""
+        ...
+
 
 class Awaited(ABC):
     """What ``await`` polls and then waits for, in an event loop as in a notebook's."""

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 NOUNS = [
     *["errors", "upward", "checks", "assets", "data", "functions", "table", "spec", "layout", "placement", "boxes", "resharding"],
     "roles",
-    *["pending", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
+    *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
 TOP = ["__init__", "__main__", "doctor", "quickstart"]

@@ -13,7 +13,8 @@ S = 10**9
 
 
 def call(call_id, role, method, start_s, seconds, after="", devices=(0,), predicted=False, **attrs):
-    shared = {"role": role, "method": method, "call_id": call_id, "predicted": predicted, "start_ns": int(start_s * S), "duration_s": seconds}
+    shared = {"role": role, "method": method, "call_id": call_id, "predicted": predicted}
+    shared |= {"start_ns": int(start_s * S), "duration_s": seconds}
     spans = [Span(name=method, attrs={"after": after} if after else {}, **shared)]
     return spans + [Span(name=method, device=d, rank=d, attrs=attrs, **shared) for d in devices]
 
@@ -60,7 +61,9 @@ def test_a_guess_is_scored_by_call_or_method():
     assert found.other_source == "guess"
 
 
-@pytest.mark.parametrize("guess", [{}, {"genrate": 1.0}, {"generate": -1.0}, {"generate": float("nan")}, {"generate": "1"}, 3.0, None])
+@pytest.mark.parametrize(
+    "guess", [{}, {"genrate": 1.0}, {"generate": -1.0}, {"generate": float("nan")}, {"generate": "1"}, 3.0, None]
+)
 def test_bad_guesses_say_what_ran(guess):
     with pytest.raises(hf.HfsdkError) as caught:
         step().compare(guess)
@@ -69,7 +72,8 @@ def test_bad_guesses_say_what_ran(guess):
 
 def test_a_drain_is_laid_at_its_spans_end():
     points = [[0.0, 4, 2, 0.0], [0.5, 6, 0, 0.2], [1.0, 1, 0, 0.1]]
-    span = Span(name="decode", role="actor", method="generate", call_id=7, device=3, start_ns=5 * S, duration_s=0.8, attrs={"drain": json.dumps(points)})
+    attrs = {"drain": json.dumps(points)}
+    span = Span(name="decode", role="actor", call_id=7, device=3, start_ns=5 * S, duration_s=0.8, attrs=attrs)
     first = Span(name="x", role="a", call_id=1, start_ns=3 * S, duration_s=0.1)
     frame = Trace.of([first, span]).drain()
     assert frame["seconds"].tolist() == pytest.approx([1.8, 2.3, 2.8])

@@ -198,6 +198,10 @@ class ControllerClient:
         """Turn token ids into one text per token."""
         return self.need_tokenizer().pieces(token_ids)
 
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each token."""
+        return self.need_tokenizer().token_bytes(token_ids)
+
     # -- the rest
 
     def use_tokenizer(self, tokenizer: Tokenizer | str | Path) -> None:

@@ -41,6 +41,10 @@ class Tokenizer(Protocol):
         """Return one text per token."""
         ...
 
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each token; a token that is part of a character has only some of its bytes."""
+        ...
+
 
 class FolderTokenizer:
     """The tokenizer of a model folder."""
@@ -113,6 +117,28 @@ class FolderTokenizer:
         # sentencepiece-like decoders drop the leading space of the first token
         return " " + text if raw.startswith("▁") and not text.startswith(" ") else text
 
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each token; a token that is part of a character has only some of its bytes."""
+        return [self._bytes(int(t)) for t in token_ids]
+
+    def _bytes(self, token_id: int) -> bytes:
+        text = self._piece(token_id)
+        if "\ufffd" not in text:
+            return text.encode("utf-8", "surrogatepass")
+        raw = str(self.core.id_to_token(token_id) or "")
+        if raw.startswith("<0x") and len(raw) == 6:  # sentencepiece's byte fallback
+            return bytes.fromhex(raw[3:5])
+        alphabet = byte_alphabet()
+        return bytes(alphabet[c] for c in raw) if all(c in alphabet for c in raw) else text.encode()
+
+
+@lru_cache(maxsize=1)
+def byte_alphabet() -> dict[str, int]:
+    """Return which byte each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
 
 class StandInTokenizer:
     """For simulated sessions of models without files: about four characters a token, ids by hash. Cannot decode."""
@@ -135,6 +161,10 @@ class StandInTokenizer:
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return the ids as text."""
         return [f"<{t}>" for t in token_ids]
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the ids as text, encoded."""
+        return [piece.encode() for piece in self.pieces(token_ids)]
 
 
 def _missing(package: str) -> HfsdkError:

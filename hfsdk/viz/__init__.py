@@ -11,14 +11,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from hfsdk.batch import Batch
     from hfsdk.resharding import ReshardPlan
+    from hfsdk.table import Array
     from hfsdk.trace import Traced
+    from hfsdk.viz.clip import ClipPicture
+    from hfsdk.viz.credit import CreditPicture
     from hfsdk.viz.frame import Picture
     from hfsdk.viz.resharding import ParameterPicture
     from hfsdk.viz.timeline import TimelinePicture
+    from hfsdk.viz.tokens import TokensPicture
 
 
 def register_hooks() -> bool:
@@ -79,6 +86,80 @@ def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> Timeline
     from hfsdk.viz.timelines import timelines_picture as draw
 
     return draw(traces, title)
+
+
+def tokens_picture(
+    batch: Batch,
+    rows: slice | Sequence[int] | Array | None = None,
+    *,
+    new: str | Batch | None = None,
+    old: str = "old_log_probs",
+    clip: float = 0.2,
+    clip_high: float | None = None,
+    color: str | None = None,
+) -> TokensPicture:
+    """Draw prompts and responses token by token; what ``batch.tokens(...)`` shows, with ``to_html``, ``to_svg``, ``to_text``.
+
+    Args:
+        batch: has responses; waits for its columns.
+        rows: which samples, e.g. ``range(8)``; the first 64 when not given.
+        new: log-probabilities under the policy as it is now: a column, or ``actor.compute_log_probs(batch)`` after an update.
+        old: column of the ratio's denominator.
+        clip: epsilon of the ratio: tokens that it leaves without gradient are marked.
+        clip_high: upper epsilon, where it differs.
+        color: what colours the tokens at first, e.g. ``"kl"``.
+
+    Raises:
+        ColumnError: a column is missing or has other lengths.
+        OptionError: an option is out of its range.
+    """
+    from hfsdk.viz.tokens import TokensPicture, tokens_view
+
+    return TokensPicture(tokens_view(batch.tokens(rows, new=new, old=old, clip=clip, clip_high=clip_high, color=color)))
+
+
+def credit_picture(batch: Batch, row: int = 0, gamma: float = 1.0, lam: float = 0.95) -> CreditPicture:
+    """Draw how one sample's score flows back over its tokens, with sliders for gamma and lambda.
+
+    Args:
+        batch: after ``ppo.advantages``: has rewards and values; with advantages and returns its own result is the line.
+        row: which sample.
+        gamma: discount per token that the batch's advantages were made with; the slider begins there.
+        lam: lambda of GAE, likewise.
+
+    Raises:
+        ColumnError: a column is missing, or there is no such sample.
+        OptionError: gamma or lam is not between 0 and 1.
+    """
+    from hfsdk.viz.credit import CreditPicture, credit_view
+
+    return CreditPicture(credit_view(batch, row, gamma, lam))
+
+
+def clip_picture(
+    batch: Batch,
+    new: str | Batch = "new_log_probs",
+    clip: float = 0.2,
+    clip_high: float | None = None,
+    *,
+    old: str = "old_log_probs",
+) -> ClipPicture:
+    """Draw the histogram of PPO's ratio over the whole batch, and what share of tokens and of |advantage| is clipped.
+
+    Args:
+        batch: has advantages and the ratio's denominator.
+        new: log-probabilities under the policy as it is now: a column, or ``actor.compute_log_probs(batch)`` after an update.
+        clip: epsilon; a slider changes it.
+        clip_high: upper epsilon, where it differs.
+        old: column of the ratio's denominator.
+
+    Raises:
+        ColumnError: a column is missing or has other lengths.
+        OptionError: a bound is out of its range.
+    """
+    from hfsdk.viz.clip import ClipPicture, clip_view
+
+    return ClipPicture(clip_view(batch, new, old, clip, clip_high))
 
 
 def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:

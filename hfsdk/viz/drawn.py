@@ -13,6 +13,7 @@ from hfsdk.viz.memory import MemoryPicture, memory_view
 from hfsdk.viz.placement import PlacementPicture, placement_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
+from hfsdk.viz.tokens import TokensPicture, tokens_view
 
 PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
@@ -22,6 +23,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view(), live=obj.running)),
     ("hfsdk.session.views", "PlacementPicture"): lambda obj: PlacementPicture(placement_view(obj.view())),
     ("hfsdk.session.views", "LiveTrace"): lambda obj: TimelinePicture(timeline_view(obj.snapshot())),
+    ("hfsdk.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),
     ("hfsdk.trace", "Trace"): lambda obj: TimelinePicture(timeline_view(obj)),
 }
 

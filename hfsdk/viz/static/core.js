@@ -42,6 +42,12 @@ function fmtCount(n) {
 }
 const fmtShare = (x) => (isMissing(x) ? null : (100 * x).toFixed(x > 0 && x < 0.1 ? 1 : 0) + " %");
 
+// float32 numbers packed as base64 (tokenmath.pack)
+function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0)), view = new DataView(bytes.buffer);
+  return Float32Array.from({ length: bytes.length / 4 }, (_, i) => view.getFloat32(4 * i, true));
+}
+
 // ---- colour
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 // tone > 0 towards white, < 0 towards black
