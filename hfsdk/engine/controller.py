@@ -382,6 +382,8 @@ class Controller:
         if outcome.error is not None:
             if role is not None and request.method == "update":
                 self._recount_updates(role, work)
+            if record.sync is not None and work.weights is not None:
+                record.sync.failed = not isinstance(outcome.error, CallCancelledError)
             raise outcome.error
         if work.pool is not None:
             record.num_tokens = tokens_of(request, stored, outcome.stored)

@@ -33,10 +33,12 @@ class Sync:
     """For whom: every box is addressed to those of its ranks that need it."""
     weights: Weights | None = None
     """There once ``call`` is done, until the shadow has them."""
+    failed: bool = False
+    """Whether a call that was to take them over failed: a later one asks for others."""
 
     def usable(self, shadow: RoleRecord) -> bool:
         """Whether the shadow has these weights, or will get them."""
-        if self.call.state in ("failed", "cancelled", "lost") or shadow.spec != self.shadow:
+        if self.failed or self.call.state in ("failed", "cancelled", "lost") or shadow.spec != self.shadow:
             return False
         return self.call.state != "done" or self.weights is not None or shadow.synced == self.version
 
