@@ -3,11 +3,10 @@
 They go by the plan: every rank puts the boxes it is to give into its node's object store, those that the same ranks need as one
 object, and whoever needs an object maps it and copies its boxes to their places::
 
-    pool "train", tp2        object stores                     pool "rollout", tp2 x 2 (ranks 2 to 5 of the plan)
-    rank 0: upper halves --> {2, 4}: upper halves, some norms  rank 2, 4: upper halves of all tensors, norms
-                             {3, 5}: what of q is theirs
-    rank 1: lower halves --> {3, 5}: lower halves              rank 3, 5: lower halves of all tensors, norms
-                             {2, 3, 4, 5}: the other norms
+    pool "train", tp2                  object stores                       pool "rollout", tp2 x 2: ranks 2 to 5 of the plan
+    rank 0: upper halves, norms  -->   for 2 and 4: upper halves     -->   rank 2 and rank 4
+    rank 1: lower halves, norms  -->   for 3 and 5: lower halves     -->   rank 3 and rank 5
+                                 -->   for 2, 3, 4 and 5: norms      -->   all four
 
 Nobody waits for anybody: the holders go on as soon as their objects stand, and the others read when they come to it. A role that
 moves for good leaves all its pieces (see ``role_state.py``) in one object per rank, for any layout to pick from.

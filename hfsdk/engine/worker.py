@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.megatron_checkpoint import Saving
 
 LOOKS = ("last_reshard", "census")
-"""Methods that use no weights, so that those of a shadow may be old."""
+"""Methods that use no weights, so that a shadow's may be old."""
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,44 @@ def test_a_shadow_has_the_trained_weights_bit_for_bit(session, ray_here, train, 
         actor.update(batch, likelihood).wait()
 
 
+@pytest.fixture
+def critic(session):
+    critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW(lr=1e-3))
+    yield critic
+    critic.release()
+
+
+def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here, critic):
+    """From tp2 to whole models on two ranks, the scalar head too; the same values as the trained one's own layout gives."""
+    actor = declared(session, "tp2", "tp1")
+    session.place({"actor critic": 2, "actor.rollout critic.inference": 2})
+    batch = actor.generate(PROMPTS, max_new_tokens=6)
+
+    def squared(out, b):
+        return (out.values - 1.0) ** 2
+
+    critic.update(batch, squared).wait()
+    apart = critic.compute_values(batch)["values"].flat
+    full = trained_weights(critic)
+    assert "score.weight" in full
+    workers = session.client._controller._runtime._devices
+
+    def read(process):
+        hosted = process._worker.roles["critic.inference"]
+        tensors = {name: tensor.numpy().copy() for name, tensor in hosted.trainer.local_tensors().items()}
+        return tensors, hosted.trainer.shard.boxes
+
+    for local, boxes in ray_here.get([workers[device].handle.__ray_call__.remote(read) for device in (2, 3)]):
+        assert {box.tensor for box in boxes} == set(full)
+        for box in boxes:
+            part = local[box.local][at(box.local_start, box.size)]
+            assert np.array_equal(part, full[box.tensor][at(box.start, box.size)]), box
+    taken = [s.attrs["bytes"] for s in session.trace.spans if s.name == "sync" and s.role == "critic.inference"]
+    assert taken == [sum(whole.nbytes for whole in full.values())] * 2
+    session.place("colocate")
+    assert np.abs(critic.compute_values(batch)["values"].flat - apart).max() <= 1e-4
+
+
 def test_objects_addressed_to_another_layout_are_not_used(session):
     """They stand ready for a generation that was cancelled, then the shadow moves: the next one asks again."""
 
