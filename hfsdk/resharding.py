@@ -214,7 +214,8 @@ class ReshardPlan:
         """Plan the transition of ``spec`` from a training layout to a rollout layout.
 
         A piece is taken from the rank itself where it holds it, else from a holder on the same node, else from any; among
-        those, from the one that has sent least so far.
+        those, from the one that has sent least so far. With ``apart`` all ranks of a node take a piece from the same holder, so
+        that one object, which comes to the node once, serves them all.
 
         Args:
             spec: the model; ``hf.ModelSpec.preset("llama-70b")`` for one that exists only as numbers.
@@ -277,7 +278,7 @@ class ReshardPlan:
     def train_at(self, rank: int) -> Coordinates | None:
         """Return the position of a rank in the training layout (``None`` for one that only generates)."""
         self._check_rank(rank)
-        return _train_at(self.train, self.rollout, self.grouping, rank) if rank < self.train.size else None
+        return _train_at(self.train, self.rollout, self.grouping, rank, self.apart) if rank < self.train.size else None
 
     def rollout_at(self, rank: int) -> Coordinates | None:
         """Return the position of a rank in the rollout layout (``None`` for one that only trains)."""
@@ -583,8 +584,9 @@ class ReshardReport:
 
     @property
     def seconds(self) -> float:
-        """Of the slowest rank."""
-        return max(rank.seconds for rank in self.ranks)
+        """Of the slowest rank; with the rollout apart, of the slowest that gives and then of the slowest that takes."""
+        first = self.plan.train.size if self.plan.apart else 0
+        return sum(max(rank.seconds for rank in ranks) for ranks in (self.ranks[:first], self.ranks[first:]) if ranks)
 
     def bytes_by_link(self) -> dict[str, tuple[int, int]]:
         """Return (planned, measured) bytes of each way a piece goes."""
@@ -648,16 +650,16 @@ def _nodes(nodes: Sequence[int] | int | None, num_ranks: int) -> tuple[int, ...]
     return tuple(int(node) for node in nodes)
 
 
-def _train_at(train: Layout, rollout: Layout, grouping: str, rank: int) -> Coordinates:
-    if grouping == "strided":
-        return Mesh(layout=train, rollout_tp=rollout.tp).coordinates(rank)
+def _train_at(train: Layout, rollout: Layout, grouping: str, rank: int, apart: bool) -> Coordinates:
+    if grouping == "strided":  # no axis is permuted for a rollout on other ranks
+        return Mesh(layout=train, rollout_tp=1 if apart else rollout.tp).coordinates(rank)
     return _consecutive(train, rank)
 
 
 def _rollout_at(train: Layout, rollout: Layout, grouping: str, rank: int, apart: bool) -> Coordinates:
     if grouping == "vanilla" or apart:
         return _consecutive(rollout, rank)
-    at = _train_at(train, rollout, grouping, rank)
+    at = _train_at(train, rollout, grouping, rank, apart)
     rest = rank // rollout.tp
     if train.pp % rollout.pp:
         per_stage = rollout.num_replicas
@@ -678,7 +680,7 @@ def _plan(
 ) -> tuple[tuple[Section, ...], tuple[_Share, ...]]:
     trained: _Groups = defaultdict(list)
     for rank in range(train.size):
-        at = _train_at(train, rollout, grouping, rank)
+        at = _train_at(train, rollout, grouping, rank, apart)
         trained[at.pp, at.tp].append(rank)
     rolled: _Groups = defaultdict(list)
     for rank in range(rollout.size):
@@ -709,7 +711,7 @@ def _plan(
     for layers, held, needed in parts:
         if to_train:
             held, needed = needed, held
-        sections.append(Section(_section_moves(held, needed, nodes, sent, max(1, len(layers))), layers))
+        sections.append(Section(_section_moves(held, needed, nodes, sent, max(1, len(layers)), apart), layers))
         counts += max(1, len(layers)) * _count(held, needed, len(nodes))
     return tuple(sections), tuple(_Share(*map(int, column)) for column in counts.T)
 
@@ -751,20 +753,39 @@ _Holders = list[tuple[tuple[int, ...], Box]]
 """Ranks that hold a box."""
 
 
-def _section_moves(held: _Side, needed: _Side, nodes: tuple[int, ...], sent: list[int], count: int) -> tuple[Move, ...]:
+def moves_between(
+    held: Sequence[Sequence[Box]], needed: Sequence[Sequence[Box]], nodes: Sequence[int]
+) -> tuple[Move, ...]:
+    """Plan how ranks, each with the boxes it needs, get them from other ranks, numbered before them, with the boxes they hold.
+
+    The boxes may be of any engine on either side; a :class:`ReshardPlan` is for those of Megatron and vLLM.
+    """
+    before: _Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(held))
+    after: _Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(needed, len(held)))
+    return _section_moves(before, after, tuple(nodes), [0] * len(nodes), 1, apart=True)
+
+
+def _section_moves(
+    held: _Side, needed: _Side, nodes: tuple[int, ...], sent: list[int], count: int, apart: bool
+) -> tuple[Move, ...]:
     by_tensor: dict[str, _Holders] = defaultdict(list)
     for ranks, boxes in held:
         for box in boxes:
             by_tensor[box.tensor].append((ranks, box))
     moves = []
+    given: dict[tuple[str, Offsets, Offsets, int], tuple[int, Box]] = {}
     for targets, boxes in needed:
         for box in boxes:
             pieces = _pieces(box, by_tensor[box.tensor])
             for target in targets:
                 for (start, size), who in pieces.items():
-                    source, holder = _source(who, target, nodes, sent)
-                    if source != target:
+                    key = box.tensor, start, size, nodes[target]
+                    known = given.get(key) if apart else None
+                    source, holder = known or _source(who, target, nodes, sent)
+                    if source != target and known is None:
                         sent[source] += count * math.prod(size)
+                    if apart:
+                        given[key] = source, holder
                     moves.append(Move(
                         box.tensor, source, target, holder.local, inside(holder, start), box.local, inside(box, start), size,
                     ))  # fmt: skip

@@ -7,7 +7,7 @@ There are two runtimes, Ray (real work) and simulated (virtual clock, shapes onl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,8 +104,34 @@ class RoleState:
     handles: tuple[Any, ...]
     """One object per rank that holds a part nobody before it holds."""
     num_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """Boxes of weights that the same ranks of a shadow need from one rank of its role: one object."""
+
+    source: int
+    """Rank of the role that holds them."""
+    targets: tuple[int, ...]
+    """Ranks of the shadow that need them."""
+    content: Any
+    """The runtime's own reference to the object; on the rank that takes it over what it refers to."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A trained role's weights on the way to its shadow, by reference."""
+
+    role: RoleSpec
+    """The trained role where it lives; with the shadow's own layout it gives the plan."""
+    bundles: tuple[Bundle, ...]
     num_updates: int = 0
     """Optimizer steps that the weights have seen."""
+
+    def of_rank(self, rank: int) -> Weights:
+        """Return what is addressed to one rank of the shadow."""
+        return replace(self, bundles=tuple(bundle for bundle in self.bundles if rank in bundle.targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +143,7 @@ class Work:
     orders: tuple[Order, ...]
     timeout_s: float | None = None
     """Most seconds the user's function may take (CPU tasks)."""
-    weights: RoleState | None = None
+    weights: Weights | None = None
     """Weights of the trained role that a shadow takes over before it carries the call out."""
     version: int = 0
     """Which weights a shadow must have: a number that grows with every change of the trained role."""

@@ -52,7 +52,7 @@ from hfsdk.pending import ColumnInfo
 from hfsdk.placement import SHADOWS, Placement, Pool
 from hfsdk.protocol import ONE_TO_ALL
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus, Order, Progress, RoleState, Runtime, Stored, Work
+from hfsdk.runtime import DeviceStatus, Order, Progress, Runtime, Stored, Weights, Work
 from hfsdk.table import Table
 from hfsdk.trace import Span
 
@@ -308,9 +308,9 @@ class Controller:
             return last
         assert self._placement is not None
         name = role.spec.name
-        request = m.Submit(name, "export_weights", phase, {}, (), 0, ONE_TO_ALL, result="all")
+        request = m.Submit(name, "export_weights", phase, {}, (), 0, ONE_TO_ALL, {"shadow": shadow.spec}, result="all")
         record = CallRecord(self._make_call(request), request)
-        role.sync = record.sync = Sync(role.changes, record)
+        role.sync = record.sync = Sync(role.changes, record, shadow.spec)
         self._enqueue(record, self._placement.pool_of(name).name)
         return role.sync
 
@@ -382,6 +382,8 @@ class Controller:
         if outcome.error is not None:
             if role is not None and request.method == "update":
                 self._recount_updates(role, work)
+            if record.sync is not None and work.weights is not None:
+                record.sync.failed = not isinstance(outcome.error, CallCancelledError)
             raise outcome.error
         if work.pool is not None:
             record.num_tokens = tokens_of(request, stored, outcome.stored)
@@ -393,22 +395,21 @@ class Controller:
         self._finish(record, None)
 
     @staticmethod
-    def _weights_for(shadow: RoleRecord, sync: Sync) -> RoleState | None:
+    def _weights_for(shadow: RoleRecord, sync: Sync) -> Weights | None:
         """Return the weights a shadow must take over before its call; ``None`` where it has them."""
         if sync.call.error is not None:
             raise DependencyError(f"the weights for {shadow.spec.name} did not come: {sync.call.error}")
-        return None if shadow.synced == sync.version else sync.state
+        return None if shadow.synced == sync.version else sync.weights
 
     @staticmethod
     def _keep_sync(role: RoleRecord, record: CallRecord, sync: Sync) -> None:
         """After a transfer's call: the weights stand ready; after the shadow's: it has them, and they are let go."""
         if role.spec.shadow_of:
-            if sync.state is not None:
-                role.num_updates = sync.state.num_updates
-            role.synced, sync.state = sync.version, None
+            if sync.weights is not None:
+                role.num_updates = sync.weights.num_updates
+            role.synced, sync.weights = sync.version, None
         else:
-            parts = [part for part in record.result if part is not None]
-            sync.state = RoleState(tuple(p.handle for p in parts), sum(p.num_bytes for p in parts), role.num_updates)
+            sync.weights = Weights(role.spec, tuple(bundle for sent in record.result for bundle in sent), role.num_updates)
             record.result = None
 
     def _count_updates(self, role: RoleRecord, record: CallRecord) -> None:

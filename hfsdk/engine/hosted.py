@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.distributed as dist
 
-from hfsdk.boxes import vllm_boxes
 from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state, transport
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.megatron_groups import RoleGroups
@@ -28,6 +28,7 @@ from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
 from hfsdk.functions import Shipped
 from hfsdk.resharding import ReshardPlan, Resident, TransportReport
 from hfsdk.roles import RoleSpec, Sampling
+from hfsdk.runtime import Weights
 from hfsdk.table import Array, Column, Table, as_column
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class HostedRole:
         self.stale = True
         self.rollout_group = _replica_group(spec, self.mesh.layout.size)
         self.last_transport: TransportReport | None = None
+        self._planned: tuple[RoleSpec, RoleSpec, bridge.Route] | None = None
         assert spec.model is not None
         if spec.rollout is not None:
             if spec.train is not None:
@@ -176,7 +178,7 @@ class HostedRole:
         self._to_training()
         state = self.trainer.state()
         packed = bridge.pack(role_state.pieces(state, self.trainer.shard))
-        return Parcel((role_state.Summary.of(state), packed), bridge.num_bytes(packed))
+        return Parcel((role_state.Summary.of(state), packed), bridge.num_bytes_of(packed))
 
     def _import(self, holders: Sequence[tuple[role_state.Summary, bridge.Packed]]) -> None:
         state = self.trainer.blank_state(holders[0][0])
@@ -186,26 +188,33 @@ class HostedRole:
         self.stale = True
 
     def _export_weights(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        """For a shadow: the pieces of the weights, from one replica."""
-        weights = {"weights": self.trainer.local_tensors(), "optimizer": {}}
+        """Put the weights where the ranks of a shadow find what each of them needs."""
+        dtype = transport.TORCH_DTYPES[self.spec.dtype] if options["shadow"].rollout is not None else None
         with self.worker.recorder.span("export") as attrs:
-            packed = bridge.pack(role_state.pieces(weights, self.trainer.shard))
-            attrs["bytes"] = bridge.num_bytes(packed)
-        return None, Parcel(packed, bridge.num_bytes(packed)) if packed else None
+            route = self._route(self.spec, options["shadow"], source=self.groups.rank)
+            bundles, report = bridge.give(route, self.trainer.local_tensors(), self.worker.keep, dtype)
+            attrs.update(bytes=sum(bundle.num_bytes for bundle in bundles), bytes_sent=report.bytes_sent)
+        self.last_transport = report
+        return None, bundles
 
-    def take_over(self, holders: Sequence[bridge.Packed], num_updates: int, version: int) -> int:
-        """Take the trained role's weights into a shadow; return the bytes copied."""
-        assert self.spec.model is not None
-        with bridge.unpacked(holders) as pieces:
-            if self.rollout is not None:
-                tp = self.rollout.tp
-                boxes = vllm_boxes(self.spec.model, tp, self.worker.setup.rank % tp)
-                copied = bridge.assemble(boxes, self.rollout.weight_targets(), pieces)
-                self.rollout.finish_update()
-            else:
-                copied = bridge.assemble(self.trainer.shard.boxes, self.trainer.local_tensors(), pieces)
-        self.version, self._num_updates_taken = version, num_updates
-        return copied
+    def take_over(self, weights: Callable[[], Weights], version: int) -> TransportReport:
+        """Take the trained role's weights into a shadow."""
+        start, given = time.perf_counter(), weights()
+        route = self._route(given.role, self.spec, target=self.groups.rank)
+        if self.rollout is not None:
+            received = bridge.take(route, given, self.rollout.weight_targets)
+            self.rollout.finish_update()
+        else:
+            received = bridge.take(route, given, self.trainer.local_tensors)
+        self.last_transport = TransportReport(0, sum(received), 0, 0, received, time.perf_counter() - start)
+        self.version, self._num_updates_taken = version, given.num_updates
+        return self.last_transport
+
+    def _route(self, trained: RoleSpec, shadow: RoleSpec, **rank: int) -> bridge.Route:
+        """Plan this rank's way to or from another pool, once for a pair of places."""
+        if self._planned is None or self._planned[:2] != (trained, shadow):
+            self._planned = trained, shadow, bridge.Route.between(trained, shadow, **rank)
+        return self._planned[2]
 
     def check_version(self, version: int) -> None:
         """Refuse to use weights that are not those the call was submitted for.

@@ -312,8 +312,11 @@ class RayRuntime:
         """Run a call on a pool."""
         assert work.pool is not None
         state = self._pools[work.pool.name]
-        more = () if work.weights is None and not work.version else (work.weights, work.version)
-        refs = [w.execute.remote(work.call, order, *more) for w, order in zip(state.workers, work.orders, strict=True)]
+        weights = work.weights
+        refs = [
+            w.execute.remote(work.call, order, weights.of_rank(rank) if weights else None, work.version)
+            for rank, (w, order) in enumerate(zip(state.workers, work.orders, strict=True))
+        ]
         answers = self._gather(refs, state, work.call, lambda answer: answer.status == "error")
         ordered = [answers[rank] for rank in range(len(refs))]
         spans = tuple(span for answer in ordered for span in answer.spans)

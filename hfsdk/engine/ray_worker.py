@@ -28,7 +28,7 @@ from hfsdk.engine.worker import Parcel, Reply, Sent, Worker, WorkerSetup
 from hfsdk.errors import CallError, HfsdkError, LostColumnError
 from hfsdk.pending import ColumnInfo
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Order, Pick, RoleState
+from hfsdk.runtime import Order, Pick, Weights
 from hfsdk.table import Column, Ragged, Table, concat, kind_of, take
 from hfsdk.trace import Span
 
@@ -92,6 +92,11 @@ def read(picks: Sequence[Pick], rows: Any) -> Table:
     return Table(columns, rows)
 
 
+def _keep(content: Any) -> list[Any]:
+    """Put an object into this node's store; return its reference, in a list so that Ray does not fetch it."""
+    return [ray.put(content)]
+
+
 def tail(path: str, num_chars: int) -> str:
     """Return the end of a text file, ``""`` where there is none."""
     try:
@@ -119,13 +124,12 @@ class _Process:
     @staticmethod
     def sent(parcel: Parcel) -> Sent:
         """Put a parcel into the node's object store."""
-        return Sent([ray.put(parcel.content)], parcel.num_bytes)
+        return Sent(_keep(parcel.content), parcel.num_bytes)
 
     @staticmethod
     def answer(reply: Reply, order: Order) -> Answer:
         """Describe what was written."""
-        result = _Process.sent(reply.result) if isinstance(reply.result, Parcel) else reply.result
-        answer = Answer(reply.status, order.rows, result=result, error=reply.error, spans=reply.spans)
+        answer = Answer(reply.status, order.rows, result=reply.result, error=reply.error, spans=reply.spans)
         if reply.status == "ok" and order.keep and reply.columns is not None:
             answer.columns = describe(reply.columns)
             answer.num_bytes = sum(info.num_bytes for info in answer.columns.values())
@@ -141,6 +145,7 @@ class WorkerProcess(_Process):
 
         os.environ.update(cpu_support_vllm.environment(num_threads))
         self._worker: WorkerType = Worker(device, num_threads)
+        self._worker.keep = _keep
         self._own_paths = os.environ.get("HFSDK_FETCH_MODELS") != "always"
         self._folders: dict[str, str] = {}
         self._receiver: Receiver | None = None
@@ -225,12 +230,14 @@ class WorkerProcess(_Process):
         self._worker.release(role)
 
     @ray.method(concurrency_group="compute")
-    def execute(self, call: Call, order: Order, weights: RoleState | None = None, version: int = 0) -> Answer:
+    def execute(self, call: Call, order: Order, weights: Weights | None = None, version: int = 0) -> Answer:
         """Carry out this rank's share of a call."""
 
-        def read_weights() -> tuple[list[Any], int]:
+        def read_weights() -> Weights:
             assert weights is not None
-            return ray.get([handle[0] for handle in weights.handles]), weights.num_updates
+            found = ray.get([bundle.content[0] for bundle in weights.bundles])
+            bundles = zip(weights.bundles, found, strict=True)
+            return replace(weights, bundles=tuple(replace(bundle, content=content) for bundle, content in bundles))
 
         reply = self._worker.execute(
             call, lambda: read(order.picks, order.rows), order.options, read_weights if weights else None, version
@@ -239,7 +246,7 @@ class WorkerProcess(_Process):
             traceback.print_exception(reply.error)
         answer = self.answer(reply, order)
         if answer.columns is not None and reply.columns is not None:
-            answer.part = [ray.put(dict(reply.columns))]
+            answer.part = _keep(dict(reply.columns))
         return answer
 
     @ray.method(concurrency_group="control")

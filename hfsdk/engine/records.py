@@ -14,7 +14,7 @@ from hfsdk.errors import CallError, LayoutError
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Placement, Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Part, RoleState, Stored
+from hfsdk.runtime import Part, RoleState, Stored, Weights
 from hfsdk.table import Ragged, Table, kind_of
 from hfsdk.trace import Span
 
@@ -29,14 +29,18 @@ class Sync:
     """The role's ``changes`` when they were asked for."""
     call: CallRecord
     """Takes them out of the trained role."""
-    state: RoleState | None = None
+    shadow: RoleSpec
+    """For whom: every box is addressed to those of its ranks that need it."""
+    weights: Weights | None = None
     """There once ``call`` is done, until the shadow has them."""
+    failed: bool = False
+    """Whether a call that was to take them over failed: a later one asks for others."""
 
     def usable(self, shadow: RoleRecord) -> bool:
         """Whether the shadow has these weights, or will get them."""
-        if self.call.state in ("failed", "cancelled", "lost"):
+        if self.failed or self.call.state in ("failed", "cancelled", "lost") or shadow.spec != self.shadow:
             return False
-        return self.call.state != "done" or self.state is not None or shadow.synced == self.version
+        return self.call.state != "done" or self.weights is not None or shadow.synced == self.version
 
 
 @dataclass(eq=False)

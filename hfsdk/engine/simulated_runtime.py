@@ -26,12 +26,13 @@ import numpy as np
 from hfsdk.dataflow import Call
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.microbatch import MiniBatchPlan
-from hfsdk.engine.worker import Sent
+from hfsdk.engine.shadow_plan import received_by_link
 from hfsdk.errors import CallError, CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
+from hfsdk.resharding import LINKS
 from hfsdk.roles import RoleSpec, Sampling
-from hfsdk.runtime import DeviceStatus, Order, Outcome, Part, Pick, Progress, RoleState, Stored, Work
+from hfsdk.runtime import Bundle, DeviceStatus, Order, Outcome, Part, Pick, Progress, RoleState, Stored, Work
 from hfsdk.spec import ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
 from hfsdk.trace import Span
@@ -306,10 +307,10 @@ class SimulatedRuntime:
             groups = self._groups(work.orders, call)
             started = max(self._clocks.get(pool.name, 0.0), _ready_s(g.order for g in groups))
             if work.weights is not None:
-                started = max(started, *work.weights.handles)
+                started = max(started, *(bundle.content for bundle in work.weights.bundles))
             line = _Timeline(call, pool, started + self._costs.dispatch_s)
             if work.weights is not None:
-                self._lay_sync(line, work.weights.num_bytes)
+                self._lay_sync(line, work.weights.role, state.spec)
             if call.method in ("update", "forward_backward"):
                 results = self._train(state, line, work.orders, groups)
             else:
@@ -357,11 +358,18 @@ class SimulatedRuntime:
             positions = order.rows // copies
         return self.response_lengths.draw(options["sampling"], int(options.get("seed", 0)), positions, order.rows % copies)
 
-    def _lay_sync(self, line: _Timeline, num_bytes: int) -> None:
-        """Lay down a shadow's taking over of weights: over the slowest link that its pool may need."""
-        link = self.cluster.inter_node if len(self.cluster.node_devices) > 1 else self.cluster.intra_node
-        seconds = link.latency_s + num_bytes / link.bandwidth
-        line.lay([range(line.pool.size)], [{"sync": seconds}], [{"sync": {"bytes": num_bytes}}])
+    def _lay_sync(self, line: _Timeline, trained: RoleSpec, shadow: RoleSpec) -> None:
+        """Lay down a shadow's taking over of weights: what the plan says that each rank gets, over the links it comes by."""
+        links = dict(zip(LINKS[1:], (self.cluster.intra_node, self.cluster.inter_node), strict=True))
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for rank, received in enumerate(received_by_link(trained, shadow)):
+            alike.setdefault(tuple(received[name] for name in links), []).append(rank)
+        costs = [
+            sum(link.latency_s + count / link.bandwidth for link, count in zip(links.values(), counts, strict=True) if count)
+            for counts in alike
+        ]
+        attrs = [{"sync": {"bytes": sum(counts)}} for counts in alike]
+        line.lay(list(alike.values()), [{"sync": seconds} for seconds in costs], attrs)
 
     def _run(self, state: _Role, line: _Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
         """Lay down a call that every group does once."""
@@ -374,8 +382,9 @@ class SimulatedRuntime:
             state.synced = state.num_updates
         if method == "export_weights":
             assert state.spec.model is not None
-            sent = Sent(line.now_s, state.spec.model.num_bytes(state.spec.dtype))
-            return (sent, *(None,) * (len(orders) - 1))
+            everyone = tuple(mesh_of(orders[0].options["shadow"]).ranks)
+            sent = Bundle(0, everyone, line.now_s, state.spec.model.num_bytes(state.spec.dtype))
+            return ([sent], *([],) * (len(orders) - 1))
         result = self._result(state, line.call, orders[0].options, sum(costs[0].values()))
         return (result,) * len(orders)
 

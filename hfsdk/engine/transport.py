@@ -36,7 +36,7 @@ BUCKET_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 OWN_MESSAGE_BYTES = 64 * 2**10
 """From this size on a piece is a message of its own."""
 
-_TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 Slices = tuple[slice, ...]
 
@@ -139,7 +139,7 @@ def execute(
     start = time.perf_counter()
     device = next(iter(targets.values())).device
     schedule = _schedule(plan, rank, bucket_bytes or BUCKET_BYTES[device.type])
-    dtype = _TORCH_DTYPES[plan.dtype]
+    dtype = TORCH_DTYPES[plan.dtype]
     with torch.no_grad():
         run = _Run(dtype, device, sources, targets, group, shared or {}, begin, done)
         run.all(schedule.rounds)
@@ -156,7 +156,7 @@ def problem(
     plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> RuntimeError | None:
     """Return what keeps a plan from being carried out with these tensors; ``None`` if nothing does."""
-    dtype = _TORCH_DTYPES[plan.dtype]
+    dtype = TORCH_DTYPES[plan.dtype]
     ends: dict[tuple[bool, str], list[int]] = {}
     for move in plan.moves:
         if move.source == rank:

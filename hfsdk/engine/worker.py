@@ -19,12 +19,16 @@ from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
 from hfsdk.errors import CallError, CheckpointError, HfsdkError
 from hfsdk.roles import RoleSpec
+from hfsdk.runtime import Weights
 from hfsdk.table import Column, Table
 from hfsdk.trace import Span
 
 if TYPE_CHECKING:
     from hfsdk.engine.hosted import HostedRole
     from hfsdk.engine.megatron_checkpoint import Saving
+
+LOOKS = ("last_reshard", "census")
+"""Methods that use no weights, so that a shadow's may be old."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A result that is too large to travel with the answer: weights."""
+    """A role's state, which is too large to travel with an answer."""
 
     content: Any
     num_bytes: int
@@ -82,6 +86,8 @@ class Worker:
         self._running_call = -1
         self._cancel_asked = -1
         self._store: Any = None
+        self.keep: Callable[[Any], Any] = lambda content: content
+        """Puts an object where other processes find it and returns a reference to it; set by the runtime."""
 
     def serve_store(self, host: str) -> str:
         """Serve the store through which the next pool's processes find each other, until this one leaves it; return its URL."""
@@ -145,7 +151,7 @@ class Worker:
         call: Call,
         read: Callable[[], Table],
         options: Mapping[str, Any],
-        weights: Callable[[], tuple[Sequence[Any], int]] | None = None,
+        weights: Callable[[], Weights] | None = None,
         version: int = 0,
     ) -> Reply:
         """Carry out this rank's share of a call; every way it can end is in the reply.
@@ -154,7 +160,7 @@ class Worker:
             call: the call, for spans.
             read: maps the input columns; runs inside the span ``fetch``.
             options: the method's own.
-            weights: maps what the trained role's ranks exported, with its number of updates; for a shadow that lacks it.
+            weights: maps what the trained role's ranks have addressed to this rank; for a shadow that lacks it.
             version: of the weights that a shadow must have by then.
         """
         self._lane()
@@ -171,8 +177,10 @@ class Worker:
                 hosted = self.roles[call.role]
                 if weights is not None:
                     with self.recorder.span("sync") as attrs:
-                        attrs["bytes"] = hosted.take_over(*weights(), version)
-                hosted.check_version(version)
+                        taken = hosted.take_over(weights, version)
+                        attrs.update(bytes=taken.bytes_received, sources=sum(count > 0 for count in taken.received_from))
+                if call.method not in LOOKS:
+                    hosted.check_version(version)
                 reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
                 whole.update(self._parts_of_memory())
             except Cancelled:

@@ -222,21 +222,18 @@ class ActorModel(TrainedHandle):
     def last_reshard(self) -> ReshardReport:
         """What moved the last time that the generating engine took the trainer's weights, beside the plan; waits.
 
+        Where a shadow generates, on a pool of its own, its ranks come after the trainer's, as in the plan.
+
         Raises:
-            OptionError: they have not moved yet, or the generating is done by a shadow on a pool of its own.
+            OptionError: they have not moved yet.
             SimulatedValueError: the session is simulated; ``reshard_plan`` is what it goes by.
         """
         self._host.ready(self)
         plan, shadow = self.reshard_plan, self._role.generated_by
-        if shadow:
-            raise OptionError(
-                f"{self.name}'s weights go to {shadow}, on a pool of its own, through the nodes' object stores and not by this "
-                "plan; the spans 'export_weights' and 'sync' of session.trace have the bytes"
-            )
-        found = self._of_ranks("last_reshard", TransportReport)
-        if not found:
+        sides = [self._of_ranks("last_reshard", TransportReport, role) for role in (self.name, shadow) if role]
+        if not all(sides):
             raise OptionError(f"{self.name}'s weights have not moved yet; call {self.name}.generate(...) first")
-        return ReshardReport(plan, found)
+        return ReshardReport(plan, tuple(report for side in sides for report in side))
 
     def census(self) -> DataFrame:
         """Return the weights that are on each rank now: a row per rank, bytes counted from storages that are not empty; waits.
@@ -264,9 +261,9 @@ class ActorModel(TrainedHandle):
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("rank")
 
-    def _of_ranks(self, method: str, kind: type[T]) -> tuple[T, ...]:
-        """Ask every rank for something measured; empty where a rank has nothing yet."""
-        results = self._result(self._submit(method, "inspection", protocol=ONE_TO_ALL, result="all"))
+    def _of_ranks(self, method: str, kind: type[T], role: str = "") -> tuple[T, ...]:
+        """Ask every rank of this role, or of its shadow, for something measured; empty where a rank has nothing yet."""
+        results = self._result(self._submit(method, "inspection", protocol=ONE_TO_ALL, result="all", role=role))
         for result in results:
             if result is not None and not isinstance(result, kind):
                 int(result)  # a simulated value says that it is none

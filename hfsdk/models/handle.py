@@ -170,11 +170,12 @@ class ModelHandle:
         shipped: Shipped | None = None,
         timeout_s: float | None = None,
         result: str = "first",
+        role: str = "",
     ) -> Lease:
         self._host.ready(self)
         function = f"{shipped.name}@{shipped.version}" if shipped else ""
         message = Submit(
-            self.name, method, phase, dict(inputs or {}), tuple(writes), num_rows, protocol, dict(options or {}),
+            role or self.name, method, phase, dict(inputs or {}), tuple(writes), num_rows, protocol, dict(options or {}),
             function=function, timeout_s=timeout_s, result=result,
         )  # fmt: skip
         return self._client.submit(message)

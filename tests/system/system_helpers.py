@@ -4,6 +4,8 @@ import hashlib
 import time
 from types import SimpleNamespace
 
+import numpy as np
+
 import hfsdk as hf
 from hfsdk.engine import messages as m
 
@@ -108,6 +110,22 @@ def fingerprint(rank):
     for _, tensor in sorted(rank.module.named_parameters()):
         digest.update(tensor.detach().contiguous().view(-1).numpy().tobytes())
     return rank.num_updates, digest.hexdigest()
+
+
+def state_of(handle):
+    """The whole state under Hugging Face names, put together from all ranks."""
+
+    def export(rank):
+        summary, packed = rank._hosted.export().content
+        return summary, [(p.kind, p.tensor, p.shape, p.start, bits) for p, bits, _ in packed]
+
+    found, exported = {}, handle.run(export)
+    for _, pieces in exported:
+        for kind, tensor, shape, start, bits in pieces:
+            whole = found.setdefault((kind, tensor), np.full(shape, np.nan, np.float32))
+            whole[tuple(slice(a, a + n) for a, n in zip(start, bits.shape, strict=True))] = bits
+    assert not any(np.isnan(whole).any() for whole in found.values())
+    return exported[0][0], found
 
 
 def slow_loss(seconds):

@@ -102,6 +102,18 @@ def test_roles_move_between_nodes_bit_for_bit(told):
     assert told["moved"]["same_text"]
 
 
+def test_shadow_on_the_other_node_gets_what_the_plan_says(told):
+    """Half of the weights for each rank of its tp2, norms for both, all from the other node; the whole for neither."""
+    shadow = told["shadow"]
+    assert shadow["gap"] < 1e-4
+    assert shadow["nodes"] == [0, 0, 1, 1]
+    measured, planned = shadow["received"]
+    assert measured == planned
+    assert all(0.5 * shadow["all"] <= received < 0.51 * shadow["all"] for received in measured[2:])
+    assert shadow["links"]["network"] == [sum(planned)] * 2
+    assert shadow["links"]["same node"] == [0, 0]
+
+
 def test_killed_workers_leave_the_other_node_alone(told):
     assert told["other_node"] == 4
     kind, words = told["killed"]

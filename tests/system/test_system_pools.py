@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from system_helpers import OPENINGS, gap, lengths_reward
+from system_helpers import OPENINGS, gap, lengths_reward, state_of
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
@@ -37,22 +37,6 @@ def prepared(session, tokens=8, seed=5):
 def learn(session, batch):
     session.models.critic.update(batch, ppo.ValueLoss(), mini_batches=2)
     session.models.actor.update(batch, ppo.PolicyLoss(), mini_batches=2).wait()
-
-
-def state_of(handle):
-    """The whole state under Hugging Face names, put together from all ranks."""
-
-    def export(rank):
-        summary, packed = rank._hosted.export().content
-        return summary, [(p.kind, p.tensor, p.shape, p.start, bits) for p, bits, _ in packed]
-
-    found, exported = {}, handle.run(export)
-    for _, pieces in exported:
-        for kind, tensor, shape, start, bits in pieces:
-            whole = found.setdefault((kind, tensor), np.full(shape, np.nan, np.float32))
-            whole[tuple(slice(a, a + n) for a, n in zip(start, bits.shape, strict=True))] = bits
-    assert not any(np.isnan(whole).any() for whole in found.values())
-    return exported[0][0], found
 
 
 def same(a, b):
@@ -126,7 +110,9 @@ def test_a_shadow_gets_new_weights_once_and_only_when_there_are_some(four):
     assert spans
     assert all(s.role == "actor.rollout" and s.attrs["bytes"] > 10**6 for s in spans)
     taken = [s.attrs["bytes"] for s in four.trace.calls if s.method == "export_weights"]
-    assert taken == [spans[0].attrs["bytes"]], "one copy of the weights, from one replica"
+    assert taken == [spans[0].attrs["bytes"]], "one copy of the weights, every box from one holder"
+    assert actor.last_reshard.ratio == 1.0
+    assert actor.last_reshard.ranks[2].bytes_received == spans[0].attrs["bytes"]
 
 
 def test_strategies_compute_the_same(four):

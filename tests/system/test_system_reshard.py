@@ -174,7 +174,9 @@ def test_shadows_and_nodes_are_in_the_plan():
         session.place({"actor": 4, "actor.rollout": 2})
         plan = actor.reshard_plan
         assert (plan.apart, plan.num_ranks, plan.nodes) == (True, 6, (0,) * 4 + (1,) * 2)
-        actor.generate([[1, 2, 3]] * 4, max_new_tokens=4)
-        with pytest.raises(hf.OptionError, match=r"go to actor\.rollout, on a pool of its own"):
+        actor.generate([[1, 2, 3]] * 4, max_new_tokens=4).wait()
+        with pytest.raises(hf.SimulatedValueError, match="simulated"):
             actor.last_reshard  # noqa: B018 - the property raises
+        synced = [s for s in session.trace.spans if s.name == "sync"]
+        assert {s.rank: s.attrs["bytes"] for s in synced} == {0: plan.bytes_received(4), 1: plan.bytes_received(5)}
         assert actor.version == 0

@@ -108,6 +108,15 @@ def main(holder, address, cache):
     tell("moved", {"before": before, "after": after, "same_text": greedy == again, "store": actor.run(place_of_code)[0][2]})
     tell("within", step(1))
 
+    place(**{"actor_reference_critic": (0, 1), "actor.rollout": (2, 3)})
+    batch = actor.compute_log_probs(actor.generate(prompts[0], max_new_tokens=6, temperature=0.0))
+    table, plan, report = batch.table("rollout_log_probs", "old_log_probs"), actor.reshard_plan, actor.last_reshard
+    gap = float(abs(table["rollout_log_probs"].flat - table["old_log_probs"].flat).max())
+    received = [[rank.bytes_received for rank in report.ranks], [plan.bytes_received(rank) for rank in range(plan.num_ranks)]]
+    links = {link: list(counts) for link, counts in report.bytes_by_link().items()}
+    tell("shadow", {"gap": gap, "nodes": plan.nodes, "received": received, "links": links, "all": actor.spec.num_bytes("fp32")})
+    place(actor_reference=(0, 1), critic=(2, 3))
+
     victims = [pid for _, pid, _ in critic.run(place_of_code)]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
