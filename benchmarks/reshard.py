@@ -6,7 +6,10 @@ mode ``shared``, four ranks:
 * bytes received by every rank: measured = planned = what it lacks;
 * the slowest rank takes at most 1.15 x the largest bytes / bandwidth over ranks and links. Bandwidths are measured in this run,
   with the same ranks sending at once and each copying within itself meanwhile (ranks share the cores, so these links slow each
-  other), in messages of 4 MB without boxes, into memory that is there already: what moving so many bytes costs by itself;
+  other), in messages of 4 MB without boxes, into memory taken anew: with nothing there twice, the rollout's memory has to be
+  taken when it comes, and the first touch of a page costs about as much as filling it. The ratio to the same exchange into
+  memory that is there already ("bytes/bw s") stands in the table too, without a target; "in room s" is the plan carried out
+  into such memory;
 * where a rank receives at most half the bytes of the gather it is at least twice as fast, and never slower;
 * weights that are on a rank twice, by the census of storages: none, while training and while generating;
 * memory beside the training shard grows by at most what the rank lacks and one bucket (from the process's own high-water mark).
@@ -147,8 +150,8 @@ class Lab:
 
     # -- the bare links
 
-    def bare(self, copied: int) -> None:
-        """Send, receive and copy within as many bytes as the transition does, in large messages."""
+    def bare(self, copied: int, anew: bool = False) -> None:
+        """Send, receive and copy within as many bytes as the transition does, in large messages; ``anew`` into new memory."""
         import torch
         import torch.distributed as dist
 
@@ -156,9 +159,10 @@ class Lab:
         ways = [(dist.isend, peer, int(matrix[self.me, peer]) // 4) for peer in peers if matrix[self.me, peer]]
         ways += [(dist.irecv, peer, int(matrix[peer, self.me]) // 4) for peer in peers if matrix[peer, self.me]]
         source = self.sources["embedding.word_embeddings.weight"] if self.at[self.me].pp == 0 else self._largest()
-        if self.room is None:  # memory that is there, and touched
+        if self.room is None and not anew:  # memory that is there, and touched
             self.room = [None if send is dist.isend else torch.ones(count) for send, _, count in ways], torch.ones(copied // 4)
-        there, inside = self.room
+        new = [None if send is dist.isend else torch.empty(count) for send, _, count in ways] if anew else []
+        there, inside = (new, torch.empty(copied // 4)) if anew else self.room
         rounds = max([1, *(-(-count // MESSAGE) for _, _, count in ways), -(-len(inside) // MESSAGE)])
         under_way: list[Any] = []
         for number in range(rounds):
@@ -202,7 +206,7 @@ def on_rank(rank: Any, repeats: int) -> dict[str, Any]:
     import torch
 
     lab = Lab(rank)
-    found: dict[str, Any] = {name: [] for name in ("transition", "gather", "bare", "in_room", "peak", "gather_peak")}
+    found: dict[str, Any] = {name: [] for name in ("transition", "gather", "bare", "anew", "in_room", "peak", "gather_peak")}
     with torch.no_grad():
         lab.prepare_gather()
         for _ in range(repeats + 1):
@@ -216,6 +220,7 @@ def on_rank(rank: Any, repeats: int) -> dict[str, Any]:
             found["gather"].append(seconds)
             found["gather_peak"].append(grown)
             found["bare"].append(lab.timed(lambda: lab.bare(found["copied"]))[0])
+            found["anew"].append(lab.timed(lambda: lab.bare(found["copied"], anew=True))[0])
             found["in_room"].append(lab.timed(lab.in_room)[0])
     return {name: what[1:] if isinstance(what, list) else what for name, what in found.items()}  # the first warms up
 
@@ -234,7 +239,8 @@ def measure(session: Any, folder: Path, train: str, rollout: str, repeats: int) 
     census = [(str(found["moment"].iloc[0]), *found[CENSUS].max()) for found in (actor.census(), generating)]
     plan = actor.reshard_plan
     everyone = range(plan.num_ranks)
-    slowest = {name: np.max([rank[name] for rank in ranks], axis=0) for name in ("transition", "gather", "bare", "in_room")}
+    timed = ("transition", "gather", "bare", "anew", "in_room")
+    slowest = {name: np.max([rank[name] for rank in ranks], axis=0) for name in timed}
     allowed = [plan.bytes_missing(r) + BUCKET_BYTES["cpu"] for r in everyone]
     peaks = [int(np.median(rank["peak"])) for rank in ranks]
     return {
@@ -244,7 +250,8 @@ def measure(session: Any, folder: Path, train: str, rollout: str, repeats: int) 
         "seconds": float(np.median(slowest["transition"])), "gather_seconds": float(np.median(slowest["gather"])),
         "speedup": float(np.median(slowest["gather"] / slowest["transition"])),
         "in_room_seconds": float(np.median(slowest["in_room"])),
-        "ideal_seconds": float(np.median(slowest["bare"])), "over_ideal": float(np.median(slowest["transition"] / slowest["bare"])),
+        "there_seconds": float(np.median(slowest["bare"])), "over_there": float(np.median(slowest["transition"] / slowest["bare"])),
+        "anew_seconds": float(np.median(slowest["anew"])), "over_anew": float(np.median(slowest["transition"] / slowest["anew"])),
         "census": [[moment, *map(int, numbers)] for moment, *numbers in census],
         "peak_extra": peaks, "allowed": allowed, "gather_peak": [int(np.median(rank["gather_peak"])) for rank in ranks],
     }  # fmt: skip
@@ -264,12 +271,13 @@ def main() -> int:
                 rows.append(measure(session, Path(name), train, rollout, arguments.repeats))
             say(f"{train} to {rollout}: {rows[-1]['seconds']:.3f} s, gather {rows[-1]['gather_seconds']:.3f} s")
     head = (
-        "train", "rollout", "plan MB", "wire MB", "bound MB", "gather MB", "s", "in room s", "bytes/bw s", "gather s", "grown MB",
-        "allowed MB", "gather grown MB",
+        "train", "rollout", "plan MB", "wire MB", "bound MB", "gather MB", "s", "bytes/bw anew s", "x", "in room s", "bytes/bw s",
+        "x", "gather s", "grown MB", "allowed MB", "gather grown MB",
     )  # fmt: skip
     mega = [
         (r["train"], r["rollout"], *(short(max(r[n]) / 1e6) for n in ("planned", "wire", "bound", "gather_bytes")),
-         *(short(r[n]) for n in ("seconds", "in_room_seconds", "ideal_seconds", "gather_seconds")),
+         *(short(r[n]) for n in ("seconds", "anew_seconds", "over_anew", "in_room_seconds", "there_seconds", "over_there")),
+         short(r["gather_seconds"]),
          *(short(max(r[n]) / 1e6) for n in ("peak_extra", "allowed", "gather_peak")))
         for r in rows
     ]  # fmt: skip
@@ -285,7 +293,7 @@ def main() -> int:
         name = f"{r['train']} to {r['rollout']}"
         off = max(abs(a - b) + abs(a - c) for a, b, c in zip(r["planned"], r["wire"], r["bound"], strict=True))
         report.add(f"{name}: wire, plan and bound differ by", off, "bytes", at_most=0)
-        report.add(f"{name}: slowest rank / largest bytes per bandwidth", r["over_ideal"], "x", at_most=SLOWEST)
+        report.add(f"{name}: slowest rank / largest bytes per bandwidth, into new memory", r["over_anew"], "x", at_most=SLOWEST)
         half = max(r["planned"]) <= max(r["gather_bytes"]) / 2
         report.add(f"{name}: gather / transition", r["speedup"], "x", at_least=TWICE if half else NEVER_SLOWER)
         twice = max(numbers[-1] for _, *numbers in r["census"])
