@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +55,8 @@ class Comparison:
 
         100 is exact, 50 is off by a factor of two throughout. ``None`` where nothing can be compared.
         """
-        pairs = [(r.this_s, r.other_s) for r in self.rows if r.this_s is not None and r.other_s is not None]
+        known = [(r.this_s, r.other_s) for r in self.rows if r.this_s is not None and r.other_s is not None]
+        pairs = [(a, b) for a, b in known if math.isfinite(a) and math.isfinite(b)]
         if not pairs:
             return None
         return 100 * sum(min(a, b) / max(a, b) if max(a, b) else 1.0 for a, b in pairs) / len(pairs)

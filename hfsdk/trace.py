@@ -22,9 +22,10 @@ reward, map       the user's functions in CPU tasks
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -71,8 +72,9 @@ class Span:
 
     @property
     def end_ns(self) -> int | None:
-        """When it ended, or ``None`` while it runs."""
-        return None if self.duration_s is None else self.start_ns + round(self.duration_s * 1e9)
+        """When it ended, or ``None`` while it runs (also where what was recorded is no number)."""
+        took = self.duration_s
+        return None if took is None or not math.isfinite(took) else self.start_ns + round(took * 1e9)
 
 
 @runtime_checkable
@@ -93,8 +95,8 @@ class Trace:
 
     @classmethod
     def of(cls, spans: Iterable[Span], title: str = "") -> Trace:
-        """Sort the spans by start."""
-        return cls(tuple(sorted(spans, key=lambda s: (s.start_ns, s.device is not None, s.device or 0))), title)
+        """Sort the spans by start; numbers that are none (NaN, infinity) are left out, as if nothing had been measured."""
+        return cls(tuple(sorted(map(_measured, spans), key=lambda s: (s.start_ns, s.device is not None, s.device or 0))), title)
 
     def __iter__(self) -> Iterator[Span]:
         return iter(self.spans)
@@ -217,7 +219,7 @@ class Trace:
         """Return the seconds of every kind of call that has ended, e.g. ``{"actor.generate": 1.2, "actor.update": 0.7}``."""
         seconds: dict[str, float] = {}
         for span in self.calls:
-            if span.duration_s is not None:
+            if span.duration_s is not None and span.end_ns is not None:
                 name = f"{span.role}.{span.method or span.name}" if span.role else span.method or span.name
                 seconds[name] = seconds.get(name, 0.0) + span.duration_s
         return seconds
@@ -240,7 +242,7 @@ class Trace:
     def drains(self) -> Iterator[tuple[int, list[tuple[int, int | None, float, int, int, float]]]]:
         """Yield (row of the span, its points as in :meth:`drain`) for every span that carries them."""
         for row, span in enumerate(self.spans):
-            points = json.loads(str(span.attrs.get("drain", "[]")))
+            points = [p for p in json.loads(str(span.attrs.get("drain", "[]"))) if all(map(math.isfinite, p))]
             if points:  # the last point was taken when the span ended
                 end = (span.start_ns - self.start_ns) / 1e9 + (span.duration_s or 0.0)
                 shift = end - points[-1][0]
@@ -268,7 +270,7 @@ class Trace:
             name = f"device {device}" if on_device else f"calls of {role}"
             events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}})
         for span in self.spans:
-            if span.duration_s is None:
+            if span.duration_s is None or span.end_ns is None:
                 continue
             lane = lanes.index((span.device is not None, span.device or 0, span.role if span.device is None else ""))
             events.append({
@@ -281,6 +283,15 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({self.title or 'untitled'}: {len(self.calls)} calls, {self.duration_s:.3f} s)"
+
+
+def _measured(span: Span) -> Span:
+    """Leave out what is no number."""
+    attrs = {k: v for k, v in span.attrs.items() if not isinstance(v, float) or math.isfinite(v)}
+    unended = span.duration_s is not None and span.end_ns is None
+    if unended or len(attrs) < len(span.attrs):
+        return replace(span, duration_s=None if unended else span.duration_s, attrs=attrs)
+    return span
 
 
 def _end_ns(span: Span) -> int:

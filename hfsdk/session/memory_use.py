@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.placement import Placement
 from hfsdk.planner.memory import DeviceMemory, device_bytes
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ClusterSpec
-from hfsdk.trace import Trace
+from hfsdk.trace import Span, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,10 +36,13 @@ class MemoryUse:
 
     def view(self) -> dict[str, Any]:
         """Return plain data: for every device planned parts, the tensors after each call, and the gauges at each span's end."""
-        numbers = sorted({*self._planned, *(s.device for s in self.trace if s.device is not None)})
+        spans: dict[int, list[tuple[int, Span]]] = {number: [] for number in self._planned}
+        for row, span in enumerate(self.trace.spans):
+            if span.device is not None:
+                spans.setdefault(span.device, []).append((row, span))
         return {
             "title": self._title, "duration_s": self.trace.duration_s,
-            "devices": [self._device(number) for number in numbers],
+            "devices": [self._device(number, mine) for number, mine in sorted(spans.items())],
         }  # fmt: skip
 
     def to_pandas(self) -> pd.DataFrame:
@@ -49,11 +52,11 @@ class MemoryUse:
         rows = [{"device": d["device"], **call} for d in self.view()["devices"] for call in d["calls"]]
         return pd.DataFrame(rows, columns=["device", "row", "call", "start_s", "end_s", *(f"{p}_bytes" for p in PARTS), *GAUGES])
 
-    def _device(self, number: int) -> dict[str, Any]:
+    def _device(self, number: int, spans: Sequence[tuple[int, Span]]) -> dict[str, Any]:
         estimate, origin = self._planned.get(number), self.trace.start_ns
         calls, samples = [], []
-        for row, span in enumerate(self.trace.spans):
-            if span.device != number or span.end_ns is None or span.predicted:
+        for row, span in spans:
+            if span.end_ns is None or span.predicted:
                 continue
             end_s, gauges = (span.end_ns - origin) / 1e9, {k: span.attrs.get(k) for k in GAUGES}
             if gauges["rss_bytes"] is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from hfsdk.viz.frame import Hatches, Picture, seconds_text, svg_document, svg_text, tag
+from hfsdk.viz.plain import cut
 
 THIS, OTHER = "#3b76c4", "#b06a00"
 WIDTH, LEFT, RIGHT, ROW = 900, 210, 190, 34
@@ -84,7 +85,7 @@ class ComparisonPicture(Picture):
             y, last = 44 + i * ROW, i == len(view["rows"]) - 1
             if last:
                 body += tag("line", x1=LEFT, x2=WIDTH - 8, y1=y - 4, y2=y - 4, class_="grid")
-            body += svg_text(LEFT - 8, y + 16, row["call"], text_anchor="end", font_weight=600 if last else None)
+            body += svg_text(LEFT - 8, y + 16, cut(row["call"], 32), text_anchor="end", font_weight=600 if last else None)
             for k, key in enumerate(("this", "other")):
                 seconds, color = row[f"{key}_s"], view["colors"][key]
                 solid = view[key]["source"] == "measured"

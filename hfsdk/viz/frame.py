@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import threading
 import time
 import uuid
@@ -29,6 +30,7 @@ from typing import Any, ClassVar
 
 from hfsdk.errors import OptionError
 from hfsdk.placement import is_shadow
+from hfsdk.viz.plain import clean, plain
 
 View = Mapping[str, Any]
 """What a picture shows, as JSON data; each picture's module gives its schema as a ``TypedDict``."""
@@ -98,7 +100,7 @@ def _channels(color: str) -> tuple[int, int, int]:
 
 def seconds_text(seconds: float | None) -> str:
     """Seconds for people: ``"1.20 s"``, ``"35.0 ms"``, ``"not measured"``."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "not measured"
     size = abs(seconds)
     if size >= 3600:
@@ -114,7 +116,7 @@ def seconds_text(seconds: float | None) -> str:
 
 def bytes_text(num_bytes: float | None) -> str:
     """Bytes for people, in powers of 1000: ``"1.25 GB"``."""
-    if num_bytes is None:
+    if num_bytes is None or not math.isfinite(num_bytes):
         return "not measured"
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(num_bytes) >= size:
@@ -125,7 +127,7 @@ def bytes_text(num_bytes: float | None) -> str:
 
 def count_text(count: float | None) -> str:
     """Numbers for people: thousands apart, four digits."""
-    if count is None:
+    if count is None or not math.isfinite(count):
         return "not measured"
     if float(count).is_integer() and abs(count) < 1e15:
         return f"{int(count):,}".replace(",", "\u202f")
@@ -145,7 +147,7 @@ def fit_text(text: str, width: float) -> str:
 
 def tag(name: str, content: str = "", /, **attrs: Any) -> str:
     """Return one XML element; ``None`` attributes are left out, ``_`` in names becomes ``-``, a trailing ``_`` is dropped."""
-    text = "".join(f' {_attr(k)}="{escape(_value(v))}"' for k, v in attrs.items() if v is not None)
+    text = "".join(f' {_attr(k)}="{escape(clean(_value(v)))}"' for k, v in attrs.items() if v is not None)
     return f"<{name}{text}>{content}</{name}>" if content else f"<{name}{text}/>"
 
 
@@ -159,15 +161,16 @@ def _value(value: Any) -> str:
 
 def svg_text(x: float, y: float, text: str, **attrs: Any) -> str:
     """Return an SVG text element with its text escaped."""
-    return tag("text", escape(text, quote=False) or " ", x=x, y=y, **{"class_": "fg", **attrs})
+    return tag("text", escape(clean(text), quote=False) or " ", x=x, y=y, **{"class_": "fg", **attrs})
 
 
 def svg_document(width: float, height: float, title: str, summary: str, body: str) -> str:
     """Return a whole SVG with its own background, both themes, a title and a description."""
+    title, summary = escape(clean(title)), escape(clean(summary))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_value(width)} {_value(height)}" width="{_value(width)}" '
-        f'height="{_value(height)}" role="img" font-family="{_FONT}" font-size="11"><title>{escape(title)}</title>'
-        f"<desc>{escape(summary)}</desc><style>{_SVG_STYLE}</style>"
+        f'height="{_value(height)}" role="img" font-family="{_FONT}" font-size="11"><title>{title}</title>'
+        f"<desc>{summary}</desc><style>{_SVG_STYLE}</style>"
         f'<rect width="100%" height="100%" class="paper"/>{body}</svg>'
     )
 
@@ -217,7 +220,7 @@ def js_literal(value: Any) -> str:
 def html_page(title: str, body: str) -> str:
     """Return a complete, self-contained HTML page in both themes."""
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/><title>{escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/><title>{escape(clean(title))}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
         "<style>body{margin:0 auto;max-width:1240px;padding:12px;background:#fff}"
         f"@media (prefers-color-scheme:dark){{body{{background:#15181c}}}}</style></head><body>{body}</body></html>\n"
@@ -233,7 +236,7 @@ class Picture:
     name: ClassVar[str] = ""
 
     def __init__(self, view: View) -> None:
-        self.view = view
+        self.view: View = plain(view)
 
     def to_text(self) -> str:
         """Return the picture as text."""
@@ -371,7 +374,7 @@ class LivePicture:
                 view, self._pending = self._pending, None
             assert view is not None
             self.picture = type(self.picture)(view)
-            self._widget.view = view
+            self._widget.view = self.picture.view
             time.sleep(LARGE_PUBLISH_INTERVAL_S if len(view.get("marks", ())) > LARGE_MARKS else PUBLISH_INTERVAL_S)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:

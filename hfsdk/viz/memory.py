@@ -133,7 +133,7 @@ class MemoryPicture(Picture):
         if line:
             parts.append(tag("path", d=line, fill="none", class_="edge", stroke_width=1.4))
         else:
-            parts.append(svg_text(LEFT + 8, top + 16, "not measured", font_style="italic", class_="sub"))
+            parts.append(svg_text(LEFT + 8, (top + bottom) / 2, "not measured", font_style="italic", class_="sub"))
         if planned:
             y, base = level(planned["asked"]), 0.0
             parts.append(tag("line", x1=LEFT, x2=right + STACK, y1=y, y2=y, class_="edge", stroke_dasharray="5 3"))

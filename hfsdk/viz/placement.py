@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from hfsdk.viz.frame import Hatches, Picture, bytes_text, role_colors, svg_document, svg_text, tag
+from hfsdk.viz.plain import cut, finite
 
 WIDTH = 980
 
@@ -145,7 +146,7 @@ def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
     shards = _shards_by_device(data["roles"], sum(len(node["devices"]) for node in data["nodes"]))
     nodes: list[NodeView] = [
         {
-            "name": node["name"],
+            "name": cut(node["name"], max(8, 14 * len(node["devices"]))),
             "devices": [_device(d, data["devices"], shards.get(d, [])) for d in node["devices"]],
             "pools": [],
         }
@@ -162,7 +163,7 @@ def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
             view["label"] = f"{view['letter']}: {view['label']}"
     return {
         "picture": "placement",
-        "title": data["title"],
+        "title": data["title"] or "placement",
         "summary": _summary(roles, len(devices), len(nodes)),
         "density": density,
         "predicted": bool(data.get("predicted", False)),
@@ -181,7 +182,7 @@ class PlacementPicture(Picture):
     def to_text(self) -> str:
         """Return one line per role and one per device."""
         view = self.view
-        lines = [view["title"]]
+        lines = [view["title"]] + ([] if view["nodes"] else ["  no devices"])
         lines += ["  " + role["label"] for role in view["roles"]]
         for node in view["nodes"]:
             lines.append(node["name"])
@@ -204,7 +205,7 @@ class PlacementPicture(Picture):
         hatch = Hatches()
         body = [_draw_node(view, n, hatch) for n in range(len(view["nodes"]))]
         legend, height = _draw_legend(view, geometry["height"] + 8, hatch)
-        title = svg_text(2, 14, view["title"], font_weight=600, font_size=13)
+        title = svg_text(2, 14, view["title"] + ("" if view["nodes"] else ": no devices"), font_weight=600, font_size=13)
         inside = title + tag("g", "".join(body) + legend, transform="translate(0 22)")
         width = max(geometry["width"], min(WIDTH, 420))
         return svg_document(width, height + 22, view["title"], view["summary"], hatch.defs() + inside)
@@ -282,8 +283,8 @@ def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[
                 "note": _note(role, shard),
                 "short": _short(role["shards"], shard, tiny),
                 "rollout_replica": shard.get("rollout_replica") if role.get("rollout") else None,
-                "planned_bytes": shard.get("planned_bytes"),
-                "measured_bytes": shard.get("measured_bytes"),
+                "planned_bytes": finite(shard.get("planned_bytes")),
+                "measured_bytes": finite(shard.get("measured_bytes")),
             }
             found.setdefault(shard["device"], []).append(view)
             row += 1
@@ -306,11 +307,11 @@ def _device(number: int, devices: Mapping[Any, Any], shards: list[ShardView]) ->
     data = devices[number] if number in devices else devices[str(number)]
     return {
         "number": number,
-        "name": data["name"],
+        "name": cut(data["name"], 16),
         "pool": data.get("pool") or "none",
         "pid": data.get("pid"),
-        "memory_bytes": data.get("memory_bytes"),
-        "used_bytes": data.get("used_bytes"),
+        "memory_bytes": finite(data.get("memory_bytes")),
+        "used_bytes": finite(data.get("used_bytes")),
         "shards": shards,
     }
 
@@ -432,7 +433,7 @@ def _draw_card(view: Mapping[str, Any], shard: ShardView, x: float, y: float, wi
         _bar(x, y, 3 if density == "tiny" else 5, height, color, role["shadow_of"]),
     ]
     if density == "full":
-        parts.append(svg_text(tx, y + 14, role["name"], font_weight=600))
+        parts.append(svg_text(tx, y + 14, cut(role["name"], 15), font_weight=600))
         state = "declared" if declared else f"rank {shard['rank']}"
         parts.append(svg_text(right, y + 14, state, text_anchor="end", font_size=10, class_="sub"))
         parts.append(svg_text(tx, y + 28, shard["place"], font_size=10))

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from hfsdk.viz.frame import html_page, static
+from hfsdk.viz.plain import clean
 
 
 def write_report(path: str | Path, title: str, sections: Iterable[tuple[str, str]]) -> Path:
@@ -26,5 +27,5 @@ def write_report(path: str | Path, title: str, sections: Iterable[tuple[str, str
     main = f'<main class="hf hf-report"><h1>{escape(title)}</h1><nav>{links}</nav>{body}</main>'
     page = f"<style>{static('frame.css')}</style>{main}"
     target = Path(path)
-    target.write_text(html_page(title, page), encoding="utf-8")
+    target.write_text(clean(html_page(title, page)), encoding="utf-8")
     return target

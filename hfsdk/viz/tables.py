@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from hfsdk.viz.frame import bytes_text, count_text, role_colors, seconds_text, static
+from hfsdk.viz.plain import clean, finite
 
 MAX_TEXT = 400
 MAX_SAMPLES = 6
@@ -36,15 +37,15 @@ def batch_html(data: Mapping[str, Any]) -> str:
             _cell(c["name"], "hf-left", code=True),
             _cell(c.get("kind"), "hf-left"),
             _cell(c.get("dtype"), "hf-left"),
-            _missing() if c.get("mean_length") is None else _cell(f"{c['mean_length']:.1f}"),
-            _missing() if c.get("bytes") is None else _cell(bytes_text(c["bytes"])),
+            _missing() if finite(c.get("mean_length")) is None else _cell(f"{c['mean_length']:.1f}"),
+            _missing() if finite(c.get("bytes")) is None else _cell(bytes_text(c["bytes"])),
             _state(c.get("state") or "pending"),
             _cell(c.get("writer"), "hf-left", code=True),
         ]
         for c in columns[:MAX_COLUMNS]
     ]
     head = ["column<", "kind<", "dtype<", "mean length", "bytes", "state<", "written by<"]
-    known = [c["bytes"] for c in columns if c.get("bytes") is not None]
+    known = [c["bytes"] for c in columns if finite(c.get("bytes")) is not None]
     title = f"Batch: {count_text(data['num_rows'])} samples, {len(columns)} columns" + (
         f", {bytes_text(sum(known))}" if known else ""
     )
@@ -58,7 +59,7 @@ def batch_html(data: Mapping[str, Any]) -> str:
                 _cell(str(i)),
                 _text(s.get("prompt")),
                 _text(s.get("response")),
-                _missing() if s.get("score") is None else _cell(f"{s['score']:.4g}"),
+                _missing() if finite(s.get("score")) is None else _cell(f"{s['score']:.4g}"),
             ]
             for i, s in enumerate(samples[:MAX_SAMPLES])
         ]
@@ -150,7 +151,7 @@ def progress_text(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
         took = "" if c.get("seconds") is None else f", {seconds_text(c['seconds'])}"
         error = f": {c['error']}" if c.get("error") else ""
         lines.append(f"{c['call']} ({c.get('line') or 'no line'}): {c['state']}{counted}{took}{error}")
-    return "\n".join(lines)
+    return clean("\n".join(lines))
 
 
 # ---------------------------------------------------------------- parts
@@ -171,7 +172,7 @@ def _folded_text(folded: list[Mapping[str, Any]]) -> str:
 
 def _progress_row(call: Mapping[str, Any]) -> str:
     state, done, total = call["state"], call.get("done"), call.get("total")
-    seconds = call.get("seconds")
+    seconds = finite(call.get("seconds"))
     short = state == "done" and (seconds or 0.0) < SHORT_CALL_S
     track = ""
     if not short and state in ("running", "done"):
@@ -205,7 +206,7 @@ def _count(call: Mapping[str, Any]) -> str:
 
 
 def _wrap(name: str, parts: Iterable[str]) -> str:
-    return f'<div class="hf hf-{name}"><style>{static("frame.css")}</style>{"".join(parts)}</div>'
+    return f'<div class="hf hf-{name}"><style>{static("frame.css")}</style>{clean("".join(parts))}</div>'
 
 
 def _title(text: str) -> str:
@@ -250,10 +251,6 @@ def _text(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    text = "".join(
-        c if c in "\n\t" or (c >= " " and c not in "\ufffe\uffff" and not 0xD800 <= ord(c) < 0xE000) else "�"
-        for c in text
-    )
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} more characters)"
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypedDict
 
 from hfsdk.trace import Span, Trace
 from hfsdk.viz.frame import PHASE_COLORS, TRANSFER_COLOR, Picture, role_colors, seconds_text
+from hfsdk.viz.plain import cut
 from hfsdk.viz.timeline_parts import DRAIN_HEIGHT, DrainView, PipelineRow, critical_rows, drains_of, pipelines_of
 from hfsdk.viz.timeline_svg import PARENT, PREDICTED, RUNNING, Drawing
 
@@ -330,7 +331,8 @@ class _Lanes:
             )
             rows = max(1, len(self._rows[key]))
             every = 1 if height >= 16 else 8
-            label = (f"device {device}" if on_device else role or "session") + (" (predicted)" if predicted else "")
+            label = f"device {device}" if on_device else cut(role or "session", 24)
+            label += " (predicted)" if predicted else ""
             idle = _gaps(self._busy[key], total_s) if on_device else []
             busy = 1 - sum(b - a for a, b in idle) / total_s if on_device and total_s else None
             lanes.append({

@@ -11,6 +11,7 @@ from typing import Any
 from hfsdk.errors import OptionError
 from hfsdk.trace import Trace, Traced
 from hfsdk.viz.frame import PHASE_COLORS, role_colors, seconds_text
+from hfsdk.viz.plain import cut
 from hfsdk.viz.timeline import CaseRow, TimelinePicture, TimelineView, timeline_view
 
 CASE_HEIGHT = 26.0
@@ -75,7 +76,7 @@ class _Merged:
         lanes, first, calls = self.view["lanes"], len(self.view["lanes"]), number * _CALLS_APART
         self.y += CASE_HEIGHT
         for i, lane in enumerate(view["lanes"]):
-            lanes.append({**lane, "y": lane["y"] + self.y, "case": name if i == 0 else ""})
+            lanes.append({**lane, "y": lane["y"] + self.y, "case": cut(name, 120) if i == 0 else ""})
         words = [r["name"] for r in view["roles"]]
         for mark in view["marks"]:
             moved = list(mark)

@@ -25,6 +25,7 @@ from hfsdk.table import Ragged
 from hfsdk.tokens import Tokens
 from hfsdk.viz import tokenmath
 from hfsdk.viz.frame import Picture, count_text
+from hfsdk.viz.plain import clean
 from hfsdk.viz.tokenmath import Array, pack, unpack
 
 LABELS = {
@@ -280,11 +281,6 @@ def _facts(columns: Mapping[str, Any], i: int) -> tuple[dict[str, float | str], 
             text = clean(str(value))
             words[name] = text if len(text) <= MOST_WORDS else text[:MOST_WORDS] + "…"
     return numbers, words
-
-
-def clean(text: str) -> str:
-    """Return text without what no XML and no UTF-8 can hold."""
-    return "".join("�" if 0xD800 <= ord(c) < 0xE000 or c in "\ufffe\uffff" or (c < " " and c not in "\n\t") else c for c in text)
 
 
 def _word(token_id: int, raw: bytes) -> list[Any]:

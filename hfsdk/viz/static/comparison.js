@@ -22,7 +22,7 @@ function render({ model, el }) {
       const g = S("g", { class: "hf-mark hf-row" + (i === current ? " hf-current-row" : ""), "data-row": i, "data-error": r.error_s }, svg);
       S("rect", { x: 0, y: y - 2, width, height: ROW_HEIGHT - 3, class: "hf-panel", "fill-opacity": i === current ? 1 : 0 }, g);
       if (total) S("line", { x1: 8, x2: width - 8, y1: y - 4, y2: y - 4, class: "hf-grid" }, g);
-      S("text", { x: LEFT - 8, y: y + 17, "text-anchor": "end", "font-weight": total ? 600 : null, class: "hf-fg" }, g, r.call.length > 32 ? r.call.slice(0, 31) + "…" : r.call);
+      S("text", { x: LEFT - 8, y: y + 17, "text-anchor": "end", "font-weight": total ? 600 : null, class: "hf-fg" }, g, cut(r.call, 32));
       ["this", "other"].forEach((key, k) => {
         const s = r[key + "_s"], color = view.colors[key], y0 = y + 1 + 13 * k;
         if (isMissing(s)) { S("text", { x: LEFT + 2, y: y0 + 10, "font-size": 10, "font-style": "italic", class: "hf-sub" }, g, "no such call"); return; }

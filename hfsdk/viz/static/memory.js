@@ -47,7 +47,7 @@ function render({ model, el }) {
       if (known.length) S("path", { d: known.map((s, i) => `${i ? "L" : "M"}${X(s[0]).toFixed(1)},${Y(s[k]).toFixed(1)}`).join(""), fill: "none", class: "hf-edge hf-gauge", "stroke-width": 1.5, "stroke-dasharray": dash, "pointer-events": "none" }, svg);
     };
     line(1, null); line(2, "4 2"); line(3, "1.5 2");
-    if (!d.samples.length) S("text", { x: LEFT + 8, y: TOP + 18, "font-style": "italic", class: "hf-sub hf-nomeasure" }, svg, "not measured");
+    if (!d.samples.length) S("text", { x: LEFT + 8, y: (TOP + BOTTOM) / 2, "font-style": "italic", class: "hf-sub hf-nomeasure" }, svg, "not measured");
     if (d.planned) {
       const y = Y(d.planned.asked);
       S("line", { x1: LEFT, x2: W - 4, y1: y, y2: y, class: "hf-edge hf-planned-peak", "stroke-dasharray": "5 3" }, svg);
@@ -65,7 +65,7 @@ function render({ model, el }) {
       addMark(g, `device ${d.device}: predicted`, rows);
       S("text", { x: RIGHT_EDGE + 10, y: BOTTOM + 12, "font-size": 9, class: "hf-sub" }, svg, "predicted");
     }
-    for (const [t, anchor] of [[0, "start"], [view.duration_s, "end"]]) S("text", { x: X(t), y: BOTTOM + 12, "text-anchor": anchor, "font-size": 9, class: "hf-sub" }, svg, fmtSeconds(t));
+    if (d.calls.length || d.samples.length) for (const [t, anchor] of [[0, "start"], [view.duration_s, "end"]]) S("text", { x: X(t), y: BOTTOM + 12, "text-anchor": anchor, "font-size": 9, class: "hf-sub" }, svg, fmtSeconds(t));
   }
 
   function draw() {

@@ -155,7 +155,7 @@ function render({ model, el }) {
   function draw() {
     const v = model.get("view"), L = v.geometry;
     marks = [];
-    f.title.textContent = v.title;
+    f.title.textContent = v.title + (v.nodes.length ? "" : ": no devices");
     const svg = S("svg", { viewBox: `0 0 ${L.width} ${L.height}`, width: L.width, height: L.height, role: "img", "aria-label": v.summary, "font-size": 11 });
     S("title", {}, svg, v.title);
     S("desc", {}, svg, v.summary);
@@ -186,7 +186,7 @@ function render({ model, el }) {
           bar(card, g.x + g.pad, y, tiny ? 3 : 5, L.card, role);
           const tx = g.x + g.pad + (tiny ? 6 : 10), right = g.x + g.pad + g.inner - 4;
           if (full) {
-            S("text", { x: tx, y: y + 14, "font-weight": 600, class: "hf-fg" }, card, role.name);
+            S("text", { x: tx, y: y + 14, "font-weight": 600, class: "hf-fg" }, card, cut(role.name, 15));
             S("text", { x: right, y: y + 14, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, role.state === "declared" ? "declared" : `rank ${s.rank}`);
             S("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, card, s.place);
             if (s.note) S("text", { x: right, y: y + 28, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, s.note);

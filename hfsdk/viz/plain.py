@@ -1,0 +1,47 @@
+"""View data as every host can hold it: what no JSON, UTF-8 or XML knows is replaced before anything is drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def plain(view: Any) -> Any:
+    """Return view data in which lone surrogates are ``�`` and numbers that are not finite are missing (``None``)."""
+    try:
+        json.dumps(view, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:  # also UnicodeEncodeError; far quicker to find out than to walk over a large view
+        return _walk(view)
+    return view
+
+
+def clean(text: str) -> str:
+    """Return text without what no XML and no UTF-8 can hold."""
+    return _NOT_XML.sub("�", text)
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def finite(value: Any) -> Any:
+    """Return a finite number as it is, and ``None`` for whatever else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _walk(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NOT_UTF8.sub("�", value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {_walk(k): _walk(v) for k, v in value.items()}
+    return [_walk(v) for v in value] if isinstance(value, list | tuple) else value

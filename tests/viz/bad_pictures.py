@@ -1,0 +1,232 @@
+"""Every picture from bad input: nothing, one device, a thousand, hostile texts, no numbers, spans that never end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import hfsdk as hf
+from hfsdk.comparison import ComparedCall, Comparison
+from hfsdk.layout import Layout
+from hfsdk.placement import Placement, Pool
+from hfsdk.resharding import ReshardPlan, ReshardReport, TransportReport
+from hfsdk.roles import RoleSpec
+from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.running import Run
+from hfsdk.spec import ClusterSpec
+from hfsdk.table import Ragged
+from hfsdk.trace import Span, Trace
+from hfsdk.viz.drawn import picture_of
+from hfsdk.viz.frame import Picture
+from hfsdk.viz.placement import PlacementPicture, placement_view
+from tests.viz import demo
+from tests.viz import token_batches as made
+
+HOSTILE = "</script><script>window.hacked=1</script>]]>&\"'<!-- \u202eabc שלום 🙂 \ud800 \udc00 \x00\x0b\ufffe " + "x" * 300
+NAN, INF = float("nan"), float("inf")
+POINTS = [[0.0, 3, 0, 0.5], [0.1, 2, 1, 0.4], [0.2, 0, 0, 0.0]]
+
+
+def broken(data: Any, number: float, keep: tuple[str, ...] = ()) -> Any:
+    """The same data with every float and count of bytes or seconds replaced; what places a mark (ranks, devices) stays."""
+    if isinstance(data, dict):
+        return {k: number if _measured(k, v) and k not in keep else broken(v, number, keep) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(number if isinstance(v, float) else broken(v, number, keep) for v in data)
+    return data
+
+
+def _measured(name: Any, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or str(name).endswith(("_bytes", "_s")) or str(name) in ("seconds", "score")
+
+
+def hostile(data: Any) -> Any:
+    """The same data with every text that a user may choose replaced."""
+    if isinstance(data, dict):
+        return {k: HOSTILE if k in ("title", "name", "model", "pool", "prompt", "response", "state", "error") else hostile(v)
+                for k, v in data.items()}  # fmt: skip
+    return type(data)(map(hostile, data)) if isinstance(data, list | tuple) else data
+
+
+# ---------------------------------------------------------------- traces
+
+
+def spans(change: Callable[[Span], Span], **options: Any) -> Trace:
+    return Trace.of([change(span) for span in demo.step_trace(**options)], "changed")
+
+
+def hostile_trace() -> Trace:
+    words = {"role": HOSTILE, "method": HOSTILE, "name": HOSTILE, "phase": HOSTILE, "pool": HOSTILE}
+    trace = spans(lambda s: replace(s, **words, parent=HOSTILE if s.parent else "", attrs={HOSTILE: HOSTILE, "tokens": 1}))
+    return Trace(trace.spans, HOSTILE)
+
+
+def bad_numbers_trace(number: float) -> Trace:
+    drain = {"drain": json.dumps([[0.0, 3, 0, number], [number, 2, number, 0.4], [0.2, number, 0, 0.0]])}
+    return spans(lambda s: replace(s, duration_s=number, attrs={**dict.fromkeys(s.attrs, number), **drain}))
+
+
+def some_bad_numbers_trace() -> Trace:
+    count = iter(range(10**6))
+    return spans(lambda s: s if next(count) % 3 else replace(s, duration_s=NAN, attrs=dict.fromkeys(s.attrs, INF)))
+
+
+def drained_trace(devices: int = 2) -> Trace:
+    drain = {"drain": json.dumps(POINTS)}
+    return spans(lambda s: replace(s, attrs={**s.attrs, **drain}) if s.name == "decode" else s, devices=devices)
+
+
+TRACES: dict[str, Callable[[], Trace]] = {
+    "empty": lambda: Trace.of([]),
+    "one device": lambda: demo.step_trace(devices=1),
+    "1024 devices": lambda: demo.step_trace(devices=1024, nested=False),
+    "hostile": hostile_trace,
+    "nan": lambda: bad_numbers_trace(NAN),
+    "infinity": lambda: bad_numbers_trace(INF),
+    "some nan": some_bad_numbers_trace,
+    "only running": lambda: spans(lambda s: replace(s, duration_s=None)),
+    "one moment": lambda: spans(lambda s: replace(s, duration_s=0.0, start_ns=demo.START_NS)),
+    "a year": lambda: spans(lambda s: replace(s, duration_s=3e7)),
+    "drained": drained_trace,
+    "no tokens left": lambda: spans(lambda s: replace(s, attrs={"drain": "[[0.0, 0, 0, 0.0]]"})),
+}
+
+
+# ---------------------------------------------------------------- the other pictures
+
+
+def run_of(rows: list[dict[str, Any]], words: str = "a prompt", trace: Trace | None = None) -> Run:
+    run = Run(steps=len(rows) or 5)
+    for row in rows:
+        sample = {"prompt": words, "response": words, "score": row.get("score_mean")}
+        run.note(row, None, trace or demo.step_trace(), row["step"], [sample, {"prompt": None, "response": "", "score": None}])
+    return run
+
+
+def rows_of(number: float | None, steps: int = 3) -> list[dict[str, Any]]:
+    names = ("score_mean", "kl_mean", "seconds", "tokens_per_s", "memory_bytes", "busy_share", "cost", "own")
+    return [{"step": i, **dict.fromkeys(names, i + 0.5 if number is None else number)} for i in range(steps)]
+
+
+def failed_run() -> Run:
+    run = run_of(rows_of(None), HOSTILE, hostile_trace())
+    run.error = ValueError(HOSTILE)
+    run.rows = [{**row, HOSTILE: 1.0} for row in run.rows]
+    return run
+
+
+def memory_of(trace: Trace, devices: int = 2) -> MemoryUse:
+    return MemoryUse(trace, (), None, ClusterSpec.parse(f"1x{devices} cpu"), trace.title or "memory")
+
+
+def held_trace(number: float | None = None, devices: int = 2) -> Trace:
+    held = {"weights_bytes": 10**9, "optimizer_bytes": 2 * 10**9, "kv_cache_bytes": 5 * 10**8, "rss_bytes": 4 * 10**9}
+    found = held if number is None else dict.fromkeys(held, number)
+    return spans(lambda s: replace(s, attrs=found), devices=devices)
+
+
+def planned_memory() -> Picture:
+    model = hf.ModelSpec.preset("llama-7b")
+    role = RoleSpec(name="actor", kind="actor", model=model, train=Layout(tp=8), rollout=Layout(tp=8), dtype="bf16")
+    placement = Placement((Pool("all", tuple(range(1024))),), {"actor": "all"})
+    return picture_of(MemoryUse(Trace.of([]), (role,), placement, ClusterSpec.parse("128x8 A100-80GB"), "planned"))
+
+
+def compared(this: float | None, other: float | None, words: str = "actor.generate") -> Comparison:
+    row = ComparedCall(call=words, this_s=this, other_s=other)
+    return Comparison(this=words, other=words, this_source="measured", other_source="guess", rows=(row, row), total=row)
+
+
+def tokens(change: Callable[[dict[str, Any]], dict[str, Any]] = lambda c: c, **options: Any) -> Any:
+    return made.Batch.from_columns(made.LocalClient(), change(made.columns(**options)))
+
+
+def all_numbers(number: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def changed(column: Any) -> Any:
+        if isinstance(column, Ragged):
+            return column if column.dtype.kind in "iu" else column.map(np.full_like(column.flat, number))
+        return np.full_like(column, number) if column.dtype.kind == "f" else column
+
+    return lambda columns: {name: changed(column) for name, column in columns.items()}
+
+
+def plan_of(name: str, train: str, rollout: str) -> ReshardPlan:
+    spec = hf.ModelSpec(
+        name=name, num_layers=2, hidden_size=64, mlp_hidden_size=96, num_heads=8, num_kv_heads=4, head_dim=32, vocab_size=260,
+        max_positions=128,
+    )  # fmt: skip
+    return ReshardPlan.between(spec, train, rollout)
+
+
+def report_of(plan: ReshardPlan, seconds: float) -> ReshardReport:
+    came = tuple([0] * plan.num_ranks)
+    return ReshardReport(plan, tuple(TransportReport(1, 2, 3, 0, came, seconds) for _ in range(plan.num_ranks)))
+
+
+NO_PLACE = {"title": "", "nodes": [], "devices": {}, "pools": {}, "roles": []}
+
+
+def placed(data: dict[str, Any]) -> Picture:
+    return PlacementPicture(placement_view(data))
+
+
+PICTURES: dict[str, Callable[[], Picture]] = {
+    **{f"timeline: {name}": lambda make=make: picture_of(make()) for name, make in TRACES.items()},
+    **{f"timelines: {name}": lambda make=make: hf.viz.timelines_picture({HOSTILE: make(), "b": make(), "c": demo.step_trace()})
+       for name, make in TRACES.items() if name != "1024 devices"},
+    **{f"comparison: {name}": lambda make=make: picture_of(make().compare(demo.step_trace())) for name, make in TRACES.items()},
+    "comparison: nothing": lambda: picture_of(Trace.of([]).compare(Trace.of([]))),
+    "comparison: nan, infinity": lambda: picture_of(compared(NAN, INF)),
+    "comparison: 0": lambda: picture_of(compared(0.0, 0.0)),
+    "comparison: neither": lambda: picture_of(compared(None, None, HOSTILE)),
+    "placement: empty": lambda: placed(NO_PLACE),
+    "placement: one device": lambda: placed(demo.placement_data(1, 1)),
+    "placement: 1024 devices": lambda: placed(demo.placement_data(128, 8)),
+    "placement: hostile": lambda: placed(hostile(demo.placement_data(1, 4))),
+    "placement: hostile, many": lambda: placed(hostile(demo.placement_data(4, 8))),
+    "placement: nan": lambda: placed(broken(demo.placement_data(1, 4), NAN)),
+    "placement: infinity": lambda: placed(broken(demo.placement_data(4, 8), INF)),
+    "dashboard: empty": lambda: picture_of(Run()),
+    "dashboard: one step": lambda: picture_of(run_of(rows_of(None, 1))),
+    "dashboard: 5000 steps": lambda: picture_of(run_of(rows_of(None, 5000))),
+    "dashboard: 1024 devices": lambda: picture_of(run_of(rows_of(None, 2), trace=TRACES["1024 devices"]())),
+    "dashboard: hostile": lambda: picture_of(failed_run()),
+    "dashboard: nan": lambda: picture_of(run_of(rows_of(NAN), trace=bad_numbers_trace(NAN))),
+    "dashboard: infinity": lambda: picture_of(run_of(rows_of(INF), trace=bad_numbers_trace(INF))),
+    "dashboard: large and small": lambda: picture_of(run_of([*rows_of(1e300, 1), {"step": 1, "score_mean": -1e300}])),
+    "memory: empty": lambda: picture_of(memory_of(Trace.of([]))),
+    "memory: one device": lambda: picture_of(memory_of(held_trace(devices=1), 1)),
+    "memory: 1024 devices": lambda: picture_of(memory_of(TRACES["1024 devices"](), 1024)),
+    "memory: hostile": lambda: picture_of(memory_of(hostile_trace())),
+    "memory: nan": lambda: picture_of(memory_of(held_trace(NAN))),
+    "memory: infinity": lambda: picture_of(memory_of(held_trace(INF))),
+    "memory: nan seconds": lambda: picture_of(memory_of(bad_numbers_trace(NAN))),
+    "memory: only running": lambda: picture_of(memory_of(TRACES["only running"]())),
+    "memory: planned, not measured": planned_memory,
+    "tokens: hostile": lambda: hf.viz.tokens_picture(tokens(), new="new_log_probs"),
+    "tokens: one": lambda: hf.viz.tokens_picture(tokens(num_rows=1)),
+    "tokens: nan": lambda: hf.viz.tokens_picture(tokens(all_numbers(NAN)), new="new_log_probs"),
+    "tokens: infinity": lambda: hf.viz.tokens_picture(tokens(all_numbers(INF)), new="new_log_probs"),
+    "tokens: empty responses": lambda: hf.viz.tokens_picture(made.of_lengths([0, 0])),
+    "tokens: words of its own": lambda: hf.viz.tokens_picture(tokens(lambda c: {**c, "finish_reason": np.array([HOSTILE] * 12)})),
+    "credit: nan": lambda: hf.viz.credit_picture(tokens(all_numbers(NAN))),
+    "credit: infinity": lambda: hf.viz.credit_picture(tokens(all_numbers(INF))),
+    "credit: hostile": lambda: hf.viz.credit_picture(tokens(), 2),
+    "credit: empty": lambda: hf.viz.credit_picture(tokens(), 4),
+    "clip: nan": lambda: hf.viz.clip_picture(tokens(all_numbers(NAN))),
+    "clip: infinity": lambda: hf.viz.clip_picture(tokens(all_numbers(INF))),
+    "clip: many": lambda: hf.viz.clip_picture(tokens(num_rows=600)),
+    "clip: hostile": lambda: hf.viz.clip_picture(tokens(lambda c: {**c, HOSTILE: c["new_log_probs"]}), HOSTILE),
+    "reshard: one rank": lambda: picture_of(plan_of("m", "tp1", "tp1")),
+    "reshard: 1024 ranks": lambda: picture_of(plan_of("m", "tp4 dp256", "tp2 dp512")),
+    "reshard: hostile": lambda: picture_of(plan_of(HOSTILE, "tp4", "tp2")),
+    "reshard: nan": lambda: picture_of(report_of(plan_of("m", "tp4", "tp2"), NAN)),
+    "reshard: infinity": lambda: picture_of(report_of(plan_of("m", "tp4", "tp2"), INF)),
+}  # fmt: skip
+"""By the picture's kind and what is bad about its input."""
