@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.errors import OptionError
+from hfsdk.errors import CallCancelledError, OptionError, SessionClosedError
 from hfsdk.trace import Trace
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Run:
         self._pause_asked = self._stop_asked = False
         self._extra = 0
         self._cancel: Callable[[], None] | None = None
+        self._thread = 0
         self._samples: dict[int, list[Mapping[str, Any]]] = {}
         self._calls: dict[int, list[tuple[str, float, float]]] = {}
         self._trace_steps: dict[int, int] = {}
@@ -70,9 +71,9 @@ class Run:
     # -- control
 
     def pause(self) -> None:
-        """Pause after the step that is running."""
+        """Pause after the step that is running; nothing when the run has ended. May be called from any thread."""
         with self._turn:
-            self._pause_asked = True
+            self._pause_asked = self.running
 
     def resume(self) -> None:
         """Go on with a paused run in the background.
@@ -83,6 +84,7 @@ class Run:
         self._need_background("resume")
         with self._turn:
             self._pause_asked, self._extra = False, 0
+            self.paused = False  # now, so that a wait() right after this one waits for what comes
             self._turn.notify_all()
 
     def step(self) -> None:
@@ -97,13 +99,17 @@ class Run:
             self._turn.notify_all()
 
     def stop(self) -> None:
-        """End the run now: the running call is cancelled and its step does not count. May be called from any thread."""
+        """End the run now: the running call is cancelled and its step does not count; nothing when the run has ended.
+
+        May be called from any thread.
+        """
         with self._turn:
-            self._stop_asked = True
+            if not self.running:
+                return
+            self._stop_asked, self.paused = True, False
             self._turn.notify_all()
-            cancel = self._cancel if self.running else None
-        if cancel is not None:
-            cancel()
+        if self._cancel is not None:
+            self._cancel()
 
     def wait(self, timeout_s: float | None = None) -> Run:
         """Wait until a run in the background has ended or paused, and return it.
@@ -132,14 +138,21 @@ class Run:
         """The loop begins."""
         self.steps, self.background, self._cancel, self.running = steps, background, cancel, True
 
-    def ends(self, error: Exception | None = None) -> None:
-        """The loop is over."""
+    def on_this_thread(self) -> None:
+        """Say that the loop runs on the thread that calls this."""
+        self._thread = threading.get_ident()
+
+    def ends(self, error: Exception | None = None, interrupted: bool = False) -> None:
+        """The loop is over, by an error or by the user's interrupt where it is not done."""
         with self._turn:
-            cancelled = self._stop_asked and error is not None
-            self.stopped = self.stopped or self._stop_asked
-            self.error = None if cancelled else error
-            self.running, self._now = False, {}
+            self.error = None if self.is_stop(error) else error
+            self.stopped = self.stopped or (self.error is None and (self._stop_asked or interrupted))
+            self.running, self.paused, self._now = False, self.paused and not self.background, {}
             self._turn.notify_all()
+
+    def is_stop(self, error: Exception | None) -> bool:
+        """Whether an error is only what ``stop`` did to the running calls."""
+        return self._stop_asked and isinstance(error, CallCancelledError | SessionClosedError)
 
     def may_go_on(self) -> bool:
         """Return whether there shall be a next step; in the background a pause waits here."""
@@ -154,11 +167,6 @@ class Run:
             self._extra = max(0, self._extra - 1)
             return not self._stop_asked and not self.paused
 
-    @property
-    def stop_asked(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._stop_asked
-
     def note(self, row: Row, step: Any, trace: Trace, trace_step: int, samples: list[Mapping[str, Any]]) -> None:
         """Take a finished step: its numbers, where its time went, and a few samples."""
         self.rows.append(row)
@@ -167,7 +175,7 @@ class Run:
         ended = [(s, s.duration_s) for s in trace.calls if s.duration_s is not None]
         calls = [(f"{s.role}.{s.method or s.name}".lstrip("."), (s.start_ns - trace.start_ns) / 1e9, took) for s, took in ended]
         self._calls[number], self._trace_steps[number], self._samples[number] = calls, trace_step, samples
-        for kept in (self._calls, self._samples):
+        for kept in (self._calls, self._trace_steps, self._samples):
             for old in list(kept)[:-KEPT_STEPS]:
                 del kept[old]
 
@@ -177,6 +185,9 @@ class Run:
             known = self._now if self._now.get("call_id") == event["call_id"] else {"since_s": time.monotonic()}
             found = {k: event[k] for k in ("call", "done", "total", "unit") if event.get(k) is not None}
             self._now = {**known, **found, "call_id": event["call_id"]}
+        mine = event["type"] == "call_started" and threading.get_ident() == self._thread
+        if mine and self._stop_asked and self._cancel is not None:
+            self._cancel()  # stop came between two calls of a step
 
     # -- looking
 
@@ -185,9 +196,15 @@ class Run:
         rows = list(self.rows)
         return {
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
-            "steps": self.steps, "background": self.background, "rows": rows, "now": dict(self._now) if self.running else {},
+            "steps": self.steps, "background": self.background, "asked": self._asked(), "rows": rows,
+            "now": dict(self._now) if self.running else {},
             "calls": dict(self._calls), "trace_steps": dict(self._trace_steps), "samples": dict(self._samples),
         }  # fmt: skip
+
+    def _asked(self) -> str:
+        if not self.running or self.paused:
+            return ""
+        return "stop" if self._stop_asked else "pause" if self._pause_asked and not self._extra else ""
 
     def __repr__(self) -> str:
         score = f", score {self.rows[-1]['score_mean']:.3f}" if self.rows and "score_mean" in self.rows[-1] else ""

@@ -407,11 +407,13 @@ class Session(Placing):
     # -- the end
 
     def close(self) -> None:
-        """End every process and free all memory, after a save that is being written. Safe to call twice.
+        """End every process and free all memory, after a save that is being written; a run of ``train`` stops. Safe to call twice.
 
         Also called at exit, where such a save is given up: its folder keeps the one before it.
         """
         if not self._client.closed:
+            if self.run is not None:
+                self.run.stop()
             self._settle_save()
         self._client.close()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk.batch import Batch
 from hfsdk.checks import is_whole
-from hfsdk.errors import CallError, OptionError, SimulatedValueError
+from hfsdk.errors import OptionError, SimulatedValueError
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import NUM_SAMPLES, Row, Run, resources
 
@@ -91,16 +91,19 @@ def _in_background(loop: _Loop, *rest: Any) -> None:
 def _attend(loop: _Loop, bar: bool, watchers: Sequence[Watcher], unsubscribe: Callable[[], None]) -> None:
     """Run the loop to its end; whatever happens, who watches is told that it is over."""
     failed: Exception | None = None
+    done = False
+    loop.run.on_this_thread()
     try:
-        with _pausing() as interrupts, _bar(loop.run.steps, bar) as drawn:
+        with _pausing(loop.run.pause) as interrupts, _bar(loop.run.steps, bar) as drawn:
             loop.go(interrupts, drawn)
+        done = True
     except Exception as error:
         failed = error
-        if not (loop.run.stop_asked and isinstance(error, CallError)):
+        if not loop.run.is_stop(error):
             raise
     finally:
         unsubscribe()
-        loop.run.ends(failed)
+        loop.run.ends(failed, interrupted=not done and failed is None)
         for watcher in watchers:
             watcher.ended()
 
@@ -125,7 +128,7 @@ class _Loop:
             if self.stop is not None and self.stop(row):
                 run.stopped = True
                 break
-            if interrupts.count:
+            if interrupts.count and len(run.rows) < run.steps:
                 run.paused = True
                 session.notice(f"paused after step {row['step']}; call session.train again to go on")
                 break
@@ -202,18 +205,20 @@ def _check_options(
 class _Interrupts:
     """Counts interrupts while ``train`` runs: the first only asks for a pause."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[], None]) -> None:
         self.count = 0
+        self._pause = pause
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count > 1:
             raise KeyboardInterrupt
+        self._pause()
 
 
 @contextmanager
-def _pausing() -> Iterator[_Interrupts]:
-    interrupts = _Interrupts()
+def _pausing(pause: Callable[[], None]) -> Iterator[_Interrupts]:
+    interrupts = _Interrupts(pause)
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return

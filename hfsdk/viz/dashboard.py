@@ -64,6 +64,8 @@ class DashboardView(TypedDict):
     steps_done: int
     steps_asked: int
     background: bool
+    asked: str
+    """``"pause"`` or ``"stop"`` while that was asked and the step still runs."""
     live: bool
     now: dict[str, Any]
     curves: list[CurveView]
@@ -81,7 +83,7 @@ def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView
     return {
         "picture": "dashboard", "title": title, "summary": ", ".join([title, *told]),
         "state": data["state"], "error": data["error"], "steps_done": len(rows), "steps_asked": data["steps"],
-        "background": data["background"], "live": live,
+        "background": data["background"], "asked": data["asked"], "live": live,
         "now": {k: data["now"].get(k) for k in ("call", "done", "total", "unit")} if data["now"] else {},
         "curves": [_curve(name, rows) for name in ordered], "steps": _steps(data),
     }  # fmt: skip

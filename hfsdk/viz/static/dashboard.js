@@ -115,7 +115,8 @@ function render({ model, el }) {
     view = model.get("view");
     if (follow && view.steps.length) selected = view.steps[view.steps.length - 1].step;
     f.title.textContent = "train";
-    state.textContent = `${view.steps_done} of ${view.steps_asked} steps, ${view.state}` + (view.error ? `: ${view.error}` : "");
+    const asked = { pause: ", pauses after this step", stop: ", stopping" }[view.live && view.asked] || "";
+    state.textContent = `${view.steps_done} of ${view.steps_asked} steps, ${view.state}${asked}` + (view.error ? `: ${view.error}` : "");
     state.classList.toggle("hf-bad", view.state === "failed");
     drawButtons();
     done.style.width = `${view.steps_asked ? (100 * view.steps_done) / view.steps_asked : 0}%`;

@@ -1,0 +1,357 @@
+"""Runs of train that are watched and steered: pause, step, resume, stop and wait, in the background and not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import hfsdk as hf
+from tests.session.fakes import interrupts_after
+from tests.session.test_training import TEXTS, OneCall, Step
+
+LIMIT_S = 20
+
+
+@pytest.fixture
+def ready(session, actor, length_reward):
+    session.reward(length_reward)
+    return session.prompts(TEXTS, batch_size=2)
+
+
+class Gate(OneCall):
+    """A step begins only when it is let in, and says when it has begun."""
+
+    def __init__(self):
+        self.begun, self.let_in = threading.Semaphore(0), threading.Semaphore(0)
+
+    def step(self, models, prompts):
+        self.begun.release()
+        assert self.let_in.acquire(timeout=LIMIT_S)
+        return super().step(models, prompts)
+
+    def hook(self):
+        pass
+
+    def one_begun(self):
+        assert self.begun.acquire(timeout=LIMIT_S)
+
+
+@pytest.fixture
+def gate():
+    return Gate()
+
+
+def until(condition):
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.002)
+
+
+def test_a_background_run_pauses_steps_resumes_and_finishes(session, ready, gate):
+    run = session.train(gate, ready, steps=4, wait=False)
+    assert session.watch() is run
+    gate.one_begun()
+    assert (run.running, run.state, run.background) == (True, "running", True)
+    run.pause()
+    assert run.view()["asked"] == "pause"
+    gate.let_in.release()
+    run.wait(LIMIT_S)
+    assert (run.state, len(run.rows), run.paused, run.running) == ("paused", 1, True, True)
+    assert repr(run) == "Run(1 of 4 steps, paused, score 0.500)"
+    run.step()
+    gate.let_in.release()
+    run.wait(LIMIT_S)
+    assert (run.state, len(run.rows)) == ("paused", 2)
+    run.step()
+    run.step()
+    gate.let_in.release(), gate.let_in.release()
+    run.wait(LIMIT_S)
+    assert len(run.rows) == 4
+    until(lambda: not run.running)
+    assert run.state == "finished"
+    assert ready.position == 4
+    assert run.history["step"].tolist() == [0, 1, 2, 3]
+
+
+def test_wait_after_resume_waits_for_what_comes(session, ready):
+    """Not for the pause that resume has just ended, though the thread may not have woken up yet."""
+    for _ in range(20):
+        run = session.train(OneCall(), ready, steps=3, wait=False)
+        run.pause()
+        run.wait(LIMIT_S)
+        if run.running:
+            run.resume()
+        run.wait(LIMIT_S)
+        assert (run.state, len(run.rows)) == ("finished", 3)
+
+
+def test_stop_during_a_step_gives_its_prompts_back(session, ready, controller):
+    session.train(OneCall(), ready, steps=1)
+    controller.held.add("compute_scores")
+    run = session.train(OneCall(), ready, steps=5, wait=False)
+    until(lambda: "running" in controller.states.values())
+    assert run.view()["now"]["call"] == "reward.compute_scores"
+    run.stop()
+    assert run.wait(LIMIT_S) is run
+    assert (run.state, run.stopped, run.error, run.rows, run.running) == ("stopped", True, None, [], False)
+    assert "cancelled" in controller.states.values()
+    assert ready.position == 1
+    assert run.view()["now"] == {}
+    controller.held.clear()
+    assert session.train(OneCall(), ready, steps=1).history["step"].tolist() == [1]
+
+
+def test_stop_between_two_calls_cancels_the_next_one(session, ready, controller, gate):
+    run = session.train(gate, ready, steps=2, wait=False)
+    gate.one_begun()
+    controller.held.add("compute_scores")
+    run.stop()  # nothing runs at this moment
+    gate.let_in.release()
+    run.wait(LIMIT_S)
+    assert (run.state, run.rows, ready.position) == ("stopped", [], 0)
+    assert controller.states[max(controller.submits)] == "cancelled"
+
+
+def test_stop_ends_a_paused_run(session, ready, gate):
+    run = session.train(gate, ready, steps=3, wait=False)
+    run.pause()
+    gate.let_in.release()
+    run.wait(LIMIT_S)
+    run.stop()
+    run.wait(LIMIT_S)
+    assert (run.state, len(run.rows) <= 1, run.running, run.paused) == ("stopped", True, False, False)
+
+
+def test_a_failure_in_the_background_is_kept_and_raised_by_wait(session, ready, controller):
+    controller.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")
+    run = session.train(OneCall(), ready, steps=3, wait=False)
+    with pytest.raises(hf.RewardFunctionError):
+        run.wait(LIMIT_S)
+    assert (run.state, run.stopped) == ("failed", False)
+    assert isinstance(run.error, hf.RewardFunctionError)
+    assert run.view()["error"].startswith("RewardFunctionError: reward: no")
+    assert ready.position == 0
+    controller.failing.clear()
+    assert session.train(OneCall(), ready, steps=1).state == "finished"
+
+
+@pytest.mark.parametrize("where", ["step", "metrics", "stop"])
+def test_any_error_of_the_users_code_ends_the_run(session, ready, where):
+    def fail(*args):
+        raise ZeroDivisionError(where)
+
+    algorithm = OneCall()
+    if where != "stop":
+        setattr(algorithm, where, fail)
+    run = session.train(algorithm, ready, steps=3, wait=False, stop=fail if where == "stop" else None)
+    with pytest.raises(ZeroDivisionError, match=where):
+        run.wait(LIMIT_S)
+    assert (run.state, run.running) == ("failed", False)
+    assert ready.position == (1 if where == "stop" else 0)
+
+
+def test_stop_hides_no_failure(session, ready):
+    """An error that is not the cancelled call stays one, even when stop was asked meanwhile."""
+
+    class Fails(Gate):
+        def step(self, models, prompts):
+            self.begun.release()
+            self.let_in.acquire(timeout=LIMIT_S)
+            raise ValueError("mine")
+
+    algorithm = Fails()
+    run = session.train(algorithm, ready, steps=2, wait=False)
+    algorithm.one_begun()
+    run.stop()
+    algorithm.let_in.release()
+    with pytest.raises(ValueError, match="mine"):
+        run.wait(LIMIT_S)
+    assert run.state == "failed"
+
+
+def test_training_twice_at_once_is_refused(session, ready, gate):
+    run = session.train(gate, ready, steps=2, wait=False)
+    gate.one_begun()
+    for wait in (True, False):
+        with pytest.raises(hf.OptionError, match=r"still under way; session.run.stop\(\) ends it"):
+            session.train(OneCall(), ready, steps=1, wait=wait)
+    assert session.run is run
+    run.stop()
+    gate.let_in.release()
+    run.wait(LIMIT_S)
+    session.train(OneCall(), ready, steps=1)
+
+
+def test_wait_has_a_limit(session, ready, gate):
+    run = session.train(gate, ready, steps=2, wait=False)
+    with pytest.raises(TimeoutError, match=r"at step 0 of 2 after 0\.05 s; wait again, or stop\(\) it"):
+        run.wait(0.05)
+    gate.let_in.release(2)
+    run.wait(LIMIT_S)
+
+
+def test_steering_what_does_not_run_says_what_to_do(session, ready):
+    with pytest.raises(hf.OptionError, match="there is no run to watch"):
+        session.watch()
+    run = session.train(OneCall(), ready, steps=1)
+    for what in (run.resume, run.step):
+        with pytest.raises(hf.OptionError, match=r"goes with session.train"):
+            what()
+    run.pause(), run.stop()
+    assert run.wait() is run
+    assert (run.state, run.view()["asked"]) == ("finished", "")
+    ended = session.train(OneCall(), ready, steps=1, wait=False).wait(LIMIT_S)
+    with pytest.raises(hf.OptionError, match="of a run that has finished"):
+        ended.resume()
+
+
+def test_stop_from_another_thread_ends_a_run_that_blocks(session, ready, controller):
+    controller.held.add("compute_scores")
+
+    def press():
+        until(lambda: session.run and "running" in controller.states.values())
+        session.run.stop()
+
+    threading.Thread(target=press).start()
+    run = session.train(OneCall(), ready, steps=3)
+    assert (run.state, run.rows, ready.position) == ("stopped", [], 0)
+
+
+def test_pause_from_another_thread_ends_a_blocking_run_after_its_step(session, ready, gate):
+    def press():
+        gate.one_begun()
+        session.run.pause()
+        gate.let_in.release()
+
+    threading.Thread(target=press).start()
+    run = session.train(gate, ready, steps=3)
+    assert (run.state, len(run.rows), run.running) == ("paused", 1, False)
+
+
+def test_an_interrupt_shows_that_a_pause_was_asked(session, ready):
+    asked = []
+    algorithm = OneCall()
+
+    def interrupt():
+        signal.raise_signal(signal.SIGINT)
+        asked.append(session.run.view()["asked"])
+
+    algorithm.hook = interrupt
+    with pytest.warns(UserWarning, match="paused after step 0"):
+        run = session.train(algorithm, ready, steps=2)
+    assert asked == ["pause"]
+    assert run.state == "paused"
+
+
+def test_an_interrupt_during_the_last_step_finishes(session, ready):
+    algorithm = OneCall()
+    algorithm.hook = lambda: signal.raise_signal(signal.SIGINT)
+    assert session.train(algorithm, ready, steps=1).state == "finished"
+
+
+def test_a_run_that_a_second_interrupt_ended_is_not_finished(session, ready, controller):
+    controller.held.add("compute_scores")
+    with pytest.raises(KeyboardInterrupt), interrupts_after(0.2, 0.4):
+        session.train(OneCall(), ready, steps=2)
+    assert (session.run.state, session.run.running) == ("stopped", False)
+
+
+def test_closing_the_session_stops_its_run(session, ready, controller, gate):
+    run = session.train(gate, ready, steps=3, wait=False)
+    gate.one_begun()
+    session.close()
+    gate.let_in.release()
+    until(lambda: not run.running)
+    assert (run.state, run.error) == ("stopped", None)
+    assert controller.closed == 1
+
+
+def test_watchers_hear_of_the_end_however_it_comes(session, ready, controller, monkeypatch):
+    ended = []
+
+    class Watcher:
+        def __init__(self, run):
+            self.run = run
+
+        def ended(self):
+            ended.append(self.run.state)
+
+    monkeypatch.setattr("hfsdk.session.training.ON_TRAIN", [Watcher, lambda run: None])
+    session.train(OneCall(), ready, steps=1, progress=True)
+    session.train(OneCall(), ready, steps=1, progress=False)
+    controller.failing["compute_scores"] = hf.CallError("no")
+    with pytest.raises(hf.CallError):
+        session.train(OneCall(), ready, steps=1, progress=True)
+    run = session.train(OneCall(), ready, steps=1, progress=True, wait=False)
+    with pytest.raises(hf.CallError):
+        run.wait(LIMIT_S)
+    until(lambda: len(ended) == 3)
+    assert ended == ["finished", "failed", "failed"]
+
+
+def test_a_run_keeps_the_newest_steps_for_its_picture(session, ready):
+    run = session.train(OneCall(), ready, steps=60)
+    view = run.view()
+    assert len(view["rows"]) == 60
+    assert sorted(view["samples"]) == sorted(view["calls"]) == sorted(view["trace_steps"]) == list(range(10, 60))
+    assert view["samples"][59][0]["response"] == "hhh"
+
+
+def test_a_step_without_a_batch_has_no_samples(session, ready):
+    class Bare(OneCall):
+        def step(self, models, prompts):
+            super().step(models, prompts)
+            return Step(None)
+
+        def metrics(self, step):
+            return {"own": 1.0}
+
+    run = session.train(Bare(), ready, steps=1)
+    assert run.view()["samples"] == {0: []}
+
+
+EXIT = """
+import time
+import hfsdk as hf
+session = hf.Session.simulated("1x2 cpu")
+session.actor("tiny"), session.critic("tiny"), session.reward(lambda prompts, completions, **c: [0.0] * len(prompts))
+session.reference(session.models.actor)
+run = session.train(hf.PPO(), session.prompts(["a", "b"], batch_size=2), steps=10**6, wait=False)
+while not run.rows:
+    time.sleep(0.01)
+print("left", flush=True)
+"""
+
+
+def test_the_interpreter_ends_though_a_run_goes_on():
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "left"), done.stderr
+    assert done.stderr == ""
+
+
+def test_a_simulated_run_in_the_background(length_reward):
+    with hf.Session.simulated("1x4 H200") as session:
+        actor = session.actor("tiny")
+        session.critic("tiny"), session.reference(actor), session.reward(length_reward)
+        prompts = session.prompts(TEXTS, batch_size=4)
+        run = session.train(hf.PPO(), prompts, steps=200, wait=False)
+        until(lambda: len(run.rows) >= 2)
+        run.pause()
+        run.wait(LIMIT_S)
+        at = len(run.rows)
+        assert run.state == "paused"
+        assert 2 <= at < 200
+        run.step()
+        run.wait(LIMIT_S)
+        assert len(run.rows) == at + 1 == prompts.position
+        run.stop()
+        run.wait(LIMIT_S)
+        assert run.state == "stopped"
+        assert len(session.history) == len(run.rows)
+    assert {"seconds", "tokens_per_s", "busy_share"} <= set(run.history)
