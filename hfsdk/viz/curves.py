@@ -153,7 +153,7 @@ def _panel(name: str, xs: list[float | None], ys: list[float | None]) -> str:
             parts.append(
                 tag("polyline", points=points, fill="none", stroke=LINE, stroke_width=1.6, stroke_linejoin="round")
             )
-        if len(known) <= 40:
+        if len(known) <= 40 or len(places) == 1:
             parts += [tag("circle", cx=x, cy=y, r=2.2, fill=LINE) for x, y in places]
     last_x, last_y = point(*known[-1])
     parts.append(tag("circle", cx=last_x, cy=last_y, r=3.2, fill=LINE))

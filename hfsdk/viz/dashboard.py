@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Literal, TypedDict
 
 from hfsdk.viz.curves import curves_svg
@@ -25,7 +26,7 @@ MAIN = (
 TOTALLED = ("cost",)
 """Drawn as sums over the steps so far."""
 MOST_POINTS = 400
-"""A longer curve shows every second, third, ... step."""
+"""A longer curve shows one of every two, three, ... steps."""
 MOST_STEPS = 50
 """Steps that can be opened, the newest."""
 
@@ -75,7 +76,8 @@ class DashboardView(TypedDict):
 def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView:
     """Turn ``Run.view()`` into the view of the picture; ``live`` shows the buttons."""
     rows: Sequence[Mapping[str, Any]] = data["rows"]
-    names = dict.fromkeys(k for row in rows for k, v in row.items() if k != "step" and number(v) is not None)
+    found = dict.fromkeys(k for row in rows for k in row if k != "step")
+    names = [k for k in found if any(number(row.get(k)) is not None for row in rows)]
     ordered = [n for n in MAIN if n in names] + [n for n in names if n not in MAIN]
     title = f"train: {len(rows)} of {data['steps']} steps, {data['state']}"
     last = rows[-1] if rows else {}
@@ -127,16 +129,16 @@ def number(value: Any) -> float | None:
 
 
 def _curve(name: str, rows: Sequence[Mapping[str, Any]]) -> CurveView:
-    points, total = [], 0.0
-    for i, row in enumerate(rows):
-        value = number(row.get(name))
-        if name in TOTALLED and value is not None:
-            total += value
-            value = total
-        points.append([number(row.get("step", i)), value])
-    every = -(-len(points) // MOST_POINTS) if points else 1
-    kept = points[(len(points) - 1) % every :: every]  # the last one is kept
-    return {"name": name, "main": name in MAIN, "points": kept, "last": points[-1][1] if points else None}
+    """Of every few steps the last that has a number, so that what is measured now and then is not missed."""
+    every = max(1, -(-len(rows) // MOST_POINTS))
+    totals = list(accumulate(number(row.get(name)) or 0.0 for row in rows)) if name in TOTALLED else None
+    points: list[list[float | None]] = []
+    for end in range(len(rows) % every or every, len(rows) + 1, every):
+        bucket = range(end - 1, max(0, end - every) - 1, -1)
+        at = next((i for i in bucket if number(rows[i].get(name)) is not None), end - 1)
+        value = number(rows[at].get(name))
+        points.append([number(rows[at].get("step", at)), value if totals is None or value is None else number(totals[at])])
+    return {"name": name, "main": name in MAIN, "points": points, "last": points[-1][1] if points else None}
 
 
 def _steps(data: Mapping[str, Any]) -> list[StepView]:

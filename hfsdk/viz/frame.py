@@ -287,12 +287,13 @@ class Picture:
             ModuleNotFoundError: resvg-py, which makes PNGs, is not installed.
         """
         target = Path(path)
-        if target.suffix == ".png":
+        ending = target.suffix.lower()
+        if ending == ".png":
             return self.to_png(target)
         forms = {".html": lambda: self.to_html(full=True), ".svg": self.to_svg, ".txt": self.to_text}
-        if target.suffix not in forms:
+        if ending not in forms:
             raise OptionError(f"a picture is saved as .html, .svg, .png or .txt; got {target.name!r}")
-        target.write_text(forms[target.suffix](), encoding="utf-8")
+        target.write_text(forms[ending](), encoding="utf-8")
         return target
 
     def placeholder(self) -> str:

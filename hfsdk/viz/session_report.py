@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,24 +23,37 @@ def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
     """Write the report; see ``Session.report``."""
     run = session.run
     batch = batch if batch is not None else getattr(run.last, "batch", None) if run is not None else None
-    sections = [("Session", session_html(session.view())), ("Placement", picture_of(session.placement).to_html())]
-    if run is not None:
-        sections.append(("Training", picture_of(run).to_html()))
-    sections += [
-        ("Dataflow of the last step", f"<pre tabindex=\"0\">{escape(session.dataflow.to_text())}</pre>"),
-        ("Timeline of the last step", picture_of(session.trace).to_html()),
-        ("Memory", picture_of(session.memory).to_html()),
+    parts: list[tuple[str, Callable[[], str]]] = [
+        ("Session", lambda: session_html(session.view())),
+        ("Placement", lambda: picture_of(session.placement).to_html()),
+        ("Training", lambda: "" if run is None else picture_of(run).to_html()),
+        ("Dataflow of the last step", lambda: f'<pre tabindex="0">{escape(session.dataflow.to_text())}</pre>'),
+        ("Timeline of the last step", lambda: picture_of(session.trace).to_html()),
+        ("Memory", lambda: picture_of(session.memory).to_html()),
+        *((f"Resharding of {h.name}", partial(_reshard, h)) for h in session.roles if isinstance(h, ActorModel)),
+        ("Batch", lambda: "" if batch is None else batch_html(batch.view())),
+        ("History", lambda: _history(session)),
     ]
-    for handle in session.roles:
-        if not isinstance(handle, ActorModel):
-            continue
-        try:
-            sections.append((f"Resharding of {handle.name}", picture_of(handle.last_reshard).to_html()))
-        except HfsdkError:
-            continue  # nothing was moved yet
-    if batch is not None:
-        sections.append(("Batch", batch_html(batch.view())))
+    drawn = [(heading, _section(draw)) for heading, draw in parts]
+    return write_report(path, f"hfsdk: {session.name}", [(heading, html) for heading, html in drawn if html])
+
+
+def _section(draw: Callable[[], str]) -> str:
+    """Draw one section; one that cannot be drawn says why, and the others are written all the same."""
+    try:
+        return draw()
+    except Exception as error:
+        return f'<p class="hf-bad">not drawn: {escape(f"{type(error).__name__}: {error}")}</p>'
+
+
+def _reshard(handle: ActorModel) -> str:
+    try:
+        report = handle.last_reshard
+    except HfsdkError:
+        return ""  # nothing was moved yet
+    return picture_of(report).to_html()
+
+
+def _history(session: Session) -> str:
     rows: list[Any] = session.history.to_dict("records")
-    if rows:
-        sections.append(("History", metrics_html(rows)))
-    return write_report(path, f"hfsdk: {session.name}", sections)
+    return metrics_html(rows) if rows else ""

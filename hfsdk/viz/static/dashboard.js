@@ -51,7 +51,8 @@ function render({ model, el }) {
     let d = "", pen = false;
     for (const [x, y] of curve.points) { if (isMissing(y)) { pen = false; continue; } d += `${pen ? "L" : "M"}${X(x).toFixed(1)},${Y(y).toFixed(1)}`; pen = true; }
     S("path", { d, fill: "none", stroke: LINE, "stroke-width": 1.6, "stroke-linejoin": "round" }, svg);
-    if (known.length <= 40) for (const [x, y] of known) S("circle", { cx: X(x), cy: Y(y), r: 2.2, fill: LINE, "data-step": x }, svg);
+    const alone = (i) => [i - 1, i + 1].every((k) => !curve.points[k] || isMissing(curve.points[k][1])); // no line reaches it
+    curve.points.forEach(([x, y], i) => { if (!isMissing(y) && (known.length <= 40 || alone(i))) S("circle", { cx: X(x), cy: Y(y), r: 2.2, fill: LINE, "data-step": x }, svg); });
     const here = known.find((p) => p[0] === selected);
     if (here) {
       S("line", { x1: X(selected), x2: X(selected), y1: PAD_T, y2: bottom, class: "hf-edge" }, svg);
