@@ -66,7 +66,7 @@ function render({ model, el }) {
   const info = H("span", { class: "hf-dim hf-info", role: "status" }, f.bar);
   const controls = H("div", { class: "hf-controls" });
   f.root.insertBefore(controls, f.host);
-  const list = H("div", { class: "hf-list" }, f.host), panes = H("div", { class: "hf-panes" }, f.host);
+  const list = H("div", { class: "hf-list", tabindex: 0, role: "region", "aria-label": "samples" }, f.host), panes = H("div", { class: "hf-panes" }, f.host);
   let view, columns, values, starts, clippedAt, means, texts, order = [];
   let field = null, sort = { key: "row", down: false }, query = "", filter = { key: "", low: "", high: "", words: {}, clipped: false };
   let current = 0, token = -1, side = false, printed = false, pages = new Map();
