@@ -90,8 +90,9 @@ function hatches(svg) {
   };
 }
 
-// ---- frame: title bar, picture, tooltip, spoken text
-function frame(el, name) {
+// ---- frame: title bar, picture, tooltip, spoken text; with a model it says when the kernel that kept the picture live has gone
+const GONE = ["restarting", "autorestarting", "terminating", "dead"];
+function frame(el, name, model) {
   const root = H("div", { class: `hf hf-${name}` }, el);
   const bar = H("div", { class: "hf-bar" }, root);
   const title = H("span", { class: "hf-title" }, bar);
@@ -99,7 +100,19 @@ function frame(el, name) {
   const below = H("div", {}, root);
   const say = H("div", { class: "hf-say", "aria-live": "polite" }, root);
   const tip = H("div", { class: "hf-tip", role: "tooltip", hidden: "" }, root);
-  return {
+  const kernel = model && model.widget_manager && model.widget_manager.kernel;
+  const lose = () => {
+    if (f.lost) return;
+    f.lost = true;
+    root.insertBefore(H("p", { class: "hf-lost hf-bad", role: "status" }, null, "The kernel was restarted or has ended: this is how far it was. Run the cell again to go on."), host);
+    if (f.onlost) f.onlost();
+  };
+  const heard = (_, status) => { if (GONE.includes(status)) lose(); };
+  if (kernel) model.on("comm_live_update", lose);
+  if (kernel && kernel.statusChanged) kernel.statusChanged.connect(heard);
+  const f = {
+    lost: false, onlost: null,
+    leave() { if (kernel) { model.off("comm_live_update", lose); if (kernel.statusChanged) kernel.statusChanged.disconnect(heard); } },
     root, bar, title, host, below,
     button(text, label, onclick) {
       const b = H("button", { type: "button", "aria-label": label, title: label }, bar, text);
@@ -127,6 +140,7 @@ function frame(el, name) {
     hideTip() { tip.hidden = true; },
     say(text) { say.textContent = text; },
   };
+  return f;
 }
 
 // many requests, one draw per frame

@@ -2,7 +2,7 @@
 const PANEL_W = 268, PANEL_H = 124, PAD_L = 50, PAD_T = 22, PAD_R = 10, PAD_B = 18, LINE = "#3b76c4";
 
 function render({ model, el }) {
-  const f = frame(el, "dashboard");
+  const f = frame(el, "dashboard", model);
   const buttons = H("span", {}, f.bar), state = H("span", { class: "hf-dim hf-state", role: "status" }, f.bar);
   const bar = H("div", { class: "hf-bar" }, f.root);
   f.root.insertBefore(bar, f.host);
@@ -22,7 +22,7 @@ function render({ model, el }) {
     if (action === "stop") setTimeout(() => kernel.interrupt(), 300);
   }
   function drawButtons() {
-    const going = view.live && ["running", "paused"].includes(view.state), key = going + view.state + view.background;
+    const going = view.live && !f.lost && ["running", "paused"].includes(view.state), key = going + view.state + view.background;
     if (key === buttonKey) return;
     buttonKey = key;
     buttons.replaceChildren();
@@ -116,15 +116,15 @@ function render({ model, el }) {
     view = model.get("view");
     if (follow && view.steps.length) selected = view.steps[view.steps.length - 1].step;
     f.title.textContent = "train";
-    const asked = { pause: ", pauses after this step", stop: ", stopping" }[view.live && view.asked] || "";
-    state.textContent = `${view.steps_done} of ${view.steps_asked} steps, ${view.state}${asked}` + (view.error ? `: ${view.error}` : "");
+    const asked = { pause: ", pauses after this step", stop: ", stopping" }[view.live && !f.lost && view.asked] || "";
+    state.textContent = `${view.steps_done} of ${view.steps_asked} steps, ${f.lost ? "unfinished" : view.state}${asked}` + (view.error ? `: ${view.error}` : "");
     state.classList.toggle("hf-bad", view.state === "failed");
     drawButtons();
     done.style.width = `${view.steps_asked ? (100 * view.steps_done) / view.steps_asked : 0}%`;
     track.setAttribute("aria-valuemax", view.steps_asked);
     track.setAttribute("aria-valuenow", view.steps_done);
     const n = view.now;
-    nowText.textContent = n.call ? n.call + (isMissing(n.done) || isMissing(n.total) ? "" : ` ${fmtCount(n.done)} of ${fmtCount(n.total)} ${n.unit || ""}`) : "";
+    nowText.textContent = n.call && !f.lost ? n.call + (isMissing(n.done) || isMissing(n.total) ? "" : ` ${fmtCount(n.done)} of ${fmtCount(n.total)} ${n.unit || ""}`) : "";
     const main = view.curves.filter((c) => c.main), others = view.curves.filter((c) => !c.main);
     const grid = H("div", { style: "display:flex;flex-wrap:wrap;gap:4px 5px" });
     for (const c of main) panel(c, grid);
@@ -150,6 +150,7 @@ function render({ model, el }) {
   draw();
   const again = coalesced(draw);
   model.on("change:view", again);
-  return () => model.off("change:view", again);
+  f.onlost = draw;
+  return () => { model.off("change:view", again); f.leave(); };
 }
 export default { render };

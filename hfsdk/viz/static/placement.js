@@ -1,6 +1,6 @@
 // Who lives where: nodes > devices as columns, in each a stack of shards and its memory, planned against measured.
 function render({ model, el }) {
-  const f = frame(el, "placement");
+  const f = frame(el, "placement", model);
   let marks = [], current = -1, meshRole = "", meshOrder = 0;
 
   const rowsOf = (shard, role, device) => [
@@ -244,6 +244,6 @@ function render({ model, el }) {
   const request = coalesced(draw);
   draw();
   model.on("change:view", request);
-  return () => model.off("change:view", request);
+  return () => { model.off("change:view", request); f.leave(); };
 }
 export default { render };

@@ -5,7 +5,7 @@ const DRAIN = "#2a78a8";
 const CANVAS_ABOVE = 3000, LEFT = 150, RIGHT = 64, TOP = 24;
 
 function render({ model, el }) {
-  const f = frame(el, "timeline");
+  const f = frame(el, "timeline", model);
   const fit = f.button("fit", "show the whole trace", () => { window_ = null; request(); });
   fit.classList.add("hf-fit");
   f.button("+", "zoom in", () => zoom(0.7));
@@ -355,11 +355,12 @@ function render({ model, el }) {
 
   function take() { view = model.get("view"); onPath = new Set(view.critical.map((row) => view.marks[row][CALL])); arrived = performance.now(); if (current >= view.marks.length) current = -1; }
   const request = coalesced(draw), onView = () => { take(); request(); };
+  f.onlost = () => { view = { ...view, live: false, now_s: now() }; request(); };
   take();
   draw();
   model.on("change:view", onView);
   const resize = new ResizeObserver(() => { if (Math.abs(Math.min(1180, f.root.clientWidth - 16) - width) > 2) request(); });
   resize.observe(f.root);
-  return () => { model.off("change:view", onView); resize.disconnect(); window.removeEventListener("wheel", watchWheel, { capture: true }); };
+  return () => { model.off("change:view", onView); f.leave(); resize.disconnect(); window.removeEventListener("wheel", watchWheel, { capture: true }); };
 }
 export default { render };
