@@ -53,6 +53,7 @@ class Run:
         self._calls: dict[int, list[tuple[str, float, float]]] = {}
         self._trace_steps: dict[int, int] = {}
         self._now: dict[str, Any] = {}
+        self._predicted = False
 
     @property
     def history(self) -> pd.DataFrame:
@@ -174,6 +175,7 @@ class Run:
         number = row["step"]
         ended = [(s, s.duration_s) for s in trace.calls if s.duration_s is not None]
         calls = [(f"{s.role}.{s.method or s.name}".lstrip("."), (s.start_ns - trace.start_ns) / 1e9, took) for s, took in ended]
+        self._predicted = trace.source == "predicted"
         self._calls[number], self._trace_steps[number], self._samples[number] = calls, trace_step, samples
         for kept in (self._calls, self._trace_steps, self._samples):
             for old in list(kept)[:-KEPT_STEPS]:
@@ -197,6 +199,7 @@ class Run:
         return {
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": self._asked(), "rows": rows,
+            "predicted": self._predicted,
             "now": dict(self._now) if self.running else {},
             "calls": dict(self._calls), "trace_steps": dict(self._trace_steps), "samples": dict(self._samples),
         }  # fmt: skip

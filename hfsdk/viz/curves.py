@@ -16,7 +16,8 @@ LINE, SECOND = "#3b76c4", "#e08a1e"
 
 
 def curves_svg(
-    frame_rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "training"
+    frame_rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "training", *,
+    predicted: bool = False,
 ) -> str:
     """Return small multiples, one panel per column, as one SVG.
 
@@ -24,6 +25,7 @@ def curves_svg(
         frame_rows: one mapping per step; ``"step"`` gives x (else the row number). Missing or NaN values leave a gap.
         columns: which to draw; all numeric ones but ``step`` when not given.
         title: printed above.
+        predicted: whether the numbers come from a simulation: dashed, hollow points.
     """
     rows = list(frame_rows)
     if columns is None:
@@ -34,7 +36,7 @@ def curves_svg(
     for i, name in enumerate(columns):
         place = f"translate({i % PANELS_PER_ROW * (PANEL_WIDTH + 16)} {24 + i // PANELS_PER_ROW * (PANEL_HEIGHT + 18)})"
         panels.append(
-            tag("g", _panel(name, xs, [_number(row.get(name)) for row in rows]), transform=place, data_column=name)
+            tag("g", _panel(name, xs, [_number(row.get(name)) for row in rows], predicted), transform=place, data_column=name)
         )
     across = min(PANELS_PER_ROW, max(1, len(columns)))
     down = math.ceil(len(columns) / PANELS_PER_ROW)
@@ -110,7 +112,7 @@ def _signed_bars(axis: Any, heights: Sequence[float]) -> None:
         bar.set_edgecolor("white")
 
 
-def _panel(name: str, xs: list[float | None], ys: list[float | None]) -> str:
+def _panel(name: str, xs: list[float | None], ys: list[float | None], predicted: bool = False) -> str:
     left, top, right, bottom = 46, 22, PANEL_WIDTH - 10, PANEL_HEIGHT - 18
     parts = [svg_text(left, 13, name, font_weight=600)]
     known = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
@@ -146,17 +148,19 @@ def _panel(name: str, xs: list[float | None], ys: list[float | None]) -> str:
             svg_text(point(x, low)[0], bottom + 12, f"{x:.6g}", text_anchor=anchor, font_size=9.5, class_="sub")
         )
     parts.append(svg_text((left + right) / 2, bottom + 12, "step", text_anchor="middle", font_size=9.5, class_="sub"))
+    line = {"stroke": LINE, "stroke_dasharray": "4 3"} if predicted else {"stroke": LINE}
+    dot = {"stroke": LINE, "class_": "paper"} if predicted else {"fill": LINE}
     for run in _runs(xs, ys):
         places = [point(x, y) for x, y in run]
         if len(places) > 1:
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
             parts.append(
-                tag("polyline", points=points, fill="none", stroke=LINE, stroke_width=1.6, stroke_linejoin="round")
+                tag("polyline", points=points, fill="none", stroke_width=1.6, stroke_linejoin="round", **line)
             )
         if len(known) <= 40 or len(places) == 1:
-            parts += [tag("circle", cx=x, cy=y, r=2.2, fill=LINE) for x, y in places]
+            parts += [tag("circle", cx=x, cy=y, r=2.2, **dot) for x, y in places]
     last_x, last_y = point(*known[-1])
-    parts.append(tag("circle", cx=last_x, cy=last_y, r=3.2, fill=LINE))
+    parts.append(tag("circle", cx=last_x, cy=last_y, r=3.2, **dot))
     parts.append(svg_text(right, 13, f"last {known[-1][1]:.4g}", text_anchor="end", font_size=10, class_="sub"))
     return "".join(parts)
 

@@ -65,6 +65,8 @@ class DashboardView(TypedDict):
     steps_done: int
     steps_asked: int
     background: bool
+    predicted: bool
+    """Whether the steps were simulated: their times are the performance model's."""
     asked: str
     """``"pause"`` or ``"stop"`` while that was asked and the step still runs."""
     live: bool
@@ -79,13 +81,14 @@ def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView
     found = dict.fromkeys(k for row in rows for k in row if k != "step")
     names = [k for k in found if any(number(row.get(k)) is not None for row in rows)]
     ordered = [n for n in MAIN if n in names] + [n for n in names if n not in MAIN]
-    title = f"train: {len(rows)} of {data['steps']} steps, {data['state']}"
+    title = f"train: {len(rows)} of {data['steps']} steps, {data['state']}" + (" (predicted)" if data["predicted"] else "")
     last = rows[-1] if rows else {}
     told = [f"{name} {number(last.get(name)):.4g}" for name in MAIN[:3] if number(last.get(name)) is not None]
     return {
         "picture": "dashboard", "title": title, "summary": ", ".join([title, *told]),
         "state": data["state"], "error": data["error"], "steps_done": len(rows), "steps_asked": data["steps"],
         "background": data["background"], "asked": data["asked"], "live": live,
+        "predicted": data["predicted"],
         "now": {k: data["now"].get(k) for k in ("call", "done", "total", "unit")} if data["now"] else {},
         "curves": [_curve(name, rows) for name in ordered], "steps": _steps(data),
     }  # fmt: skip
@@ -118,7 +121,7 @@ class DashboardPicture(Picture):
         steps = sorted({x for c in shown for x, _ in c["points"] if x is not None})
         values = {c["name"]: dict(map(tuple, c["points"])) for c in shown}
         rows = [{"step": x, **{name: points.get(x) for name, points in values.items()}} for x in steps]
-        return curves_svg(rows, [c["name"] for c in shown], self.view["title"])
+        return curves_svg(rows, [c["name"] for c in shown], self.view["title"], predicted=self.view["predicted"])
 
 
 def number(value: Any) -> float | None:

@@ -270,6 +270,7 @@ def test_the_dashboard_opens_steps_by_click_and_key(show: Any) -> None:
     page.locator(".hf-step summary").click()
     numbers = dict(zip(*[iter(page.locator(".hf-step details td").all_inner_texts())] * 2, strict=True))
     assert numbers["own"] == "2.5"
+    assert page.locator(".hf-predicted").count() == 0
     assert page.locator("button").count() == 0, "a frozen run has nothing to press"
     page.locator("summary", has_text="all curves").click()
     assert page.locator('[data-curve="own"]').is_visible()

@@ -84,6 +84,16 @@ def test_missing_numbers_and_words_are_no_curves():
     assert view["steps"][0]["numbers"] == [["score_mean", 1.0], ["nothing", None]]
 
 
+def test_a_simulated_run_is_drawn_as_predicted():
+    measured, predicted = (picture_of(run_of(rows_of(None, 3), trace=demo.step_trace(predicted=p))) for p in (False, True))
+    assert (measured.view["predicted"], predicted.view["predicted"]) == (False, True)
+    assert predicted.view["title"].endswith("(predicted)")
+    assert "stroke-dasharray" not in measured.to_svg().partition("</style>")[2]
+    lines = re.findall(r"<polyline [^>]*>", predicted.to_svg())
+    assert len(lines) == 6
+    assert all("stroke-dasharray" in line for line in lines)
+
+
 def test_only_a_run_under_way_is_live():
     run = Run()
     assert not picture_of(run).view["live"]

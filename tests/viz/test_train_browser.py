@@ -152,6 +152,8 @@ def test_reopened_without_a_kernel_it_can_be_looked_at(saved: Path, lab: harness
         page = notebook.page
         page.wait_for_function("() => document.querySelectorAll('[data-ready]').length === 8")
         assert "paused" in state(page).inner_text()
+        bars = page.locator(".hf-dashboard .hf-calls-bar rect[data-call]")
+        assert bars.count() == page.locator(".hf-dashboard .hf-calls-bar .hf-predicted").count() > 8, "simulated is hatched"
         panel = page.locator('.hf-dashboard').first.locator('[data-curve="tokens_per_s"]')
         panel.locator('circle[data-step="0"]').click()
         assert page.locator(".hf-step .hf-title").first.inner_text().startswith("step 0, ")
@@ -180,6 +182,32 @@ def test_nbconvert_with_its_own_settings_shows_the_pictures(saved: Path, chromiu
     finally:
         page.close()
     assert [e for e in errors if "require" not in e.lower() and "mathjax" not in e.lower()] == []
+
+
+STOPPED = """
+try:
+    session.train(hf.PPO(), prompts, steps=1000, stop=lambda row: time.sleep(3))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+AFTER = "time.sleep(1.5); print('not', 'interrupted')"
+
+
+def test_the_stop_button_of_a_blocking_cell_stops_that_cell_alone(lab: harness.Lab, chromium: Any) -> None:
+    path = harness.write_notebook(lab.root / "stop.ipynb", [SESSION, STOPPED, AFTER])
+    notebook = opened(lab, chromium, path.name)
+    try:
+        page = notebook.page
+        notebook.run_all()
+        wait_state(page, "^1 of 1000 steps, running$|^0 of 1000 steps, running$")
+        page.locator('[data-action="stop"]').click()
+        wait_state(page, "stopped$|paused$")
+        notebook.wait()
+        assert "not interrupted" in page.locator(".jp-Cell-outputArea").last.inner_text()
+        assert python(notebook, "session.run.running, session.run.state in ('stopped', 'paused')") == "(False, True)"
+        assert notebook.complaints() == []
+    finally:
+        notebook.close()
 
 
 def test_a_kernel_restarted_under_a_live_picture_is_told(lab: harness.Lab, chromium: Any) -> None:

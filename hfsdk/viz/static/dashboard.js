@@ -18,8 +18,9 @@ function render({ model, el }) {
     if (view.background) { model.send({ action }); return; }
     const kernel = model.widget_manager && model.widget_manager.kernel;
     if (!kernel || !kernel.interrupt) { nowText.textContent = "this notebook gives no access to its kernel: interrupt it yourself, once to pause, twice to stop"; return; }
+    model.send({ action }); // heard at once, or when the run is over and it means nothing
     kernel.interrupt();
-    if (action === "stop") setTimeout(() => kernel.interrupt(), 300);
+    if (action === "stop") setTimeout(() => { if (view.live && view.state === "running") kernel.interrupt(); }, 600);
   }
   function drawButtons() {
     const going = view.live && !f.lost && ["running", "paused"].includes(view.state), key = going + view.state + view.background;
@@ -50,9 +51,10 @@ function render({ model, el }) {
     for (const x of x1 > x0 ? [x0, x1] : [x0]) S("text", { x: X(x), y: bottom + 12, "text-anchor": "middle", "font-size": 9, class: "hf-sub" }, svg, String(x));
     let d = "", pen = false;
     for (const [x, y] of curve.points) { if (isMissing(y)) { pen = false; continue; } d += `${pen ? "L" : "M"}${X(x).toFixed(1)},${Y(y).toFixed(1)}`; pen = true; }
-    S("path", { d, fill: "none", stroke: LINE, "stroke-width": 1.6, "stroke-linejoin": "round" }, svg);
+    S("path", { d, fill: "none", stroke: LINE, "stroke-width": 1.6, "stroke-linejoin": "round", "stroke-dasharray": view.predicted ? "4 3" : null, class: view.predicted ? "hf-predicted" : null }, svg);
+    const dot = view.predicted ? { stroke: LINE, class: "hf-paper" } : { fill: LINE };
     const alone = (i) => [i - 1, i + 1].every((k) => !curve.points[k] || isMissing(curve.points[k][1])); // no line reaches it
-    curve.points.forEach(([x, y], i) => { if (!isMissing(y) && (known.length <= 40 || alone(i))) S("circle", { cx: X(x), cy: Y(y), r: 2.2, fill: LINE, "data-step": x }, svg); });
+    curve.points.forEach(([x, y], i) => { if (!isMissing(y) && (known.length <= 40 || alone(i))) S("circle", { cx: X(x), cy: Y(y), r: 2.2, ...dot, "data-step": x }, svg); });
     const here = known.find((p) => p[0] === selected);
     if (here) {
       S("line", { x1: X(selected), x2: X(selected), y1: PAD_T, y2: bottom, class: "hf-edge" }, svg);
@@ -82,18 +84,20 @@ function render({ model, el }) {
     chosen.replaceChildren();
     const s = view.steps.find((q) => q.step === selected);
     if (!s) { if (selected !== null && view.steps.length) H("p", { class: "hf-dim" }, chosen, `step ${selected}: its samples are kept no more; of ${view.steps[0].step} and later they are`); return; }
-    H("div", { class: "hf-title" }, chosen, `step ${s.step}` + (isMissing(s.seconds) ? "" : `, ${fmtSeconds(s.seconds)}`));
+    H("div", { class: "hf-title" }, chosen, `step ${s.step}` + (isMissing(s.seconds) ? "" : `, ${fmtSeconds(s.seconds)}`) + (view.predicted ? " (predicted)" : ""));
     H("div", { class: "hf-dim" }, chosen, `its timeline: session.trace[${s.trace_step}]`);
     const end = Math.max(...s.calls.map((c) => c.start_s + c.seconds), 0);
     if (end > 0) {
       const rows = [...new Set(s.calls.map((c) => c.row))].sort((a, b) => a - b), height = rows.length * 18 + 18, W = 780, L = 84, scale = (W - L) / end;
       const svg = S("svg", { width: W, height, viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": s.calls.map((c) => `${c.call} ${fmtSeconds(c.seconds)}`).join(", "), "font-size": 10, class: "hf-calls-bar" }, chosen);
+      const hatch = hatches(svg);
       for (const [i, row] of rows.entries()) S("text", { x: L - 6, y: i * 18 + 13, "text-anchor": "end", class: "hf-sub" }, svg, cut(s.calls.find((c) => c.row === row).call.split(".")[0], 14));
       for (const c of s.calls) {
         const x = L + c.start_s * scale, w = c.seconds * scale, y = rows.indexOf(c.row) * 18, text = fitText(c.call.replace(/^[^.]*\./, ""), w);
-        const r = S("rect", { x, y: y + 1, width: Math.max(1, w - 0.5), height: 16, rx: 2, fill: c.color, "data-call": c.call }, svg);
+        const r = S("rect", { x, y: y + 1, width: Math.max(1, w - 0.5), height: 16, rx: 2, "data-call": c.call, ...(view.predicted ? { fill: hatch(c.color), stroke: c.color, class: "hf-predicted" } : { fill: c.color }) }, svg);
         S("title", {}, r, `${c.call}: ${fmtSeconds(c.seconds)}`);
-        if (text) S("text", { x: x + 4, y: y + 13, fill: inkOn(c.color), "pointer-events": "none" }, svg, text);
+        if (text && view.predicted) S("rect", { x: x + 2, y: y + 4, width: text.length * 5.7 + 4, height: 11, class: "hf-paper", "pointer-events": "none" }, svg);
+        if (text) S("text", { x: x + 4, y: y + 13, ...(view.predicted ? { class: "hf-fg" } : { fill: inkOn(c.color) }), "pointer-events": "none" }, svg, text);
       }
       for (const t of [0, end]) S("text", { x: L + t * scale, y: height - 3, "text-anchor": t ? "end" : "start", class: "hf-sub", "font-size": 9 }, svg, fmtSeconds(t));
     }
@@ -115,7 +119,7 @@ function render({ model, el }) {
   function draw() {
     view = model.get("view");
     if (follow && view.steps.length) selected = view.steps[view.steps.length - 1].step;
-    f.title.textContent = "train";
+    f.title.textContent = view.predicted ? "train (simulated)" : "train";
     const asked = { pause: ", pauses after this step", stop: ", stopping" }[view.live && !f.lost && view.asked] || "";
     state.textContent = `${view.steps_done} of ${view.steps_asked} steps, ${f.lost ? "unfinished" : view.state}${asked}` + (view.error ? `: ${view.error}` : "");
     state.classList.toggle("hf-bad", view.state === "failed");
