@@ -273,7 +273,7 @@ def test_the_dashboard_opens_steps_by_click_and_key(show: Any) -> None:
     assert page.locator(".hf-predicted").count() == 0
     assert page.locator("button").count() == 0, "a frozen run has nothing to press"
     page.locator("summary", has_text="all curves").click()
-    assert page.locator('[data-curve="own"]').is_visible()
+    page.locator('[data-curve="own"]').wait_for()
 
 
 # ---------------------------------------------------------------- axe
