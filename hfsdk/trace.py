@@ -168,11 +168,13 @@ class Trace:
             if span.device is not None:
                 devices.setdefault(span.call_id, set()).add(span.device)
         path: list[Span] = []
+        seen: set[int] = set()
         here = max(calls, key=_end_ns, default=None)
         while here is not None:
             path.append(here)
+            seen.add(id(here))
             start = here.start_ns
-            before = [s for s in calls if s not in path and _end_ns(s) <= start + CLOCK_SLACK_NS]
+            before = [s for s in calls if _end_ns(s) <= start + CLOCK_SLACK_NS and id(s) not in seen]
             read = set(map(int, str(here.attrs.get("after", "")).split()))
             mine = devices.get(here.call_id, set())
             waited = [s for s in before if s.call_id in read or mine & devices.get(s.call_id, set())]
@@ -240,7 +242,7 @@ class Trace:
     def drains(self) -> Iterator[tuple[int, list[tuple[int, int | None, float, int, int, float]]]]:
         """Yield (row of the span, its points as in :meth:`drain`) for every span that carries them."""
         for row, span in enumerate(self.spans):
-            points = json.loads(str(span.attrs.get("drain", "[]")))
+            points = json.loads(str(span.attrs["drain"])) if "drain" in span.attrs else []
             if points:  # the last point was taken when the span ended
                 end = (span.start_ns - self.start_ns) / 1e9 + (span.duration_s or 0.0)
                 shift = end - points[-1][0]
