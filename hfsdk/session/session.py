@@ -9,18 +9,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from hfsdk.batch import Batch
-from hfsdk.dataflow import Dataflow
 from hfsdk.engine import messages as m
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
 from hfsdk.runtime import Runtime
 from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.client import ControllerClient, Sender
 from hfsdk.session.evaluation import evaluate
+from hfsdk.session.flows import Dataflows
 from hfsdk.session.placing import Placing
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.start import start_runtime, start_simulated
 from hfsdk.session.training import Algorithm, Run, train
-from hfsdk.session.views import Traces, dataflow_of, session_view
+from hfsdk.session.views import Traces, session_view
 from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
@@ -180,9 +180,10 @@ class Session(Placing):
         return Traces(self._client)
 
     @property
-    def dataflow(self) -> Dataflow:
-        """The calls of the current step and the columns between them."""
-        return dataflow_of(self._client, self._client.send(m.Look("step")))
+    def dataflow(self) -> Dataflows:
+        """The calls of the current step and the columns between them; ``dataflow[k]`` of step k. Drawn live while calls run."""
+        self._client.check_open()
+        return Dataflows(self._client, self.cluster)
 
     @property
     def history(self) -> pd.DataFrame:
