@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hfsdk.viz.curves import curves_html
+from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
 from hfsdk.viz.resharding import ReshardPicture
@@ -38,10 +39,12 @@ def register(ipython: Any) -> None:
     html.for_type_by_name("hfsdk.session.training", "Run", lambda obj: curves_html(obj.rows, CURVES))
     html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(obj.view()).to_html())
     html.for_type_by_name("hfsdk.resharding", "ReshardReport", lambda obj: ReshardPicture(obj.view()).to_html())
+    html.for_type_by_name("hfsdk.dataflow", "Dataflow", lambda obj: DataflowPicture(dataflow_view(obj.view())).to_html())
     html.for_type_by_name("hfsdk.trace", "Trace", lambda obj: TimelinePicture(timeline_view(obj)).to_html())
     own = ipython.display_formatter.ipython_display_formatter
     own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)
     own.for_type_by_name("hfsdk.session.views", "LiveTrace", show_trace)
+    own.for_type_by_name("hfsdk.session.flows", "LiveDataflow", show_dataflow)
 
 
 def _metrics(obj: Any) -> str | None:
@@ -52,6 +55,11 @@ def _metrics(obj: Any) -> str | None:
 def show_placement(obj: Any) -> None:
     """Display an object with ``view() -> placement data`` and ``running``: live while it runs, frozen when not."""
     _show(lambda: PlacementPicture(placement_view(obj.view())), lambda: bool(obj.running))
+
+
+def show_dataflow(obj: Any) -> None:
+    """Display an object with ``view() -> dataflow data`` and ``running``: live while it runs, frozen when not."""
+    _show(lambda: DataflowPicture(dataflow_view(obj.view())), lambda: bool(obj.running))
 
 
 def show_trace(obj: Any) -> None:
