@@ -25,7 +25,7 @@ import numpy as np
 from hfsdk.dataflow import Call, CallFlow, Holder, Transfer
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders, task_order
-from hfsdk.engine.flows import transfers_of, weights_taken
+from hfsdk.engine.flows import column_bytes, transfers_of, weights_taken
 from hfsdk.engine.lane import Lane
 from hfsdk.engine.records import (
     FINISHED,
@@ -344,7 +344,7 @@ class Controller:
             )
             record = CallRecord(call, None, stored=stored)
             record.end("done")
-            record.column_bytes = {name: info.num_bytes for name, info in stored.columns.items()}
+            record.column_bytes = column_bytes(stored)
             self._calls[call.id] = record
         return call.id
 
@@ -386,7 +386,7 @@ class Controller:
             self._pool_died(record, error)
             return
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
-        record.column_bytes = {name: info.num_bytes for name, info in outcome.stored.columns.items()} if outcome.stored else {}
+        record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
         if work.weights is not None and record.sync is not None:
             record.reads += (weights_taken(record.sync.call.call.id, record.sync.holders, outcome.spans),)
         if outcome.error is not None:

@@ -43,6 +43,11 @@ def transfers_of(
     return tuple(reading.transfer() for reading in found.values())
 
 
+def column_bytes(stored: Stored) -> dict[str, int]:
+    """Return the bytes of the values of every column."""
+    return {name: round(float(_row_bytes(info, stored.num_rows).sum())) for name, info in stored.columns.items()}
+
+
 def weights_taken(source: int, holders: Sequence[Holder], spans: Sequence[Span]) -> Transfer:
     """Return what a shadow's ranks copied of a trained role's weights, as each of them measured it (or as predicted).
 

@@ -269,7 +269,10 @@ def _words(edge: Mapping[str, Any], source: Mapping[str, Any], target: Mapping[s
             "across the network (an object crosses whole, once to each node)."
         )
     else:
-        words.append("Everyone maps the objects in the node's object store; nothing is copied between processes.")
+        words.append(
+            "Everyone maps the objects in the node's object store: nothing travels. Rows of several objects are put together where "
+            "they are read."
+        )
     return words
 
 

@@ -16,6 +16,7 @@ from hfsdk.viz.curves import curves_html
 from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.reshard_view import reshard_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
@@ -37,8 +38,8 @@ def register(ipython: Any) -> None:
     html.for_type_by_name("hfsdk.session.session", "Session", lambda obj: session_html(obj.view()))
     html.for_type_by_name("hfsdk.pending", "Metrics", _metrics)
     html.for_type_by_name("hfsdk.session.training", "Run", lambda obj: curves_html(obj.rows, CURVES))
-    html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(obj.view()).to_html())
-    html.for_type_by_name("hfsdk.resharding", "ReshardReport", lambda obj: ReshardPicture(obj.view()).to_html())
+    html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(reshard_view(obj)).to_html())
+    html.for_type_by_name("hfsdk.resharding", "ReshardReport", lambda obj: ReshardPicture(reshard_view(obj)).to_html())
     html.for_type_by_name("hfsdk.dataflow", "Dataflow", lambda obj: DataflowPicture(dataflow_view(obj.view())).to_html())
     html.for_type_by_name("hfsdk.trace", "Trace", lambda obj: TimelinePicture(timeline_view(obj)).to_html())
     own = ipython.display_formatter.ipython_display_formatter
