@@ -164,9 +164,8 @@ class ReshardPicture(Picture):
                     at = f"M{18 + target * cell} {24 + source * cell}h{cell - 1}v{cell - 1}h-{cell - 1}z"
                     paths.setdefault((color, round(4 * num_bytes / most)), []).append(at)
         for (color, strength), d in paths.items():
-            tone = shade(color, 0.75 - 0.15 * strength)
-            outline = {} if measured else {"fill_opacity": 0.3, "stroke": tone}
-            parts.append(tag("path", d="".join(d), fill=tone, **outline))
+            fill = color if measured else self._hatch(color)
+            parts.append(tag("path", d="".join(d), fill=fill, fill_opacity=0.3 + 0.17 * strength))
         return "".join(parts), 24 + count * cell
 
     def _ladder(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, int]:

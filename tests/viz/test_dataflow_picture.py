@@ -79,7 +79,7 @@ def test_network_is_what_another_node_reads() -> None:
     cells = picture(far).view["edges"][0]["cells"]
     assert {(w, r): n for w, r, _, _, n, _ in cells} == {(w, r): 100 * (w != r) for w, r, *_ in cells}
     assert any("400 B are read across the network" in word for word in picture(far).view["edges"][0]["words"])
-    assert any("nothing is copied" in word for word in picture(near).view["edges"][0]["words"])
+    assert any("nothing travels" in word for word in picture(near).view["edges"][0]["words"])
 
 
 @pytest.mark.parametrize(("ranks", "by", "writers", "readers"), [(64, "rank", 64, 64), (128, "node", 16, 16), (99, "node", 13, 13)])

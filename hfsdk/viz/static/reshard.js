@@ -38,7 +38,7 @@ function render({ model, el }) {
       for (const s of sources) {
         const mine = (x) => moved(x) && x[FROM] === s, to = p.ranks.filter((_, k) => p.after[k].some(mine));
         const ways = [...new Set(pieces.filter(mine).map((x) => (x[WAY] === 2 ? "within a node" : "across the network")))];
-        out.push({ text: `rank ${s} sends ${sum(mine)} to ${to.length > 1 ? "ranks" : "rank"} ${to.join(", ")}, ${ways.join(" and ")}`, has: mine });
+        out.push({ text: `rank ${s} sends ${sum(mine)} to ${to.length > 1 ? "ranks" : "rank"} ${to.join(", ")}${p.ranks.length < plan().num_ranks ? " (of those shown)" : ""}, ${ways.join(" and ")}`, has: mine });
       }
     }
     out.push({ text: "after: every rank has its rollout shard", ways: [], has: () => false, last: true });
