@@ -73,6 +73,8 @@ class CallRun:
     mesh: Mesh | None = None
     column_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of every column it wrote."""
+    resharded: int | None = None
+    """Bytes of weights that its ranks received of each other before it; ``None`` where nothing was resharded or measured."""
     fetched: Mapping[int, int] = field(default_factory=dict)
     """Rank -> bytes that it mapped, as it measured them itself: values and offsets of numeric columns."""
 
@@ -264,7 +266,7 @@ class Dataflow:
         return pd.DataFrame(rows)
 
     def transfer_to_pandas(self, source: int, target: int) -> pd.DataFrame:
-        """Return one row per pair of ranks between which something flowed from one call to another.
+        """Return one row per pair of ranks between which something flowed from one call to another, by writer, then reader.
 
         Columns: ``from_rank``, ``to_rank``, their devices, ``rows``, ``num_bytes``, ``same_node``, ``which`` (the rows' numbers).
 
@@ -274,11 +276,13 @@ class Dataflow:
         import pandas as pd
 
         edge = self.edge(source, target)
-        rows = []
+        rows: list[dict[str, Any]] = []
+        order: list[tuple[int, int]] = []
         for share in edge.transfer.shares if edge.transfer else ():
             for rank in share.ranks:
                 for piece in share.pieces:
                     assert edge.transfer is not None
+                    order.append((piece.holder, -1 if rank is None else rank))
                     together = edge.kind == "weights" and len(edge.transfer.holders) > 1
                     holder = None if together else edge.transfer.holders[piece.holder].rank
                     rows.append({
@@ -286,7 +290,7 @@ class Dataflow:
                         "to_device": self._device(target, rank), "rows": piece.rows, "num_bytes": piece.num_bytes,
                         "same_node": self.node_of(source, holder) == self.node_of(target, rank), "which": piece.which,
                     })  # fmt: skip
-        return pd.DataFrame(rows)
+        return pd.DataFrame([row for _, row in sorted(zip(order, rows, strict=True), key=lambda pair: pair[0])])
 
     def _device(self, call: int, rank: int | None) -> int | None:
         devices = self.runs[call].devices if call in self.runs else ()
@@ -309,7 +313,7 @@ class Dataflow:
                 "seconds": run.duration_s, "rows": call.num_rows, "writes": dict(run.column_bytes) or dict.fromkeys(call.writes),
                 "protocol": call.protocol, "pool": run.pool, "ranks": len(run.devices),
                 "layout": str(run.mesh.layout) if run.mesh else "", "line": call.line, "function": call.function,
-                "fetched": sum(run.fetched.values()) if run.fetched else None,
+                "fetched": sum(run.fetched.values()) if run.fetched else None, "resharded": run.resharded,
             })  # fmt: skip
         return {
             "title": self.title, "calls": calls, "edges": [self._edge_view(edge) for edge in self.edges],

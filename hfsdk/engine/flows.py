@@ -85,7 +85,7 @@ class _Reading:
             pieces[number] = piece if number not in pieces else _both(pieces[number], piece)
 
     def _row_bytes(self, name: str) -> Array:
-        return _row_bytes(self.stored.columns[name], self.stored.num_rows)
+        return _row_bytes(self.stored.columns.get(name), self.stored.num_rows)
 
     def transfer(self) -> Transfer:
         """Return what was counted."""
@@ -103,8 +103,10 @@ def _both(a: Piece, b: Piece) -> Piece:
     return Piece(a.holder, more.rows, a.num_bytes + b.num_bytes, more.which)
 
 
-def _row_bytes(info: ColumnInfo, num_rows: int) -> Array:
-    """Return the bytes of every row of a column; of a text the mean."""
+def _row_bytes(info: ColumnInfo | None, num_rows: int) -> Array:
+    """Return the bytes of every row of a column; of a text the mean. A column that was not written has none."""
+    if info is None:
+        return np.zeros(num_rows)
     if info.dtype == "text":
         return np.full(num_rows, info.num_bytes / max(1, num_rows))
     size = np.dtype(info.dtype).itemsize

@@ -110,10 +110,11 @@ class CallRecord:
         own = next((s for s in self.spans if s.device is None and s.call_id == self.call.id), None)
         start_ns, duration_s = (own.start_ns, own.duration_s) if own else (self.start_ns, self.duration_s)
         fetched = {s.rank: int(s.attrs.get("bytes", 0)) for s in self.spans if s.name == "fetch" and s.rank is not None}
+        weights = [int(s.attrs["bytes"]) for s in self.spans if s.name == "reshard" and "bytes" in s.attrs]
         run = CallRun(
             state=self.state, start_ns=start_ns, duration_s=duration_s, predicted=own is not None and own.predicted,
             pool=self.pool.name if self.pool else "", devices=self.pool.devices if self.pool else (), mesh=self.mesh,
-            column_bytes=self.column_bytes, fetched=fetched,
+            column_bytes=self.column_bytes, fetched=fetched, resharded=sum(weights) if weights else None,
         )  # fmt: skip
         return CallFlow(self.call, run, self.reads)
 

@@ -218,6 +218,8 @@ def _call_details(call: Mapping[str, Any], kind: str) -> list[list[str | None]]:
         rows.append(["function", call["function"]])
     if call["fetched"] is not None:
         rows.append(["mapped by its ranks, measured", bytes_text(call["fetched"])])
+    if call["resharded"] is not None:
+        rows.append(["weights resharded before it" + " (predicted)" * call["predicted"], bytes_text(call["resharded"])])
     return rows + [[f"writes {name}", bytes_text(size) if size is not None else None] for name, size in call["writes"].items()]
 
 

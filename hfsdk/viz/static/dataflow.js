@@ -139,10 +139,10 @@ function render({ model, el }) {
     edge.writers.forEach((w, k) => { if (ch >= 12) S("text", { x: left - 8, y: top + k * ch + ch / 2 + 3.5, "text-anchor": "end", class: "hf-fg" }, svg, w.label); });
     S("rect", { x: left, y: top, width: W * cw, height: R * ch, class: "hf-panel" }, svg);
     const sums = { w: Array(R).fill(0), r: Array(W).fill(0) }, cells = [];
-    for (const [w, r, rows, bytes, far, which] of edge.cells) {
+    for (const [row, [w, r, rows, bytes, far, which]] of edge.cells.entries()) {
       sums.w[w] += bytes; sums.r[r] += bytes;
       const color = far ? NETWORK : MAPPED, x = left + r * cw, y = top + w * ch, fill = shade(color, 0.8 - 0.6 * bytes / most);
-      const g = S("g", { class: "hf-mark hf-cell", "data-writer": w, "data-reader": r, "data-bytes": bytes, "data-rows": rows }, svg);
+      const g = S("g", { class: "hf-mark hf-cell", "data-writer": w, "data-reader": r, "data-bytes": bytes, "data-rows": rows, "data-row": edge.by === "rank" ? row : null }, svg);
       S("rect", { x: x + 1, y: y + 1, width: cw - 2, height: ch - 2, rx: 2, fill: edge.predicted ? hatch(color) : fill, stroke: edge.predicted ? color : far ? NETWORK : null, "stroke-dasharray": far ? "3 2" : null }, g);
       const text = fmtBytes(bytes), roomy = cw >= 58 && ch >= 20;
       if (roomy && edge.predicted) S("rect", { x: x + cw / 2 - 30, y: y + 3, width: 60, height: ch - 6, class: "hf-paper" }, g);
