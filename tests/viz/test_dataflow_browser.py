@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hfsdk.viz.frame import html_page
+from hfsdk.viz.frame import esm, html_page, static
 from tests.viz import harness
 from tests.viz.test_dataflow_picture import AWKWARD, flow, picture
 
@@ -82,8 +83,6 @@ def test_an_opened_edge_adds_up_and_answers_the_keyboard(chromium: Any, tmp_path
 
 
 def test_network_prediction_large_and_awkward_in_the_dark(chromium: Any, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     far, many = picture(flow(4, per_node=1, predicted=True)), picture(flow(128))
     empty = picture(replace(flow(), calls=(), edges=()))
     awkward = flow()
@@ -108,3 +107,31 @@ def test_network_prediction_large_and_awkward_in_the_dark(chromium: Any, tmp_pat
     assert min(map(int, color[4:-1].split(","))) > 180
     page.close()
     assert (console, outside) == ([], [])
+
+
+def test_a_new_view_is_drawn_and_keeps_what_is_open(chromium: Any, tmp_path: Path) -> None:
+    """Under anywidget the view changes while calls run."""
+    early = flow(4)
+    early = replace(early, calls=early.calls[:2], edges=early.edges[:1])
+    (tmp_path / "page.html").write_text(html_page("live", f"<style>{static('frame.css')}</style><div id='here'></div>"))
+    console: list[str] = []
+    page = chromium.new_page()
+    harness.watch(page, console, [])
+    page.goto(f"file://{tmp_path}/page.html")
+    page.evaluate(
+        """async ([code, view]) => {
+            const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" })), picture = (await import(url)).default;
+            const model = { view, get: (k) => model[k], on(e, f) { model.changed = f; }, off() { model.changed = null; } };
+            window.model = model;
+            window.close_ = picture.render({ model, el: document.getElementById("here") });
+        }""",
+        [esm("dataflow"), picture(early).view],
+    )
+    assert page.locator(".hf-call").count() == 2
+    page.locator('.hf-port[data-edge="0"]').click()
+    page.evaluate("(view) => { model.view = view; model.changed(); }", picture(flow(4)).view)
+    page.wait_for_function("() => document.querySelectorAll('.hf-call').length === 4")
+    assert sum(numbers(page, ".hf-cell")) == 800, "the opened edge stays open"
+    assert page.evaluate("() => { close_(); return model.changed; }") is None
+    page.close()
+    assert console == []

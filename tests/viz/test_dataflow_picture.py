@@ -206,3 +206,26 @@ def test_weights_of_a_shadow_flow_on_an_edge_of_their_own() -> None:
     assert edge.num_bytes == actor.spec.num_bytes(actor.role.dtype)
     shown = next(e for e in picture(given).view["edges"] if e["kind"] == "weights")
     assert sum(cell[3] for cell in shown["cells"]) == edge.bytes_read
+
+
+def test_a_notebook_draws_the_flow_and_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from hfsdk.viz.hooks import register
+
+    shell = InteractiveShell()
+    register(shell)
+    data, _ = shell.display_formatter.format(flow())
+    assert 'data-picture="dataflow"' in data["text/html"]
+    plan = hf.ReshardPlan.between(hf.ModelSpec.preset("llama-7b"), "tp4", "tp2")
+    assert 'data-picture="reshard"' in shell.display_formatter.format(plan)[0]["text/html"]
+    with hf.Session.simulated("1x2 A100-80GB") as session:
+        session.critic("tiny")
+        session.place()
+        session.models.critic.compute_values(session.batch(prompt=[[1]], response=[[2]])).wait()
+        shown: list[dict[str, str]] = []
+        monkeypatch.setattr("IPython.display.display", lambda data, **options: shown.append(data))
+        assert shell.display_formatter.format(session.dataflow) == ({}, {}), "it shows itself"
+        (output,) = shown
+        assert "critic.compute_values" in output["text/plain"]
+        assert 'data-picture="dataflow"' in output["text/html"]
