@@ -201,6 +201,7 @@ function render({ model, el }) {
     mark_();
     const m = marks[current];
     if (!m) return;
+    m.node.scrollIntoView({ block: "nearest", inline: "nearest" });
     const b = m.node.getBoundingClientRect();
     point(current, b.left + b.width / 2, b.bottom, true);
   }
