@@ -143,9 +143,11 @@ def _register_displays() -> None:
     if shell is None:
         return
     from hfsdk.session.session import ON_OPEN
-    from hfsdk.viz.hooks import CallProgress, register
+    from hfsdk.session.training import ON_TRAIN
+    from hfsdk.viz.hooks import CallProgress, Dashboard, register
 
     register(shell)
+    ON_TRAIN.append(Dashboard.of)
 
     def show_progress(session: Session) -> None:
         CallProgress(session.subscribe)

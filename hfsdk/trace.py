@@ -26,10 +26,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from hfsdk.comparison import ComparedCall, Comparison, against_guess, side_by_side
+from hfsdk.errors import OptionError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+DISPATCH_NS = 5_000_000
+"""A call that began at most so long after what it needed had waited for that."""
+CLOCK_SLACK_NS = 1_000_000
+"""A call that ended at most so long after another began counts as before it (clocks of two processes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +65,23 @@ class Span:
     phase: str = ""
     predicted: bool = False
     attrs: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Numbers that belong to the span: tokens, bytes, cpu_s, memory_bytes, ..."""
+    """Numbers that belong to the span: tokens, bytes, cpu_s, and at its end rss_bytes (host memory that is resident) and, on a
+    GPU, allocated_bytes (torch's tensors) and reserved_bytes (what torch holds). A call's span on a device also has the bytes
+    of that device's weights, gradients, optimizer, rollout and kv_cache."""
 
     @property
     def end_ns(self) -> int | None:
         """When it ended, or ``None`` while it runs."""
         return None if self.duration_s is None else self.start_ns + round(self.duration_s * 1e9)
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """Whatever has spans by now: a ``Trace``, or a session's ``trace``."""
+
+    def snapshot(self) -> Trace:
+        """Return the spans so far."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,6 +101,10 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.spans)
+
+    def snapshot(self) -> Trace:
+        """Return the trace itself."""
+        return self
 
     @property
     def calls(self) -> Trace:
@@ -130,6 +154,98 @@ class Trace:
             at_work[pool] += change
         return seconds
 
+    def critical_path(self) -> Trace:
+        """Return the calls that decided how long the trace took, in their order.
+
+        From the call that ended last, back each time to what it waited for: of the calls whose columns it read and those that
+        ran before it on one of its devices, the one that ended last. Where all of them had long ended, the program itself
+        waited, for the call that ended last of all. To make the trace shorter, one of these has to become shorter, or wait less.
+        """
+        calls = [s for s in self.calls if s.end_ns is not None]
+        calls = [s for s in calls if not s.predicted] or calls
+        devices: dict[int, set[int]] = {}
+        for span in self.spans:
+            if span.device is not None:
+                devices.setdefault(span.call_id, set()).add(span.device)
+        path: list[Span] = []
+        here = max(calls, key=_end_ns, default=None)
+        while here is not None:
+            path.append(here)
+            start = here.start_ns
+            before = [s for s in calls if s not in path and _end_ns(s) <= start + CLOCK_SLACK_NS]
+            read = set(map(int, str(here.attrs.get("after", "")).split()))
+            mine = devices.get(here.call_id, set())
+            waited = [s for s in before if s.call_id in read or mine & devices.get(s.call_id, set())]
+            at_once = any(_end_ns(s) >= start - DISPATCH_NS for s in waited)
+            here = max(waited if at_once else before, key=_end_ns, default=None)
+        return Trace(tuple(reversed(path)), f"critical path of {self.title or 'the trace'}")
+
+    def compare(self, other: Traced | Mapping[str, float]) -> Comparison:
+        """Hold this trace against another, measured or predicted, or against a guess in seconds.
+
+        Args:
+            other: a trace, or seconds by call or method: ``trace.compare({"generate": 4.0, "update": 9.0})``.
+
+        Raises:
+            OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.
+        """
+        mine = self.seconds_by_call()
+        if isinstance(other, Mapping):
+            rows = against_guess(mine, other)
+            sums = [sum(getattr(r, name) or 0.0 for r in rows) for name in ("this_s", "other_s")]
+            total, title, source = ComparedCall(call="all of these", this_s=sums[0], other_s=sums[1]), "a guess", "guess"
+        else:
+            if not isinstance(other, Traced):
+                raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}")
+            theirs = other.snapshot()
+            rows = side_by_side(mine, theirs.seconds_by_call())
+            total = ComparedCall(call="the whole", this_s=self.duration_s, other_s=theirs.duration_s)
+            title, source = theirs.title or "the other", theirs.source
+            title = f"the other {title}" if title == self.title else title
+            title = f"the other {title}" if (title, source) == (self.title, self.source) else title
+        return Comparison(
+            this=self.title or "trace", other=title, this_source=self.source, other_source=source,  # type: ignore[arg-type]
+            rows=tuple(rows), total=total,
+        )  # fmt: skip
+
+    @property
+    def source(self) -> Literal["measured", "predicted"]:
+        """Whether it was measured; a trace of predicted spans alone was not."""
+        return "predicted" if self.spans and all(s.predicted for s in self.spans) else "measured"
+
+    def seconds_by_call(self) -> dict[str, float]:
+        """Return the seconds of every kind of call that has ended, e.g. ``{"actor.generate": 1.2, "actor.update": 0.7}``."""
+        seconds: dict[str, float] = {}
+        for span in self.calls:
+            if span.duration_s is not None:
+                name = f"{span.role}.{span.method or span.name}" if span.role else span.method or span.name
+                seconds[name] = seconds.get(name, 0.0) + span.duration_s
+        return seconds
+
+    def device_seconds(self) -> tuple[float, float]:
+        """Return (device-seconds in all, those of them idle): devices times the trace's duration, and what no span filled."""
+        idle = self.idle()
+        return len(idle) * self.duration_s, sum(idle.values()) * self.duration_s
+
+    def drain(self) -> pd.DataFrame:
+        """Return how every generation ran dry: call_id, device, seconds (since the trace's start), running, waiting, kv_usage.
+
+        ``running`` counts sequences in the engine's batch, ``kv_usage`` is the share of its key/value cache in use.
+        """
+        import pandas as pd
+
+        columns = ["call_id", "device", "seconds", "running", "waiting", "kv_usage"]
+        return pd.DataFrame([row for _, rows in self.drains() for row in rows], columns=columns)
+
+    def drains(self) -> Iterator[tuple[int, list[tuple[int, int | None, float, int, int, float]]]]:
+        """Yield (row of the span, its points as in :meth:`drain`) for every span that carries them."""
+        for row, span in enumerate(self.spans):
+            points = json.loads(str(span.attrs.get("drain", "[]")))
+            if points:  # the last point was taken when the span ended
+                end = (span.start_ns - self.start_ns) / 1e9 + (span.duration_s or 0.0)
+                shift = end - points[-1][0]
+                yield row, [(span.call_id, span.device, s + shift, running, waiting, kv) for s, running, waiting, kv in points]
+
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per span: start_s (from the trace's start), duration_s and every field and attribute."""
         import pandas as pd
@@ -165,6 +281,10 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({self.title or 'untitled'}: {len(self.calls)} calls, {self.duration_s:.3f} s)"
+
+
+def _end_ns(span: Span) -> int:
+    return span.start_ns if span.end_ns is None else span.end_ns
 
 
 def _union_s(parts: list[tuple[int, int]]) -> float:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # bottom-up; a module may import what stands before it
 NOUNS = [
     *["errors", "checks", "assets", "data", "functions", "table", "spec", "layout", "placement", "boxes", "resharding", "roles"],
-    *["pending", "batch", "protocol", "dataflow", "trace", "plan", "runtime"],
+    *["pending", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
 TOP = ["__init__", "__main__", "doctor", "quickstart"]

@@ -418,12 +418,18 @@ class HostedRole:
     def _num_updates(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         return None, self.trainer.num_updates
 
+    def memory_parts(self) -> dict[str, int]:
+        """Return this rank's bytes of ``weights``, ``gradients``, ``optimizer``, ``rollout`` (beyond those), ``kv_cache``."""
+        parts = dict(self._trainer.memory_bytes()) if self._trainer is not None else {}
+        if self.rollout is not None:
+            cache = parts["kv_cache"] = self.rollout.kv_cache_bytes
+            beside = self.residency.bytes_beside() if self.residency is not None else self.rollout.memory_bytes() - cache
+            parts["rollout"] = beside
+        return parts
+
     def memory_bytes(self) -> int:
         """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""
-        held = sum(self._trainer.memory_bytes().values()) if self._trainer is not None else 0
-        if self.residency is not None and self.rollout is not None:
-            return held + self.residency.bytes_beside() + self.rollout.kv_cache_bytes
-        return held + (self.rollout.memory_bytes() if self.rollout else 0)
+        return sum(self.memory_parts().values())
 
     def close(self) -> None:
         """Free the engines."""

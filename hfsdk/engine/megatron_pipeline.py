@@ -11,6 +11,7 @@ keeps the error and returns a loss of zero, as for all micro-batches after it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -44,20 +45,23 @@ class Pipeline:
         """Micro-batches to give :meth:`run` at once."""
         return 1 if self._communicator is None else CHUNK * self._groups.pp_size
 
-    def run(self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool) -> None:
-        """Pass micro-batches forward and, with ``train``, their losses backward; ``finish`` runs on the last stage."""
-        with torch.set_grad_enabled(train):
-            (self._straight if self._communicator is None else self._staged)(inputs, finish, train)
+    def run(self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool, first: int = 0) -> None:
+        """Pass micro-batches forward and, with ``train``, their losses backward; ``finish`` runs on the last stage.
 
-    def _straight(self, inputs: Sequence[ModelInput], finish: Finish, train: bool) -> None:
+        ``first`` is the number of the first of them in the whole pass, for spans.
+        """
+        with torch.set_grad_enabled(train):
+            (self._straight if self._communicator is None else self._staged)(inputs, finish, train, first)
+
+    def _straight(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int) -> None:
         for i, micro in enumerate(inputs):
-            with self._recorder.span("forward", tokens=micro.num_tokens):
+            with self._recorder.span("forward", tokens=micro.num_tokens, micro_batch=first + i):
                 part = finish(i, self._model(*micro.arguments))
             if train and part is not None:
-                with self._recorder.span("backward", tokens=micro.num_tokens):
+                with self._recorder.span("backward", tokens=micro.num_tokens, micro_batch=first + i):
                     part.backward()
 
-    def _staged(self, inputs: Sequence[ModelInput], finish: Finish, train: bool) -> None:
+    def _staged(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int) -> None:
         if not inputs:
             return
 
@@ -70,7 +74,8 @@ class Pipeline:
 
             return model(*micro.arguments), loss
 
-        self._config.timers = _SpanTimers(self._recorder, sum(micro.num_tokens for micro in inputs) // len(inputs))
+        tokens = sum(micro.num_tokens for micro in inputs) // len(inputs)
+        self._config.timers = _SpanTimers(self._recorder, tokens, first)
         try:
             forward_backward_pipelining_without_interleaving(
                 forward_step_func=forward_step, data_iterator=enumerate(inputs), model=self._model,
@@ -85,9 +90,11 @@ class Pipeline:
 class _SpanTimers:
     """Takes Megatron's timer calls and records them as spans: ``forward``, ``backward``, and ``wait`` for a neighbour."""
 
-    def __init__(self, recorder: Recorder, tokens: int) -> None:
-        self._recorder, self._tokens = recorder, tokens
+    def __init__(self, recorder: Recorder, tokens: int, first: int) -> None:
+        self._recorder, self._tokens, self._first = recorder, tokens, first
         self._open: dict[str, AbstractContextManager[Any]] = {}
+        self._seen: Counter[str] = Counter()
+        """Passes so far of each kind: 1F1B takes the micro-batches in order, forward and backward."""
 
     def __call__(self, name: str, log_level: int = 0) -> _SpanTimer:
         return _SpanTimer(self, name)
@@ -96,7 +103,8 @@ class _SpanTimers:
         if name == "forward-backward":
             return
         compute = name.endswith("-compute")
-        attrs = {"tokens": self._tokens} if compute else {}
+        attrs = {"tokens": self._tokens, "micro_batch": self._first + self._seen[name]} if compute else {}
+        self._seen[name] += 1
         span = self._recorder.span(name.removesuffix("-compute") if compute else "wait", **attrs)
         span.__enter__()
         self._open[name] = span

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -15,12 +15,14 @@ from hfsdk.trace import Span
 class Recorder:
     """Collects a worker's spans; safe to read from another thread.
 
-    ``with recorder.span("forward", tokens=128): ...`` records wall time and the thread's CPU seconds (``cpu_s``).
+    ``with recorder.span("forward", tokens=128): ...`` records wall time and the thread's CPU seconds (``cpu_s``), and what
+    ``gauge`` reads at the span's end (memory).
     """
 
     device: int
     rank: int
     pool: str = ""
+    gauge: Callable[[], Mapping[str, float | int]] = dict
     done: list[Span] = field(default_factory=list)
     running: list[Span] = field(default_factory=list)
     progress: dict[str, float] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class Recorder:
         finally:
             seconds = time.perf_counter() - start
             more["cpu_s"] = time.thread_time() - cpu
+            more.update(self.gauge())
             with self._lock:
                 self.running.remove(span)
                 self.done.append(replace(span, duration_s=seconds, attrs=dict(more)))

@@ -129,6 +129,8 @@ class CallRecord:
             attrs["bytes"] = sum(int(s.attrs.get("bytes", 0)) for s in self.spans if s.parent)
         if self.num_tokens:
             attrs["tokens"] = self.num_tokens
+        if self.call.inputs:
+            attrs["after"] = " ".join(map(str, self.call.inputs))
         return Span(
             name=self.call.method, role=self.call.role, call_id=self.call.id, method=self.call.method, step=self.call.step,
             pool=self.pool.name if self.pool else "", start_ns=self.start_ns or time.time_ns(), duration_s=duration,

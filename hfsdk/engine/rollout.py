@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.engine import cpu_support_vllm as cpu
+from hfsdk.engine.drain import Drain
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.errors import LayoutError, OptionError, UnsupportedModelError
@@ -289,22 +290,31 @@ class Rollout:
         return run.columns()
 
     def _drive(self, run: _Run, safe: SafePoint, group: ProcessGroup | None) -> None:
-        scheduler = self._core.engine_core.scheduler
+        scheduler, drain = self._core.engine_core.scheduler, Drain()
+
+        def step() -> None:
+            run.step(safe, group)
+            if not drain:  # all that had room ran in the first step, those that ended in it too
+                drain.sample(len(run.rows) - len(scheduler.waiting), len(scheduler.waiting), 0.0, seconds=0.0)
+            drain.sample(len(scheduler.running), len(scheduler.waiting), scheduler.kv_cache_manager.usage)
+
         prompt_tokens = sum(len(row.prompt) for row in run.rows.values())
         with self._recorder.span("prefill", tokens=prompt_tokens, sequences=len(run.rows)) as attrs:
             started = -1
             while run.open and (started < run.num_started < len(run.rows) or run.num_started < run.num_admitted):
                 started = run.num_started
-                run.step(safe, group)
+                step()
             attrs["kv_usage"] = scheduler.kv_cache_manager.usage
         before, peak_running, peak_usage, steps = run.num_tokens, 0, 0.0, 0
         with self._recorder.span("decode", sequences=len(run.rows)) as attrs:
             while run.open:
-                run.step(safe, group)
+                step()
                 steps += 1
                 peak_running = max(peak_running, len(scheduler.running))
                 peak_usage = max(peak_usage, scheduler.kv_cache_manager.usage)
-            attrs.update(tokens=run.num_tokens - before, running=peak_running, kv_usage=peak_usage, steps=steps)
+            attrs.update(
+                tokens=run.num_tokens - before, running=peak_running, kv_usage=peak_usage, steps=steps, drain=str(drain)
+            )  # fmt: skip
 
     def _check_request(
         self, prompts: Ragged, seeds: npt.NDArray[np.int64], sampling: Sampling, row_ids: Sequence[int] | Any

@@ -595,10 +595,12 @@ def _numbers(prompts: Array, responses: Array, **more: int) -> dict[str, dict[st
 
 
 def _call_span(call: Call, pool: str, started_s: float, ended_s: float, tokens: int) -> Span:
+    attrs: dict[str, float | int | str] = {"rows": call.num_rows, "tokens": tokens, "state": "done", "line": call.line}
+    if call.inputs:
+        attrs["after"] = " ".join(map(str, call.inputs))
     return Span(
         name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step, pool=pool,
-        start_ns=round(started_s * 1e9), duration_s=ended_s - started_s, phase=call.phase, predicted=True,
-        attrs={"rows": call.num_rows, "tokens": tokens, "state": "done", "line": call.line},
+        start_ns=round(started_s * 1e9), duration_s=ended_s - started_s, phase=call.phase, predicted=True, attrs=attrs,
     )  # fmt: skip
 
 

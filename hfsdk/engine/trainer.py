@@ -443,7 +443,8 @@ class Trainer:
             inputs = [ModelInput.of(table, self.groups.device, last=last) for table in tables]
             pairs = list(zip(tables, inputs, strict=True))
             try:
-                self.pipeline.run(inputs, lambda i, out, pairs=pairs: finish(*pairs[i], out), train=train)
+                done = progress[0] + first
+                self.pipeline.run(inputs, lambda i, out, pairs=pairs: finish(*pairs[i], out), train=train, first=done)
             except Exception as caught:  # told to the other ranks at the next agreement
                 failed.append(caught)
             self.recorder.progress = {"micro_batches": progress[0] + first + len(chunk), "total": progress[1]}

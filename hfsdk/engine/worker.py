@@ -7,6 +7,7 @@ one thread; the control lane (progress, cancel, memory) reads what it must and n
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ class Worker:
 
     def __init__(self, device: int, num_threads: int = 1) -> None:
         self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
-        self.recorder = Recorder(device=device, rank=0)
+        self.recorder = Recorder(device=device, rank=0, gauge=_memory_gauge)
         self.roles: dict[str, HostedRole] = {}
         self.saves: dict[str, Saving] = {}
         """The last save of each role; it goes on when the role is released."""
@@ -162,7 +163,7 @@ class Worker:
             name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step, start_ns=0, phase=call.phase
         )
         reply = Reply("ok")
-        with self.recorder.call(template), self.recorder.span(call.method):
+        with self.recorder.call(template), self.recorder.span(call.method) as whole:
             try:
                 with self.recorder.span("fetch") as attrs:
                     table = read()
@@ -173,6 +174,7 @@ class Worker:
                         attrs["bytes"] = hosted.take_over(*weights(), version)
                 hosted.check_version(version)
                 reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
+                whole.update(self._parts_of_memory())
             except Cancelled:
                 reply.status = "cancelled"
             except PeerFailed:
@@ -202,6 +204,13 @@ class Worker:
         if torch.cuda.is_available():
             return int(torch.cuda.memory_allocated()), roles
         return int(psutil.Process(os.getpid()).memory_full_info().pss), roles
+
+    def _parts_of_memory(self) -> dict[str, int]:
+        """Return the bytes of this worker's roles by what they are for (see ``hfsdk.trace``)."""
+        parts: Counter[str] = Counter()
+        for hosted in self.roles.values():
+            parts.update(hosted.memory_parts())
+        return {f"{name}_bytes": num for name, num in parts.items()}
 
     def saved(self, role: str) -> bool:
         """Return whether this rank's files of a role's last save are written (control lane).
@@ -233,6 +242,17 @@ class Worker:
 
         torch.set_num_threads(self.setup.num_threads)
         torch.set_grad_enabled(True)
+
+
+def _memory_gauge() -> dict[str, int]:
+    """Return the bytes that are resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
+    import torch
+
+    with open("/proc/self/statm") as pages:  # a few microseconds
+        found = {"rss_bytes": int(pages.read().split()[1]) * os.sysconf("SC_PAGESIZE")}
+    if torch.cuda.is_available():
+        found |= {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
+    return found
 
 
 def _told(error: Exception) -> HfsdkError:

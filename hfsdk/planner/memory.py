@@ -56,16 +56,13 @@ class MemoryEstimate:
     """Of one micro-batch (with pp, of all micro-batches in flight)."""
     logits: int = 0
     """Of one micro-batch."""
-    rollout_sleeps: bool = False
-    """Whether the rollout's weights and cache are given back while nothing is generated (accelerators)."""
     offloaded: str = ""
     """``"weights"`` or ``"optimizer"``: what is in host memory while it is not used (accelerators)."""
 
     @property
     def resident(self) -> int:
         """Bytes held all the time."""
-        rollout = 0 if self.rollout_sleeps else self.rollout_weights + self.kv_cache
-        return self.weights + self.gradients + self.optimizer + rollout - self._away
+        return self.weights + self.gradients + self.optimizer + self.rollout_weights + self.kv_cache - self._away
 
     @property
     def _away(self) -> int:
@@ -76,8 +73,7 @@ class MemoryEstimate:
         """Further bytes while the role's greediest call runs."""
         training = self.activations + self.logits
         # a pass needs the weights; AdamW's step comes after it
-        training = max(training, self.optimizer) if self.offloaded == "optimizer" else training + self._away
-        return max(training, self.rollout_weights + self.kv_cache) if self.rollout_sleeps else training
+        return max(training, self.optimizer) if self.offloaded == "optimizer" else training + self._away
 
     @property
     def total(self) -> int:
@@ -134,7 +130,6 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         kv_cache=kv_cache,
         activations=activations,
         logits=logits,
-        rollout_sleeps=not on_cpu,
         offloaded="" if on_cpu else "weights" if role.offload else "optimizer" if role.optimizer and role.optimizer.offload else "",
     )
 

@@ -1,8 +1,8 @@
 """The session: devices, roles, prompts, training, checkpoints."""
 
 from hfsdk.session.prompts import PromptStream
+from hfsdk.session.running import Run
 from hfsdk.session.session import Session
-from hfsdk.session.training import Run
 from hfsdk.session.views import LiveTrace, PlacementPicture, Traces
 
 __all__ = ["LiveTrace", "PlacementPicture", "PromptStream", "Run", "Session", "Traces"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from hfsdk.batch import Batch
 from hfsdk.engine import messages as m
+from hfsdk.errors import OptionError
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
 from hfsdk.runtime import Runtime
 from hfsdk.session.checkpoint import Saving, load_session
@@ -18,8 +19,9 @@ from hfsdk.session.evaluation import evaluate
 from hfsdk.session.flows import Dataflows
 from hfsdk.session.placing import Placing
 from hfsdk.session.prompts import PromptOptions, PromptStream
+from hfsdk.session.running import Run
 from hfsdk.session.start import start_runtime, start_simulated
-from hfsdk.session.training import Algorithm, Run, train
+from hfsdk.session.training import Algorithm, train
 from hfsdk.session.views import Traces, session_view
 from hfsdk.spec import ClusterSpec
 
@@ -236,6 +238,7 @@ class Session(Placing):
         folder: str | Path | None = None,
         resume: str | Path | None = None,
         progress: bool | None = None,
+        wait: bool = True,
     ) -> Run:
         """Run ``steps`` steps of an algorithm: ``algorithm.step(session.models, next(prompts))``, with its metrics.
 
@@ -251,10 +254,13 @@ class Session(Placing):
             save_every: save to ``folder`` after every so many steps; 0 is never.
             folder: where to save.
             resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
-            progress: whether to draw a bar; by default in notebooks and terminals.
+            progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
+            wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
+                ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
 
         Returns:
-            The run; ``run.history`` has one row per step.
+            The run; ``run.history`` has one row per step: the algorithm's metrics, your own, and what the step took: seconds,
+            tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost.
 
         Raises:
             OptionError: an option is out of its range.
@@ -263,8 +269,18 @@ class Session(Placing):
         """
         return train(
             self, algorithm, prompts, steps=steps, metrics=metrics, stop=stop, save_every=save_every, folder=folder,
-            resume=resume, progress=progress,
+            resume=resume, progress=progress, wait=wait,
         )  # fmt: skip
+
+    def watch(self) -> Run:
+        """Return the last run of :meth:`train`; as the last line of a cell it is drawn, live while it goes on.
+
+        Raises:
+            OptionError: nothing was trained in this session yet.
+        """
+        if self.run is None:
+            raise OptionError("there is no run to watch; session.train(hf.PPO(), prompts, steps=50, wait=False) starts one")
+        return self.run
 
     def evaluate(
         self,

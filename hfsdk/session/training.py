@@ -7,25 +7,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk.batch import Batch
 from hfsdk.checks import is_whole
-from hfsdk.errors import OptionError, SimulatedValueError
+from hfsdk.errors import CallError, OptionError, SimulatedValueError
 from hfsdk.session.prompts import PromptStream
+from hfsdk.session.running import NUM_SAMPLES, Row, Run, resources
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from hfsdk.session.session import Session
 
 Metric = Callable[[Batch], Mapping[str, float] | float]
-Row = dict[str, Any]
-
 
 class Algorithm(Protocol):
     """What ``train`` runs; see ``hfsdk.algorithms``."""
@@ -39,29 +36,16 @@ class Algorithm(Protocol):
         ...
 
 
-@dataclass
-class Run:
-    """What ``session.train`` returns."""
+class Watcher(Protocol):
+    """Shows a run while it goes on; ``hfsdk`` puts the notebook's dashboard into ``ON_TRAIN``."""
 
-    rows: list[Row] = field(default_factory=list)
-    paused: bool = False
-    """Whether an interrupt ended it early; ``session.train`` again goes on."""
-    stopped: bool = False
-    """Whether ``stop`` ended it."""
-    last: Any = None
-    """The last step, with its batch."""
+    def ended(self) -> None:
+        """The run has ended: show it as it stays."""
+        ...
 
-    @property
-    def history(self) -> pd.DataFrame:
-        """One row per step."""
-        import pandas as pd
 
-        return pd.DataFrame(self.rows)
-
-    def __repr__(self) -> str:
-        how = "paused" if self.paused else "stopped" if self.stopped else "finished"
-        score = f", score {self.rows[-1]['score_mean']:.3f}" if self.rows and "score_mean" in self.rows[-1] else ""
-        return f"Run({len(self.rows)} steps, {how}{score})"
+ON_TRAIN: list[Callable[[Run], Watcher | None]] = []
+"""Called with every run at its start; where one answers, no text bar is drawn."""
 
 
 def train(
@@ -76,27 +60,75 @@ def train(
     folder: str | Path | None,
     resume: str | Path | None,
     progress: bool | None,
+    wait: bool,
 ) -> Run:
     """See ``Session.train``."""
     _check_options(algorithm, prompts, steps, metrics, save_every, folder)
+    if session.run is not None and session.run.running:
+        raise OptionError(f"{session.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
     if resume is not None:
         session.load(resume)
     run = session.run = Run()
+    run.begins(steps, not wait, lambda: _stop_calls(session))
+    saving = (save_every, folder) if save_every and folder is not None else (0, "")
+    loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run)
     shown = _wants_progress() if progress is None else progress
-    with _pausing() as interrupts, _bar(steps, shown) as bar:
-        for _ in range(steps):
-            row = _one_step(session, algorithm, prompts, metrics, run)
+    unsubscribe = session.subscribe(run.on_event)
+    watchers = [w for w in (make(run) for make in ON_TRAIN) if w is not None] if shown else []
+    if wait:
+        _attend(loop, shown and not watchers, watchers, unsubscribe)
+    else:
+        work = (loop, False, watchers, unsubscribe)
+        threading.Thread(target=_in_background, args=work, name="hfsdk-train", daemon=True).start()
+    return run
+
+
+def _in_background(loop: _Loop, *rest: Any) -> None:
+    with suppress(Exception):  # the run keeps it, and run.wait() raises it
+        _attend(loop, *rest)
+
+
+def _attend(loop: _Loop, bar: bool, watchers: Sequence[Watcher], unsubscribe: Callable[[], None]) -> None:
+    """Run the loop to its end; whatever happens, who watches is told that it is over."""
+    failed: Exception | None = None
+    try:
+        with _pausing() as interrupts, _bar(loop.run.steps, bar) as drawn:
+            loop.go(interrupts, drawn)
+    except Exception as error:
+        failed = error
+        if not (loop.run.stop_asked and isinstance(error, CallError)):
+            raise
+    finally:
+        unsubscribe()
+        loop.run.ends(failed)
+        for watcher in watchers:
+            watcher.ended()
+
+
+@dataclass(frozen=True)
+class _Loop:
+    session: Session
+    algorithm: Algorithm
+    prompts: PromptStream
+    metrics: Sequence[Metric]
+    stop: Callable[[Row], bool] | None
+    saving: tuple[int, str | Path]
+    run: Run
+
+    def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
+        session, run, (every, folder) = self.session, self.run, self.saving
+        while len(run.rows) < run.steps and run.may_go_on():
+            row = _one_step(session, self.algorithm, self.prompts, self.metrics, run)
             bar.show(row)
-            if save_every and row["step"] % save_every == save_every - 1 and folder is not None:
+            if every and row["step"] % every == every - 1:
                 session.save(folder)
-            if stop is not None and stop(row):
+            if self.stop is not None and self.stop(row):
                 run.stopped = True
                 break
             if interrupts.count:
                 run.paused = True
                 session.notice(f"paused after step {row['step']}; call session.train again to go on")
                 break
-    return run
 
 
 def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, metrics: Sequence[Metric], run: Run) -> Row:
@@ -113,19 +145,25 @@ def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, met
                 row |= _own_metric(metric, step.batch)
         except SimulatedValueError:
             session.client.wait(session.client.open_calls(), None)  # shapes and times only: no metrics to show
-        row["seconds"] = time.perf_counter() - started
-        if session.simulated_time:
-            row["seconds"] = session.trace.duration_s
+        trace = session.trace.snapshot()
+        row["seconds"] = trace.duration_s if session.simulated_time else time.perf_counter() - started
+        cluster = session.cluster
+        row |= resources(trace, row["seconds"], cluster.price_per_device_hour * len(cluster.devices) / 3600)
         finished = True
     finally:
         if not finished:
             prompts.position = before[0]
             session.recount(before[1])  # the seeds of its updates: gone on with, the run is as if it had not stopped
             _stop_calls(session)
-    run.rows.append(row)
-    run.last = step
+    run.note(row, step, trace, session.trace.step, _samples(step))
     session.record(row)
     return row
+
+
+def _samples(step: Any) -> list[Mapping[str, Any]]:
+    """Return a few samples of a step for the run's picture; an algorithm of the user's may keep none."""
+    batch = getattr(step, "batch", None)
+    return list(batch.view(NUM_SAMPLES)["samples"]) if isinstance(batch, Batch) else []
 
 
 def _stop_calls(session: Session) -> None:

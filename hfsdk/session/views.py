@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from hfsdk.comparison import Comparison
 from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
@@ -16,7 +17,7 @@ from hfsdk.runtime import DeviceStatus
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.roles import RoleBook
 from hfsdk.spec import ClusterSpec
-from hfsdk.trace import Span, Trace
+from hfsdk.trace import Span, Trace, Traced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,6 +179,26 @@ class LiveTrace:
         """Seconds from the first start to the last end."""
         return self.snapshot().duration_s
 
+    def critical_path(self) -> Trace:
+        """Return the calls that decided how long it took (see ``Trace.critical_path``)."""
+        return self.snapshot().critical_path()
+
+    def compare(self, other: Traced | Mapping[str, float]) -> Comparison:
+        """Hold it against another trace, measured or predicted, or against a guess: ``compare({"generate": 4.0})``.
+
+        Raises:
+            OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.
+        """
+        return self.snapshot().compare(other)
+
+    def drain(self) -> pd.DataFrame:
+        """Return how every generation ran dry (see ``Trace.drain``)."""
+        return self.snapshot().drain()
+
+    def device_seconds(self) -> tuple[float, float]:
+        """Return (device-seconds in all, those of them idle)."""
+        return self.snapshot().device_seconds()
+
     def idle(self) -> dict[int, float]:
         """Return, for every device, the share of the time in which it ran no span."""
         return self.snapshot().idle()
@@ -204,10 +225,23 @@ class LiveTrace:
 
 
 class Traces(LiveTrace):
-    """The current step's trace; ``[k]`` is the trace of step k, the steps counted from 0 (``[-1]`` is the last)."""
+    """The current step's trace; ``[k]`` is the trace of step k, the steps counted from 0 (``[-1]`` is the last).
 
-    def __getitem__(self, step: int) -> LiveTrace:
+    ``[2:5]`` is one trace of steps 2, 3 and 4, ``[:]`` of all.
+    """
+
+    @overload
+    def __getitem__(self, step: int) -> LiveTrace: ...
+
+    @overload
+    def __getitem__(self, step: slice) -> Trace: ...
+
+    def __getitem__(self, step: int | slice) -> LiveTrace | Trace:
         last = self.step
+        if isinstance(step, slice):
+            numbers = range(last + 1)[step]
+            spans = [s for number in numbers for s in LiveTrace(self._client, number).spans]
+            return Trace.of(spans, _numbers("step", list(numbers)) if numbers else "no steps")
         number = step + last + 1 if step < 0 else step
         if not 0 <= number <= last:
             raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")

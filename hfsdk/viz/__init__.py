@@ -7,6 +7,7 @@ draw the nouns, which themselves only return plain view data.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from hfsdk.layout import Layout
     from hfsdk.resharding import ReshardPlan, ReshardReport
     from hfsdk.spec import ModelSpec
+    from hfsdk.trace import Traced
     from hfsdk.viz.resharding import ParameterPicture, ReshardPicture
+    from hfsdk.viz.timeline import TimelinePicture
 
 
 def register_hooks() -> bool:
@@ -82,6 +85,23 @@ def grouping_picture(
 
     plans = [ReshardPlan.between(spec, train, rollout, dtype, grouping=grouping, nodes=nodes) for grouping in GROUPINGS]
     return reshard_picture(*plans)
+
+
+def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> TimelinePicture:
+    """Draw several traces on one time axis, e.g. ``{"colocate": first.trace[2], "split": second.trace[2]}``.
+
+    Each begins at 0; a table totals the device-seconds of each and how many of them were idle.
+
+    Args:
+        traces: measured or predicted ones, by the name that is written above them.
+        title: printed above; the names when not given.
+
+    Raises:
+        OptionError: there is no trace, or something else among them.
+    """
+    from hfsdk.viz.timelines import timelines_picture as draw
+
+    return draw(traces, title)
 
 
 def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.viz.frame import NOTEBOOK_HINT, svg_document, svg_text, tag
@@ -45,14 +43,6 @@ def curves_svg(
     return svg_document(
         width, height, title, summary, svg_text(4, 15, title, font_weight=600, font_size=13) + "".join(panels)
     )
-
-
-def curves_html(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str = "training") -> str:
-    """Return :func:`curves_svg` of those ``columns`` that were recorded, as an image that every notebook shows."""
-    recorded = [name for name in columns if any(_number(row.get(name)) is not None for row in rows)]
-    data = base64.b64encode(curves_svg(rows, recorded, title).encode()).decode()
-    alt = escape(f"{title}: " + ", ".join(f"{name} {rows[-1].get(name)}" for name in recorded)) if rows else "no steps"
-    return f'<img alt="{alt}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
 
 
 def advantages_figure(

@@ -21,7 +21,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -285,15 +285,17 @@ class LivePicture:
     """A picture that changes while something runs.
 
     ``publish`` may be called from any thread and as often as one likes: a thread of its own sends the newest view, at most
-    five times a second (once a second above 3,000 marks). ``freeze`` ends it.
+    five times a second (once a second above 3,000 marks). ``freeze`` ends it. ``on_message`` takes what its buttons send.
 
     Raises:
         ModuleNotFoundError: anywidget is not installed.
     """
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Picture, on_message: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self.picture = picture
         self._widget = _widget_class(picture.name)(view=picture.view)
+        if on_message is not None:
+            self._widget.on_msg(lambda _widget, content, _buffers: on_message(content))
         self._wake = threading.Condition()
         self._pending: View | None = None
         self._closed = False

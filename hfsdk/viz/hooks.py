@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hfsdk.viz.curves import curves_html
+from hfsdk.viz.comparison import ComparisonPicture, comparison_view
+from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
 from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
@@ -20,9 +22,6 @@ from hfsdk.viz.reshard_view import reshard_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
-
-CURVES = ("score_mean", "kl_mean", "response_tokens_mean", "entropy", "clip_fraction", "explained_variance")
-"""What is drawn of a training run; the rest is in its ``history``."""
 
 WALL_CLOCK_NS = 10**18
 """Spans before this (2001) are on the virtual clock of a simulation."""
@@ -37,15 +36,16 @@ def register(ipython: Any) -> None:
     html.for_type_by_name("hfsdk.batch", "Batch", lambda obj: batch_html(obj.view()))
     html.for_type_by_name("hfsdk.session.session", "Session", lambda obj: session_html(obj.view()))
     html.for_type_by_name("hfsdk.pending", "Metrics", _metrics)
-    html.for_type_by_name("hfsdk.session.training", "Run", lambda obj: curves_html(obj.rows, CURVES))
     html.for_type_by_name("hfsdk.resharding", "ReshardPlan", lambda obj: ReshardPicture(reshard_view(obj)).to_html())
     html.for_type_by_name("hfsdk.resharding", "ReshardReport", lambda obj: ReshardPicture(reshard_view(obj)).to_html())
     html.for_type_by_name("hfsdk.dataflow", "Dataflow", lambda obj: DataflowPicture(dataflow_view(obj.view())).to_html())
+    html.for_type_by_name("hfsdk.comparison", "Comparison", lambda obj: ComparisonPicture(comparison_view(obj.view())).to_html())
     html.for_type_by_name("hfsdk.trace", "Trace", lambda obj: TimelinePicture(timeline_view(obj)).to_html())
     own = ipython.display_formatter.ipython_display_formatter
     own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)
     own.for_type_by_name("hfsdk.session.views", "LiveTrace", show_trace)
     own.for_type_by_name("hfsdk.session.flows", "LiveDataflow", show_dataflow)
+    own.for_type_by_name("hfsdk.session.running", "Run", show_run)
 
 
 def _metrics(obj: Any) -> str | None:
@@ -74,7 +74,49 @@ def show_trace(obj: Any) -> None:
     _show(picture, lambda: bool(obj.running))
 
 
-def _show(take: Callable[[], Picture], running: Callable[[], bool]) -> None:
+_cell_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""The cell under which a run has its dashboard."""
+
+
+def show_run(run: Any) -> threading.Thread | None:
+    """Display a training run: live with its buttons while it goes on, frozen when not; return the thread that follows it.
+
+    As the value of the cell that trained, it is there already.
+    """
+    shell = _kernel_shell()
+    cell = -1 if shell is None else shell.execution_count
+    if _cell_of.get(run) == cell:
+        return None
+    _cell_of[run] = cell
+    buttons = {"pause": run.pause, "resume": run.resume, "step": run.step, "stop": run.stop}
+
+    def pressed(content: Mapping[str, Any]) -> None:
+        if run.running and content.get("action") in buttons:
+            buttons[content["action"]]()
+
+    return _show(lambda: DashboardPicture(dashboard_view(run.view(), live=run.running)), lambda: bool(run.running), pressed)
+
+
+class Dashboard:
+    """Follows a run of ``session.train`` under its cell; see ``hfsdk.session.training.ON_TRAIN``."""
+
+    @classmethod
+    def of(cls, run: Any) -> Dashboard | None:
+        """Show the run where a notebook looks, else nothing."""
+        return cls(run) if _kernel_shell() is not None else None
+
+    def __init__(self, run: Any) -> None:
+        self._thread = show_run(run)
+
+    def ended(self) -> None:
+        """Wait until the frozen picture stands in the notebook."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(10)
+
+
+def _show(
+    take: Callable[[], Picture], running: Callable[[], bool], on_message: Callable[[Mapping[str, Any]], None] | None = None
+) -> threading.Thread | None:
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
@@ -83,13 +125,15 @@ def _show(take: Callable[[], Picture], running: Callable[[], bool]) -> None:
     picture = take()
     if not running() or not in_kernel:
         display(picture.bundle(), raw=True)
-        return
+        return None
     try:
-        live: LivePicture | _StillPicture = LivePicture(picture)
+        live: LivePicture | _StillPicture = LivePicture(picture, on_message)
     except ModuleNotFoundError as error:
         live = _StillPicture(picture, str(error))
     handle = live.display()
-    threading.Thread(target=_follow, args=(live, handle, take, running), name="hfsdk-follow", daemon=True).start()
+    thread = threading.Thread(target=_follow, args=(live, handle, take, running), name="hfsdk-follow", daemon=True)
+    thread.start()
+    return thread
 
 
 def _follow(live: Any, handle: Any, take: Callable[[], Picture], running: Callable[[], bool]) -> None:
@@ -178,6 +222,8 @@ class CallProgress:
         if threading.current_thread() is not threading.main_thread():
             return None  # only the main thread knows which cell is running
         number = self._shell.execution_count
+        if any(run.running and cell == number for run, cell in list(_cell_of.items())):
+            return None  # its dashboard says what runs
         with self._lock:
             if self._cell is None or self._cell[0] != number:
                 self._cell = (number, _Card())

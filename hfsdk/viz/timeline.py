@@ -24,6 +24,7 @@ from typing import Any, Literal, TypedDict
 
 from hfsdk.trace import Span, Trace
 from hfsdk.viz.frame import PHASE_COLORS, TRANSFER_COLOR, Picture, role_colors, seconds_text
+from hfsdk.viz.timeline_parts import DRAIN_HEIGHT, DrainView, PipelineRow, critical_rows, drains_of, pipelines_of
 from hfsdk.viz.timeline_svg import PARENT, PREDICTED, RUNNING, Drawing
 
 TONES = {"prefill": 0.3, "decode": -0.05, "forward": 0.22, "backward": -0.12, "optimizer": -0.35}
@@ -34,6 +35,9 @@ WAITS = {"wait": 0.0}
 WAIT_COLOR = "#8b949e"
 MOST_OVERLAPS = 8
 """Longest list of pools at work at once."""
+
+UNSHOWN = ("drain", "after")
+"""Attributes that are drawn otherwise than by their text."""
 
 POOL_HEIGHT = 15.0
 """Room for a pool's name above its lanes."""
@@ -55,8 +59,10 @@ class LaneView(TypedDict):
     """One lane: the calls of a role, or a device."""
 
     label: str
-    kind: Literal["calls", "device"]
+    kind: Literal["calls", "device", "drain"]
     device: int | None
+    case: str
+    """Written above the lanes of one of several traces; empty elsewhere."""
     pool: str
     """Written above the lane where a pool's lanes begin; empty elsewhere and where there is one pool."""
     predicted: bool
@@ -109,6 +115,18 @@ class OverlapRow(TypedDict):
     share: float
 
 
+class CaseRow(TypedDict):
+    """One of several traces on one time axis."""
+
+    title: str
+    seconds: float
+    predicted: bool
+    num_devices: int
+    device_s: float
+    idle_device_s: float
+    idle_share: float
+
+
 class TimelineView(TypedDict):
     """All the timeline needs."""
 
@@ -132,6 +150,12 @@ class TimelineView(TypedDict):
     breakdown: list[CallRow]
     activities: list[ActivityRow]
     overlaps: list[OverlapRow]
+    critical: list[int]
+    """Rows of the calls on the critical path."""
+    drains: list[DrainView]
+    pipelines: list[PipelineRow]
+    cases: list[CaseRow]
+    """Of several traces on one axis; else empty."""
 
 
 def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
@@ -157,6 +181,7 @@ def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
         words["role"][role] = len(words["role"])
     marks = [_mark(row, span, placed, words, origin) for row, span in enumerate(spans)]
     lanes = placed.views(total_s)
+    drains = _add_drains(lanes, drains_of(trace))
     return {
         "picture": "timeline",
         "title": trace.title or "timeline",
@@ -177,8 +202,9 @@ def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
         "steps": _steps(trace, origin),
         "breakdown": _breakdown(trace, total_s, now_s, colors),
         "activities": _activities(trace, total_s, now_s),
-        "overlaps": _overlaps(trace),
-    }
+        "overlaps": _overlaps(trace), "critical": critical_rows(trace), "drains": drains, "pipelines": pipelines_of(trace),
+        "cases": [],
+    }  # fmt: skip
 
 
 class TimelinePicture(Picture):
@@ -201,6 +227,14 @@ class TimelinePicture(Picture):
         for lane in view["lanes"][:64]:
             if lane["busy_share"] is not None:
                 lines.append(f"  {lane['label']}: {100 * lane['busy_share']:.0f} % busy")
+        for drain in view["drains"]:
+            half = [p[0] for run in drain["runs"] for p in run if p[1] * 2 >= drain["most"]]
+            tail = max(run[-1][0] for run in drain["runs"]) - max(half)
+            words = f"at most {drain['most']}, the last half took {seconds_text(tail)}"
+            lines.append(f"  sequences of device {drain['device']}: {words}")
+        for stage in view["pipelines"]:
+            waits = f"{seconds_text(stage['wait_s'])} waiting, a bubble of {100 * stage['bubble']:.0f} %"
+            lines.append(f"  {stage['call']} on device {stage['device']}: {stage['micro_batches']} micro-batches, {waits}")
         for together in view["overlaps"]:
             lines.append(f"  {together['pools']}: {seconds_text(together['seconds'])} ({100 * together['share']:.0f} %)")
         return "\n".join(lines)
@@ -300,7 +334,7 @@ class _Lanes:
             idle = _gaps(self._busy[key], total_s) if on_device else []
             busy = 1 - sum(b - a for a, b in idle) / total_s if on_device and total_s else None
             lanes.append({
-                "label": label, "kind": "device" if on_device else "calls", "device": device if on_device else None,
+                "label": label, "kind": "device" if on_device else "calls", "device": device if on_device else None, "case": "",
                 "pool": pool if pool != above else "", "predicted": predicted, "y": y,
                 "height": height * rows, "row_height": height,
                 "show_label": not on_device or device % every == 0, "busy_share": busy, "idle": idle,
@@ -308,6 +342,20 @@ class _Lanes:
             y += height * rows + (3 if height >= 16 else 1)
             above = pool
         return lanes
+
+
+def _add_drains(lanes: list[LaneView], drains: list[DrainView]) -> list[DrainView]:
+    """Add a lane per device whose generations have points, and say in each drain which one is its own."""
+    y = lanes[-1]["y"] + lanes[-1]["height"] + 8 if lanes else 0.0
+    for drain in drains:
+        drain["lane"] = len(lanes)
+        lanes.append({
+            "label": f"sequences of {drain['device']}", "kind": "drain", "device": drain["device"], "case": "", "pool": "",
+            "predicted": False, "y": y, "height": DRAIN_HEIGHT, "row_height": DRAIN_HEIGHT, "show_label": True,
+            "busy_share": None, "idle": [],
+        })  # fmt: skip
+        y += DRAIN_HEIGHT + 3
+    return drains
 
 
 def _lane_key(span: Span) -> tuple[bool, str, int, bool]:
@@ -334,11 +382,13 @@ def _mark(row: int, span: Span, lanes: _Lanes, words: dict[str, dict[str, int]],
     else:
         label = f"{span.role}.{method}" if parent or (not depth and span.name == method) else span.name
         label = label if depth or parent or span.name == method else f"{span.role} {span.name}"
+        label += f" {span.attrs['micro_batch']}" if "micro_batch" in span.attrs else ""
 
     def word(table: str, text: str) -> int:
         return words[table].setdefault(text, len(words[table]))
 
-    attrs = {k: (v if not isinstance(v, float) or math.isfinite(v) else None) for k, v in span.attrs.items()}
+    shown = {k: v for k, v in span.attrs.items() if k not in UNSHOWN}
+    attrs = {k: (v if not isinstance(v, float) or math.isfinite(v) else None) for k, v in shown.items()}
     flags = PREDICTED * span.predicted + RUNNING * (span.duration_s is None) + PARENT * parent
     duration = None if span.duration_s is None else round(span.duration_s, 9)
     return [

@@ -21,6 +21,7 @@ WIDTH, LEFT, RIGHT, TOP = 980, 150, 64, 24
 LONG_LABEL = 22
 """Labels of lanes with more characters are written smaller."""
 STATIC_MARKS = 3000
+DRAIN_COLOR = "#2a78a8"
 
 
 class Drawing:
@@ -44,7 +45,10 @@ class Drawing:
         if len(marks) > STATIC_MARKS:
             marks = [m for m in marks if m[3] == 0]
         body = "".join(
-            [*map(self._lane, view["lanes"]), *map(self._phase, view["phases"]), *self._axis(), *map(self._mark, marks)]
+            [
+                *map(self._lane, view["lanes"]), *map(self._phase, view["phases"]), *self._axis(), *map(self._mark, marks),
+                *map(self._drain, view["drains"]),
+            ]
         )
         title = svg_text(2, 14, view["title"], font_weight=600, font_size=13)
         inside = title + tag("g", body + self._legend(), transform="translate(0 20)")
@@ -57,6 +61,8 @@ class Drawing:
             tag("rect", x=self._x(a), y=y + 1, width=(b - a) * self.scale, height=lane["height"] - 2, class_="idle")
             for a, b in lane["idle"]
         ]
+        if lane["case"]:
+            parts.append(svg_text(2, y - 6, lane["case"], font_size=12, font_weight=600))
         if lane["pool"]:
             parts.append(svg_text(LEFT, y - 4, f"pool {lane['pool']}", font_size=10, font_weight=600, class_="sub"))
         if lane["show_label"]:
@@ -66,6 +72,26 @@ class Drawing:
             if lane["busy_share"] is not None:
                 busy = f"{100 * lane['busy_share']:.0f} % busy"
                 parts.append(svg_text(WIDTH - RIGHT + 6, middle, busy, class_="sub", font_size=min(size, 10.5)))
+        return "".join(parts)
+
+    def _drain(self, drain: Mapping[str, Any]) -> str:
+        """Draw sequences running as an area and the share of the cache in use as a dashed line."""
+        lane = self.view["lanes"][drain["lane"]]
+        top, bottom = self.top + lane["y"] + 2, self.top + lane["y"] + lane["height"] - 1
+        room, parts = bottom - top, list[str]()
+        for run in drain["runs"]:
+            xs = [self._x(p[0]) for p in run]
+            area = f"M{xs[0]:.1f},{bottom:.1f}"
+            usage = ""
+            for i, point in enumerate(run):
+                end = xs[i + 1] if i + 1 < len(run) else xs[i]
+                y, full = bottom - room * point[1] / max(1, drain["most"]), bottom - room * min(1.0, point[3])
+                area += f" L{xs[i]:.1f},{y:.1f} L{end:.1f},{y:.1f}"
+                usage += f" {'L' if usage else 'M'}{xs[i]:.1f},{full:.1f}"
+            area += f" L{xs[-1]:.1f},{bottom:.1f} Z"
+            parts.append(tag("path", d=area, fill=DRAIN_COLOR, fill_opacity=0.45, stroke=DRAIN_COLOR))
+            parts.append(tag("path", d=usage.strip(), fill="none", class_="edge", stroke_dasharray="3 2"))
+        parts.append(svg_text(WIDTH - RIGHT + 6, top + 12, f"most {drain['most']}", class_="sub", font_size=10))
         return "".join(parts)
 
     def _phase(self, band: Mapping[str, Any]) -> str:
@@ -146,6 +172,8 @@ class Drawing:
             ("running", {"fill": grey, "fill_opacity": 0.5, "stroke": grey, "stroke_dasharray": "3 2"}),
             ("idle", {"class_": "idle"}),
         ]
+        if view["drains"]:
+            entries.append(("sequences running; dashed: cache in use", {"fill": DRAIN_COLOR, "fill_opacity": 0.45}))
         x, y, parts = 2.0, self.bottom + (14 if len(view["steps"]) > 1 else 8), list[str]()
         for text, style in entries:
             if x + 30 + len(text) * 6 > WIDTH:

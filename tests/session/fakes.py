@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -211,3 +214,25 @@ def lengths(prompts, completions, **columns):
 @pytest.fixture
 def length_reward():
     return lengths
+
+
+@contextmanager
+def interrupts_after(*delays_s):
+    """Send interrupts so long after the block was entered; the time that starting the thread takes does not count."""
+    entered = threading.Event()
+
+    def send():
+        entered.wait()
+        last_s = 0.0
+        for delay_s in delays_s:
+            time.sleep(delay_s - last_s)
+            last_s = delay_s
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        entered.set()
+        yield
+    finally:
+        thread.join()

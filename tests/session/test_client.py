@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 
@@ -18,18 +16,7 @@ import hfsdk as hf
 from hfsdk.engine import messages as m
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.events import EventRelay
-
-
-@contextmanager
-def interrupts_after(*delays_s):
-    timers = [threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)) for delay in delays_s]
-    for timer in timers:
-        timer.start()
-    try:
-        yield
-    finally:
-        for timer in timers:
-            timer.join()
+from tests.session.fakes import interrupts_after
 
 
 def test_the_first_interrupt_cancels_and_waits_until_the_call_has_stopped(actor, controller):
@@ -37,7 +24,7 @@ def test_the_first_interrupt_cancels_and_waits_until_the_call_has_stopped(actor,
     controller.cancel_delay_s = 0.3
     batch = actor.generate("Hello")
     started = time.monotonic()
-    with interrupts_after(0.1), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupts_after(0.2):
         batch.wait()
     assert time.monotonic() - started > 0.35
     assert batch.state == "cancelled"
@@ -50,7 +37,7 @@ def test_the_second_interrupt_detaches(actor, controller):
     controller.cancel_delay_s = 3600
     batch = actor.generate("Hello")
     started = time.monotonic()
-    with interrupts_after(0.1, 0.3), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupts_after(0.2, 0.5):
         batch.wait()
     assert time.monotonic() - started < 2
     assert batch.state == "running"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.engine import messages as m
+from tests.session.fakes import interrupts_after
 
 TEXTS = [f"review number {i}" for i in range(10)]
 
@@ -106,10 +106,7 @@ def test_the_first_interrupt_pauses_after_the_step(session, ready):
 def test_the_second_cancels_and_the_prompts_come_back(session, ready, controller):
     controller.held.add("generate")
     algorithm = OneCall()
-    timers = [threading.Timer(t, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)) for t in (0.2, 0.5)]
-    for timer in timers:
-        timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupts_after(0.2, 0.5):
         session.train(algorithm, ready, steps=5, metrics=[lambda batch: len(batch.wait())])
     assert "cancelled" in controller.states.values()
     assert ready.position == 0

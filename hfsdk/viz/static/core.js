@@ -118,6 +118,7 @@ function frame(el, name) {
       if (spoken) say.textContent = heading + ", " + rows.map(([l, v]) => `${l} ${v === null ? "not measured" : v}`).join(", ");
     },
     hideTip() { tip.hidden = true; },
+    say(text) { say.textContent = text; },
   };
 }
 

@@ -1,6 +1,7 @@
 // When what ran: one lane of calls per role, one lane per device, sub-spans nested, idle shaded, phases as bands.
 const [ROW, LANE, SUB, DEPTH, START, DURATION, NAME, ROLE, METHOD, LABEL, FLAGS, CALL, RANK, ATTRS] = Array(14).keys();
 const PREDICTED = 1, RUNNING = 2, PARENT = 4;
+const DRAIN = "#2a78a8";
 const CANVAS_ABOVE = 3000, LEFT = 150, RIGHT = 64, TOP = 24;
 
 function render({ model, el }) {
@@ -9,10 +10,24 @@ function render({ model, el }) {
   fit.classList.add("hf-fit");
   f.button("+", "zoom in", () => zoom(0.7));
   f.button("−", "zoom out", () => zoom(1 / 0.7));
+  const pathButton = f.button("critical path", "mark the calls that decided how long it took", () => { critical = !critical; request(); });
+  const pipeButton = f.button("pipeline", "zoom to the next call that ran through pipeline stages", () => {
+    const calls = [...new Map(view.pipelines.map((r) => [r.call_id, 0])).keys()];
+    const rows = view.pipelines.filter((r) => r.call_id === calls[pipe++ % calls.length]);
+    clampWindow(Math.min(...rows.map((r) => r.start_s)), Math.max(...rows.map((r) => r.end_s)));
+    request();
+  });
+  const steps = H("select", { "aria-label": "step", "data-lm-suppress-shortcuts": "true" }, f.bar);
+  steps.onchange = () => {
+    const k = steps.selectedIndex - 1, starts = view.steps.map((s) => s.start_s);
+    if (k < 0) window_ = null; else clampWindow(starts[k], k + 1 < starts.length ? starts[k + 1] : total());
+    request();
+  };
   const info = H("span", { class: "hf-dim hf-info" }, f.bar);
   const picture = f.host, breakdown = H("div", {}, f.below);
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   let view, arrived, window_ = null, current = -1, canvas = null, shapes = [], width = 900, drawnAt = 0, lastTables = "";
+  let critical = false, pipe = 0, onPath = new Set();
 
   // ---- time
   const elapsed = () => (view.live && !still ? Math.min(5, (performance.now() - arrived) / 1000) : 0);
@@ -77,6 +92,7 @@ function render({ model, el }) {
     for (const lane of view.lanes) {
       const y = laneTop + lane.y;
       S("rect", { x: LEFT, y, width: plot(), height: lane.height, class: "hf-panel" }, svg).parentNode.insertBefore(svg.lastChild, inner);
+      if (lane.case) S("text", { x: 2, y: y - 6, "font-size": 12, "font-weight": 600, class: "hf-fg hf-case" }, svg, lane.case);
       if (lane.pool) S("text", { x: LEFT, y: y - 4, "font-size": 10, "font-weight": 600, class: "hf-sub hf-pool" }, svg, "pool " + lane.pool);
       if (lane.show_label) S("text", { x: LEFT - 8, y: y + lane.height / 2 + 4, "text-anchor": "end", class: "hf-fg", "font-size": lane.height < 14 ? 9 : lane.label.length > 22 ? 9.5 : 11,
         "font-style": lane.predicted ? "italic" : null }, svg, lane.label);
@@ -93,6 +109,7 @@ function render({ model, el }) {
       const from = Math.max(x0, LEFT) + 4;
       S("text", { x: from, y: y + 10, "font-size": 10, class: "hf-fg" }, inner, fitText(p.phase, Math.min(x1, LEFT + plot()) - from + 4));
     }
+    for (const d of view.drains) drain(d, svg, inner);
     for (const [t, text] of ticks()) {
       const x = xOf(t);
       S("line", { x1: x, x2: x, y1: laneTop, y2: bottom, class: "hf-grid" }, inner);
@@ -106,12 +123,34 @@ function render({ model, el }) {
     return inner;
   }
 
+  // sequences running as an area of steps, the share of the cache in use dashed
+  function drain(d, svg, inner) {
+    const lane = view.lanes[d.lane], top = TOP + view.bands_height + lane.y + 2, bottom = top + lane.height - 3, room = bottom - top;
+    for (const run of d.runs) {
+      let area = `M${xOf(run[0][0])},${bottom}`, usage = "";
+      run.forEach(([t, n, , kv], i) => {
+        const y = bottom - (room * n) / Math.max(1, d.most), x = xOf(t);
+        area += `L${x},${y}L${i + 1 < run.length ? xOf(run[i + 1][0]) : x},${y}`;
+        usage += `${i ? "L" : "M"}${x},${bottom - room * Math.min(1, kv)}`;
+      });
+      S("path", { d: area + `L${xOf(run[run.length - 1][0])},${bottom}Z`, fill: alpha(DRAIN, 0.45), stroke: DRAIN, class: "hf-drain", "data-device": d.device }, inner);
+      S("path", { d: usage, fill: "none", class: "hf-edge", "stroke-dasharray": "3 2" }, inner);
+    }
+    S("text", { x: width - RIGHT + 6, y: top + 12, class: "hf-sub", "font-size": 10.5 }, svg, "most " + d.most);
+  }
+  function drainAt(x, y) { // the last point at or before the pointer
+    const t = range()[0] + ((x - LEFT) / plot()) * (range()[1] - range()[0]), at = TOP + view.bands_height;
+    const d = view.drains.find((q) => y >= at + view.lanes[q.lane].y && y <= at + view.lanes[q.lane].y + view.lanes[q.lane].height);
+    const run = d && d.runs.find((r) => r[0][0] <= t && t <= r[r.length - 1][0]);
+    return run && [d, run.filter((p) => p[0] <= t).pop()];
+  }
+
   function drawSvg(svg, inner) {
     const hatch = hatches(svg);
     for (const s of shapes) {
       const flags = s.m[FLAGS], predicted = flags & PREDICTED;
       S("rect", { x: s.x, y: s.y, width: s.w, height: s.h, rx: s.w > 4 ? 2 : 0, "data-row": s.m[ROW], "data-mark": s.i,
-        class: "hf-mark hf-span" + (predicted ? " hf-predicted" : "") + (flags & RUNNING ? " hf-running" : "") + (s.i === current ? " hf-current" : ""),
+        class: "hf-mark hf-span" + (predicted ? " hf-predicted" : "") + (flags & RUNNING ? " hf-running" : "") + (s.i === current ? " hf-current" : "") + pathClass(s.m),
         fill: flags & PARENT ? alpha(s.color, predicted ? 0.08 : 0.3) : predicted ? hatch(s.color) : s.color, stroke: predicted || flags & PARENT ? s.color : null,
         "stroke-dasharray": flags & RUNNING ? "3 2" : null, "fill-opacity": flags & RUNNING && !(flags & PARENT) ? 0.72 : null }, inner);
       if (flags & RUNNING) S("path", { d: `M${s.x + s.w},${s.y} l5,${s.h / 2} l-5,${s.h / 2} z`, fill: s.color }, inner);
@@ -121,6 +160,8 @@ function render({ model, el }) {
       S("text", { x, y: s.ty, "font-size": 10, "pointer-events": "none", ...(plain ? { class: "hf-fg" } : { fill: inkOn(s.color) }) }, inner, s.text);
     }
   }
+  // with the critical path shown: its calls and what ran for them keep their colour, the rest fades
+  const pathClass = (m) => (!critical ? "" : onPath.has(m[CALL]) ? " hf-critical" : " hf-faded");
   function drawCanvas(height) {
     const ratio = window.devicePixelRatio || 1, css = getComputedStyle(f.root);
     canvas.width = width * ratio; canvas.height = height * ratio;
@@ -131,7 +172,7 @@ function render({ model, el }) {
     c.font = "10px system-ui, sans-serif";
     for (const s of shapes) {
       const flags = s.m[FLAGS];
-      c.globalAlpha = flags & PREDICTED ? 0.25 : flags & PARENT ? 0.3 : 1;
+      c.globalAlpha = pathClass(s.m) === " hf-faded" ? 0.12 : flags & PREDICTED ? 0.25 : flags & PARENT ? 0.3 : 1;
       c.fillStyle = s.color;
       c.fillRect(s.x, s.y, s.w, s.h);
       c.globalAlpha = 1;
@@ -162,12 +203,18 @@ function render({ model, el }) {
     const [a, b] = range();
     info.textContent = `${view.marks.length} spans` + (shapes.length < view.marks.length ? `, ${shapes.length} in view` : "") +
       `, ${fmtSeconds(b - a)}` + (window_ ? ` of ${fmtSeconds(total())}` : "") + (running() ? ", running" : "");
+    pathButton.hidden = !view.critical.length;
+    pathButton.setAttribute("aria-pressed", String(critical));
+    pipeButton.hidden = !view.pipelines.length;
+    const words = view.steps.length > 1 ? ["all steps", ...view.steps.map((s) => "step " + s.step)] : [];
+    steps.hidden = !words.length;
+    if (words.length && steps.options.length !== words.length) { steps.replaceChildren(); for (const w of words) H("option", {}, steps, w); }
     tables();
     if (running() && !still) setTimeout(() => { if (performance.now() - drawnAt > 80) request(); }, 100);
   }
 
   function tables() {
-    const key = JSON.stringify([view.breakdown, view.activities, view.overlaps]);
+    const key = JSON.stringify([view.breakdown, view.activities, view.overlaps, view.cases, view.pipelines]);
     if (key === lastTables) return;
     lastTables = key;
     breakdown.replaceChildren();
@@ -182,6 +229,7 @@ function render({ model, el }) {
     swatch(legend, "predicted", (s) => box({ fill: hatches(s)(sample), stroke: sample })(s));
     swatch(legend, "running", (s) => { box({ fill: sample, "fill-opacity": 0.72, stroke: sample, "stroke-dasharray": "3 2", width: 9 })(s); S("path", { d: "M10,1 l5,4.5 l-5,4.5 z", fill: sample }, s); });
     swatch(legend, "idle", box({ class: "hf-idlefill" }));
+    if (view.drains.length) swatch(legend, "sequences running (dashed: share of the KV cache in use)", box({ fill: alpha(DRAIN, 0.45), stroke: DRAIN }));
     const details = H("details", { open: "" }, breakdown);
     H("summary", {}, details, "Share of the time");
     const grid = H("div", { style: "display:flex;flex-wrap:wrap;align-items:flex-start;gap:0 36px" }, details);
@@ -206,13 +254,17 @@ function render({ model, el }) {
       fmtSeconds(r.cpu_s), fmtCount(r.tokens), isMissing(r.tokens_per_s) ? null : fmtCount(Math.round(r.tokens_per_s)), fmtBytes(r.bytes)]));
     table(["on the devices", "mean time", "of the time"], view.activities.map((r) => [
       r.name + (r.predicted ? " (predicted)" : ""), fmtSeconds(r.seconds), { share: r.share, predicted: r.predicted }]));
+    table(["stage", "micro-batches", "forward", "backward", "waiting", "bubble"], view.pipelines.map((r) => [
+      `${r.call}, device ${r.device}`, fmtCount(r.micro_batches), fmtSeconds(r.forward_s), fmtSeconds(r.backward_s), fmtSeconds(r.wait_s), { share: r.bubble }]));
+    table(["trace", "time", "devices", "device-seconds", "of them idle", "idle"], view.cases.map((r) => [
+      r.title + (r.predicted ? " (predicted)" : ""), fmtSeconds(r.seconds), fmtCount(r.num_devices), fmtSeconds(r.device_s), fmtSeconds(r.idle_device_s), { share: r.idle_share, predicted: r.predicted }]));
     table(["pools at work", "time", "of the time"], view.overlaps.map((r) => [r.pools, fmtSeconds(r.seconds), { share: r.share }]));
   }
 
   // ---- looking at one mark
   function describe(m) {
     const a = m[ATTRS] || {}, seconds = m[DURATION], lane = view.lanes[m[LANE]], rest = { ...a };
-    for (const k of ["tokens", "bytes", "cpu_s", "memory_bytes"]) delete rest[k];
+    for (const k of ["tokens", "bytes", "cpu_s", "rss_bytes", "allocated_bytes", "reserved_bytes"]) delete rest[k];
     return [
       ["row", String(m[ROW])], ["role", view.roles[m[ROLE]].name], ["method", view.methods[m[METHOD]] || "–"],
       ...(lane.device === null ? [] : [["device", String(lane.device) + (m[RANK] === null ? "" : `, rank ${m[RANK]}`)]]),
@@ -220,7 +272,8 @@ function render({ model, el }) {
       ["wall time", seconds === null ? `${fmtSeconds(endOf(m) - m[START])} so far, ${view.live ? "running" : "no end recorded"}` : fmtSeconds(seconds)],
       ["cpu time", fmtSeconds(a.cpu_s)], ["tokens", fmtCount(a.tokens)],
       ["tokens/s", isMissing(a.tokens) || !seconds ? null : fmtCount(Math.round(a.tokens / seconds))], ["bytes", fmtBytes(a.bytes)],
-      ...(isMissing(a.memory_bytes) ? [] : [["memory", fmtBytes(a.memory_bytes)]]),
+      ...[["resident in host memory", "rss_bytes"], ["allocated on the GPU", "allocated_bytes"], ["reserved on the GPU", "reserved_bytes"]]
+        .filter(([, k]) => !isMissing(a[k])).map(([label, k]) => [label, fmtBytes(a[k])]),
       ...Object.keys(rest).map((k) => [k, k.endsWith("_bytes") ? fmtBytes(rest[k]) : k.endsWith("_s") ? fmtSeconds(rest[k]) : fmtCount(rest[k])]),
     ];
   }
@@ -248,7 +301,11 @@ function render({ model, el }) {
       return;
     }
     const s = hit(x, y);
-    if (s) point(s.i, ev.clientX, ev.clientY, false); else f.hideTip();
+    const dry = s ? null : drainAt(x, y);
+    if (s) point(s.i, ev.clientX, ev.clientY, false);
+    else if (dry) f.showTip(ev.clientX, ev.clientY, `device ${dry[0].device}`, [["at", fmtSeconds(dry[1][0])], ["sequences running", `${dry[1][1]} of ${dry[0].most}`],
+      ["waiting", fmtCount(dry[1][2])], ["KV cache in use", fmtShare(dry[1][3])]]);
+    else f.hideTip();
   });
   for (const end of ["pointerup", "pointercancel"]) picture.addEventListener(end, () => { drag = null; });
   picture.addEventListener("pointerleave", () => f.hideTip());
@@ -296,7 +353,7 @@ function render({ model, el }) {
     "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), 0: () => fit.onclick(), Escape: () => f.hideTip() } });
   picture.addEventListener("blur", () => f.hideTip());
 
-  function take() { view = model.get("view"); arrived = performance.now(); if (current >= view.marks.length) current = -1; }
+  function take() { view = model.get("view"); onPath = new Set(view.critical.map((row) => view.marks[row][CALL])); arrived = performance.now(); if (current >= view.marks.length) current = -1; }
   const request = coalesced(draw), onView = () => { take(); request(); };
   take();
   draw();

@@ -1,0 +1,217 @@
+"""``Run``: what ``session.train`` has done so far; it can be watched, paused and stopped while it goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.errors import OptionError
+from hfsdk.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pandas as pd
+
+Row = dict[str, Any]
+
+KEPT_STEPS = 50
+"""Steps whose calls and samples a run keeps for its picture, the newest."""
+NUM_SAMPLES = 3
+
+
+@dataclass(eq=False)
+class Run:
+    """What ``session.train`` returns. In a notebook it draws itself, live while it runs: curves, samples, each step's time."""
+
+    rows: list[Row] = field(default_factory=list)
+    paused: bool = False
+    """Whether it stopped between two steps to be gone on with: by ``session.train`` again or, in the background, ``resume()``."""
+    stopped: bool = False
+    """Whether ``stop`` ended it."""
+    last: Any = None
+    """The last step, with its batch."""
+    steps: int = 0
+    """Steps asked for."""
+    background: bool = False
+    """Whether it runs in a thread of its own (``session.train(..., wait=False)``)."""
+    error: Exception | None = None
+    """What ended a run in the background."""
+    running: bool = False
+    """Whether it has not ended; a paused run in the background has not."""
+
+    def __post_init__(self) -> None:
+        self._turn = threading.Condition()
+        self._pause_asked = self._stop_asked = False
+        self._extra = 0
+        self._cancel: Callable[[], None] | None = None
+        self._samples: dict[int, list[Mapping[str, Any]]] = {}
+        self._calls: dict[int, list[tuple[str, float, float]]] = {}
+        self._trace_steps: dict[int, int] = {}
+        self._now: dict[str, Any] = {}
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row per step."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    @property
+    def state(self) -> str:
+        """``"running"``, ``"paused"``, ``"stopped"``, ``"failed"`` or ``"finished"``."""
+        if self.error is not None:
+            return "failed"
+        return "stopped" if self.stopped else "paused" if self.paused else "running" if self.running else "finished"
+
+    # -- control
+
+    def pause(self) -> None:
+        """Pause after the step that is running."""
+        with self._turn:
+            self._pause_asked = True
+
+    def resume(self) -> None:
+        """Go on with a paused run in the background.
+
+        Raises:
+            OptionError: the run has ended, or is not in the background.
+        """
+        self._need_background("resume")
+        with self._turn:
+            self._pause_asked, self._extra = False, 0
+            self._turn.notify_all()
+
+    def step(self) -> None:
+        """Run one more step of a paused run in the background, and pause again.
+
+        Raises:
+            OptionError: the run has ended, or is not in the background.
+        """
+        self._need_background("step")
+        with self._turn:
+            self._pause_asked, self._extra = True, self._extra + 1
+            self._turn.notify_all()
+
+    def stop(self) -> None:
+        """End the run now: the running call is cancelled and its step does not count. May be called from any thread."""
+        with self._turn:
+            self._stop_asked = True
+            self._turn.notify_all()
+            cancel = self._cancel if self.running else None
+        if cancel is not None:
+            cancel()
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Wait until a run in the background has ended or paused, and return it.
+
+        Raises:
+            TimeoutError: it still runs.
+            CallError: a call failed; any other error that ended it is raised as it was.
+        """
+        with self._turn:
+            if not self._turn.wait_for(lambda: not self.running or (self.paused and not self._extra), timeout_s):
+                at = f"step {len(self.rows)} of {self.steps}"
+                raise TimeoutError(f"the run is at {at} after {timeout_s} s; wait again, or stop() it")
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def _need_background(self, what: str) -> None:
+        if not self.background:
+            raise OptionError(f"{what}() goes with session.train(..., wait=False); call session.train again to go on")
+        if not self.running:
+            raise OptionError(f"{what}() was asked of a run that has {self.state}; call session.train again to go on")
+
+    # -- for the loop
+
+    def begins(self, steps: int, background: bool, cancel: Callable[[], None]) -> None:
+        """The loop begins."""
+        self.steps, self.background, self._cancel, self.running = steps, background, cancel, True
+
+    def ends(self, error: Exception | None = None) -> None:
+        """The loop is over."""
+        with self._turn:
+            cancelled = self._stop_asked and error is not None
+            self.stopped = self.stopped or self._stop_asked
+            self.error = None if cancelled else error
+            self.running, self._now = False, {}
+            self._turn.notify_all()
+
+    def may_go_on(self) -> bool:
+        """Return whether there shall be a next step; in the background a pause waits here."""
+        with self._turn:
+            if self._pause_asked and self.background and not self._extra and not self._stop_asked:
+                self.paused = True
+                self._turn.notify_all()
+                self._turn.wait_for(lambda: self._stop_asked or not self._pause_asked or self._extra)
+                self.paused = False
+            elif self._pause_asked and not self.background and self.rows:
+                self.paused = True
+            self._extra = max(0, self._extra - 1)
+            return not self._stop_asked and not self.paused
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._stop_asked
+
+    def note(self, row: Row, step: Any, trace: Trace, trace_step: int, samples: list[Mapping[str, Any]]) -> None:
+        """Take a finished step: its numbers, where its time went, and a few samples."""
+        self.rows.append(row)
+        self.last = step
+        number = row["step"]
+        ended = [(s, s.duration_s) for s in trace.calls if s.duration_s is not None]
+        calls = [(f"{s.role}.{s.method or s.name}".lstrip("."), (s.start_ns - trace.start_ns) / 1e9, took) for s, took in ended]
+        self._calls[number], self._trace_steps[number], self._samples[number] = calls, trace_step, samples
+        for kept in (self._calls, self._samples):
+            for old in list(kept)[:-KEPT_STEPS]:
+                del kept[old]
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Take an event of a call, for what is shown of now."""
+        if event["type"] in ("call_started", "call_progress"):
+            known = self._now if self._now.get("call_id") == event["call_id"] else {"since_s": time.monotonic()}
+            found = {k: event[k] for k in ("call", "done", "total", "unit") if event.get(k) is not None}
+            self._now = {**known, **found, "call_id": event["call_id"]}
+
+    # -- looking
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data for display; does not wait."""
+        rows = list(self.rows)
+        return {
+            "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
+            "steps": self.steps, "background": self.background, "rows": rows, "now": dict(self._now) if self.running else {},
+            "calls": dict(self._calls), "trace_steps": dict(self._trace_steps), "samples": dict(self._samples),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        score = f", score {self.rows[-1]['score_mean']:.3f}" if self.rows and "score_mean" in self.rows[-1] else ""
+        of = f" of {self.steps}" if self.running else ""
+        return f"Run({len(self.rows)}{of} steps, {self.state}{score})"
+
+
+def resources(trace: Trace, seconds: float, price_per_second: float) -> dict[str, float]:
+    """Return what a step took of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.
+
+    Tokens are those generated; numbers that nothing measured are left out.
+    """
+    found: dict[str, float] = {}
+    made = [float(s.attrs["tokens"]) for s in trace.calls if s.phase == "generation" and "tokens" in s.attrs]
+    if made and seconds > 0:
+        found["tokens_per_s"] = sum(made) / seconds
+    total, idle = trace.device_seconds()
+    if total:
+        found["busy_share"] = 1.0 - idle / total
+    used = [float(s.attrs[k]) for s in trace for k in ("allocated_bytes", "rss_bytes") if k in s.attrs]
+    if used:
+        found["memory_bytes"] = max(used)
+    if price_per_second > 0:
+        found["cost"] = price_per_second * seconds
+    return found
+
+

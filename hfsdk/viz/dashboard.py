@@ -1,0 +1,156 @@
+"""The dashboard of a training run: curves over its steps, what runs now, and of every step its time, numbers and samples.
+
+::
+
+    train: 12 of 50 steps, running          [pause] [step] [stop]      actor.generate 120 of 512 tokens
+    score_mean        kl_mean           response_tokens_mean           <- one panel per curve; a click selects a step
+    step 11: |generate 1.2 s      |values|update        |              <- where its time went
+             prompt -> response  +0.75                                 <- its samples
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from hfsdk.viz.curves import curves_svg
+from hfsdk.viz.frame import Picture, role_colors, seconds_text
+
+MAIN = (
+    "score_mean", "kl_mean", "response_tokens_mean", "entropy", "clip_fraction", "explained_variance", "tokens_per_s", "busy_share",
+    "memory_bytes", "cost",
+)  # fmt: skip
+"""Curves that are drawn first; the others are under "all numbers"."""
+TOTALLED = ("cost",)
+"""Drawn as sums over the steps so far."""
+MOST_POINTS = 400
+"""A longer curve shows every second, third, ... step."""
+MOST_STEPS = 50
+"""Steps that can be opened, the newest."""
+
+
+class CurveView(TypedDict):
+    """One panel."""
+
+    name: str
+    main: bool
+    points: list[list[float | None]]
+    """``[step, value or None]``."""
+    last: float | None
+
+
+class StepView(TypedDict):
+    """A step that can be opened."""
+
+    step: int
+    trace_step: int
+    seconds: float | None
+    calls: list[dict[str, Any]]
+    """``{"call", "start_s", "seconds", "color", "row"}``: on one time axis, one row per role."""
+    numbers: list[list[Any]]
+    """``[name, value or None]``."""
+    samples: list[dict[str, Any]]
+
+
+class DashboardView(TypedDict):
+    """All the dashboard needs."""
+
+    picture: Literal["dashboard"]
+    title: str
+    summary: str
+    state: str
+    error: str
+    steps_done: int
+    steps_asked: int
+    background: bool
+    live: bool
+    now: dict[str, Any]
+    curves: list[CurveView]
+    steps: list[StepView]
+
+
+def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView:
+    """Turn ``Run.view()`` into the view of the picture; ``live`` shows the buttons."""
+    rows: Sequence[Mapping[str, Any]] = data["rows"]
+    names = dict.fromkeys(k for row in rows for k, v in row.items() if k != "step" and number(v) is not None)
+    ordered = [n for n in MAIN if n in names] + [n for n in names if n not in MAIN]
+    title = f"train: {len(rows)} of {data['steps']} steps, {data['state']}"
+    last = rows[-1] if rows else {}
+    told = [f"{name} {number(last.get(name)):.4g}" for name in MAIN[:3] if number(last.get(name)) is not None]
+    return {
+        "picture": "dashboard", "title": title, "summary": ", ".join([title, *told]),
+        "state": data["state"], "error": data["error"], "steps_done": len(rows), "steps_asked": data["steps"],
+        "background": data["background"], "live": live,
+        "now": {k: data["now"].get(k) for k in ("call", "done", "total", "unit")} if data["now"] else {},
+        "curves": [_curve(name, rows) for name in ordered], "steps": _steps(data),
+    }  # fmt: skip
+
+
+class DashboardPicture(Picture):
+    """``DashboardPicture(dashboard_view(run.view()))``."""
+
+    name = "dashboard"
+
+    def to_text(self) -> str:
+        """Return first, last and best value of every main curve, and the last step's samples."""
+        view = self.view
+        lines = [view["title"]] + ([f"  {view['error']}"] if view["error"] else [])
+        for curve in view["curves"]:
+            known = [y for _, y in curve["points"] if y is not None]
+            if curve["main"] and known:
+                ends = f"{known[0]:.4g} -> {known[-1]:.4g}"
+                lines.append(f"  {curve['name']:<22} {ends}   ({min(known):.4g} to {max(known):.4g})")
+        for step in view["steps"][-1:]:
+            lines.append(f"  step {step['step']}: {seconds_text(step['seconds'])}")
+            for sample in step["samples"]:
+                score = "" if sample["score"] is None else f"{sample['score']:+.2f} "
+                lines.append(f"    {score}{sample['prompt']!r} -> {sample['response']!r}")
+        return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """Return the main curves as one static SVG."""
+        shown = [c for c in self.view["curves"] if c["main"]] or self.view["curves"][:6]
+        steps = sorted({x for c in shown for x, _ in c["points"] if x is not None})
+        values = {c["name"]: dict(map(tuple, c["points"])) for c in shown}
+        rows = [{"step": x, **{name: points.get(x) for name, points in values.items()}} for x in steps]
+        return curves_svg(rows, [c["name"] for c in shown], self.view["title"])
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, or ``None`` for whatever else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _curve(name: str, rows: Sequence[Mapping[str, Any]]) -> CurveView:
+    points, total = [], 0.0
+    for i, row in enumerate(rows):
+        value = number(row.get(name))
+        if name in TOTALLED and value is not None:
+            total += value
+            value = total
+        points.append([number(row.get("step", i)), value])
+    every = -(-len(points) // MOST_POINTS) if points else 1
+    kept = points[(len(points) - 1) % every :: every]  # the last one is kept
+    return {"name": name, "main": name in MAIN, "points": kept, "last": points[-1][1] if points else None}
+
+
+def _steps(data: Mapping[str, Any]) -> list[StepView]:
+    roles = dict.fromkeys(call.partition(".")[0] for calls in data["calls"].values() for call, _, _ in calls)
+    colors, lanes = role_colors(dict.fromkeys(roles, "")), {role: i for i, role in enumerate(roles)}
+    steps: list[StepView] = []
+    for row in data["rows"][-MOST_STEPS:]:
+        step = row.get("step")
+        calls = [(call, call.partition(".")[0], start, took) for call, start, took in data["calls"].get(step, ())]
+        steps.append({
+            "step": step, "trace_step": data["trace_steps"].get(step, step), "seconds": number(row.get("seconds")),
+            "calls": [
+                {"call": call, "start_s": round(start, 6), "seconds": round(took, 6), "color": colors[role], "row": lanes[role]}
+                for call, role, start, took in calls
+            ],
+            "numbers": [[k, number(v)] for k, v in row.items() if k != "step" and (number(v) is not None or isinstance(v, float))],
+            "samples": [{**s, "score": number(s.get("score"))} for s in data["samples"].get(step, ())],
+        })  # fmt: skip
+    return steps
