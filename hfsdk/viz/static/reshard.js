@@ -57,13 +57,14 @@ function render({ model, el }) {
   }
   const spot = (g, k, side, r, c, b) => { const [x, y] = g.corner(k, side); return { x: x + c * g.sx, y: y + r * g.sy, width: Math.max(1, b[COLS] * g.sx - 0.8), height: Math.max(1, b[ROWS] * g.sy - 0.8) }; };
   const byColumns = (p) => [...p.before.flat(), ...p.after.flat()].some((b) => b[C0] > 0);
-  const words = (p, b) => p.tensors[b[T]] + " " + (byColumns(p) ? `:, ${b[C0]}:${b[C0] + b[COLS]}` : `${b[R0]}:${b[R0] + b[ROWS]}`);
+  const rows = (p, b) => (byColumns(p) ? `:, ${b[C0]}:${b[C0] + b[COLS]}` : `${b[R0]}:${b[R0] + b[ROWS]}`);
+  const words = (p, b) => (p.tensors.length > 1 ? p.tensors[b[T]] + " " : "") + rows(p, b);
   const color = (b) => PALETTE[b[T] % PALETTE.length];
   function boxText(g, box, text, ink) {
-    const upright = text.length * 4.9 + 5 > box.width && box.height > 2 * box.width; // a narrow, tall box has its words turned
+    const upright = text.length * 5.3 + 5 > box.width && box.height > 2 * box.width; // a narrow, tall box has its words turned
     const [along, across] = upright ? [box.height, box.width] : [box.width, box.height], x = box.x + box.width / 2 + 3, y = box.y + box.height - 5;
     if (across < 10.5 || along < 26) return;
-    const room = Math.floor((along - 5) / 4.9), fits = text.length <= room ? text : text.slice(0, Math.max(1, room - 1)) + "…";
+    const room = Math.floor((along - 5) / 5.3), fits = text.length <= room ? text : text.slice(0, Math.max(1, room - 1)) + "…";
     S("text", { ...(upright ? { x, y, transform: `rotate(-90 ${x} ${y})` } : { x: box.x + 3, y: box.y + Math.min(box.height / 2 + 3.5, box.height - 3) }), "font-size": 9, "pointer-events": "none", ...ink }, g, fits);
   }
   function drawBoxes(svg, p, g, flying) {
@@ -80,7 +81,7 @@ function render({ model, el }) {
         const box = spot(g, k, 0, b[LR], b[LC], b), node = S("g", { class: "hf-mark hf-before", "data-rank": rank, "data-bytes": bytesOf(b), opacity: steps[at].last ? 0.5 : null }, svg);
         S("rect", { ...box, fill: color(b) }, node);
         boxText(node, box, words(p, b), { fill: inkOn(color(b)) });
-        addMark(node, k, `rank ${rank} trains ${words(p, b)}`, boxRows(p, b));
+        addMark(node, k, `rank ${rank} trains ${p.tensors[b[T]]} ${rows(p, b)}`, boxRows(p, b));
       }
       for (const b of p.after[k]) {
         const box = spot(g, k, 1, b[LR], b[LC], b), there = arrived(b, at) && !flying.has(b);
@@ -88,7 +89,7 @@ function render({ model, el }) {
         S("rect", { ...box, fill: there ? color(b) : "transparent", class: there ? null : "hf-edge", "stroke-dasharray": there ? null : "2 3" }, node);
         if (there && moved(b)) S("rect", { x: box.x + 1, y: box.y + 1, width: Math.max(1, box.width - 2), height: Math.max(1, box.height - 2), fill: "none", stroke: MOVED, "stroke-width": 2, "stroke-dasharray": b[WAY] === 3 ? "4 2" : null }, node);
         boxText(node, box, (moved(b) ? `← ${b[FROM]} ` : b[WAY] ? "" : "= ") + words(p, b), there ? { fill: inkOn(color(b)) } : { class: "hf-sub" });
-        addMark(node, k, `rank ${rank} generates with ${words(p, b)}`, [...boxRows(p, b), ["from", moved(b) ? `rank ${b[FROM]}` : "its own shard"], ["way", view.ways[b[WAY]]]]);
+        addMark(node, k, `rank ${rank} generates with ${p.tensors[b[T]]} ${rows(p, b)}`, [...boxRows(p, b), ["from", moved(b) ? `rank ${b[FROM]}` : "its own shard"], ["way", view.ways[b[WAY]]]]);
       }
     });
   }
@@ -99,6 +100,7 @@ function render({ model, el }) {
     const ranks = plan().ranks, high = ranks.length <= 16, h = high ? 20 : 9, gap = high ? 6 : 2, left = 150, hatch = hatches(svg);
     const scale = (width - left - 190) / Math.max(1, ...ranks.map((r) => r.own + r.received + r.aside));
     const on = (way) => steps.findIndex((s) => s.ways && s.ways.includes(way)), done = (way) => { const k = on(way); return k >= 0 && k <= at; };
+    const ways = [2, 3].filter((way) => on(way) >= 0), came = steps[at].last || ways.every(done);
     S("text", { x: left, y: 12, class: "hf-sub" }, svg, "bytes of weights on each rank");
     ranks.forEach((r, k) => {
       const y = 22 + k * (h + gap), g = S("g", { class: "hf-mark hf-rank", "data-row": r.row, "data-rank": r.rank }, svg);
@@ -116,13 +118,14 @@ function render({ model, el }) {
       if (!at) bar("held", r.held, hatch(OWN), OWN);
       else {
         bar("own", isMissing(r.own_measured) ? r.own : r.own_measured, isMissing(r.own_measured) ? hatch(OWN) : OWN, OWN);
-        const network = steps.some((s) => s.ways && s.ways.includes(3)), node = steps.some((s) => s.ways && s.ways.includes(2)), all = (!node || done(2)) && (!network || done(3));
-        if (all || steps[at].last) bar("received", r.measured === null ? r.received : r.measured, r.measured === null ? hatch(MOVED) : MOVED, MOVED);
-        else if (r.received) S("rect", { x, y, width: r.received * scale, height: h, fill: "none", class: "hf-edge", "stroke-dasharray": "2 3" }, g);
-        if (!all && !steps[at].last) x += r.received * scale;
+        if (came) bar("received", r.measured === null ? r.received : r.measured, r.measured === null ? hatch(MOVED) : MOVED, MOVED);
+        else {
+          if (r.received) S("rect", { x, y, width: r.received * scale, height: h, fill: "none", class: "hf-edge", "stroke-dasharray": "2 3" }, g);
+          x += r.received * scale;
+        }
         bar("aside", r.aside, hatch(ASIDE), ASIDE);
       }
-      if (high) S("text", { x: x + 6, y: y + h / 2 + 4, "font-size": 9.5, class: "hf-sub" }, g, !at ? `holds ${fmtBytes(r.held)}` : r.received ? `${fmtBytes(r.received)} received` + (r.aside ? `, ${fmtBytes(r.aside)} redundant` : "") : r.aside ? `${fmtBytes(r.aside)} redundant` : "nothing to receive");
+      if (high) S("text", { x: x + 6, y: y + h / 2 + 4, "font-size": 9.5, class: "hf-sub" }, g, !at ? `holds ${fmtBytes(r.held)}` : r.received ? `${fmtBytes(r.received)} ${came ? "received" : "to receive"}` + (r.aside ? `, ${fmtBytes(r.aside)} redundant` : "") : r.aside ? `${fmtBytes(r.aside)} redundant` : "nothing to receive");
       addMark(g, 0, `rank ${r.rank} on node ${r.node}`, [["row", String(r.row)], ["trains", r.train || "no"], ["generates", r.rollout || "no"], ["holds", fmtBytes(r.held)], ["needs", fmtBytes(r.needed)], ["its own", fmtBytes(r.own)], ["to receive, planned", fmtBytes(r.received)], ["from ranks", r.sources.length ? r.sources.slice(0, 12).join(", ") + (r.sources.length > 12 ? " …" : "") : "none"], ["received, measured", fmtBytes(r.measured)], ["redundant: kept, not needed", fmtBytes(r.aside)]]);
     });
     return 30 + ranks.length * (h + gap);
@@ -274,7 +277,8 @@ function render({ model, el }) {
     swatch(key, "its own, planned", sample(OWN, true));
     swatch(key, "from another, planned", sample(MOVED, true));
     if (plan().ladder.some((r) => r.measured)) { swatch(key, "its own, measured", sample(OWN, false)); swatch(key, "from another, measured", sample(MOVED, false)); }
-    if (plan().far.flat().some(Boolean)) swatch(key, "⇄ across the network", (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, fill: "none", stroke: MOVED, "stroke-dasharray": "3 2" }, s));
+    const planned = p ? p.matrix : plan().matrix;
+    if (planned.some((row, a) => row.some((n, b) => n && plan().far[a][b]))) swatch(key, "⇄ across the network", (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, fill: "none", stroke: MOVED, "stroke-dasharray": "3 2" }, s));
     if (!p && plan().redundant) swatch(key, "redundant", sample(ASIDE, true));
   }
   function reset() {
