@@ -1,4 +1,4 @@
-"""What a session shows of itself, as plain data: ``PlacementPicture``, ``Traces``, the dataflow, the session's card."""
+"""What a session shows of itself, as plain data: ``PlacementPicture``, ``Traces``, the session's card."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from hfsdk.comparison import Comparison
-from hfsdk.dataflow import Call, Dataflow, Edge
+from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
 from hfsdk.layout import Coordinates
@@ -246,19 +246,6 @@ class Traces(LiveTrace):
         if not 0 <= number <= last:
             raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")
         return LiveTrace(self._client, number)
-
-
-def dataflow_of(client: ControllerClient, step: int) -> Dataflow:
-    """Return a step's calls and the columns between them."""
-    calls: Sequence[Call] = client.send(m.Look("calls", step=step))
-    by_id = {call.id: call for call in calls}
-    edges = []
-    for call in calls:
-        for source in call.inputs:
-            if source in by_id:
-                columns = tuple(name for name, writer in zip(call.reads, call.read_from, strict=True) if writer == source)
-                edges.append(Edge(source, call.id, columns))
-    return Dataflow(tuple(calls), tuple(edges))
 
 
 def session_view(

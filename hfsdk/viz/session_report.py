@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
     if run is not None:
         sections.append(("Training", picture_of(run).to_html()))
     sections += [
-        ("Dataflow of the last step", f"<pre tabindex=\"0\">{escape(session.dataflow.to_text())}</pre>"),
+        ("Dataflow of the last step", picture_of(session.dataflow).to_html()),
         ("Timeline of the last step", picture_of(session.trace).to_html()),
         ("Memory", picture_of(session.memory).to_html()),
     ]
@@ -37,6 +36,7 @@ def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
         except HfsdkError:
             continue  # nothing was moved yet
     if batch is not None:
+        sections.append(("Tokens", picture_of(batch.tokens()).to_html()))
         sections.append(("Batch", batch_html(batch.view())))
     rows: list[Any] = session.history.to_dict("records")
     if rows:
