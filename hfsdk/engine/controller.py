@@ -95,6 +95,7 @@ class Controller:
         self._closing = threading.Event()
         self._live: dict[str, tuple[Progress | None, tuple[Span, ...]]] = {}
         self._flows: deque[CallRecord] = deque()
+        self._flows_lock = threading.Lock()
         threading.Thread(target=self._monitor, name="hfsdk-monitor", daemon=True).start()
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put,
@@ -407,7 +408,7 @@ class Controller:
     def _note_reads(self, record: CallRecord, reads: tuple[Transfer, ...]) -> None:
         """Remember what a call reads, for the picture; of the last calls only."""
         record.reads = reads
-        with self._lock:
+        with self._flows_lock:  # not the controller's: a place that drains this lane holds that one
             self._flows.append(record)
             if len(self._flows) > MOST_FLOWS:
                 self._flows.popleft().reads = ()

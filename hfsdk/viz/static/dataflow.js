@@ -71,7 +71,7 @@ function render({ model, el }) {
     hint.hidden = !view.edges.length;
     const width = Math.max(view.width, 420);
     const svg = S("svg", { width, height: view.height, viewBox: `0 0 ${width} ${view.height}`, role: "img", "aria-label": view.summary, "font-size": 11,
-      style: `max-width:none;width:min(100%,${width}px);min-width:${Math.round(0.82 * width)}px;height:auto` }); // shrinks a little, then scrolls
+      style: `max-width:none;width:min(100%,${width}px);min-width:${Math.round(0.76 * width)}px;height:auto` }); // shrinks a little, then scrolls
     S("title", {}, svg, view.title);
     S("desc", {}, svg, view.summary);
     const hatch = hatches(svg);
