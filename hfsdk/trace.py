@@ -182,11 +182,12 @@ class Trace:
             here = max(waited if at_once else before, key=_end_ns, default=None)
         return Trace(tuple(reversed(path)), f"critical path of {self.title or 'the trace'}")
 
-    def compare(self, other: Traced | Mapping[str, float]) -> Comparison:
+    def compare(self, other: Traced | Mapping[str, float], *, names: tuple[str, str] | None = None) -> Comparison:
         """Hold this trace against another, measured or predicted, or against a guess in seconds.
 
         Args:
             other: a trace, or seconds by call or method: ``trace.compare({"generate": 4.0, "update": 9.0})``.
+            names: what to call this one and the other; by default their titles.
 
         Raises:
             OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.
@@ -205,8 +206,9 @@ class Trace:
             title, source = theirs.title or "the other", theirs.source
             title = f"the other {title}" if title == self.title else title
             title = f"the other {title}" if (title, source) == (self.title, self.source) else title
+        this, title = names or (self.title or "trace", title)
         return Comparison(
-            this=self.title or "trace", other=title, this_source=self.source, other_source=source,  # type: ignore[arg-type]
+            this=this, other=title, this_source=self.source, other_source=source,  # type: ignore[arg-type]
             rows=tuple(rows), total=total,
         )  # fmt: skip
 

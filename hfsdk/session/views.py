@@ -183,13 +183,13 @@ class LiveTrace:
         """Return the calls that decided how long it took (see ``Trace.critical_path``)."""
         return self.snapshot().critical_path()
 
-    def compare(self, other: Traced | Mapping[str, float]) -> Comparison:
+    def compare(self, other: Traced | Mapping[str, float], *, names: tuple[str, str] | None = None) -> Comparison:
         """Hold it against another trace, measured or predicted, or against a guess: ``compare({"generate": 4.0})``.
 
         Raises:
             OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.
         """
-        return self.snapshot().compare(other)
+        return self.snapshot().compare(other, names=names)
 
     def drain(self) -> pd.DataFrame:
         """Return how every generation ran dry (see ``Trace.drain``)."""
