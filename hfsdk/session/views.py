@@ -37,9 +37,10 @@ class PlacementPicture:
         cluster: ClusterSpec,
         title: str,
         predicted: bool,
+        before: Mapping[str, Any] | None = None,
     ) -> None:
         self._client, self._book, self._cluster, self._title, self._predicted = client, book, cluster, title, predicted
-        self.placement, self._placed = placement, dict(placed)
+        self.placement, self._placed, self._before = placement, dict(placed), before
 
     @property
     def running(self) -> bool:
@@ -47,7 +48,10 @@ class PlacementPicture:
         return not self._client.closed and bool(self._client.send(m.Look("running")))
 
     def view(self) -> dict[str, Any]:
-        """Return plain data: nodes, devices, pools, roles and shadows with their shards; bytes as planned and as measured."""
+        """Return plain data: nodes, devices, pools, roles and shadows with their shards; bytes as planned and as measured.
+
+        ``before`` is the same as it was before the last move, or ``None``.
+        """
         measured = {s.device: s for s in self._statuses()}
         states = _role_states(self._client)
         models = [self._placed.get(h.name, h.role) for h in self._book.models]
@@ -67,7 +71,7 @@ class PlacementPicture:
             "title": self._title, "nodes": nodes, "devices": devices,
             "pools": {pool.name: list(pool.devices) for pool in (self.placement.pools if self.placement else ())},
             "roles": [self._role(spec, states, measured) for spec in (*models, *shadows)],
-            "predicted": self._predicted,
+            "predicted": self._predicted, "before": self._before,
         }  # fmt: skip
 
     def _statuses(self) -> Sequence[DeviceStatus]:
