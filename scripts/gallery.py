@@ -24,6 +24,12 @@ MOST_PIXELS = 1400
 """Taller pictures are cut; the whole is in the notebook."""
 
 
+BOTTOM = """
+() => Math.ceil(Math.max(...[...document.querySelectorAll('.hf-picture, .hf-tip:not([hidden])')]
+  .map((e) => e.getBoundingClientRect().bottom))) + 12
+"""
+
+
 @dataclass(frozen=True)
 class Plate:
     """One picture of the gallery: how it comes about, and what to do in the browser before it is photographed."""
@@ -152,7 +158,7 @@ def photograph(plates: list[Plate]) -> None:
                 page.wait_for_selector('.hf-picture[data-ready="1"]')
                 plate.act(page)
                 page.wait_for_timeout(400)
-                height = page.evaluate("() => Math.ceil(document.querySelector('.hf-picture').getBoundingClientRect().bottom) + 12")
+                height = page.evaluate(BOTTOM)
                 clip = {"x": 0, "y": 0, "width": WIDTH, "height": min(MOST_PIXELS, height)}
                 page.screenshot(path=folder / f"{plate.name}_{theme}.png", clip=clip, full_page=True)
                 page.close()

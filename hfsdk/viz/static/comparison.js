@@ -39,7 +39,7 @@ function render({ model, el }) {
     const legend = H("div", { class: "hf-legend" }, f.below);
     for (const key of ["this", "other"]) {
       const a = view[key], color = view.colors[key];
-      swatch(legend, `${a.title} (${a.source})`, (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, stroke: color, fill: a.source === "measured" ? color : hatches(s)(color) }, s));
+      swatch(legend, a.source === "guess" ? a.title : `${a.title} (${a.source})`, (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, stroke: color, fill: a.source === "measured" ? color : hatches(s)(color) }, s));
     }
   }
   function tip(i, x, y, spoken) {
