@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart notebook test lint bench lock clean
+.PHONY: help setup browser quickstart notebook gallery test lint bench lock clean
 
 LOCK := requirements/cpu.lock
 BIN := .venv/bin
@@ -53,6 +53,9 @@ quickstart: setup  ## three PPO steps of SmolLM2 on movie reviews, in the termin
 notebook: setup  ## open the notebooks in JupyterLab, on this machine only
 	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
+gallery: setup browser  ## draw every picture from real runs into docs/gallery.md (about three minutes)
+	@$(BIN)/python scripts/gallery.py
+
 test: setup browser  ## pytest; make test ARGS="-k layout"
 	@$(BIN)/python -m pytest $(ARGS)
 
@@ -61,7 +64,7 @@ lint: setup  ## ruff and mypy
 	@$(BIN)/mypy hfsdk
 
 bench: setup  ## run every benchmark and check its numbers
-	@for name in overhead parity strategies reshard learning; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --check $(ARGS); done
+	@for name in overhead pictures parity strategies reshard learning; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --check $(ARGS); done
 
 # uv resolves without installing. pip's own find-links is passed on, because that is where a CPU torch may lie.
 # Existing pins are kept where they still fit: delete a lock to start afresh.

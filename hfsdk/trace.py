@@ -170,11 +170,13 @@ class Trace:
             if span.device is not None:
                 devices.setdefault(span.call_id, set()).add(span.device)
         path: list[Span] = []
+        seen: set[int] = set()
         here = max(calls, key=_end_ns, default=None)
         while here is not None:
             path.append(here)
+            seen.add(id(here))
             start = here.start_ns
-            before = [s for s in calls if s not in path and _end_ns(s) <= start + CLOCK_SLACK_NS]
+            before = [s for s in calls if _end_ns(s) <= start + CLOCK_SLACK_NS and id(s) not in seen]
             read = set(map(int, str(here.attrs.get("after", "")).split()))
             mine = devices.get(here.call_id, set())
             waited = [s for s in before if s.call_id in read or mine & devices.get(s.call_id, set())]
@@ -182,11 +184,12 @@ class Trace:
             here = max(waited if at_once else before, key=_end_ns, default=None)
         return Trace(tuple(reversed(path)), f"critical path of {self.title or 'the trace'}")
 
-    def compare(self, other: Traced | Mapping[str, float]) -> Comparison:
+    def compare(self, other: Traced | Mapping[str, float], *, names: tuple[str, str] | None = None) -> Comparison:
         """Hold this trace against another, measured or predicted, or against a guess in seconds.
 
         Args:
             other: a trace, or seconds by call or method: ``trace.compare({"generate": 4.0, "update": 9.0})``.
+            names: what to call this one and the other; by default their titles.
 
         Raises:
             OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.
@@ -205,8 +208,9 @@ class Trace:
             title, source = theirs.title or "the other", theirs.source
             title = f"the other {title}" if title == self.title else title
             title = f"the other {title}" if (title, source) == (self.title, self.source) else title
+        this, title = names or (self.title or "trace", title)
         return Comparison(
-            this=self.title or "trace", other=title, this_source=self.source, other_source=source,  # type: ignore[arg-type]
+            this=this, other=title, this_source=self.source, other_source=source,  # type: ignore[arg-type]
             rows=tuple(rows), total=total,
         )  # fmt: skip
 
@@ -242,7 +246,8 @@ class Trace:
     def drains(self) -> Iterator[tuple[int, list[tuple[int, int | None, float, int, int, float]]]]:
         """Yield (row of the span, its points as in :meth:`drain`) for every span that carries them."""
         for row, span in enumerate(self.spans):
-            points = [p for p in json.loads(str(span.attrs.get("drain", "[]"))) if all(map(math.isfinite, p))]
+            drained = json.loads(str(span.attrs["drain"])) if "drain" in span.attrs else []
+            points = [p for p in drained if all(map(math.isfinite, p))]
             if points:  # the last point was taken when the span ended
                 end = (span.start_ns - self.start_ns) / 1e9 + (span.duration_s or 0.0)
                 shift = end - points[-1][0]

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hfsdk.dataflow import Call
+from hfsdk.dataflow import Call, CallFlow, Transfer
 from hfsdk.engine import messages as m
-from hfsdk.engine.dispatch import check_aligned, picks_for, plan_orders, task_order
+from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders, task_order
+from hfsdk.engine.flows import column_bytes, transfers_of, weights_taken
 from hfsdk.engine.lane import Lane
 from hfsdk.engine.records import (
     FINISHED,
@@ -59,6 +60,9 @@ from hfsdk.trace import Span
 TASKS = "tasks"
 """Name of the lane of CPU tasks."""
 
+MOST_FLOWS = 256
+"""Of so many calls, the last ones, it is known who read what from whom."""
+
 MONITOR_S = 0.2
 """How often running calls are asked for their progress."""
 
@@ -90,6 +94,8 @@ class Controller:
         self._closed = False
         self._closing = threading.Event()
         self._live: dict[str, tuple[Progress | None, tuple[Span, ...]]] = {}
+        self._flows: deque[CallRecord] = deque()
+        self._flows_lock = threading.Lock()
         threading.Thread(target=self._monitor, name="hfsdk-monitor", daemon=True).start()
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put,
@@ -339,6 +345,7 @@ class Controller:
             )
             record = CallRecord(call, None, stored=stored)
             record.end("done")
+            record.column_bytes = column_bytes(stored)
             self._calls[call.id] = record
         return call.id
 
@@ -367,9 +374,10 @@ class Controller:
             work = Work(record.call, pool, plan_orders(request, role.spec, stored))
             if role.spec.shadow_of and record.sync is not None:
                 work = replace(work, weights=self._weights_for(role, record.sync), version=record.sync.version)
-            record.pool = pool
+            record.pool, record.mesh = pool, mesh_of(role.spec)
         else:
             work = Work(record.call, None, (task_order(request, stored),), request.timeout_s)
+        self._note_reads(record, transfers_of(request, work.orders, stored, task=work.pool is None))
         if not record.begin():
             raise CallCancelledError("cancelled before it started")
         self._emit_call("call_started", record)
@@ -379,6 +387,9 @@ class Controller:
             self._pool_died(record, error)
             return
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
+        record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
+        if work.weights is not None and record.sync is not None:
+            record.reads += (weights_taken(record.sync.call.call.id, work.weights.bundles),)
         if outcome.error is not None:
             if role is not None and request.method == "update":
                 self._recount_updates(role, work)
@@ -393,6 +404,14 @@ class Controller:
         if role is not None:
             self._count_updates(role, record)
         self._finish(record, None)
+
+    def _note_reads(self, record: CallRecord, reads: tuple[Transfer, ...]) -> None:
+        """Remember what a call reads, for the picture; of the last calls only."""
+        record.reads = reads
+        with self._flows_lock:  # not the controller's: a place that drains this lane holds that one
+            self._flows.append(record)
+            if len(self._flows) > MOST_FLOWS:
+                self._flows.popleft().reads = ()
 
     @staticmethod
     def _weights_for(shadow: RoleRecord, sync: Sync) -> Weights | None:
@@ -570,6 +589,8 @@ class Controller:
                 return {
                     n: (r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for n, r in self._roles.items()
                 }
+            if message.what == "dataflow":
+                return self._dataflow([r for r in records if message.step in (None, r.call.step)])
             if message.what == "running":
                 return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
             if message.what == "placement":
@@ -579,6 +600,12 @@ class Controller:
         if message.what == "devices":
             return self._devices()
         return self._runtime.controller_bytes()
+
+    def _dataflow(self, records: list[CallRecord]) -> tuple[CallFlow, ...]:
+        there = {r.call.id for r in records}
+        sources = {t.source for r in records for t in r.reads} | {i for r in records for i in r.call.inputs}
+        others = (self._calls[number] for number in sorted(sources - there) if number in self._calls)
+        return tuple(record.flow for record in (*others, *records))
 
     def _spans(self, records: list[CallRecord]) -> list[Span]:
         spans: list[Span] = []

@@ -110,8 +110,11 @@ class Release:
 
 @dataclass(frozen=True)
 class Look:
-    """Ask for ``"calls"``, ``"spans"``, ``"devices"``, ``"roles"``, ``"placement"``, ``"controller_bytes"`` or ``"running"``.
+    """Ask for ``"calls"``, ``"running"``, ``"spans"``, ``"dataflow"``, ``"devices"``, ``"roles"``, ``"placement"``, ``"step"``.
 
+    ``"controller_bytes"`` gives the column bytes that passed through the controller.
+
+    ``"dataflow"`` gives a :class:`~hfsdk.dataflow.CallFlow` for every call of a step and for those whose columns they read.
     ``"roles"`` gives name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet).
     """
 

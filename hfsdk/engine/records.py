@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfsdk.dataflow import Call
+from hfsdk.dataflow import Call, CallFlow, CallRun, Transfer
 from hfsdk.engine.messages import Submit
 from hfsdk.errors import CallError, LayoutError
+from hfsdk.layout import Mesh
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Placement, Pool
 from hfsdk.roles import RoleSpec
@@ -71,6 +73,11 @@ class CallRecord:
     """Earlier calls on pools that share devices with this one's, which must be over first."""
     sync: Sync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
+    reads: tuple[Transfer, ...] = ()
+    """What its ranks read, as planned when it ran."""
+    column_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of every column it wrote."""
+    mesh: Mesh | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -98,6 +105,20 @@ class CallRecord:
             self.duration_s = time.perf_counter() - self.start_s
         self.state, self.error = state, error
         self.finished.set()
+
+    @property
+    def flow(self) -> CallFlow:
+        """The call as a node of the dataflow."""
+        own = next((s for s in self.spans if s.device is None and s.call_id == self.call.id), None)
+        start_ns, duration_s = (own.start_ns, own.duration_s) if own else (self.start_ns, self.duration_s)
+        fetched = {s.rank: int(s.attrs.get("bytes", 0)) for s in self.spans if s.name == "fetch" and s.rank is not None}
+        weights = [int(s.attrs["bytes"]) for s in self.spans if s.name == "reshard" and "bytes" in s.attrs]
+        run = CallRun(
+            state=self.state, start_ns=start_ns, duration_s=duration_s, predicted=own is not None and own.predicted,
+            pool=self.pool.name if self.pool else "", devices=self.pool.devices if self.pool else (), mesh=self.mesh,
+            column_bytes=self.column_bytes, fetched=fetched, resharded=sum(weights) if weights else None,
+        )  # fmt: skip
+        return CallFlow(self.call, run, self.reads)
 
     @property
     def span(self) -> Span:
@@ -164,7 +185,10 @@ def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:
     columns = {}
     for column_name, column in table.items():
         lengths = column.lengths if isinstance(column, Ragged) else None
-        dtype, num_bytes = ("text", 0) if isinstance(column, list) else (str(column.dtype), int(column.nbytes))
+        if isinstance(column, list):
+            dtype, num_bytes = "text", len(pickle.dumps(column))
+        else:
+            dtype, num_bytes = str(column.dtype), int(column.nbytes)
         columns[column_name] = ColumnInfo(kind_of(column), dtype, num_bytes, lengths)
     return Stored(name, table.num_rows, parts, columns)
 

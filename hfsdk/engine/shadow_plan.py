@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from hfsdk.engine.dispatch import mesh_of
 from hfsdk.layout import Layout
 from hfsdk.resharding import LINKS, ReshardPlan
 from hfsdk.roles import RoleSpec
+from hfsdk.runtime import Bundle
 from hfsdk.spec import ModelSpec
 
 
@@ -45,3 +47,21 @@ def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]
         received = int(plan.matrix[nodes == nodes[rank], rank].sum())
         found.append({near: received, far: plan.bytes_received(rank) - received})
     return found
+
+
+def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bundle], ...]:
+    """Return, for every rank of a trained role, references to what it gives a shadow by the plan; they refer to ``content``.
+
+    One that infers is said to get the whole model from the first rank.
+    """
+    assert trained.model is not None
+    sent: list[list[Bundle]] = [[] for _ in mesh_of(trained).ranks]
+    if shadow.rollout is None:
+        everyone = tuple(mesh_of(shadow).ranks)
+        sent[0].append(Bundle(0, everyone, content, trained.model.num_bytes(trained.dtype)))
+        return tuple(sent)
+    plan = plan_between(trained, shadow)
+    first = plan.train.size
+    for source, target in np.argwhere(plan.matrix[:first, first:]).tolist():
+        sent[source].append(Bundle(source, (target,), content, int(plan.matrix[source, first + target])))
+    return tuple(sent)

@@ -26,13 +26,13 @@ import numpy as np
 from hfsdk.dataflow import Call
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.microbatch import MiniBatchPlan
-from hfsdk.engine.shadow_plan import received_by_link
+from hfsdk.engine.shadow_plan import exported, received_by_link
 from hfsdk.errors import CallError, CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.resharding import LINKS
 from hfsdk.roles import RoleSpec, Sampling
-from hfsdk.runtime import Bundle, DeviceStatus, Order, Outcome, Part, Pick, Progress, RoleState, Stored, Work
+from hfsdk.runtime import DeviceStatus, Order, Outcome, Part, Pick, Progress, RoleState, Stored, Work
 from hfsdk.spec import ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
 from hfsdk.trace import Span
@@ -381,10 +381,7 @@ class SimulatedRuntime:
         if stale:
             state.synced = state.num_updates
         if method == "export_weights":
-            assert state.spec.model is not None
-            everyone = tuple(mesh_of(orders[0].options["shadow"]).ranks)
-            sent = Bundle(0, everyone, line.now_s, state.spec.model.num_bytes(state.spec.dtype))
-            return ([sent], *([],) * (len(orders) - 1))
+            return exported(state.spec, orders[0].options["shadow"], line.now_s)
         result = self._result(state, line.call, orders[0].options, sum(costs[0].values()))
         return (result,) * len(orders)
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES
 from hfsdk.engine import messages as m
@@ -45,6 +45,8 @@ class Placing(Declarations):
         self._placement: Placement | None = None
         self._specs: dict[str, RoleSpec] = {}
         """Roles as they were placed, shadows included."""
+        self._before: dict[str, Any] | None = None
+        """The placement's picture data before the last move."""
         self._loaded: set[str] = set()
         self._counters: dict[str, int] = {}
         self._saving: Saving | None = None
@@ -162,7 +164,7 @@ class Placing(Declarations):
             fresh: whether models whose place or layout changes start again from their initial weights.
 
         Returns:
-            Who lives where, with memory; it draws itself.
+            Who lives where, with memory; it draws itself, after a move with what was before.
 
         Raises:
             PlacementError: it does not fit the roles or devices.
@@ -177,8 +179,10 @@ class Placing(Declarations):
         roles = placed([self._book.declared(h) for h in handles], placement, self.cluster)
         check_fits(roles, placement, self.cluster)
         self._settle_save()
+        moves = self._placement is not None and placement != self._placement
+        before = {**self.placement.view(), "before": None} if moves else self._before
         self._client.send(m.Place(placement, tuple(roles), fresh))
-        self._wish, self._placement = what, placement
+        self._wish, self._placement, self._before = what, placement, before
         named = self._specs = {role.name: role for role in roles}
         for handle in handles:
             shadow = named.get(f"{handle.name}.rollout")
@@ -193,7 +197,7 @@ class Placing(Declarations):
     def placement(self) -> PlacementPicture:
         """Who lives where, with memory; drawn live while calls run."""
         return PlacementPicture(
-            self._client, self._book, self._placement, self._specs, self.cluster, self.name, self.simulated_time
+            self._client, self._book, self._placement, self._specs, self.cluster, self.name, self.simulated_time, self._before
         )
 
 

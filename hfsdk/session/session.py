@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from hfsdk import upward
 from hfsdk.batch import Batch
-from hfsdk.dataflow import Dataflow
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
@@ -18,13 +17,14 @@ from hfsdk.runtime import Runtime
 from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.client import ControllerClient, Sender
 from hfsdk.session.evaluation import evaluate
+from hfsdk.session.flows import Dataflows
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.placing import Placing
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.start import start_runtime, start_simulated
 from hfsdk.session.training import Algorithm, train
-from hfsdk.session.views import Traces, dataflow_of, session_view
+from hfsdk.session.views import Traces, session_view
 from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
@@ -184,9 +184,10 @@ class Session(Placing):
         return Traces(self._client)
 
     @property
-    def dataflow(self) -> Dataflow:
-        """The calls of the current step and the columns between them."""
-        return dataflow_of(self._client, self._client.send(m.Look("step")))
+    def dataflow(self) -> Dataflows:
+        """The calls of the current step and the columns between them; ``dataflow[k]`` of step k. Drawn live while calls run."""
+        self._client.check_open()
+        return Dataflows(self._client, self.cluster)
 
     @property
     def memory(self) -> MemoryUse:

@@ -1,4 +1,4 @@
-"""What a session shows of itself, as plain data: ``PlacementPicture``, ``Traces``, the dataflow, the session's card."""
+"""What a session shows of itself, as plain data: ``PlacementPicture``, ``Traces``, the session's card."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from hfsdk.comparison import Comparison
-from hfsdk.dataflow import Call, Dataflow, Edge
+from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
 from hfsdk.layout import Coordinates
@@ -37,9 +37,10 @@ class PlacementPicture:
         cluster: ClusterSpec,
         title: str,
         predicted: bool,
+        before: Mapping[str, Any] | None = None,
     ) -> None:
         self._client, self._book, self._cluster, self._title, self._predicted = client, book, cluster, title, predicted
-        self.placement, self._placed = placement, dict(placed)
+        self.placement, self._placed, self._before = placement, dict(placed), before
 
     @property
     def running(self) -> bool:
@@ -47,7 +48,10 @@ class PlacementPicture:
         return not self._client.closed and bool(self._client.send(m.Look("running")))
 
     def view(self) -> dict[str, Any]:
-        """Return plain data: nodes, devices, pools, roles and shadows with their shards; bytes as planned and as measured."""
+        """Return plain data: nodes, devices, pools, roles and shadows with their shards; bytes as planned and as measured.
+
+        ``before`` is the same as it was before the last move, or ``None``.
+        """
         measured = {s.device: s for s in self._statuses()}
         states = _role_states(self._client)
         models = [self._placed.get(h.name, h.role) for h in self._book.models]
@@ -67,7 +71,7 @@ class PlacementPicture:
             "title": self._title, "nodes": nodes, "devices": devices,
             "pools": {pool.name: list(pool.devices) for pool in (self.placement.pools if self.placement else ())},
             "roles": [self._role(spec, states, measured) for spec in (*models, *shadows)],
-            "predicted": self._predicted,
+            "predicted": self._predicted, "before": self._before,
         }  # fmt: skip
 
     def _statuses(self) -> Sequence[DeviceStatus]:
@@ -183,13 +187,13 @@ class LiveTrace:
         """Return the calls that decided how long it took (see ``Trace.critical_path``)."""
         return self.snapshot().critical_path()
 
-    def compare(self, other: Traced | Mapping[str, float]) -> Comparison:
+    def compare(self, other: Traced | Mapping[str, float], *, names: tuple[str, str] | None = None) -> Comparison:
         """Hold it against another trace, measured or predicted, or against a guess: ``compare({"generate": 4.0})``.
 
         Raises:
             OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.
         """
-        return self.snapshot().compare(other)
+        return self.snapshot().compare(other, names=names)
 
     def drain(self) -> pd.DataFrame:
         """Return how every generation ran dry (see ``Trace.drain``)."""
@@ -246,19 +250,6 @@ class Traces(LiveTrace):
         if not 0 <= number <= last:
             raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")
         return LiveTrace(self._client, number)
-
-
-def dataflow_of(client: ControllerClient, step: int) -> Dataflow:
-    """Return a step's calls and the columns between them."""
-    calls: Sequence[Call] = client.send(m.Look("calls", step=step))
-    by_id = {call.id: call for call in calls}
-    edges = []
-    for call in calls:
-        for source in call.inputs:
-            if source in by_id:
-                columns = tuple(name for name, writer in zip(call.reads, call.read_from, strict=True) if writer == source)
-                edges.append(Edge(source, call.id, columns))
-    return Dataflow(tuple(calls), tuple(edges))
 
 
 def session_view(

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hfsdk.batch import Batch
-    from hfsdk.resharding import ReshardPlan
+    from hfsdk.layout import Layout
+    from hfsdk.resharding import ReshardPlan, ReshardReport
+    from hfsdk.spec import ModelSpec
     from hfsdk.table import Array
     from hfsdk.trace import Traced
     from hfsdk.viz.clip import ClipPicture
     from hfsdk.viz.credit import CreditPicture
     from hfsdk.viz.frame import Picture
-    from hfsdk.viz.resharding import ParameterPicture
+    from hfsdk.viz.resharding import ParameterPicture, ReshardPicture
     from hfsdk.viz.timeline import TimelinePicture
     from hfsdk.viz.tokens import TokensPicture
 
@@ -69,6 +71,44 @@ def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
     from hfsdk.viz.resharding import ParameterPicture
 
     return ParameterPicture(plan.view_of(parameter))
+
+
+def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
+    """Draw a weight transition step by step; given several plans, with a switch between them.
+
+    A plan or report evaluated in a cell draws itself this way.
+
+    Raises:
+        OptionError: nothing was given, something else than plans and reports, or plans for other numbers of ranks.
+    """
+    from hfsdk.viz.reshard_view import reshard_view
+    from hfsdk.viz.resharding import ReshardPicture
+
+    return ReshardPicture(reshard_view(*given))
+
+
+def grouping_picture(
+    spec: ModelSpec, train: str | Layout, rollout: str | Layout, dtype: str = "bf16", *, nodes: int | None = None
+) -> ReshardPicture:
+    """Draw a weight transition with ranks grouped as HybridFlow does (strided), and with consecutive ranks (vanilla).
+
+    Example, the paper's (arXiv 2409.19256, figure 8): ``hf.viz.grouping_picture(spec, "tp4 dp2", "tp2 dp4")``.
+
+    Args:
+        spec: the model, e.g. ``hf.ModelSpec.preset("llama-7b")``.
+        train: the training layout.
+        rollout: the rollout's layout on the same ranks.
+        dtype: of what moves.
+        nodes: how many ranks a node has; by default all are on one.
+
+    Raises:
+        LayoutError: a layout does not fit the model, or the two cover different numbers of ranks.
+        OptionError: an option is out of its range.
+    """
+    from hfsdk.resharding import GROUPINGS, ReshardPlan
+
+    plans = [ReshardPlan.between(spec, train, rollout, dtype, grouping=grouping, nodes=nodes) for grouping in GROUPINGS]
+    return reshard_picture(*plans)
 
 
 def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> TimelinePicture:

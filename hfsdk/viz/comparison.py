@@ -102,7 +102,7 @@ class ComparisonPicture(Picture):
         for key in ("this", "other"):
             account = view[key]
             fill = view["colors"][key] if account["source"] == "measured" else hatch(view["colors"][key])
-            text = f"{account['title']} ({account['source']})"
+            text = account["title"] if account["source"] == "guess" else f"{account['title']} ({account['source']})"
             body += tag("rect", x=x, y=24, width=14, height=9, rx=2, fill=fill, stroke=view["colors"][key])
             body += svg_text(x + 19, 32, text, font_size=10.5, class_="sub")
             x += 34 + 6.2 * len(text)

@@ -8,17 +8,21 @@ from typing import Any
 from hfsdk.errors import OptionError
 from hfsdk.viz.comparison import ComparisonPicture, comparison_view
 from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
+from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.memory import MemoryPicture, memory_view
 from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.reshard_view import reshard_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
 from hfsdk.viz.tokens import TokensPicture, tokens_view
 
 PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
-    ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(obj.view()),
-    ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(obj.view()),
+    ("hfsdk.dataflow", "Dataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
+    ("hfsdk.session.flows", "LiveDataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
+    ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
+    ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
     ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view(), live=obj.running)),
     ("hfsdk.session.views", "PlacementPicture"): lambda obj: PlacementPicture(placement_view(obj.view())),

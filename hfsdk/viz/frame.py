@@ -147,7 +147,7 @@ def fit_text(text: str, width: float) -> str:
 
 def tag(name: str, content: str = "", /, **attrs: Any) -> str:
     """Return one XML element; ``None`` attributes are left out, ``_`` in names becomes ``-``, a trailing ``_`` is dropped."""
-    text = "".join(f' {_attr(k)}="{escape(clean(_value(v)))}"' for k, v in attrs.items() if v is not None)
+    text = "".join(f' {_attr(k)}="{escape(_value(v))}"' for k, v in attrs.items() if v is not None)
     return f"<{name}{text}>{content}</{name}>" if content else f"<{name}{text}/>"
 
 
@@ -161,16 +161,15 @@ def _value(value: Any) -> str:
 
 def svg_text(x: float, y: float, text: str, **attrs: Any) -> str:
     """Return an SVG text element with its text escaped."""
-    return tag("text", escape(clean(text), quote=False) or " ", x=x, y=y, **{"class_": "fg", **attrs})
+    return tag("text", escape(text, quote=False) or " ", x=x, y=y, **{"class_": "fg", **attrs})
 
 
 def svg_document(width: float, height: float, title: str, summary: str, body: str) -> str:
     """Return a whole SVG with its own background, both themes, a title and a description."""
-    title, summary = escape(clean(title)), escape(clean(summary))
-    return (
+    return clean(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_value(width)} {_value(height)}" width="{_value(width)}" '
-        f'height="{_value(height)}" role="img" font-family="{_FONT}" font-size="11"><title>{title}</title>'
-        f"<desc>{summary}</desc><style>{_SVG_STYLE}</style>"
+        f'height="{_value(height)}" role="img" font-family="{_FONT}" font-size="11"><title>{escape(title)}</title>'
+        f"<desc>{escape(summary)}</desc><style>{_SVG_STYLE}</style>"
         f'<rect width="100%" height="100%" class="paper"/>{body}</svg>'
     )
 

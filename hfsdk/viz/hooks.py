@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
+from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
@@ -38,6 +39,7 @@ def register(ipython: Any) -> None:
     own = ipython.display_formatter.ipython_display_formatter
     own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)
     own.for_type_by_name("hfsdk.session.views", "LiveTrace", show_trace)
+    own.for_type_by_name("hfsdk.session.flows", "LiveDataflow", show_dataflow)
     own.for_type_by_name("hfsdk.session.running", "Run", show_run)
 
 
@@ -61,6 +63,11 @@ def _metrics(obj: Any) -> str | None:
 def show_placement(obj: Any) -> None:
     """Display an object with ``view() -> placement data`` and ``running``: live while it runs, frozen when not."""
     _show(lambda: PlacementPicture(placement_view(obj.view())), lambda: bool(obj.running))
+
+
+def show_dataflow(obj: Any) -> None:
+    """Display an object with ``view() -> dataflow data`` and ``running``: live while it runs, frozen when not."""
+    _show(lambda: DataflowPicture(dataflow_view(obj.view())), lambda: bool(obj.running))
 
 
 def show_trace(obj: Any) -> None:

@@ -131,6 +131,8 @@ class PlacementView(TypedDict):
     nodes: list[NodeView]
     roles: list[RoleView]
     geometry: GeometryView
+    before: PlacementView | None
+    """The same before the last move."""
 
 
 def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
@@ -171,6 +173,7 @@ def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
         "nodes": nodes,
         "roles": roles,
         "geometry": geometry,
+        "before": placement_view(data["before"]) if data.get("before") else None,
     }
 
 

@@ -6,7 +6,8 @@
     rank 1  [### own ###|// from 3 //]   from 0   .       #            HybridFlow    =====
     ...                                       1       .       #        planned       /////
 
-What is planned is hatched, what was measured is solid. Static pictures: SVG, shown as an image everywhere.
+What is planned is hatched, what was measured is solid. In a browser (``static/reshard.js``) one parameter, or all, goes step by
+step from the trainer's shards to the rollout's; the view is :func:`hfsdk.viz.reshard_view.reshard_view`.
 """
 
 from __future__ import annotations
@@ -48,41 +49,49 @@ class _Still(Picture):
         return html_page(str(self.view.get("title", "hfsdk")), body) if full else body
 
 
-class ReshardPicture(_Still):
-    """A plan, or what was measured beside it (``ReshardPlan.view()``, ``ReshardReport.view()``)."""
+class ReshardPicture(Picture):
+    """A plan, what was measured beside it, or plans to choose from. ``ReshardPicture(reshard_view(plan))``."""
 
-    name: ClassVar[str] = "resharding"
+    name: ClassVar[str] = "reshard"
 
     def to_text(self) -> str:
         """Return the title and one line a rank."""
-        lines = [f"{self.view['title']}"]
-        for rank in self.view["ranks"][:MAX_RANKS]:
-            measured = "" if rank["measured"] is None else f", measured {bytes_text(rank['measured'])}"
-            lines.append(
-                f"rank {rank['rank']}: holds {bytes_text(rank['held'])}, needs {bytes_text(rank['needed'])}: "
-                f"{bytes_text(rank['own'])} its own, {bytes_text(rank['received'])} received{measured}"
-            )
-        if len(self.view["ranks"]) > MAX_RANKS:
-            lines.append(f"and {len(self.view['ranks']) - MAX_RANKS} more ranks")
+        lines = []
+        for variant in self.view["variants"]:
+            lines.append(f"{variant['title']} ({variant['grouping']})")
+            for rank in variant["ranks"][:MAX_RANKS]:
+                measured = "" if rank["measured"] is None else f", measured {bytes_text(rank['measured'])}"
+                lines.append(
+                    f"rank {rank['rank']}: holds {bytes_text(rank['held'])}, needs {bytes_text(rank['needed'])}: "
+                    f"{bytes_text(rank['own'])} its own, {bytes_text(rank['received'])} received{measured}"
+                )
+            if variant["num_ranks"] > MAX_RANKS:
+                lines.append(f"and {variant['num_ranks'] - MAX_RANKS} more ranks")
         return "\n".join(lines)
 
     def to_svg(self) -> str:
-        """Draw ranks, matrix and ladder side by side, or below each other where there are many ranks."""
+        """Draw every variant: ranks and matrix side by side, the ladder below."""
         self._hatch = Hatches()
-        ranks = self.view["ranks"]
-        parts = [svg_text(2, 16, self.view["title"], font_weight=600, font_size=13)]
-        bars, bars_height = self._ranks(ranks[:MAX_RANKS]) if len(ranks) <= MAX_RANKS else ("", 0)
+        parts, top, wide = [], 0.0, 900.0
+        for variant in self.view["variants"]:
+            drawn, width, height = self._variant(variant)
+            parts.append(tag("g", drawn, transform=f"translate(0 {top:.0f})"))
+            top, wide = top + height + 16, max(wide, width)
+        return svg_document(wide, top, self.view["title"], self.view["summary"], self._hatch.defs() + "".join(parts))
+
+    def _variant(self, variant: Mapping[str, Any]) -> tuple[str, float, float]:
+        ranks = variant["ranks"]
+        title = variant["title"] + (f", grouped {variant['grouping']}" if len(self.view["variants"]) > 1 else "")
+        parts = [svg_text(2, 16, title, font_weight=600, font_size=13)]
+        bars, bars_height = self._ranks(ranks) if len(ranks) <= MAX_RANKS else ("", 0)
         parts.append(tag("g", bars, transform="translate(0 34)"))
-        matrix, side = self._matrix()
+        matrix, side = self._matrix(variant)
         across = LEFT + BAR + 150 if bars else 8
         parts.append(tag("g", matrix, transform=f"translate({across} 34)"))
-        ladder, ladder_height = self._ladder()
+        ladder, ladder_height = self._ladder(variant["ladder"])
         top = 34 + max(bars_height, side) + GAP
         parts.append(tag("g", ladder, transform=f"translate(0 {top})"))
-        width = max(across + 18 + len(self.view["matrix"]) * 8, 900)
-        return svg_document(
-            width, top + ladder_height + 8, self.view["title"], self.view["summary"], self._hatch.defs() + "".join(parts)
-        )
+        return "".join(parts), across + 18 + len(variant["matrix"]) * 14, top + ladder_height + 8
 
     def _ranks(self, ranks: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
         longest = max(sum(rank[name] for name, _ in PARTS) for rank in ranks) or 1
@@ -96,47 +105,55 @@ class ReshardPicture(_Still):
                 count = rank[name]
                 width = BAR * count / longest
                 if width:
-                    measured = rank["measured"] is not None and name == "received"
-                    fill = color if name == "own" or measured else self._hatch(color)
+                    measured = {"own": rank["own_measured"], "received": rank["measured"]}.get(name)
+                    fill = color if measured is not None else self._hatch(color)
                     hint = tag("title", f"rank {rank['rank']}: {name} {bytes_text(count)}")
                     parts.append(tag("rect", hint, x=x, y=y, width=width, height=ROW, fill=fill, stroke=color, data_row=i))
                     label = fit_text(bytes_text(count), width)
+                    if label and name == "own" and measured is None:
+                        parts.append(tag("rect", x=x + 2, y=y + 4, width=len(label) * 6.4 + 4, height=ROW - 8, class_="paper"))
                     if label and name == "own":
-                        parts.append(svg_text(x + 4, y + 14, label, fill=ink_on(color), class_=None))
+                        ink = {} if measured is None else {"fill": ink_on(color), "class_": None}
+                        parts.append(svg_text(x + 4, y + 14, label, **ink))
                     x += width
-            sources = ", ".join(f"{s}" for s in rank["from"])
+            sources = ", ".join(f"{s}" for s in rank["sources"])
             words = f"{bytes_text(rank['received'])} from {sources}" if sources else "nothing to receive"
             parts.append(svg_text(x + 6, y + 14, words, class_="sub"))
         return "".join(parts), 10 + len(ranks) * (ROW + 4)
 
-    def _matrix(self) -> tuple[str, int]:
-        matrix = self.view["matrix"]
+    def _matrix(self, variant: Mapping[str, Any]) -> tuple[str, int]:
+        measured, by = variant["measured"] is not None, self.view["by"]
+        matrix = variant["measured"] if measured else variant["matrix"]
         count = len(matrix)
         cell = CELL if count <= 8 else max(3, 368 // count)
         most = max(max(row) for row in matrix) or 1
-        parts = [svg_text(0, 0, "bytes from rank (row) to rank (column)", class_="sub")]
+        parts = [svg_text(0, 0, f"bytes from {by} (row) to {by} (column), {'measured' if measured else 'planned'}", class_="sub")]
         if count > 8:
-            return self._large_matrix(cell, parts)
+            return self._large_matrix(matrix, cell, parts, measured)
         for source, row in enumerate(matrix):
             for target, num_bytes in enumerate(row):
                 x, y, height = 18 + target * cell, 24 + source * cell / 2, cell / 2
                 color = OWN_COLOR if source == target else TRANSFER_COLOR
                 hint = tag("title", f"{source} to {target}: {bytes_text(num_bytes)}")
-                fill = shade(color, 0.85 - 0.6 * num_bytes / most) if num_bytes else None
+                fill = shade(color, 0.85 - 0.6 * num_bytes / most) if measured else self._hatch(color)
                 parts.append(tag(
-                    "rect", hint, x=float(x), y=float(y), width=cell - 1.0, height=height - 1.0, fill=fill,
-                    class_=None if num_bytes else "panel",
+                    "rect", hint, x=float(x), y=float(y), width=cell - 1.0, height=height - 1.0, fill=fill if num_bytes else None,
+                    class_=None if num_bytes else "panel", stroke=color if num_bytes else None,
                 ))  # fmt: skip
                 if num_bytes:
                     words = bytes_text(num_bytes).replace(" ", "")
-                    parts.append(svg_text(x + 3, y + 15, words, font_size=9, fill="#15181c", class_=None))
+                    if not measured:
+                        parts.append(tag("rect", x=x + 2, y=y + 5, width=len(words) * 5.4 + 2, height=height - 10, class_="paper"))
+                    ink = {"fill": "#15181c", "class_": None} if measured else {}
+                    parts.append(svg_text(x + 3, y + 15, words, font_size=9, **ink))
         parts += [svg_text(18 + i * cell + cell / 2 - 4, 18, str(i), class_="sub") for i in range(count)]
         parts += [svg_text(4, 24 + i * cell / 2 + 15, str(i), class_="sub") for i in range(count)]
         return "".join(parts), round(24 + count * cell / 2)
 
-    def _large_matrix(self, cell: int, parts: list[str]) -> tuple[str, int]:
+    def _large_matrix(
+        self, matrix: Sequence[Sequence[int]], cell: int, parts: list[str], measured: bool
+    ) -> tuple[str, int]:
         """Draw cells without words, as one path for each of a few strengths."""
-        matrix = self.view["matrix"]
         count, most = len(matrix), max(max(row) for row in matrix) or 1
         parts.append(tag("rect", x=18, y=24, width=count * cell, height=count * cell, class_="panel"))
         paths: dict[tuple[str, int], list[str]] = {}
@@ -146,11 +163,12 @@ class ReshardPicture(_Still):
                     color = OWN_COLOR if source == target else TRANSFER_COLOR
                     at = f"M{18 + target * cell} {24 + source * cell}h{cell - 1}v{cell - 1}h-{cell - 1}z"
                     paths.setdefault((color, round(4 * num_bytes / most)), []).append(at)
-        parts += [tag("path", d="".join(d), fill=shade(color, 0.75 - 0.15 * strength)) for (color, strength), d in paths.items()]
+        for (color, strength), d in paths.items():
+            fill = color if measured else self._hatch(color)
+            parts.append(tag("path", d="".join(d), fill=fill, fill_opacity=0.3 + 0.17 * strength))
         return "".join(parts), 24 + count * cell
 
-    def _ladder(self) -> tuple[str, int]:
-        rows = self.view["ladder"]
+    def _ladder(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
         longest = max(row["received"] for row in rows) or 1
         parts = [svg_text(0, 0, "bytes a rank receives, by formula and counted", class_="sub")]
         for i, row in enumerate(rows):

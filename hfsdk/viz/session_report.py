@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.errors import HfsdkError
+from hfsdk.errors import HfsdkError, SimulatedValueError
 from hfsdk.models import ActorModel
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.report import write_report
@@ -27,10 +27,11 @@ def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
         ("Session", lambda: session_html(session.view())),
         ("Placement", lambda: picture_of(session.placement).to_html()),
         ("Training", lambda: "" if run is None else picture_of(run).to_html()),
-        ("Dataflow of the last step", lambda: f'<pre tabindex="0">{escape(session.dataflow.to_text())}</pre>'),
+        ("Dataflow of the last step", lambda: picture_of(session.dataflow).to_html()),
         ("Timeline of the last step", lambda: picture_of(session.trace).to_html()),
         ("Memory", lambda: picture_of(session.memory).to_html()),
         *((f"Resharding of {h.name}", partial(_reshard, h)) for h in session.roles if isinstance(h, ActorModel)),
+        ("Tokens", lambda: "" if batch is None else picture_of(batch.tokens()).to_html()),
         ("Batch", lambda: "" if batch is None else batch_html(batch.view())),
         ("History", lambda: _history(session)),
     ]
@@ -42,6 +43,8 @@ def _section(draw: Callable[[], str]) -> str:
     """Draw one section; one that cannot be drawn says why, and the others are written all the same."""
     try:
         return draw()
+    except SimulatedValueError:
+        return ""  # a simulation has times and shapes, no values
     except Exception as error:
         return f'<p class="hf-bad">not drawn: {escape(f"{type(error).__name__}: {error}")}</p>'
 

@@ -169,7 +169,7 @@ class FakeController:
             return {n: (r, "loaded", self.updates.get(n, 0)) for n, r in self.roles.items()}
         if message.what == "running":
             return [s for s in self.states.values() if s == "running"]
-        return {"step": self.step, "placement": self.placement}.get(message.what, [])
+        return {"step": self.step, "placement": self.placement, "controller_bytes": 0}.get(message.what, [])
 
     def _logs(self, message):
         return f"{message.role} rank {message.rank}"

@@ -8,6 +8,7 @@ from system_helpers import check_works, gap, ppo_batch, ppo_step
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from hfsdk.batch import PER_TOKEN
 from hfsdk.engine import messages as m
 
 EOS = 258
@@ -123,6 +124,22 @@ def test_trace_and_dataflow_of_a_step(live):
     assert edges[by_name["actor.compute_log_probs"].id, update] == {"old_log_probs"}
     assert edges[by_name["session.map"].id, update] >= {"advantages", "returns"}
     assert by_name["actor.generate"].line.startswith("system_helpers.py, line")
+    check_bytes_are_those_that_were_mapped(flow.snapshot())
+
+
+def check_bytes_are_those_that_were_mapped(flow):
+    """What the edges say a rank reads is what it measured: beside values it maps an offset of 8 bytes per row and one more."""
+    checked = 0
+    for call in flow.calls:
+        for rank, measured in flow.runs[call.id].fetched.items():
+            mine = [(e, share) for e in flow.edges if e.target == call.id for share in e.transfer.shares if rank in share.ranks]
+            counted = sum(piece.num_bytes for _, share in mine for piece in share.pieces)
+            rows = max(sum(piece.rows for piece in share.pieces) for _, share in mine)
+            ragged = sum(name in ("prompt", "response", *PER_TOKEN) for e, _ in mine for name in e.columns)
+            assert measured == counted + 8 * (rows + 1) * ragged, (call, rank)
+            checked += 1
+    assert checked >= 10
+    assert flow.controller_bytes == 0
 
 
 def test_columns_do_not_pass_through_the_controller(live, monkeypatch):

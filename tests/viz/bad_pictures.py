@@ -11,6 +11,7 @@ import numpy as np
 
 import hfsdk as hf
 from hfsdk.comparison import ComparedCall, Comparison
+from hfsdk.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement, Pool
 from hfsdk.resharding import ReshardPlan, ReshardReport, TransportReport
@@ -169,6 +170,23 @@ def report_of(plan: ReshardPlan, seconds: float) -> ReshardReport:
     return ReshardReport(plan, tuple(TransportReport(1, 2, 3, 0, came, seconds) for _ in range(plan.num_ranks)))
 
 
+def flow_of(words: str, seconds: float | None, state: str = "done", ranks: int = 2) -> Dataflow:
+    """Two calls, the second reading from every rank of the first."""
+    run = CallRun(
+        state=state, start_ns=10**18, duration_s=seconds, pool=words, devices=tuple(range(ranks)), mesh=Layout(dp=ranks).mesh(),
+        column_bytes={words: 100 * ranks},
+    )  # fmt: skip
+    holders = tuple(Holder(rank, 2, 100) for rank in range(ranks))
+    shares = tuple(Share((rank,), (Piece(rank, 2, 100, words),)) for rank in range(ranks))
+    shared = {"role": words, "method": words, "line": words, "num_rows": 2 * ranks, "protocol": "DP"}
+    calls = (
+        CallFlow(Call(id=1, phase="generation", writes=(words,), **shared), run),
+        CallFlow(Call(id=2, phase="learning", reads=(words,), read_from=(1,), inputs=(1,), **shared), run,
+                 (Transfer(1, (words,), (100 * ranks,), holders, shares),)),
+    )  # fmt: skip
+    return Dataflow.of(calls, 0, nodes=tuple(rank // 8 for rank in range(ranks)), controller_bytes=0)
+
+
 NO_PLACE = {"title": "", "nodes": [], "devices": {}, "pools": {}, "roles": []}
 
 
@@ -223,6 +241,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "clip: infinity": lambda: hf.viz.clip_picture(tokens(all_numbers(INF))),
     "clip: many": lambda: hf.viz.clip_picture(tokens(num_rows=600)),
     "clip: hostile": lambda: hf.viz.clip_picture(tokens(lambda c: {**c, HOSTILE: c["new_log_probs"]}), HOSTILE),
+    "dataflow: empty": lambda: picture_of(Dataflow(())),
+    "dataflow: one rank": lambda: picture_of(flow_of("a", 1.0, ranks=1)),
+    "dataflow: 1024 ranks": lambda: picture_of(flow_of("a", 1.0, ranks=1024)),
+    "dataflow: hostile": lambda: picture_of(flow_of(HOSTILE, 1.0)),
+    "dataflow: nan": lambda: picture_of(flow_of("a", NAN)),
+    "dataflow: infinity": lambda: picture_of(flow_of("a", INF)),
+    "dataflow: only running": lambda: picture_of(flow_of("a", None, "running")),
     "reshard: one rank": lambda: picture_of(plan_of("m", "tp1", "tp1")),
     "reshard: 1024 ranks": lambda: picture_of(plan_of("m", "tp4 dp256", "tp2 dp512")),
     "reshard: hostile": lambda: picture_of(plan_of(HOSTILE, "tp4", "tp2")),

@@ -21,7 +21,7 @@ from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text, html_page, seconds_text
 from hfsdk.viz.placement import PlacementPicture, placement_view
 from tests.viz import demo, harness
-from tests.viz.bad_pictures import drained_trace, held_trace, rows_of, run_of
+from tests.viz.bad_pictures import drained_trace, flow_of, held_trace, plan_of, rows_of, run_of
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytestmark = [
@@ -297,6 +297,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "comparison": picture_of(demo.step_trace().compare({"update": 1.0})), "dashboard": picture_of(run_of(rows_of(None))),
         "memory": picture_of(MemoryUse(held_trace(), (), None, ClusterSpec.parse("1x2 cpu"), "m")),
         "placement": PlacementPicture(placement_view(demo.placement_data(1, 4))),
+        "dataflow": picture_of(flow_of("actor", 1.0)), "reshard": picture_of(plan_of("m", "tp4", "tp2")),
         "shadow": PlacementPicture(placement_view(demo.shadow_data())),
         "tokens": hf.viz.tokens_picture(batch, new="new_log_probs"), "credit": hf.viz.credit_picture(batch),
         "clip": hf.viz.clip_picture(batch),

@@ -1,5 +1,7 @@
 """Pictures of a weight transition: well-formed, with the plan's numbers; predicted hatched, measured solid."""
 
+import dataclasses
+import json
 import re
 from html import escape
 from xml.etree import ElementTree
@@ -9,7 +11,18 @@ import pytest
 import hfsdk as hf
 from hfsdk.resharding import ReshardPlan, ReshardReport, TransportReport
 from hfsdk.viz.frame import bytes_text
-from hfsdk.viz.resharding import ParameterPicture, ReshardPicture
+from hfsdk.viz.reshard_view import (
+    BOX_RANKS,
+    COPIED,
+    IN_PLACE,
+    MOST_RANKS,
+    NETWORK,
+    SAME_NODE,
+    ReshardView,
+    reshard_view,
+)
+from hfsdk.viz.resharding import ParameterPicture
+from tests.viz.test_frame import check
 
 SPEC = hf.ModelSpec(
     name="drawn", num_layers=2, hidden_size=64, mlp_hidden_size=96, num_heads=8, num_kv_heads=4, head_dim=32, vocab_size=260,
@@ -29,10 +42,12 @@ def report(plan):
 @pytest.mark.parametrize(("train", "rollout"), [("tp4", "tp2"), ("tp2 pp2", "tp2"), ("dp4", "tp4"), ("tp4 pp2 dp4", "tp4 dp8")])
 def test_pictures_are_well_formed_and_carry_the_numbers(train, rollout):
     plan = ReshardPlan.between(SPEC, train, rollout)
-    picture = ReshardPicture(plan.view())
+    picture = hf.viz.reshard_picture(plan)
     svg = picture.to_svg()
     ElementTree.fromstring(svg)
-    assert "<script" not in picture.to_html()
+    check(picture.view, ReshardView)
+    assert json.loads(json.dumps(picture.view, allow_nan=False)) == picture.view
+    assert len(picture.to_html()) < 200_000
     assert escape(picture.view["title"]) in picture.to_html(full=True)
     if plan.num_ranks <= 16:
         for rank in range(plan.num_ranks):
@@ -42,14 +57,14 @@ def test_pictures_are_well_formed_and_carry_the_numbers(train, rollout):
             assert (words if sources else "nothing to receive") in svg
     else:
         assert f"and {plan.num_ranks - 16} more ranks" in picture.to_text()
-    ladder = [row["name"] for row in picture.view["ladder"]]
+    ladder = [row["name"] for row in picture.view["variants"][0]["ladder"]]
     assert ("HybridFlow" in ladder) == plan.nests
     assert all(name in svg for name in ladder)
 
 
 def test_measured_is_solid_and_planned_is_hatched():
     plan = ReshardPlan.between(SPEC, "tp4", "tp2")
-    planned, measured = ReshardPicture(plan.view()).to_svg(), ReshardPicture(report(plan).view()).to_svg()
+    planned, measured = hf.viz.reshard_picture(plan).to_svg(), hf.viz.reshard_picture(report(plan)).to_svg()
     received = re.compile(r'<rect [^>]*fill="([^"]+)"[^>]*data-row="\d"[^>]*><title>rank \d: received')
     assert len(received.findall(planned)) == 4
     assert all(fill.startswith("url(#") for fill in received.findall(planned))
@@ -79,3 +94,108 @@ def test_reports_tell_links_apart():
     assert report(plan).ratio == 1.0
     assert "ratio 1.000" in repr(report(plan))
     assert report(plan).to_pandas()["received_bytes"].tolist() == [plan.bytes_received(r) for r in range(4)]
+
+
+def parameter(view, short, variant=0):
+    return next(p for p in view["variants"][variant]["parameters"] if short in p["name"])
+
+
+def piece_bytes(view, piece):
+    return piece[3] * piece[4] * view["dtype_bytes"]
+
+
+def test_the_paper_s_eight_ranks_grouped_both_ways():
+    """HybridFlow (arXiv 2409.19256, figure 8): tp4 dp2 trains, tp2 dp4 generates."""
+    picture = hf.viz.grouping_picture(SPEC, "tp4 dp2", "tp2 dp4", "bf16")
+    strided, vanilla = picture.view["variants"]
+    for variant in (strided, vanilla):
+        plan = ReshardPlan.between(SPEC, "tp4 dp2", "tp2 dp4", "bf16", grouping=variant["grouping"])
+        assert variant["matrix"] == plan.bytes_matrix()
+        crossing = sum(n for s, row in enumerate(variant["matrix"]) for t, n in enumerate(row) if s != t)
+        assert variant["moved"] == plan.bytes_moved == crossing
+        assert variant["redundant"] == sum(plan.bytes_redundant(rank) for rank in range(8))
+    assert strided["redundant"] == 0 < vanilla["redundant"]
+    assert strided["moved"] < vanilla["moved"]
+    assert [r["rank"] for r in vanilla["ranks"] if r["aside"]] == [1, 2, 5, 6], "they hold nothing, or little, of what they need"
+    assert "grouped vanilla" in picture.to_svg()
+    assert picture.to_text().count("rank 7: holds") == 2
+
+
+def test_the_pieces_of_a_parameter_add_up_to_its_matrix_and_fill_the_shard():
+    for plan in (ReshardPlan.between(SPEC, "tp4", "tp2", nodes=2), ReshardPlan.between(SPEC, "tp2", "tp4", apart=True)):
+        view = reshard_view(plan)
+        variant = view["variants"][0]
+        for p in variant["parameters"]:
+            counted = [[0] * plan.num_ranks for _ in range(plan.num_ranks)]
+            for rank, pieces in zip(p["ranks"], p["after"], strict=True):
+                places = set()
+                for piece in pieces:
+                    counted[piece[7]][rank] += piece_bytes(view, piece)
+                    assert (piece[8] in (IN_PLACE, COPIED)) == (piece[7] == rank)
+                    assert piece[8] != SAME_NODE or plan.nodes[piece[7]] == plan.nodes[rank]
+                    assert piece[8] != NETWORK or plan.nodes[piece[7]] != plan.nodes[rank]
+                    places.add((piece[5], piece[6]))
+                assert len(places) == len(pieces), "no two pieces at one place"
+            assert counted == p["matrix"], p["name"]
+        whole = [p["count"] * n for p in variant["parameters"] for row in p["matrix"] for n in row]
+        assert 0 <= sum(map(sum, variant["matrix"])) - sum(whole) < 0.02 * sum(whole), "the rest is norms"
+
+
+def test_fused_rows_come_in_the_order_of_either_engine():
+    qkv = parameter(reshard_view(ReshardPlan.between(SPEC, "dp2", "tp2")), "qkv_proj")
+    names = [qkv["tensors"][box[0]] for box in sorted(qkv["before"][0], key=lambda box: box[5])]
+    assert names == ["q", "k", "v"] * 4, "Megatron: kv group by kv group"
+    after = [qkv["tensors"][piece[0]] for piece in qkv["after"][0]]
+    assert after == ["q", "q", "k", "k", "v", "v"], "vLLM: all queries, all keys, all values"
+    assert all(piece[8] == COPIED for piece in qkv["after"][0])
+    same = reshard_view(ReshardPlan.between(SPEC, "tp2", "tp2"))
+    assert {piece[8] for piece in parameter(same, "down_proj")["after"][0]} == {IN_PLACE}
+    o = parameter(reshard_view(ReshardPlan.between(SPEC, "tp4", "tp2")), "o_proj")
+    assert [(piece[2], piece[4]) for piece in o["after"][0]] == [(0, 64), (64, 64)], "cut by columns"
+
+
+def test_the_way_back_has_a_picture_too():
+    view = reshard_view(ReshardPlan.between(SPEC, "tp4", "tp2").inverse())
+    qkv = parameter(view, "qkv_proj")
+    assert [qkv["tensors"][box[0]] for box in qkv["before"][0]] == ["q", "k", "v"]
+    assert all(piece[7] == rank for rank, pieces in zip(qkv["ranks"], qkv["after"], strict=True) for piece in pieces)
+
+
+def test_large_plans_stay_light():
+    spec = hf.ModelSpec.preset("llama-70b")
+    for ranks, layouts, by in ((128, ("tp8 pp8 dp2", "tp8 dp16"), "node"), (1024, ("tp8 pp8 dp16", "tp8 dp128"), "run of ranks")):
+        plan = ReshardPlan.between(spec, *layouts, "bf16", nodes=8)
+        picture = hf.viz.reshard_picture(plan)
+        variant = picture.view["variants"][0]
+        assert picture.view["by"] == by
+        assert len(variant["matrix"]) <= MOST_RANKS
+        assert sum(map(sum, variant["matrix"])) == plan.matrix.sum(), "nothing is left out of the sum"
+        assert all(len(p["ranks"]) == BOX_RANKS for p in variant["parameters"])
+        assert variant["num_ranks"] == ranks
+        assert len(picture.to_html()) < 200_000
+        qkv = parameter(picture.view, "qkv_proj")
+        assert {bool(boxes) for boxes in qkv["before"]} == {True, False}, "holders and others are shown"
+
+
+def test_what_was_measured_stands_beside_the_plan():
+    plan = ReshardPlan.between(SPEC, "tp4", "tp2")
+    variant = reshard_view(report(plan))["variants"][0]
+    assert variant["measured"] == variant["matrix"]
+    assert [r["measured"] for r in variant["ranks"]] == [plan.bytes_received(rank) for rank in range(4)]
+    assert variant["links"] == [[way, count, count] for way, count in plan.bytes_by_link().items()]
+    assert variant["ladder"][-1]["name"] == "wire"
+    assert reshard_view(plan)["variants"][0]["measured"] is None
+
+
+def test_one_rank_has_a_picture_and_other_things_have_none():
+    ElementTree.fromstring(hf.viz.reshard_picture(ReshardPlan.between(SPEC, "tp1", "tp1")).to_svg())
+    with pytest.raises(hf.OptionError, match="needs plans or reports"):
+        hf.viz.reshard_picture()
+    with pytest.raises(hf.OptionError, match="needs plans or reports"):
+        hf.viz.reshard_picture("tp2")
+    with pytest.raises(hf.OptionError, match=r"same number of ranks; got \[2, 4\]"):
+        hf.viz.reshard_picture(ReshardPlan.between(SPEC, "tp4", "tp2"), ReshardPlan.between(SPEC, "tp2", "tp2"))
+    nasty = dataclasses.replace(SPEC, name="\ud800</script> \x00")
+    picture = hf.viz.reshard_picture(ReshardPlan.between(nasty, "tp2", "dp2"))
+    ElementTree.fromstring(picture.to_svg())
+    assert picture.to_html().count("</script") == 1

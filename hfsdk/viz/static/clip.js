@@ -116,7 +116,7 @@ function render({ model, el }) {
       S("line", { x1: at, x2: at, y1: TOP - 4, y2: middle + HALF, stroke: "var(--hf-mark)", "stroke-dasharray": "4 3", class: "hf-bound" }, svg);
       S("text", { x: at + (side === "end" ? -4 : 4), y: TOP - 6, "text-anchor": side, class: "hf-fg" }, svg, digits(bound));
     }
-    S("text", { x: LEFT + plot / 2, y: middle + HALF + 32, "text-anchor": "middle", class: "hf-sub" }, svg, `ratio exp(${cut(view.new, 30)} − ${cut(view.old, 30)}), logarithmic; beyond the ends: in the last bars`);
+    S("text", { x: LEFT + plot / 2, y: middle + HALF + 32, "text-anchor": "middle", class: "hf-sub" }, svg, `ratio exp(${shorten(view.new, 30)} − ${shorten(view.old, 30)}), logarithmic; beyond the ends: in the last bars`);
     f.host.replaceChildren(svg);
     drawLegend();
   }

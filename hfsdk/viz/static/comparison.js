@@ -22,7 +22,7 @@ function render({ model, el }) {
       const g = S("g", { class: "hf-mark hf-row" + (i === current ? " hf-current-row" : ""), "data-row": i, "data-error": r.error_s }, svg);
       S("rect", { x: 0, y: y - 2, width, height: ROW_HEIGHT - 3, class: "hf-panel", "fill-opacity": i === current ? 1 : 0 }, g);
       if (total) S("line", { x1: 8, x2: width - 8, y1: y - 4, y2: y - 4, class: "hf-grid" }, g);
-      S("text", { x: LEFT - 8, y: y + 17, "text-anchor": "end", "font-weight": total ? 600 : null, class: "hf-fg" }, g, cut(r.call, 32));
+      S("text", { x: LEFT - 8, y: y + 17, "text-anchor": "end", "font-weight": total ? 600 : null, class: "hf-fg" }, g, shorten(r.call, 32));
       ["this", "other"].forEach((key, k) => {
         const s = r[key + "_s"], color = view.colors[key], y0 = y + 1 + 13 * k;
         if (isMissing(s)) { S("text", { x: LEFT + 2, y: y0 + 10, "font-size": 10, "font-style": "italic", class: "hf-sub" }, g, "no such call"); return; }
@@ -39,7 +39,7 @@ function render({ model, el }) {
     const legend = H("div", { class: "hf-legend" }, f.below);
     for (const key of ["this", "other"]) {
       const a = view[key], color = view.colors[key];
-      swatch(legend, `${a.title} (${a.source})`, (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, stroke: color, fill: a.source === "measured" ? color : hatches(s)(color) }, s));
+      swatch(legend, a.source === "guess" ? a.title : `${a.title} (${a.source})`, (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, stroke: color, fill: a.source === "measured" ? color : hatches(s)(color) }, s));
     }
   }
   function tip(i, x, y, spoken) {

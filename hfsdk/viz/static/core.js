@@ -68,7 +68,7 @@ function fitText(text, width) {
   const room = Math.floor((width - 8) / 5.7);
   return room >= 4 ? short.slice(0, room - 1) + "…" : "";
 }
-const cut = (text, most) => (text.length <= most ? text : text.slice(0, most - 1) + "…");
+const shorten = (text, most) => (text.length <= most ? text : text.slice(0, most - 1) + "…");
 const stripes = (color) => `repeating-linear-gradient(45deg,${color} 0 1.6px,transparent 1.6px 4px)`;
 
 // predicted is hatched and outlined, measured is solid

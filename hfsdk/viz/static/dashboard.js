@@ -91,7 +91,7 @@ function render({ model, el }) {
       const rows = [...new Set(s.calls.map((c) => c.row))].sort((a, b) => a - b), height = rows.length * 18 + 18, W = 780, L = 84, scale = (W - L) / end;
       const svg = S("svg", { width: W, height, viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": s.calls.map((c) => `${c.call} ${fmtSeconds(c.seconds)}`).join(", "), "font-size": 10, class: "hf-calls-bar" }, chosen);
       const hatch = hatches(svg);
-      for (const [i, row] of rows.entries()) S("text", { x: L - 6, y: i * 18 + 13, "text-anchor": "end", class: "hf-sub" }, svg, cut(s.calls.find((c) => c.row === row).call.split(".")[0], 14));
+      for (const [i, row] of rows.entries()) S("text", { x: L - 6, y: i * 18 + 13, "text-anchor": "end", class: "hf-sub" }, svg, shorten(s.calls.find((c) => c.row === row).call.split(".")[0], 14));
       for (const c of s.calls) {
         const x = L + c.start_s * scale, w = c.seconds * scale, y = rows.indexOf(c.row) * 18, text = fitText(c.call.replace(/^[^.]*\./, ""), w);
         const r = S("rect", { x, y: y + 1, width: Math.max(1, w - 0.5), height: 16, rx: 2, "data-call": c.call, ...(view.predicted ? { fill: hatch(c.color), stroke: c.color, class: "hf-predicted" } : { fill: c.color }) }, svg);

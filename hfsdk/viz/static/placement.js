@@ -1,7 +1,16 @@
 // Who lives where: nodes > devices as columns, in each a stack of shards and its memory, planned against measured.
 function render({ model, el }) {
   const f = frame(el, "placement", model);
-  let marks = [], current = -1, meshRole = "", meshOrder = 0;
+  let marks = [], current = -1, meshRole = "", meshOrder = 0, past = false;
+  const toggle = f.button("before the move", "show what was before the last move", () => { past = !past; draw(); });
+  const shown = () => { const v = model.get("view"); return past && v.before ? v.before : v; };
+  // where a role was before, or is now: "device 0, 1"
+  function elsewhere(role) {
+    const v = model.get("view"), other = past ? v : v.before;
+    if (!v.before) return [];
+    const at = other.nodes.flatMap((n) => n.devices).filter((d) => d.shards.some((s) => other.roles[s.role].name === role.name)).map((d) => d.number);
+    return [[past ? "after the move" : "before the move", at.length ? "device " + (at.length > 8 ? at.slice(0, 7).join(", ") + ", …" : at.join(", ")) : "not there"]];
+  }
 
   const rowsOf = (shard, role, device) => [
     ["row", String(shard.row)],
@@ -13,7 +22,7 @@ function render({ model, el }) {
     ...(role.weights ? [["weights", role.weights]] : []),
     ...(shard.rollout_replica === null ? [] : [["rollout", `${role.rollout}, replica ${shard.rollout_replica}`]]),
     ["layout", role.train || "none"],
-    ...groupRows(shard, role),
+    ...groupRows(shard, role), ...elsewhere(role),
     ["dtype", role.dtype],
     ["state", role.state],
     ["memory predicted", fmtBytes(shard.planned_bytes)],
@@ -153,9 +162,11 @@ function render({ model, el }) {
   }
 
   function draw() {
-    const v = model.get("view"), L = v.geometry;
+    const v = shown(), L = v.geometry;
     marks = [];
-    f.title.textContent = v.title + (v.nodes.length ? "" : ": no devices");
+    toggle.hidden = !model.get("view").before;
+    toggle.setAttribute("aria-pressed", String(past));
+    f.title.textContent = v.title + (v.nodes.length ? "" : ": no devices") + (past && model.get("view").before ? ", before the move" : "");
     const svg = S("svg", { viewBox: `0 0 ${L.width} ${L.height}`, width: L.width, height: L.height, role: "img", "aria-label": v.summary, "font-size": 11 });
     S("title", {}, svg, v.title);
     S("desc", {}, svg, v.summary);
@@ -186,7 +197,7 @@ function render({ model, el }) {
           bar(card, g.x + g.pad, y, tiny ? 3 : 5, L.card, role);
           const tx = g.x + g.pad + (tiny ? 6 : 10), right = g.x + g.pad + g.inner - 4;
           if (full) {
-            S("text", { x: tx, y: y + 14, "font-weight": 600, class: "hf-fg" }, card, cut(role.name, 15));
+            S("text", { x: tx, y: y + 14, "font-weight": 600, class: "hf-fg" }, card, shorten(role.name, 15));
             S("text", { x: right, y: y + 14, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, role.state === "declared" ? "declared" : `rank ${s.rank}`);
             S("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, card, s.place);
             if (s.note) S("text", { x: right, y: y + 28, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, s.note);

@@ -1,0 +1,109 @@
+"""``session.dataflow``: the calls of a step and what flows between them, growing while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.dataflow import Call, CallFlow, Dataflow, Edge
+from hfsdk.engine import messages as m
+from hfsdk.errors import OptionError
+from hfsdk.session.client import ControllerClient
+from hfsdk.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class LiveDataflow:
+    """The calls of a step and what flows between them. In a notebook it draws itself, live while calls run.
+
+    ``snapshot()`` is the :class:`~hfsdk.dataflow.Dataflow` as it is now; what is asked of this object is asked of that.
+    """
+
+    def __init__(self, client: ControllerClient, cluster: ClusterSpec, step: int | None = None) -> None:
+        self._client, self._cluster, self._step = client, cluster, step
+
+    @property
+    def step(self) -> int:
+        """The step's number."""
+        current: int = self._client.send(m.Look("step"))
+        return current if self._step is None else self._step
+
+    @property
+    def running(self) -> bool:
+        """Whether a call is under way."""
+        if self._client.closed:
+            return False
+        calls: list[Call] = self._client.send(m.Look("running"))
+        return any(self._step in (None, call.step) for call in calls)
+
+    def snapshot(self) -> Dataflow:
+        """Return the dataflow as it is now."""
+        step = self.step
+        flows: tuple[CallFlow, ...] = self._client.send(m.Look("dataflow", step=step))
+        nodes = tuple(node for node, devices in enumerate(self._cluster.node_devices) for _ in devices)
+        passed: int = self._client.send(m.Look("controller_bytes"))
+        return Dataflow.of(tuple(flows), step, nodes=nodes, controller_bytes=passed)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.snapshot())
+
+    def __len__(self) -> int:
+        return len(self.snapshot().calls)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls so far."""
+        return self.snapshot().calls
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """What flows between them."""
+        return self.snapshot().edges
+
+    def edge(self, source: int, target: int) -> Edge:
+        """Return the edge between two calls, given their ids.
+
+        Raises:
+            OptionError: there is none.
+        """
+        return self.snapshot().edge(source, target)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per call."""
+        return self.snapshot().to_pandas()
+
+    def edges_to_pandas(self) -> pd.DataFrame:
+        """Return one row per edge, with bytes."""
+        return self.snapshot().edges_to_pandas()
+
+    def transfer_to_pandas(self, source: int, target: int) -> pd.DataFrame:
+        """Return one row per pair of ranks between which something flowed from one call to another.
+
+        Raises:
+            OptionError: nothing flows between them.
+        """
+        return self.snapshot().transfer_to_pandas(source, target)
+
+    def view(self) -> dict[str, Any]:
+        """Return what a picture shows, as plain data."""
+        return self.snapshot().view()
+
+    def to_text(self) -> str:
+        """Return one line per call."""
+        return self.snapshot().to_text()
+
+    def __repr__(self) -> str:
+        return repr(self.snapshot()) + (" (running)" if self.running else "")
+
+
+class Dataflows(LiveDataflow):
+    """The current step's dataflow; ``[k]`` is that of step k, the steps counted from 0 (``[-1]`` is the last)."""
+
+    def __getitem__(self, step: int) -> LiveDataflow:
+        last = self.step
+        number = step + last + 1 if step < 0 else step
+        if not 0 <= number <= last:
+            raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")
+        return LiveDataflow(self._client, self._cluster, number)

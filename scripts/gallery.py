@@ -1,0 +1,189 @@
+"""Draws every picture from real runs, photographs it light and dark, and writes ``docs/gallery.md``: ``make gallery``.
+
+The runs: PPO of ``tiny`` on two worker processes (tp2, then pp2), and a simulated cluster. About two minutes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hfsdk as hf
+from hfsdk.algorithms import ppo
+from hfsdk.quickstart import beginnings
+from hfsdk.viz.frame import Picture
+
+DOCS = Path(__file__).parents[1] / "docs"
+WIDTH = 1180
+MOST_PIXELS = 1400
+"""Taller pictures are cut; the whole is in the notebook."""
+
+
+BOTTOM = """
+() => Math.ceil(Math.max(...[...document.querySelectorAll('.hf-picture, .hf-tip:not([hidden])')]
+  .map((e) => e.getBoundingClientRect().bottom))) + 12
+"""
+
+
+@dataclass(frozen=True)
+class Plate:
+    """One picture of the gallery: how it comes about, and what to do in the browser before it is photographed."""
+
+    name: str
+    title: str
+    code: str
+    picture: Picture
+    words: str
+    act: Callable[[Any], None] = lambda page: None
+
+
+def positive(prompts: list[str], completions: list[str]) -> list[float]:
+    """Score by VADER's lexicon."""
+    return hf.data.vader_sentiment(completions)
+
+
+def session_plates(plates: list[Plate]) -> None:
+    """Pictures of one PPO session, trained for a few steps."""
+    with hf.Session(devices=2, wait=True, name="tp2") as session:
+        actor = session.actor("tiny", train="tp2", rollout="dp2", optimizer=hf.AdamW(lr=3e-4))
+        critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW(lr=1e-3))
+        reference, reward = session.reference(actor), session.reward(positive)
+        session.place("colocate")
+        prompts = session.prompts(beginnings(), batch_size=24)
+        run = session.train(hf.PPO(max_new_tokens=40), prompts, steps=12, progress=False)
+        batch = actor.generate(next(prompts), max_new_tokens=40)
+        batch = critic.compute_values(reference.compute_log_probs(actor.compute_log_probs(batch)))
+        batch = ppo.advantages(reward.compute_scores(batch), gamma=1.0, lam=0.95, kl_coef=0.05)
+        critic.update(batch, ppo.ValueLoss(clip=0.2))
+        actor.update(batch, ppo.PolicyLoss(clip=0.2), epochs=4, mini_batches=4)
+        now = actor.compute_log_probs(batch)
+        step, second = session.trace[-2].snapshot(), session.trace.snapshot()
+        plates += [
+            Plate("placement", "Placement", "session.placement", hf.viz.picture(session.placement),
+                  "Who lives where, memory as planned and as measured; the rank under the pointer shows its groups.",
+                  lambda page: page.locator(".hf-cell").nth(1).hover()),
+            Plate("dataflow", "Dataflow", "session.dataflow", hf.viz.picture(session.dataflow[-2]),
+                  "Calls of one step and the columns between them; an opened edge shows which rank reads how much from which.",
+                  open_an_edge),
+            Plate("timeline", "Timeline", "session.trace", hf.viz.picture(step),
+                  "One PPO step: calls by role, spans by device, idle time shaded, sequences running while it generates; "
+                  "here with the critical path.", lambda page: page.get_by_role("button", name="mark the calls").click()),
+            Plate("memory", "Memory through a step", "session.memory", hf.viz.picture(session.memory),
+                  "What every device holds after each call, the whole process, and beside it the plan.",
+                  lambda page: page.locator(".hf-held").nth(1).hover()),
+            Plate("dashboard", "Training", "session.train(hf.PPO(), prompts, steps=12)", hf.viz.picture(run),
+                  "Curves over the steps; every step opens its calls and samples. Live, it can be paused and stopped."),
+            Plate("tokens", "Token inspector", "batch.tokens(new=actor.compute_log_probs(batch))",
+                  hf.viz.tokens_picture(batch, range(8), new=now), "Samples token by token; clipped tokens are marked."),
+            Plate("credit", "Credit", "hf.viz.credit_picture(batch, row=0)", hf.viz.credit_picture(batch, row=longest(batch)),
+                  "A score flowing back through GAE, with sliders for gamma and lambda."),
+            Plate("clip", "Clipped ratios", "hf.viz.clip_picture(batch, new=...)",
+                  hf.viz.clip_picture(batch.with_columns(new_log_probs=now["old_log_probs"])),
+                  "Probability ratios after four epochs of four mini-batches, and which of them get no gradient."),
+            Plate("resharding", "Resharding", "actor.last_reshard", hf.viz.picture(actor.last_reshard),
+                  "Weights on their way from training (tp2) to generation (two replicas), box by box.", second_step),
+            Plate("comparison", "A guess, scored", "session.trace.compare({'generate': 0.3, 'update': 1.0})",
+                  hf.viz.picture(step.compare({"generate": 0.3, "compute_log_probs": 0.3, "update": 1.0})),
+                  "Guess first, then look: seconds by call against what was measured; predictions are compared the same way."),
+        ]  # fmt: skip
+        del second
+    plates.append(pipelines(step))
+    plates.append(grouping())
+
+
+def longest(batch: hf.Batch) -> int:
+    """Return the row with the longest response."""
+    return int(batch["response"].lengths.argmax())
+
+
+def pipelines(step: hf.Trace) -> Plate:
+    """The same step with pipeline stages, beside the first."""
+    with hf.Session(devices=2, wait=True, name="pp2") as session:
+        actor = session.actor("tiny", train="pp2", rollout="dp2", optimizer=hf.AdamW(lr=3e-4))
+        session.critic("tiny", train="pp2", optimizer=hf.AdamW(lr=1e-3))
+        session.reference(actor)
+        session.reward(positive)
+        session.place("colocate")
+        prompts = session.prompts(beginnings(), batch_size=24)
+        session.train(hf.PPO(max_new_tokens=40), prompts, steps=2, progress=False)
+        pp2 = session.trace.snapshot()
+    return Plate(
+        "timelines", "Two layouts on one time axis", "hf.viz.timelines_picture({'tp2': ..., 'pp2': ...})",
+        hf.viz.timelines_picture({"tp2": step, "pp2": pp2}),
+        "The same step with tensor and with pipeline parallelism: waiting stages are grey; a table totals idle device-seconds.",
+    )  # fmt: skip
+
+
+def grouping() -> Plate:
+    """The paper's example of 8 GPUs."""
+    return Plate(
+        "grouping", "Strided and vanilla groups", "hf.viz.grouping_picture(spec, 'tp4 dp2', 'tp2 dp4')",
+        hf.viz.grouping_picture(hf.ModelSpec.preset("llama-7b"), "tp4 dp2", "tp2 dp4"),
+        "HybridFlow's example of 8 GPUs (arXiv 2409.19256, figure 8): with its strided groups nobody holds a weight twice.",
+        second_step,
+    )  # fmt: skip
+
+
+def open_an_edge(page: Any) -> None:
+    """Open the edge that carries most."""
+    page.locator(".hf-port").nth(4).click()
+    page.mouse.move(600, 5)
+
+
+def second_step(page: Any) -> None:
+    """Go on to the moving boxes."""
+    page.locator(".hf-reshard input[type=range]").first.fill("2")
+
+
+def photograph(plates: list[Plate]) -> None:
+    """Write two PNGs of every picture."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    folder = DOCS / "gallery"
+    folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=flags)
+        for plate in plates:
+            file = plate.picture.save(Path(name) / f"{plate.name}.html")
+            for theme in ("light", "dark"):
+                page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=theme)
+                page.goto(file.as_uri())
+                page.wait_for_selector('.hf-picture[data-ready="1"]')
+                plate.act(page)
+                page.wait_for_timeout(400)
+                height = page.evaluate(BOTTOM)
+                clip = {"x": 0, "y": 0, "width": WIDTH, "height": min(MOST_PIXELS, height)}
+                page.screenshot(path=folder / f"{plate.name}_{theme}.png", clip=clip, full_page=True)
+                page.close()
+        browser.close()
+
+
+def main() -> None:
+    """Run, draw, photograph, write the page."""
+    plates: list[Plate] = []
+    session_plates(plates)
+    photograph(plates)
+    parts = [
+        "# Gallery\n\nEvery picture from real runs: PPO of `tiny` on two worker processes of a CPU. `make gallery` draws them\n"
+        "again. "
+        "In a notebook they are live while calls run and can be hovered, zoomed and walked through with the keyboard.\n"
+    ]
+    for plate in plates:
+        parts.append(
+            f"## {plate.title}\n\n`{plate.code}`\n\n{plate.words}\n\n![{plate.title}, light](gallery/{plate.name}_light.png)\n"
+            f"![{plate.title}, dark](gallery/{plate.name}_dark.png)\n"
+        )
+    (DOCS / "gallery.md").write_text("\n".join(parts), encoding="utf-8")
+    size = sum(f.stat().st_size for f in (DOCS / "gallery").glob("*.png"))
+    sys.stdout.write(f"docs/gallery.md: {len(plates)} pictures, {size / 1e6:.1f} MB\n")
+
+
+if __name__ == "__main__":
+    main()
