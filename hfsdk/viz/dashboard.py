@@ -119,9 +119,10 @@ class DashboardPicture(Picture):
         """Return the main curves as one static SVG."""
         shown = [c for c in self.view["curves"] if c["main"]] or self.view["curves"][:6]
         steps = sorted({x for c in shown for x, _ in c["points"] if x is not None})
-        values = {c["name"]: dict(map(tuple, c["points"])) for c in shown}
+        labels = {c["name"]: f"{c['name']} so far" if c["name"] in TOTALLED else c["name"] for c in shown}
+        values = {labels[c["name"]]: dict(map(tuple, c["points"])) for c in shown}
         rows = [{"step": x, **{name: points.get(x) for name, points in values.items()}} for x in steps]
-        return curves_svg(rows, [c["name"] for c in shown], self.view["title"], predicted=self.view["predicted"])
+        return curves_svg(rows, list(values), self.view["title"], predicted=self.view["predicted"])
 
 
 def number(value: Any) -> float | None:

@@ -58,7 +58,7 @@ function render({ model, el }) {
     const here = known.find((p) => p[0] === selected);
     if (here) {
       S("line", { x1: X(selected), x2: X(selected), y1: PAD_T, y2: bottom, class: "hf-edge" }, svg);
-      S("circle", { cx: X(selected), cy: Y(here[1]), r: 4, fill: LINE, class: "hf-current" }, svg);
+      S("circle", { cx: X(selected), cy: Y(here[1]), r: 4, ...dot, class: "hf-current" + (view.predicted ? " hf-paper" : "") }, svg);
     }
     const [, last] = known[known.length - 1];
     S("text", { x: right, y: 13, "text-anchor": "end", class: "hf-sub hf-last" }, svg, here && here[1] !== last ? `step ${selected}: ${fmtValue(curve.name, here[1])}` : "last " + fmtValue(curve.name, last));
