@@ -21,6 +21,8 @@ Row = dict[str, Any]
 KEPT_STEPS = 50
 """Steps whose calls and samples a run keeps for its picture, the newest."""
 NUM_SAMPLES = 3
+MEASURED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
+"""Of a step's row what is measured, and so differs from run to run."""
 
 
 @dataclass(eq=False)

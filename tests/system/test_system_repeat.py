@@ -7,6 +7,7 @@ import pytest
 from system_helpers import fingerprint, outcome, ppo_step
 
 import hfsdk as hf
+from hfsdk.session.running import MEASURED
 
 
 def test_two_sessions_with_one_seed_are_bit_equal(live, twin):
@@ -34,7 +35,7 @@ def test_a_saved_step_goes_on_bit_equal_elsewhere(live, twin, tmp_path):
 def test_training_resumes_as_if_it_had_not_stopped(live, twin, tmp_path):
     def train(roles, steps, **options):
         run = roles.session.train(hf.PPO(max_new_tokens=8), roles.prompts, steps=steps, progress=False, **options)
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in run.rows]
+        return [{k: v for k, v in row.items() if k not in MEASURED} for row in run.rows]
 
     first = train(live, 2, save_every=1, folder=tmp_path)
     state = json.loads((tmp_path / "session.json").read_text())
