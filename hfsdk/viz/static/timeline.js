@@ -2,7 +2,7 @@
 const [ROW, LANE, SUB, DEPTH, START, DURATION, NAME, ROLE, METHOD, LABEL, FLAGS, CALL, RANK, ATTRS] = Array(14).keys();
 const PREDICTED = 1, RUNNING = 2, PARENT = 4;
 const DRAIN = "#2a78a8";
-const CANVAS_ABOVE = 3000, LEFT = 150, RIGHT = 64, TOP = 24;
+const CANVAS_ABOVE = 3000, MANY_GAPS = 60, LEFT = 150, RIGHT = 64, TOP = 24;
 
 function render({ model, el }) {
   const f = frame(el, "timeline", model);
@@ -32,12 +32,15 @@ function render({ model, el }) {
   // ---- time
   const elapsed = () => (view.live && !still ? Math.min(5, (performance.now() - arrived) / 1000) : 0);
   const now = () => view.now_s + elapsed();
-  const open = () => view.marks.some((m) => m[FLAGS] & RUNNING), running = () => view.live && open();
+  let isOpen = false; // whether a mark has no end yet
+  const open = () => isOpen, running = () => view.live && isOpen;
   const total = () => Math.max(view.duration_s, running() ? now() : 0, 1e-6);
   const range = () => window_ || [0, total() * (open() ? 1.03 : 1)]; // room for the open ends
   const endOf = (m) => (m[DURATION] === null ? Math.max(view.live ? now() : view.now_s, m[START]) : m[START] + m[DURATION]);
   const plot = () => width - LEFT - RIGHT;
-  const xOf = (t) => { const [a, b] = range(); return LEFT + ((t - a) / (b - a)) * plot(); };
+  let from_ = 0, scale_ = 1; // of the drawing under way
+  const xOf = (t) => LEFT + (t - from_) * scale_;
+  function measure() { const [a, b] = range(); from_ = a; scale_ = plot() / (b - a); }
 
   function clampWindow(a, b) {
     const all = total(), span = Math.min(b - a, all);
@@ -51,9 +54,10 @@ function render({ model, el }) {
     request();
   }
 
+  let colors = [];
   function colorOf(m) {
-    const name = view.names[m[NAME]];
-    return shade(name.color || view.roles[m[ROLE]].color, name.tone);
+    const key = m[NAME] * view.roles.length + m[ROLE], name = view.names[m[NAME]];
+    return (colors[key] = colors[key] || shade(name.color || view.roles[m[ROLE]].color, name.tone));
   }
   // a mark's box, and where its text goes
   function shapeOf(i) {
@@ -98,8 +102,11 @@ function render({ model, el }) {
         "font-style": lane.predicted ? "italic" : null }, svg, lane.label);
       if (lane.show_label && lane.busy_share !== null) S("text", { x: width - RIGHT + 6, y: y + lane.height / 2 + 4, class: "hf-sub", "font-size": lane.height < 14 ? 9 : 10.5 }, svg,
         fmtShare(lane.busy_share) + " busy");
-      for (const [i0, i1] of lane.idle)
-        if (i1 >= a && i0 <= b) S("rect", { x: xOf(i0), y: y + 1, width: Math.max(0, xOf(i1) - xOf(i0)), height: lane.height - 2, class: "hf-idlefill hf-idle" }, inner);
+      const idle = lane.idle.filter(([i0, i1]) => i1 >= a && i0 <= b);
+      if (idle.length > MANY_GAPS)
+        S("path", { d: idle.map(([i0, i1]) => `M${xOf(i0).toFixed(1)},${y + 1}H${xOf(i1).toFixed(1)}V${y + lane.height - 1}H${xOf(i0).toFixed(1)}Z`).join(""), class: "hf-idlefill hf-idle" }, inner);
+      else for (const [i0, i1] of idle)
+        S("rect", { x: xOf(i0), y: y + 1, width: Math.max(0, xOf(i1) - xOf(i0)), height: lane.height - 2, class: "hf-idlefill hf-idle" }, inner);
     }
     for (const p of view.phases) {
       const x0 = xOf(p.start_s), x1 = xOf(p.end_s === null ? now() : p.end_s), color = view.phase_colors[p.phase] || "#77808a", y = TOP + p.row * 16;
@@ -188,6 +195,7 @@ function render({ model, el }) {
     drawnAt = performance.now();
     width = Math.max(520, Math.min(1180, f.root.clientWidth - 16 || 900));
     const height = TOP + view.bands_height + view.height + 18;
+    measure();
     f.title.textContent = view.title;
     shapes = visible();
     const svg = S("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": view.summary, "font-size": 11, style: "touch-action:none" });
@@ -353,7 +361,7 @@ function render({ model, el }) {
     "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), 0: () => fit.onclick(), Escape: () => f.hideTip() } });
   picture.addEventListener("blur", () => f.hideTip());
 
-  function take() { view = model.get("view"); onPath = new Set(view.critical.map((row) => view.marks[row][CALL])); arrived = performance.now(); if (current >= view.marks.length) current = -1; }
+  function take() { view = model.get("view"); onPath = new Set(view.critical.map((row) => view.marks[row][CALL])); isOpen = view.marks.some((m) => m[FLAGS] & RUNNING); colors = []; arrived = performance.now(); if (current >= view.marks.length) current = -1; }
   const request = coalesced(draw), onView = () => { take(); request(); };
   f.onlost = () => { view = { ...view, live: false, now_s: now() }; request(); };
   take();
