@@ -124,7 +124,7 @@ def test_texts_cannot_leave_their_place() -> None:
 def test_sizes_stay_small() -> None:
     assert len(timeline().to_html()) < 80_000
     assert len(placement().to_html()) < 60_000
-    assert len(frame.esm("timeline")) < 32_000
+    assert len(frame.esm("timeline")) < 34_000
     assert len(frame.esm("placement")) < 26_000
     assert len(timeline(devices=32, steps=24).to_svg()) < 1_500_000
 
