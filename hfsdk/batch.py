@@ -419,7 +419,7 @@ WRITERS_HINT: dict[str, str] = {
     "values": "Call critic.compute_values(batch) first.",
     "scores": "Call reward.compute_scores(batch) first.",
     "baseline_scores": "Call remax.with_baselines(batch, greedy) first.",
-    "advantages": "Call ppo.advantages(batch) first.",
+    "advantages": "Call ppo.advantages(batch) first, or that of another algorithm, e.g. grpo.advantages(batch).",
     "returns": "Call ppo.advantages(batch) first.",
     "rewards": "Call ppo.advantages(batch) first.",
 }

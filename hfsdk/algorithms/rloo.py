@@ -83,14 +83,14 @@ def advantages(batch: Batch, *, kl_coef: float = 0.05, kl: str = "k1", score_cli
 
 @dataclass(frozen=True, kw_only=True)
 class RLOO:
-    """REINFORCE with a leave-one-out baseline. ``kl_coef`` is TRL's, ``n`` and the loss are the paper's."""
+    """REINFORCE with a leave-one-out baseline. ``kl_coef`` is TRL's, the loss is the paper's."""
 
     max_new_tokens: int = 32
     """Longest response, in tokens."""
     temperature: float = 1.0
     """tau: logits are divided by it in sampling and in every log-probability pass."""
     n: int = 4
-    """k: responses per prompt, at least 2; the paper has 2 and 4."""
+    """k: responses per prompt, at least 2, which is TRL's."""
     kl_coef: float = 0.05
     """beta: weight of the KL to the reference in the reward, in score units per nat; with 0 no reference is needed."""
     kl: str = "k1"

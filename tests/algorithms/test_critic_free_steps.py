@@ -75,6 +75,21 @@ class TestStep:
         assert lean.metrics(last)["score_mean"] > 2.5
         assert models.logits.detach().softmax(0)[GOOD] > 0.85
 
+    @pytest.mark.parametrize(
+        "recipe",
+        [
+            hf.GRPO(max_new_tokens=3, n=4, scale="none", aggregation="fixed_length", kl_coef=0.0),
+            hf.GRPO(max_new_tokens=3, n=4, clip_high=0.28, filter_groups=True, aggregation="token_mean", kl_coef=0.0),
+            hf.GRPO(max_new_tokens=3, n=4, scale="batch", epochs=2, mini_batches=2),
+        ],
+        ids=["Dr. GRPO", "DAPO", "batch"],
+    )
+    def test_variants_learn(self, recipe):
+        models = ToyModels(lr=0.05)
+        for _ in range(80):
+            step = recipe.step(models, prompts())
+        assert recipe.metrics(step)["score_mean"] > 2.5
+
     @every
     def test_a_strong_kl_holds_the_policy(self, algorithm):
         """Under a large kl_coef the reference (all tokens equally likely) wins over the score."""
@@ -213,6 +228,20 @@ class TestOptions:
     def test_signature_and_function_agree(self, module):
         names = [f.name for f in fields(module.Advantages)]
         assert module.advantages.__kwdefaults__ == {name: getattr(module.Advantages(), name) for name in names}
+
+
+def test_the_page_has_every_option_and_its_default():
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    header = next(row for row in rows if row[0] == "option")
+    told = {row[0].strip("`"): row[1:] for row in rows[rows.index(header) + 2 :] if row[0].startswith("`") and len(row) == 6}
+    for column, name in enumerate(header[1:]):
+        algorithm = getattr(hf, name)()
+        for option, cells in told.items():
+            said = cells[column]
+            assert said == ("-" if not hasattr(algorithm, option) else repr(getattr(algorithm, option)).replace("'", '"')), option
+        if name != "PPO":
+            assert {f.name for f in fields(algorithm)} <= set(told)
 
 
 def test_algorithms_do_not_import_each_other():
