@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hfsdk import data, viz
     from hfsdk import protocol as protocols
-    from hfsdk.algorithms import PPO
+    from hfsdk.algorithms import GRPO, PPO, RLOO, ReinforcePlusPlus, ReMax
     from hfsdk.batch import Batch
     from hfsdk.dataflow import Call, Dataflow
     from hfsdk.errors import (
@@ -68,13 +68,16 @@ _HOMES = {
     "ReshardPlan": "resharding", "RolloutOptions": "roles", "Run": "session", "Session": "session", "Span": "trace",
     "Table": "table", "Trace": "trace", "TransferProtocol": "protocol", "primitive": "models",
     **dict.fromkeys(_ERRORS, "errors"),
+    **dict.fromkeys(["GRPO", "RLOO", "ReMax", "ReinforcePlusPlus"], "algorithms"),
 }  # fmt: skip
 """Public name -> the module it comes from, loaded when the name is first used."""
 
 _MODULES = {"data": "data", "protocols": "protocol", "viz": "viz"}
 
 __all__ = [
+    "GRPO",
     "PPO",
+    "RLOO",
     "AdamW",
     "Batch",
     "Call",
@@ -103,6 +106,8 @@ __all__ = [
     "Primitive",
     "PromptStream",
     "Ragged",
+    "ReMax",
+    "ReinforcePlusPlus",
     "ReshardPlan",
     "RewardFunctionError",
     "RolloutOptions",

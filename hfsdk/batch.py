@@ -29,6 +29,7 @@ MEANINGS: dict[str, str] = {
     "ref_log_probs": "the same under the frozen reference",
     "values": "critic's value before each response token",
     "scores": "one number per sequence, from the reward",
+    "baseline_scores": "score of the greedy response to the same prompt (ReMax)",
     "costs": "one number per sequence, from the cost model",
     "rewards": "per token: -kl_coef * KL, with the score at the last response token",
     "advantages": "per token: how much better than expected",
@@ -152,6 +153,25 @@ class Batch(Pending):
     def alias(self, name: str, source: str) -> Batch:
         """Return the batch with column ``source`` also under ``name``; nothing is copied."""
         return Batch(self._client, {**self._refs, name: self.ref(source)}, self.num_rows)
+
+    def join(self, other: Batch, /, **columns: str) -> Batch:
+        """Return the batch with columns of another batch of as many samples, row by row; nothing is copied.
+
+        Args:
+            other: e.g. other responses to the same prompts.
+            columns: name here = name there, e.g. ``baseline_scores="scores"``.
+
+        Raises:
+            ColumnError: the other batch has another number of samples, has no such column, or is of another session.
+        """
+        if other.num_rows != self.num_rows:
+            raise ColumnError(
+                f"the other batch has {other.num_rows} samples, this one {self.num_rows}; join needs one row for each row, in the "
+                "same order: other.take([...]) repeats or picks rows"
+            )
+        if not other.belongs_to(self._client):
+            raise ColumnError("the other batch is of another session; bring its columns here: with_columns(name=other['name'])")
+        return Batch(self._client, {**self._refs, **{new: other.ref(name) for new, name in columns.items()}}, self.num_rows)
 
     def drop(self, *names: str) -> Batch:
         """Return the batch without these columns."""
@@ -398,7 +418,8 @@ WRITERS_HINT: dict[str, str] = {
     NEW_LOG_PROBS: "Give new=actor.compute_log_probs(batch), called after an update, or the name of a column.",
     "values": "Call critic.compute_values(batch) first.",
     "scores": "Call reward.compute_scores(batch) first.",
-    "advantages": "Call ppo.advantages(batch) first.",
+    "baseline_scores": "Call remax.with_baselines(batch, greedy) first.",
+    "advantages": "Call ppo.advantages(batch) first, or that of another algorithm, e.g. grpo.advantages(batch).",
     "returns": "Call ppo.advantages(batch) first.",
     "rewards": "Call ppo.advantages(batch) first.",
 }

@@ -16,6 +16,7 @@ Sources, by short name:
 
 * PPO: Schulman et al. 2017, arXiv 1707.06347. GAE: Schulman et al. 2016, arXiv 1506.02438.
 * Ziegler: Ziegler et al. 2019, arXiv 1909.08593. InstructGPT: Ouyang et al. 2022, arXiv 2203.02155.
+* GRPO: Shao et al. 2024, arXiv 2402.03300; Dr. GRPO: arXiv 2503.20783. RLOO: Ahmadian et al. 2024, arXiv 2402.14740.
 * Schulman's note: http://joschu.net/blog/kl-approx.html. Dual clip: Ye et al. 2020, arXiv 1912.09729.
 * N details: Huang et al., "The N implementation details of RLHF with PPO", 2023; N+ details: arXiv 2403.17031.
 """
@@ -181,6 +182,69 @@ def gae(
     return advantages_T, advantages_T + values_T
 
 
+def reward_to_go(rewards_T: Tensor, lengths_N: Tensor, gamma: float = 1.0) -> Tensor:
+    """Return ``G_t = r_t + gamma * G_{t+1}``, what each response still earns from token t on; shape [T].
+
+    It is `gae` with lambda 1 and no critic (all values 0): the return of REINFORCE.
+    """
+    return gae(rewards_T, torch.zeros_like(rewards_T), lengths_N, gamma, 1.0)[0]
+
+
+def identical_in_group(scores_N: Tensor, group_N: Tensor) -> Tensor:
+    """Say for each sequence whether its whole group has one and the same score; bool, shape [N].
+
+    Such a group teaches nothing: nobody in it is better than another. A group of one is one of them.
+    """
+    index_N, num_groups = _groups(group_N)
+    start = scores_N.new_zeros(num_groups)
+    lowest = start.scatter_reduce(0, index_N, scores_N, "amin", include_self=False)
+    highest = start.scatter_reduce(0, index_N, scores_N, "amax", include_self=False)
+    return (lowest == highest)[index_N]
+
+
+def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6) -> Tensor:
+    """Return how much better each response is than the mean of its group, in standard deviations (GRPO, section 4.1.2).
+
+    ``(score - mean) / (std + epsilon)``, the standard deviation unbiased (divided by n - 1), as TRL and verl have it.
+    Where all scores of a group are the same, and in a group of one, the advantage is exactly 0, whatever the rounding
+    of the mean. A NaN stays within its group, except under ``scale="batch"``.
+
+    Args:
+        scores_N: one score per sequence, shape [N].
+        group_N: whole numbers; sequences with the same number answer the same prompt. Groups may differ in size and
+            stand in any order; shape [N].
+        scale: ``"group"`` divides by the group's deviation, ``"batch"`` by that of all scores, ``"none"`` does not
+            divide (Dr. GRPO: groups of almost equal scores are not blown up).
+        epsilon: added to the deviation, in score units.
+
+    Returns:
+        Advantages, shape [N].
+
+    Raises:
+        OptionError: another ``scale``.
+    """
+    if scale not in ("group", "batch", "none"):
+        raise OptionError(f'scale must be "group", "batch" or "none"; got {scale!r}')
+    centred_N, size_N = _centred(scores_N, group_N)
+    if scale == "none":
+        return centred_N
+    if scale == "batch":
+        return centred_N / (masked_var(scores_N).sqrt() + epsilon)
+    index_N, num_groups = _groups(group_N)
+    squares = scores_N.new_zeros(num_groups).index_add(0, index_N, centred_N.square())
+    return centred_N / ((squares[index_N] / (size_N - 1).clamp(min=1)).sqrt() + epsilon)
+
+
+def leave_one_out(scores_N: Tensor, group_N: Tensor) -> Tensor:
+    """Return each score minus the mean of the *others* of its group (RLOO, section 4.1); shape [N].
+
+    That is ``n / (n - 1)`` times the distance to the group's own mean. 0 where all scores of a group are the same, and
+    in a group of one, which has no others (TRL: the same; verl: the score itself). Arguments as in `group_advantages`.
+    """
+    centred_N, size_N = _centred(scores_N, group_N)
+    return centred_N * size_N / (size_N - 1).clamp(min=1)
+
+
 def masked_mean(x_T: Tensor, mask_T: Tensor | None = None) -> Tensor:
     """Return the mean over the tokens where ``mask_T`` is true (all without a mask); NaN over no token at all."""
     return (x_T if mask_T is None else x_T[mask_T]).mean()
@@ -296,6 +360,21 @@ def sequence_sum(x_T: Tensor, lengths_N: Tensor) -> Tensor:
     """Return the sum of each sequence's tokens, shape [N]; 0 for an empty one."""
     rows_T = torch.repeat_interleave(torch.arange(len(lengths_N), device=x_T.device), lengths_N)
     return torch.zeros(len(lengths_N), dtype=x_T.dtype, device=x_T.device).index_add(0, rows_T, x_T)
+
+
+def _groups(group_N: Tensor) -> tuple[Tensor, int]:
+    """Number the groups from 0: the group of each sequence, shape [N], and how many groups there are."""
+    names, index_N = torch.unique(group_N, return_inverse=True)
+    return index_N, len(names)
+
+
+def _centred(scores_N: Tensor, group_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each score minus its group's mean (exactly 0 where all are the same) and the size of its group."""
+    index_N, num_groups = _groups(group_N)
+    size_N = torch.bincount(index_N, minlength=num_groups)[index_N]
+    totals = scores_N.new_zeros(num_groups).index_add(0, index_N, scores_N)
+    centred_N = scores_N - totals[index_N] / size_N
+    return torch.where(identical_in_group(scores_N, group_N), 0.0, centred_N), size_N
 
 
 def _add_at_last_token(x_T: Tensor, add_N: Tensor, lengths_N: Tensor) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from hfsdk.algorithms.losses import check
 
 if TYPE_CHECKING:
     from hfsdk.batch import Batch
@@ -21,7 +23,8 @@ class Step:
     batch: Batch
     critic: Metrics | None
     """``None`` for algorithms without a critic."""
-    actor: Metrics
+    actor: Metrics | None
+    """``None`` where nothing was left to learn from (`hfsdk.algorithms.grpo.GRPO.filter_groups`)."""
 
     def numbers(self, statistics: Statistics) -> dict[str, float]:
         """Return the batch's statistics and each metric of the updates as one number; waits.
@@ -31,7 +34,7 @@ class Step:
         """
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         critic = _over_mini_batches(self.critic.rows) if self.critic is not None else {}
-        actor = _over_mini_batches(self.actor.rows)
+        actor = _over_mini_batches(self.actor.rows) if self.actor is not None else {}
         numbers |= {f"critic_{name}" if name in actor else name: number for name, number in critic.items()}
         return numbers | {f"actor_{name}" if name in critic else name: number for name, number in actor.items()}
 
@@ -47,18 +50,23 @@ class Statistics:
     """Whether there is a column ``ref_log_probs``."""
     critic: bool = True
     """Whether there are columns ``values`` and ``returns``."""
+    groups: bool = False
+    """Whether to look at the column ``group``: several responses per prompt."""
 
     @property
     def reads(self) -> list[str]:
         """Columns the function reads."""
         columns = ["scores", "finish_reason", "rollout_log_probs", "old_log_probs"]
-        return columns + ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic
+        return (
+            columns + ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic + ["group"] * self.groups
+        )
 
     def __call__(self, table: Table) -> dict[str, float]:
         """Return the numbers of a whole batch.
 
         ``kl_mean`` is per sequence, in nats, by the k1 estimator, whatever the reward used; ``rollout_gap`` is
-        ``|old_log_probs - rollout_log_probs|``, the disagreement of trainer and generating engine, per token.
+        ``|old_log_probs - rollout_log_probs|``, the disagreement of trainer and generating engine, per token;
+        ``identical_groups`` is the share of responses whose group has one and the same score: they teach nothing.
         """
         import torch
 
@@ -85,12 +93,52 @@ class Statistics:
             numbers["kl_mean"] = rlmath.sequence_sum(kl_T, lengths_N).mean()
         if self.critic:
             numbers["explained_variance"] = rlmath.explained_variance(flat("values"), flat("returns"))
+        if self.groups:
+            group_N = torch.tensor(np.asarray(table["group"], dtype=np.int64))
+            numbers["identical_groups"] = rlmath.identical_in_group(scores_N, group_N).double().mean()
         return {name: float(number) for name, number in numbers.items()}
 
 
 def _over_mini_batches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return {name: max(xs) if name.endswith("_max") else sum(xs) / len(xs) for name, xs in columns.items()}
+
+
+def check_sampling(algorithm: Any, least_n: int = 1) -> None:
+    """Check the options that the algorithms without a critic share.
+
+    Raises:
+        OptionError: names the option that is out of its range.
+    """
+    a = algorithm
+    check(a.max_new_tokens >= 1, "max_new_tokens", a.max_new_tokens, "at least 1")
+    check(a.temperature > 0, "temperature", a.temperature, "above 0 (greedy has no log-probabilities)")
+    check(
+        a.n >= least_n,
+        "n",
+        a.n,
+        f"at least {least_n}" + " (responses are compared with others to their prompt)" * (least_n > 1),
+    )
+    check(a.epochs >= 1, "epochs", a.epochs, "at least 1")
+    check(a.mini_batches >= 1, "mini_batches", a.mini_batches, "at least 1")
+    check(a.kl_coef >= 0, "kl_coef", a.kl_coef, "at least 0")
+    known = a.old_log_probs in ("recompute", "rollout")
+    check(known, "old_log_probs", a.old_log_probs, '"recompute" or "rollout"')
+
+
+def need_roles(models: Any, roles: Sequence[str]) -> None:
+    """Look at every handle that a step uses, so that a missing one (PlacementError) is told before anything runs."""
+    for role in roles:
+        getattr(models, role)
+
+
+def with_old_log_probs(models: Any, batch: Batch, source: str) -> Batch:
+    """Return the batch with ``old_log_probs``: ``"recompute"`` by the trainer, or ``"rollout"``, the generating engine's own."""
+    return (
+        models.actor.compute_log_probs(batch)
+        if source == "recompute"
+        else batch.alias("old_log_probs", "rollout_log_probs")
+    )
 
 
 def ended(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

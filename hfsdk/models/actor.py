@@ -31,7 +31,8 @@ GENERATED = ("response", "rollout_log_probs", "finish_reason", "policy_version",
 """Columns that ``generate`` writes."""
 
 DERIVED = (
-    *GENERATED, "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "costs", "rewards", "advantages", "returns", "kl",
+    *GENERATED, "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "baseline_scores", "costs",
+    "rewards", "advantages", "returns", "kl",
 )  # fmt: skip
 """Columns that belong to one response: dropped when new responses are generated."""
 

@@ -1,0 +1,90 @@
+"""What the losses of several algorithms share: `PolicyLoss`, the names of KL estimators and aggregations, checks of options.
+
+A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``; see `hfsdk.algorithms.ppo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.checks import check_fields
+from hfsdk.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KL_KINDS = ("k1", "k2", "k3", "k3+", "abs")
+"""Estimators of the KL divergence; `hfsdk.algorithms.rlmath.kl_estimate` tells them apart."""
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
+"""How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
+sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The clipped surrogate loss of PPO (eq. 7), with an entropy bonus and a KL penalty where asked for."""
+
+    clip: float = 0.2
+    """epsilon: how far the ratio may fall below 1 and, without ``clip_high``, rise above it."""
+    clip_high: float | None = None
+    """How far the ratio may rise above 1; DAPO's clip-higher takes 0.28 (arXiv 2503.14476)."""
+    dual_clip: float | None = None
+    """c: the loss of a negative advantage is at most ``-c A`` (arXiv 1912.09729, c = 3); ``None`` is off."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus, per nat; the loss is lowered by it."""
+    kl_coef: float = 0.0
+    """beta: weight of the KL to the reference in the *loss*, per nat (GRPO); PPO proper puts it into the reward."""
+    kl: str = "k3"
+    """Estimator of that KL; k2 and k3+ have the right gradient, k3 nearly, k1 none."""
+    aggregation: str = "token_mean"
+    """One of `AGGREGATIONS`."""
+    fixed_length: int = 0
+    """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check(0 < self.clip < 1, "clip", self.clip, "between 0 and 1")
+        check(self.clip_high is None or self.clip_high > 0, "clip_high", self.clip_high, "above 0, or None")
+        check(self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "above 1, or None")
+        check(self.entropy_coef >= 0, "entropy_coef", self.entropy_coef, "at least 0")
+        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
+        check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
+        check(self.aggregation in AGGREGATIONS, "aggregation", self.aggregation, f"one of {', '.join(AGGREGATIONS)}")
+        fits = (self.fixed_length >= 1) == (self.aggregation == "fixed_length") and self.fixed_length >= 0
+        check(fits, "fixed_length", self.fixed_length, 'at least 1 with aggregation="fixed_length" and 0 otherwise')
+
+    @property
+    def reads(self) -> list[str]:
+        """Columns the loss reads."""
+        return ["old_log_probs", "advantages"] + ["ref_log_probs"] * (self.kl_coef > 0)
+
+    def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss per token, shape [T], and metrics per token."""
+        from hfsdk.algorithms import rlmath
+
+        old = b["old_log_probs"]
+        clip_high = self.clip if self.clip_high is None else self.clip_high
+        policy_loss, ratio, clipped, dual_clipped = rlmath.policy_loss_terms(
+            out.log_probs, old, b["advantages"], self.clip, clip_high, self.dual_clip
+        )
+        loss = policy_loss
+        metrics = {"policy_loss": policy_loss, "ratio": ratio, "ratio_max": ratio, "entropy": out.entropy}
+        metrics["clip_fraction"] = clipped.to(ratio.dtype)
+        metrics["approx_kl"] = rlmath.kl_estimate(old, out.log_probs, "k3")
+        metrics["approx_kl_k1"] = rlmath.kl_estimate(old, out.log_probs, "k1")
+        if self.dual_clip is not None:
+            metrics["dual_clip_fraction"] = dual_clipped.to(ratio.dtype)
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * out.entropy
+        if self.kl_coef:
+            metrics["kl_loss"] = rlmath.kl_estimate(out.log_probs, b["ref_log_probs"], self.kl)
+            loss = loss + self.kl_coef * metrics["kl_loss"]
+        return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def check(condition: bool, name: str, value: object, wanted: str) -> None:
+    """Raise an OptionError that names the option, what it must be and what was given, unless the condition holds."""
+    if not condition:
+        raise OptionError(f"{name} must be {wanted}; got {name}={value!r}")
