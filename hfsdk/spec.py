@@ -266,6 +266,11 @@ class ClusterSpec:
     inter_node: LinkSpec = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
     price_per_device_hour: float = 0.0
 
+    def __post_init__(self) -> None:
+        price = self.price_per_device_hour
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
+            raise OptionError(f"price_per_device_hour must be a number of at least 0; got {price!r}")
+
     @classmethod
     def parse(cls, text: str, price_per_device_hour: float = 0.0) -> ClusterSpec:
         """Parse ``"nodes x devices name"``, joined by ``+`` for mixed clusters.

@@ -229,7 +229,10 @@ def resources(trace: Trace, seconds: float, price_per_second: float) -> dict[str
     total, idle = trace.device_seconds()
     if total:
         found["busy_share"] = 1.0 - idle / total
-    used = [float(s.attrs[k]) for s in trace for k in ("allocated_bytes", "rss_bytes") if k in s.attrs]
+    for gauge in ("allocated_bytes", "rss_bytes"):  # of the GPU where there is one
+        used = [float(s.attrs[gauge]) for s in trace if gauge in s.attrs]
+        if used:
+            break
     if used:
         found["memory_bytes"] = max(used)
     if price_per_second > 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -49,6 +50,7 @@ class Session(Placing):
         self,
         devices: int | str | None = None,
         *,
+        price_per_device_hour: float = 0.0,
         wait: bool = False,
         seed: int = 0,
         name: str | None = None,
@@ -60,6 +62,7 @@ class Session(Placing):
             devices: how many devices of this machine to use (by default its GPUs, or without any up to two processes on its
                 processors), or all devices of a Ray cluster: ``"auto"`` for the one that runs on this machine, or an address,
                 ``"host:port"``. This process must be on one of its nodes; code and model folders are brought to the others.
+            price_per_device_hour: for what a run of :meth:`train` has cost so far, in any currency.
             wait: whether every call waits before it returns, so that a cell's time is its call's time.
             seed: see the class.
             name: see the class.
@@ -73,7 +76,8 @@ class Session(Placing):
         from hfsdk.engine.controller import Controller
 
         chosen = start_runtime(devices) if runtime is None else runtime
-        self._setup(Controller(chosen), chosen.cluster, chosen.kind, wait=wait, seed=seed, name=name)
+        cluster = replace(chosen.cluster, price_per_device_hour=price_per_device_hour or chosen.cluster.price_per_device_hour)
+        self._setup(Controller(chosen), cluster, chosen.kind, wait=wait, seed=seed, name=name)
 
     @classmethod
     def simulated(
