@@ -341,6 +341,8 @@ class Batch(Pending):
             OptionError: a clip is out of its range, or the samples asked for are too many to draw.
         """
         what = "batch.tokens()"
+        if new is not None and not isinstance(new, str | Batch):
+            raise OptionError(f"new is the name of a column or a batch, e.g. actor.compute_log_probs(batch); got {new!r}")
         self.need(["response", *([old] if new is not None else []), *([new] if isinstance(new, str) else [])], what)
         lengths = self.known_lengths("response")
         if lengths is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from hfsdk.errors import OptionError
@@ -97,18 +98,23 @@ def against_guess(seconds: Mapping[str, float], guess: Mapping[str, Any]) -> lis
     """Hold measured seconds per call (``"actor.update"``) against a guess by call or by method (``"update"``: all of them).
 
     Raises:
-        OptionError: the guess is empty, names no call that ran, or is not a number of at least 0.
+        OptionError: the guess is empty, names no call that ran or one twice, or is not a number of at least 0.
     """
     if not guess:
         raise OptionError(f"the guess is empty; guess seconds of calls, e.g. {{{next(iter(seconds), 'actor.generate')!r}: 1.0}}")
-    rows = []
+    rows: list[ComparedCall] = []
+    taken: set[str] = set()
     for name, value in guess.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
             raise OptionError(f"a guess is seconds, a number of at least 0; for {name!r} it is {value!r}")
-        found = [s for call, s in seconds.items() if name in (call, call.rpartition(".")[2])]
+        found = [call for call in seconds if name in (call, call.rpartition(".")[2])]
         if not found:
             raise OptionError(f"the guess names {name!r}, which did not run; there are {', '.join(seconds) or 'no calls'}")
-        rows.append(ComparedCall(call=str(name), this_s=sum(found), other_s=float(value)))
+        twice = taken & set(found)
+        if twice:
+            raise OptionError(f"the guess counts {', '.join(sorted(twice))} twice, with {name!r} the second time; leave one out")
+        taken |= set(found)
+        rows.append(ComparedCall(call=str(name), this_s=sum(seconds[call] for call in found), other_s=float(value)))
     return rows
 
 

@@ -482,11 +482,11 @@ class ReshardPlan:
         return self._view(None)
 
     def _view(self, measured: ReshardReport | None) -> dict[str, Any]:
-        ranks = []
+        ranks, apart = [], self.num_ranks > self.train.size  # apart, the trainer goes on with its shard
         for rank in range(self.num_ranks):
             ranks.append({
                 "rank": rank, "held": self.bytes_held(rank), "needed": self.bytes_needed(rank), "own": self.bytes_copied(rank),
-                "received": self.bytes_received(rank), "aside": self.bytes_redundant(rank),
+                "received": self.bytes_received(rank), "aside": 0 if apart else self.bytes_redundant(rank),
                 "measured": measured.ranks[rank].bytes_received if measured else None,
                 "from": [int(s) for s in np.flatnonzero(self.matrix[:, rank]) if s != rank],
             })  # fmt: skip

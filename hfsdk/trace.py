@@ -208,6 +208,8 @@ class Trace:
             title, source = theirs.title or "the other", theirs.source
             title = f"the other {title}" if title == self.title else title
             title = f"the other {title}" if (title, source) == (self.title, self.source) else title
+        if names is not None and len(names) != 2:
+            raise OptionError(f"names are two, of this trace and of the other; got {names!r}")
         this, title = names or (self.title or "trace", title)
         return Comparison(
             this=this, other=title, this_source=self.source, other_source=source,  # type: ignore[arg-type]
@@ -229,7 +231,10 @@ class Trace:
         return seconds
 
     def device_seconds(self) -> tuple[float, float]:
-        """Return (device-seconds in all, those of them idle): devices times the trace's duration, and what no span filled."""
+        """Return (device-seconds in all, those of them idle), of the devices that ran something in this trace.
+
+        In all is their number times the trace's duration; idle is what no span filled.
+        """
         idle = self.idle()
         return len(idle) * self.duration_s, sum(idle.values()) * self.duration_s
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 write_report: list[Callable[[Any, Path, Any], Path]] = []
 """Writes a session's report: (session, path, batch or None) -> the path."""
+
+exiting = threading.Event()
+"""The interpreter ends: nothing is shown any more, for whoever looked may be gone already."""

@@ -72,6 +72,10 @@ CHANGES = ("update", "step", "load_state")
 Listener = Callable[[dict[str, Any]], None]
 
 
+UNSEEN = ("put", "last_reshard", "census")
+"""Methods that are no part of a step: to look at it must not change what is seen."""
+
+
 class Controller:
     """See the module's text. One instance serves one session; ``send`` may be called from any thread."""
 
@@ -448,11 +452,14 @@ class Controller:
 
     def _pool_died(self, record: CallRecord, error: WorkerDiedError) -> None:
         assert record.pool is not None
-        told = self._pool_lost(record.pool, error)
+        told = self._pool_lost(record.pool, error, record)
         self._finish(record, type(told)(told.message, **{**told.fields(), **_where(record.call)}))
 
-    def _pool_lost(self, pool: Pool, error: WorkerDiedError) -> WorkerDiedError:
-        """A worker ended: close its pool, so that the next call opens it again; return the error that says what is lost."""
+    def _pool_lost(self, pool: Pool, error: WorkerDiedError, record: CallRecord | None = None) -> WorkerDiedError:
+        """A worker ended, during the call ``record``: close its pool, so that the next call opens it again.
+
+        Returns the error that says what is lost.
+        """
         lost = []
         family = [p for p in self._open_pools.values() if (pool.within or pool.name) in (p.name, p.within)] or [pool]
         for one in sorted(family, key=lambda one: not one.within):
@@ -472,7 +479,7 @@ class Controller:
         for other in list(self._calls.values()):  # columns live where they were written, whatever pool that was
             parts = other.stored.parts if other.pool is not None and other.stored is not None else ()
             if any(p.rank is not None and other.pool and other.pool.devices[p.rank] in dead for p in parts):
-                other.state = "lost"
+                other.state, other.root = "lost", record
         words = "; ".join(lost) or "no trained role lived there"
         return WorkerDiedError(
             f"{error.message} The pool is started again at the next call; {words}.", **error.fields()
@@ -509,8 +516,8 @@ class Controller:
         stored = {}
         for call_id in record.call.inputs:
             source = self._calls[call_id]
-            if source.state == "failed":
-                record.root = source.origin
+            if source.state == "failed" or (source.state == "lost" and source.root is not None):
+                record.root = source.origin  # told once
             self._check_usable(source, record.call)
             assert source.stored is not None
             stored[call_id] = source.stored
@@ -579,24 +586,24 @@ class Controller:
                     record.stored = None
 
     def _look(self, message: m.Look) -> Any:
-        with self._lock:
-            records = [r for r in self._calls.values() if r.call.method != "put"]
-            if message.what == "calls":
-                return [r.call for r in records if message.step in (None, r.call.step)]
-            if message.what == "spans":
-                return self._spans([r for r in records if message.step in (None, r.call.step)])
-            if message.what == "roles":
-                return {
-                    n: (r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for n, r in self._roles.items()
-                }
-            if message.what == "dataflow":
-                return self._dataflow([r for r in records if message.step in (None, r.call.step)])
-            if message.what == "running":
-                return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
-            if message.what == "placement":
-                return self._placement
-            if message.what == "step":
-                return self._step
+        # without the controller's lock, which a place holds while it waits for lanes whose listeners may look
+        records = [r for r in list(self._calls.values()) if r.call.method not in UNSEEN]
+        if message.what == "calls":
+            return [r.call for r in records if message.step in (None, r.call.step)]
+        if message.what == "spans":
+            return self._spans([r for r in records if message.step in (None, r.call.step)])
+        if message.what == "roles":
+            return {
+                n: (r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for n, r in list(self._roles.items())
+            }
+        if message.what == "dataflow":
+            return self._dataflow([r for r in records if message.step in (None, r.call.step)])
+        if message.what == "running":
+            return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
+        if message.what == "placement":
+            return self._placement
+        if message.what == "step":
+            return self._step
         if message.what == "devices":
             return self._devices()
         return self._runtime.controller_bytes()

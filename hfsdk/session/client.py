@@ -14,6 +14,7 @@ import contextlib
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,7 +112,11 @@ class ControllerClient:
             lease = Lease(call_id, self.release)
             self._recent.append(call_id)
         for relay in list(self._relays):
-            relay.announce(_started(call_id, message))
+            try:
+                relay.announce(_started(call_id, message))
+            except Exception as error:  # the user's listener: the call has started all the same
+                self._relays.remove(relay)
+                warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
         if self.wait_each:
             self.wait([call_id], None)
         return lease

@@ -16,6 +16,10 @@ Listener = Callable[[Event], None]
 ENDS = ("call_done", "call_failed", "call_cancelled")
 
 
+MOST_EARLY = 64
+"""Calls whose events are kept until they are announced."""
+
+
 class EventRelay:
     """Passes a controller's events on to one listener."""
 
@@ -44,6 +48,8 @@ class EventRelay:
         with self._lock:
             if event["call_id"] not in self._announced:
                 self._early.setdefault(event["call_id"], []).append(event)
+                if len(self._early) > MOST_EARLY:  # weights on their way to a shadow are never announced
+                    del self._early[next(iter(self._early))]
                 return
         self._pass_on(event)
 

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 _CELL = re.compile(r"In\[(\d+)\]")
 
 
+_started = threading.local()
+
+
+@contextmanager
+def calls_of(line: str) -> Iterator[None]:
+    """Say that what this thread starts was asked for at ``line``: a thread of hfsdk's own has no frame of the user's below."""
+    _started.line = line
+    try:
+        yield
+    finally:
+        del _started.line
+
+
 def user_line() -> str:
     """Return the place of the innermost frame outside hfsdk, or ``""`` when there is none."""
+    asked: str | None = getattr(_started, "line", None)
+    if asked is not None:
+        return asked
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame):
         frame = frame.f_back

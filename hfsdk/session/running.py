@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hfsdk import upward
 from hfsdk.errors import CallCancelledError, OptionError, SessionClosedError
 from hfsdk.trace import Trace
 
@@ -51,6 +53,12 @@ class Run:
         self._extra = 0
         self._cancel: Callable[[], None] | None = None
         self._thread = 0
+        self.runner: threading.Thread | None = None
+        """The thread of a run in the background."""
+        self._saving = False
+        self._own: set[int] = set()
+        self._foreign: set[int] = set()
+        """Calls that were started meanwhile by the run's step, and by others."""
         self._samples: dict[int, list[Mapping[str, Any]]] = {}
         self._calls: dict[int, list[tuple[str, float, float]]] = {}
         self._trace_steps: dict[int, int] = {}
@@ -129,6 +137,18 @@ class Run:
             raise self.error
         return self
 
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Stop the run, and wait until it is over; from its own thread only stop it."""
+        self.stop()
+        runner = self.runner
+        if runner is not None and runner is not threading.current_thread():
+            runner.join(timeout_s)
+
+    def leave(self) -> None:
+        """Stop for good because the interpreter ends; nothing is shown any more."""
+        upward.exiting.set()
+        self.close()
+
     def _need_background(self, what: str) -> None:
         if not self.background:
             raise OptionError(f"{what}() goes with session.train(..., wait=False); call session.train again to go on")
@@ -145,6 +165,20 @@ class Run:
         """Say that the loop runs on the thread that calls this."""
         self._thread = threading.get_ident()
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Between two steps the run's own thread may save."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether no step is under way: it has ended, is paused, or saves."""
+        return not self.running or self.paused or (self._saving and threading.get_ident() == self._thread)
+
     def ends(self, error: Exception | None = None, interrupted: bool = False) -> None:
         """The loop is over, by an error or by the user's interrupt where it is not done."""
         with self._turn:
@@ -160,12 +194,13 @@ class Run:
     def may_go_on(self) -> bool:
         """Return whether there shall be a next step; in the background a pause waits here."""
         with self._turn:
-            if self._pause_asked and self.background and not self._extra and not self._stop_asked:
-                self.paused = True
+            while self._pause_asked and self.background and not self._extra and not self._stop_asked:
+                self.paused = True  # again, where a pause follows a resume before this thread woke
                 self._turn.notify_all()
-                self._turn.wait_for(lambda: self._stop_asked or not self._pause_asked or self._extra)
+                self._turn.wait()
+            if self.background:
                 self.paused = False
-            elif self._pause_asked and not self.background and self.rows:
+            if self._pause_asked and not self.background and self.rows:
                 self.paused = True
             self._extra = max(0, self._extra - 1)
             return not self._stop_asked and not self.paused
@@ -174,6 +209,7 @@ class Run:
         """Take a finished step: its numbers, where its time went, and a few samples."""
         self.rows.append(row)
         self.last = step
+        self._own.clear()
         number = row["step"]
         ended = [(s, s.duration_s) for s in trace.calls if s.duration_s is not None]
         calls = [(f"{s.role}.{s.method or s.name}".lstrip("."), (s.start_ns - trace.start_ns) / 1e9, took) for s, took in ended]
@@ -189,9 +225,20 @@ class Run:
             known = self._now if self._now.get("call_id") == event["call_id"] else {"since_s": time.monotonic()}
             found = {k: event[k] for k in ("call", "done", "total", "unit") if event.get(k) is not None}
             self._now = {**known, **found, "call_id": event["call_id"]}
-        mine = event["type"] == "call_started" and threading.get_ident() == self._thread
-        if mine and self._stop_asked and self._cancel is not None:
-            self._cancel()  # stop came between two calls of a step
+        if event["type"] == "call_started":
+            mine = threading.get_ident() == self._thread
+            (self._own if mine else self._foreign).add(event["call_id"])
+            if mine and self._stop_asked and self._cancel is not None:
+                self._cancel()  # stop came between two calls of a step
+
+    @property
+    def own_calls(self) -> set[int]:
+        """Calls that the running step has started."""
+        return self._own
+
+    def of_step(self, trace: Trace) -> Trace:
+        """Return a trace without the calls that others started meanwhile."""
+        return Trace(tuple(s for s in trace if s.call_id not in self._foreign), trace.title)
 
     # -- looking
 
@@ -217,18 +264,19 @@ class Run:
         return f"Run({len(self.rows)}{of} steps, {self.state}{score})"
 
 
-def resources(trace: Trace, seconds: float, price_per_second: float) -> dict[str, float]:
+def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:
     """Return what a step took of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.
 
-    Tokens are those generated; numbers that nothing measured are left out.
+    Tokens are those generated; busy is the mean over the ``num_devices`` that have a role, those that ran nothing included.
+    Numbers that nothing measured are left out.
     """
     found: dict[str, float] = {}
     made = [float(s.attrs["tokens"]) for s in trace.calls if s.phase == "generation" and "tokens" in s.attrs]
     if made and seconds > 0:
         found["tokens_per_s"] = sum(made) / seconds
     total, idle = trace.device_seconds()
-    if total:
-        found["busy_share"] = 1.0 - idle / total
+    if total and num_devices:
+        found["busy_share"] = (total - idle) / (num_devices * trace.duration_s)
     for gauge in ("allocated_bytes", "rss_bytes"):  # of the GPU where there is one
         used = [float(s.attrs[gauge]) for s in trace if gauge in s.attrs]
         if used:

@@ -365,6 +365,7 @@ class Session(Placing):
             CheckpointError: the folder cannot be written; also where the save before it failed and nobody has looked.
         """
         self._client.check_open()
+        self._check_between_steps("save")
         if self._saving is not None and not self._saving.looked:
             self._saving.wait()
         self._saving = None
@@ -384,8 +385,15 @@ class Session(Placing):
         Raises:
             CheckpointError: no or an incomplete checkpoint, or one of other roles or models.
         """
+        self._check_between_steps("load")
         self._settle_save()
         load_session(self, folder)
+
+    def _check_between_steps(self, what: str) -> None:
+        if self.run is not None and not self.run.between_steps:
+            raise OptionError(
+                f"{what}() would take a step of {self.run!r} half done; run.pause() and run.wait() first, or train with save_every"
+            )
 
     @property
     def roles(self) -> tuple[ModelHandle, ...]:
@@ -418,7 +426,7 @@ class Session(Placing):
         """
         if not self._client.closed:
             if self.run is not None:
-                self.run.stop()
+                self.run.close()
             self._settle_save()
         self._client.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import sys
 import threading
@@ -13,9 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hfsdk import upward
 from hfsdk.batch import Batch
 from hfsdk.checks import is_whole
 from hfsdk.errors import OptionError, SimulatedValueError
+from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import NUM_SAMPLES, Row, Run, resources
 
@@ -63,13 +66,15 @@ def train(
     wait: bool,
 ) -> Run:
     """See ``Session.train``."""
-    _check_options(algorithm, prompts, steps, metrics, save_every, folder)
+    _check_options(algorithm, prompts, steps, metrics, stop, save_every, folder)
+    if not isinstance(wait, bool):
+        raise OptionError(f"wait is True or False; got {wait!r}")
     if session.run is not None and session.run.running:
         raise OptionError(f"{session.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
     if resume is not None:
         session.load(resume)
     run = session.run = Run()
-    run.begins(steps, not wait, lambda: _stop_calls(session))
+    run.begins(steps, not wait, lambda: _stop_calls(session, run))
     saving = (save_every, folder) if save_every and folder is not None else (0, "")
     loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run)
     shown = _wants_progress() if progress is None else progress
@@ -78,14 +83,18 @@ def train(
     if wait:
         _attend(loop, shown and not watchers, watchers, unsubscribe)
     else:
-        work = (loop, False, watchers, unsubscribe)
-        threading.Thread(target=_in_background, args=work, name="hfsdk-train", daemon=True).start()
+        work = (loop, user_line(), watchers, unsubscribe)
+        run.runner = threading.Thread(target=_in_background, args=work, name="hfsdk-train", daemon=True)
+        atexit.register(run.leave)  # a thread that computes while the interpreter ends would take it down
+        run.runner.start()
     return run
 
 
-def _in_background(loop: _Loop, *rest: Any) -> None:
-    with suppress(Exception):  # the run keeps it, and run.wait() raises it
-        _attend(loop, *rest)
+def _in_background(loop: _Loop, line: str, watchers: Sequence[Watcher], unsubscribe: Callable[[], None]) -> None:
+    with suppress(Exception), calls_of(line):  # the run keeps what failed, and run.wait() raises it
+        _attend(loop, False, watchers, unsubscribe)
+    if not upward.exiting.is_set():
+        atexit.unregister(loop.run.leave)
 
 
 def _attend(loop: _Loop, bar: bool, watchers: Sequence[Watcher], unsubscribe: Callable[[], None]) -> None:
@@ -124,7 +133,8 @@ class _Loop:
             row = _one_step(session, self.algorithm, self.prompts, self.metrics, run)
             bar.show(row)
             if every and row["step"] % every == every - 1:
-                session.save(folder)
+                with run.saving():
+                    session.save(folder)
             if self.stop is not None and self.stop(row):
                 run.stopped = True
                 break
@@ -148,16 +158,18 @@ def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, met
                 row |= _own_metric(metric, step.batch)
         except SimulatedValueError:
             session.client.wait(session.client.open_calls(), None)  # shapes and times only: no metrics to show
-        trace = session.trace.snapshot()
+        trace = run.of_step(session.trace.snapshot())
         row["seconds"] = trace.duration_s if session.simulated_time else time.perf_counter() - started
         cluster = session.cluster
-        row |= resources(trace, row["seconds"], cluster.price_per_device_hour * len(cluster.devices) / 3600)
+        placement = session.placement.placement
+        used = {device for pool in (placement.pools if placement else ()) for device in pool.devices}
+        row |= resources(trace, row["seconds"], len(used), cluster.price_per_device_hour * len(cluster.devices) / 3600)
         finished = True
     finally:
         if not finished:
             prompts.position = before[0]
             session.recount(before[1])  # the seeds of its updates: gone on with, the run is as if it had not stopped
-            _stop_calls(session)
+            _stop_calls(session, run)
     run.note(row, step, trace, session.trace.step, _samples(step))
     session.record(row)
     return row
@@ -169,9 +181,11 @@ def _samples(step: Any) -> list[Mapping[str, Any]]:
     return list(batch.view(NUM_SAMPLES)["samples"]) if isinstance(batch, Batch) else []
 
 
-def _stop_calls(session: Session) -> None:
+def _stop_calls(session: Session, run: Run) -> None:
+    """Cancel what the run's step has started; calls that the user started beside it go on."""
     if not session.client.closed:
-        session.client.cancel(session.client.open_calls())
+        own = set(run.own_calls)
+        session.client.cancel([call for call in session.client.open_calls() if call in own])
 
 
 def _own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
@@ -187,8 +201,9 @@ def _own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
 
 
 def _check_options(
-    algorithm: Algorithm, prompts: PromptStream, steps: int, metrics: Sequence[Metric], save_every: int, folder: str | Path | None
-) -> None:
+    algorithm: Algorithm, prompts: PromptStream, steps: int, metrics: Sequence[Metric], stop: Any, save_every: int,
+    folder: str | Path | None,
+) -> None:  # fmt: skip
     if isinstance(algorithm, type) or not callable(getattr(algorithm, "step", None)):
         raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {algorithm!r}")
     if not isinstance(prompts, PromptStream):
@@ -197,6 +212,8 @@ def _check_options(
         raise OptionError(f"steps must be a whole number of at least 1; got {steps!r}")
     if not is_whole(save_every) or save_every < 0 or (save_every and folder is None):
         raise OptionError(f"save_every={save_every} needs a number of at least 0 and a folder to save to (folder=...)")
+    if stop is not None and not callable(stop):
+        raise OptionError(f"stop is a function of a step's row that says whether to end the run; got {stop!r}")
     for metric in metrics:
         if not callable(metric):
             raise OptionError(f"metrics are functions of a batch; got {metric!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from hfsdk.checks import is_whole
 from hfsdk.comparison import Comparison
 from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
@@ -73,6 +74,15 @@ class PlacementPicture:
             "roles": [self._role(spec, states, measured) for spec in (*models, *shadows)],
             "predicted": self._predicted, "before": self._before,
         }  # fmt: skip
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per role and device: role, pool, device, rank, coordinates, replica, planned and measured bytes."""
+        import pandas as pd
+
+        rows = [
+            {"role": role["name"], "pool": role["pool"], **shard} for role in self.view()["roles"] for shard in role["shards"]
+        ]
+        return pd.DataFrame(rows)
 
     def _statuses(self) -> Sequence[DeviceStatus]:
         if self._client.closed or self._predicted:  # a simulated device measures nothing
@@ -246,6 +256,8 @@ class Traces(LiveTrace):
             numbers = range(last + 1)[step]
             spans = [s for number in numbers for s in LiveTrace(self._client, number).spans]
             return Trace.of(spans, _numbers("step", list(numbers)) if numbers else "no steps")
+        if not is_whole(step):
+            raise OptionError(f"a trace is asked for by the step's number, or a slice of them; got {step!r}")
         number = step + last + 1 if step < 0 else step
         if not 0 <= number <= last:
             raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")

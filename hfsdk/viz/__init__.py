@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from hfsdk.viz.tokens import TokensPicture
 
 
+def __dir__() -> list[str]:
+    mine = (name for name, thing in globals().items() if getattr(thing, "__module__", "") == __name__)
+    return sorted(name for name in mine if not name.startswith("_"))
+
+
 def register_hooks() -> bool:
     """Register the display hooks with the IPython that runs, if one does; returns whether one did."""
     ipython = sys.modules.get("IPython")
@@ -155,6 +160,7 @@ def tokens_picture(
     """
     from hfsdk.viz.tokens import TokensPicture, tokens_view
 
+    _need_batch(batch)
     return TokensPicture(tokens_view(batch.tokens(rows, new=new, old=old, clip=clip, clip_high=clip_high, color=color)))
 
 
@@ -173,6 +179,7 @@ def credit_picture(batch: Batch, row: int = 0, gamma: float = 1.0, lam: float = 
     """
     from hfsdk.viz.credit import CreditPicture, credit_view
 
+    _need_batch(batch)
     return CreditPicture(credit_view(batch, row, gamma, lam))
 
 
@@ -199,7 +206,16 @@ def clip_picture(
     """
     from hfsdk.viz.clip import ClipPicture, clip_view
 
+    _need_batch(batch)
     return ClipPicture(clip_view(batch, new, old, clip, clip_high))
+
+
+def _need_batch(batch: Any) -> None:
+    from hfsdk.batch import Batch
+    from hfsdk.errors import OptionError
+
+    if not isinstance(batch, Batch):
+        raise OptionError(f"this picture is of a batch, e.g. what actor.generate(...) returns; got {type(batch).__name__}")
 
 
 def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:

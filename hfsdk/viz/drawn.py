@@ -24,7 +24,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
-    ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view(), live=obj.running)),
+    ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view())),
     ("hfsdk.session.views", "PlacementPicture"): lambda obj: PlacementPicture(placement_view(obj.view())),
     ("hfsdk.session.views", "LiveTrace"): lambda obj: TimelinePicture(timeline_view(obj.snapshot())),
     ("hfsdk.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),

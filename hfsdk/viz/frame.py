@@ -28,6 +28,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hfsdk import upward
 from hfsdk.errors import OptionError
 from hfsdk.placement import is_shadow
 from hfsdk.viz.plain import clean, plain
@@ -362,6 +363,8 @@ class LivePicture:
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        if upward.exiting.is_set():
+            return
         handle.update(self.picture.bundle(), raw=True)
         self._widget.close()
 
@@ -369,7 +372,7 @@ class LivePicture:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._pending is not None or self._closed)
-                if self._closed:
+                if self._closed or upward.exiting.is_set():
                     return
                 view, self._pending = self._pending, None
             assert view is not None

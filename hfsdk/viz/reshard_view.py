@@ -169,7 +169,7 @@ def _variant(given: ReshardPlan | ReshardReport) -> VariantView:
         "num_ranks": plan.num_ranks, "ranks": [_rank(plan, report, number, row) for number, row in enumerate(bars)],
         "matrix": _together(data["matrix"], bucket, len(groups)), "measured": measured, "links": links, "ladder": data["ladder"],
         "parameters": _parameters(plan, bucket, len(groups)), "moved": plan.bytes_moved,
-        "redundant": sum(plan.bytes_redundant(rank) for rank in range(plan.num_ranks)),
+        "redundant": sum(rank["aside"] for rank in data["ranks"]),
     }  # fmt: skip
 
 

@@ -23,6 +23,8 @@ def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
     """Write the report; see ``Session.report``."""
     run = session.run
     batch = batch if batch is not None else getattr(run.last, "batch", None) if run is not None else None
+    loaded = {role["name"] for role in session.view()["roles"] if role["state"] == "loaded"}  # a report loads nothing
+    moved = [h for h in session.roles if isinstance(h, ActorModel) and h.name in loaded]
     parts: list[tuple[str, Callable[[], str]]] = [
         ("Session", lambda: session_html(session.view())),
         ("Placement", lambda: picture_of(session.placement).to_html()),
@@ -30,7 +32,7 @@ def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
         ("Dataflow of the last step", lambda: picture_of(session.dataflow).to_html()),
         ("Timeline of the last step", lambda: picture_of(session.trace).to_html()),
         ("Memory", lambda: picture_of(session.memory).to_html()),
-        *((f"Resharding of {h.name}", partial(_reshard, h)) for h in session.roles if isinstance(h, ActorModel)),
+        *((f"Resharding of {actor.name}", partial(_reshard, actor)) for actor in moved),
         ("Tokens", lambda: "" if batch is None else picture_of(batch.tokens()).to_html()),
         ("Batch", lambda: "" if batch is None else batch_html(batch.view())),
         ("History", lambda: _history(session)),
@@ -59,4 +61,5 @@ def _reshard(handle: ActorModel) -> str:
 
 def _history(session: Session) -> str:
     rows: list[Any] = session.history.to_dict("records")
-    return metrics_html(rows) if rows else ""
+    table = metrics_html(rows) if rows else ""
+    return table and f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="history">{table}</div>'

@@ -72,6 +72,7 @@ class LaneView(TypedDict):
     row_height: float
     show_label: bool
     busy_share: float | None
+    """Of the time; waiting for another pipeline stage is not busy."""
     idle: list[list[float]]
 
 
@@ -261,6 +262,7 @@ class _Lanes:
         self.keys = sorted({_lane_key(s): None for s in trace}, key=self._order(trace))
         self._index = {key: i for i, key in enumerate(self.keys)}
         self._busy: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+        self._waits: dict[Any, float] = defaultdict(float)
         self._rows: dict[Any, list[float]] = defaultdict(list)
         self._depths: dict[Any, int] = defaultdict(int)
         self._place: list[tuple[int, int, int]] = []
@@ -278,6 +280,7 @@ class _Lanes:
             key, start = _lane_key(span), (span.start_ns - origin) / 1e9
             end = _end_s(span, origin, now_s)
             self._busy[key].append((start, end))
+            self._waits[key] += (end - start) * (span.name in WAITS)
             outer = enclosing.get((key, span.call_id, span.parent)) if span.parent and span.device is not None else None
             if outer is None:
                 sub, depth = self._free_row(key, start, end), 0
@@ -334,7 +337,8 @@ class _Lanes:
             label = f"device {device}" if on_device else cut(role or "session", 24)
             label += " (predicted)" if predicted else ""
             idle = _gaps(self._busy[key], total_s) if on_device else []
-            busy = 1 - sum(b - a for a, b in idle) / total_s if on_device and total_s else None
+            unused = sum(b - a for a, b in idle) + self._waits[key]
+            busy = max(0.0, 1 - unused / total_s) if on_device and total_s else None
             lanes.append({
                 "label": label, "kind": "device" if on_device else "calls", "device": device if on_device else None, "case": "",
                 "pool": pool if pool != above else "", "predicted": predicted, "y": y,

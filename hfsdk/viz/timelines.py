@@ -30,6 +30,9 @@ def timelines_view(traces: Mapping[str, Traced], title: str = "") -> TimelineVie
     """
     if not traces:
         raise OptionError("there is no trace to draw; give them by name: {'colocate': session.trace[0], 'split': other.trace[0]}")
+    if not isinstance(traces, Mapping):
+        kind = type(traces).__name__
+        raise OptionError(f"give traces by name: {{'colocate': session.trace[0], 'split': other.trace[0]}}; got a {kind}")
     for name, trace in traces.items():
         if not isinstance(trace, Traced):
             raise OptionError(f"{name!r} is a {type(trace).__name__}; give a trace, e.g. session.trace[0]")

@@ -265,9 +265,9 @@ def test_a_run_that_a_second_interrupt_ended_is_not_finished(session, ready, con
 def test_closing_the_session_stops_its_run(session, ready, controller, gate):
     run = session.train(gate, ready, steps=3, wait=False)
     gate.one_begun()
+    threading.Timer(0.2, gate.let_in.release).start()
     session.close()
-    gate.let_in.release()
-    until(lambda: not run.running)
+    assert not run.running
     assert (run.state, run.error) == ("stopped", None)
     assert controller.closed == 1
 
@@ -355,3 +355,76 @@ def test_a_simulated_run_in_the_background(length_reward):
         assert run.state == "stopped"
         assert len(session.history) == len(run.rows)
     assert {"seconds", "tokens_per_s", "busy_share"} <= set(run.history)
+
+
+@pytest.fixture
+def background(length_reward):
+    """A simulated session whose run goes on in the background."""
+    with hf.Session.simulated("1x4 H200") as session:
+        actor = session.actor("tiny")
+        session.critic("tiny"), session.reference(actor), session.reward(length_reward)
+        session.place("colocate")
+        prompts = session.prompts(TEXTS, batch_size=4)
+        run = session.train(hf.PPO(), prompts, steps=10**6, wait=False)
+        until(lambda: len(run.rows) >= 1)
+        yield session, run
+    assert not run.running, "closing the session waits for its run"
+    assert run.state == "stopped"
+
+
+def test_a_pause_right_after_a_resume_pauses(background):
+    _, run = background
+    run.pause()
+    run.wait(LIMIT_S)
+    for _ in range(20):
+        run.resume()
+        run.pause()
+        assert run.wait(LIMIT_S).state == "paused"
+
+
+def test_who_looks_from_a_listener_does_not_block_a_place(background):
+    session, _ = background
+    session.subscribe(lambda event: session.trace.snapshot())
+    for where in ("split", "colocate") * 4:
+        session.place(where)
+
+
+def test_calls_of_a_background_run_name_the_line_of_train(background):
+    session, _ = background
+    assert {call.line.partition(",")[0] for call in session.dataflow.snapshot() if call.line} == {"test_running.py"}
+
+
+def test_stop_leaves_the_users_own_calls_alone(background):
+    session, run = background
+    mine = session.models.actor.generate(["a", "b"], max_new_tokens=4)
+    run.stop()
+    run.wait(LIMIT_S)
+    assert mine.wait().state == "done"
+
+
+def test_saving_and_loading_wait_for_the_end_of_a_step(background, tmp_path):
+    session, run = background
+    for act in (session.save, session.load):
+        with pytest.raises(hf.OptionError, match=r"half done.*run\.pause\(\)"):
+            act(tmp_path)
+    run.pause()
+    run.wait(LIMIT_S)
+    session.save(tmp_path)
+
+
+def test_a_listener_that_raises_is_dropped_and_the_call_goes_on(background):
+    session, run = background
+    run.pause()
+    run.wait(LIMIT_S)
+    session.subscribe(lambda event: 1 / 0)
+    with pytest.warns(UserWarning, match="ZeroDivisionError"):
+        batch = session.models.actor.generate(["a"], max_new_tokens=2)
+    assert batch.wait().state == "done"
+
+
+def test_busy_counts_devices_that_ran_nothing(length_reward):
+    with hf.Session.simulated("1x4 H200") as session:
+        session.actor("tiny"), session.critic("tiny"), session.reward(length_reward)
+        session.place({"actor": 2, "critic": 2})
+        run = session.train(hf.GRPO(n=2, kl_coef=0.0), session.prompts(TEXTS, batch_size=4), steps=1)
+        assert run.rows[0]["busy_share"] <= 0.5

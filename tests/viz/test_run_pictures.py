@@ -94,12 +94,12 @@ def test_a_simulated_run_is_drawn_as_predicted():
     assert all("stroke-dasharray" in line for line in lines)
 
 
-def test_only_a_run_under_way_is_live():
+def test_a_picture_of_a_run_has_no_buttons_unless_it_is_shown_live():
     run = Run()
-    assert not picture_of(run).view["live"]
     run.begins(3, background=True, cancel=lambda: None)
-    view = picture_of(run).view
+    view = dashboard_view(run.view(), live=True)
     assert (view["live"], view["background"], view["state"], view["steps_asked"]) == (True, True, "running", 3)
+    assert not picture_of(run).view["live"], "a file has nobody to press for"
 
 
 # ---------------------------------------------------------------- memory

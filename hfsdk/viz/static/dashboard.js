@@ -74,8 +74,9 @@ function render({ model, el }) {
     svg.addEventListener("click", (ev) => { open(nearest(ev)[0]); });
   }
   function fmtValue(name, v) {
-    if (name.endsWith("_bytes")) return fmtBytes(v);
+    if (name.endsWith("_bytes")) return Math.abs(v) >= 1e9 ? (v / 1e9).toFixed(3) + " GB" : fmtBytes(v);
     if (name.endsWith("_share") || name.endsWith("_fraction")) return fmtShare(v);
+    if (v && Math.abs(v) < 1e-3) return v.toExponential(1);
     return Number.isInteger(v) ? fmtCount(v) : String(Number(v.toPrecision(3)));
   }
   function open(step) { selected = step; follow = view.steps.length && step === view.steps[view.steps.length - 1].step; draw(); }
