@@ -79,7 +79,7 @@ class Worker:
 
     def __init__(self, device: int, num_threads: int = 1) -> None:
         self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
-        self.recorder = Recorder(device=device, rank=0, gauge=_memory_gauge)
+        self.recorder = Recorder(device=device, rank=0, gauge=_memory_gauge())
         self.roles: dict[str, HostedRole] = {}
         self.saves: dict[str, Saving] = {}
         """The last save of each role; it goes on when the role is released."""
@@ -252,15 +252,21 @@ class Worker:
         torch.set_grad_enabled(True)
 
 
-def _memory_gauge() -> dict[str, int]:
-    """Return the bytes that are resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
-    import torch
+def _memory_gauge() -> Callable[[], dict[str, int]]:
+    """Return what reads the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
+    import psutil
 
-    with open("/proc/self/statm") as pages:  # a few microseconds
-        found = {"rss_bytes": int(pages.read().split()[1]) * os.sysconf("SC_PAGESIZE")}
-    if torch.cuda.is_available():
-        found |= {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
-    return found
+    process = psutil.Process(os.getpid())
+
+    def gauge() -> dict[str, int]:
+        import torch
+
+        found = {"rss_bytes": int(process.memory_info().rss)}
+        if torch.cuda.is_available():
+            found |= {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
+        return found
+
+    return gauge
 
 
 def _told(error: Exception) -> HfsdkError:

@@ -9,34 +9,22 @@ from hfsdk.dataflow import Call, CallFlow, Dataflow, Edge
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
 from hfsdk.session.client import ControllerClient
+from hfsdk.session.live import LiveStep
 from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class LiveDataflow:
+class LiveDataflow(LiveStep):
     """The calls of a step and what flows between them. In a notebook it draws itself, live while calls run.
 
     ``snapshot()`` is the :class:`~hfsdk.dataflow.Dataflow` as it is now; what is asked of this object is asked of that.
     """
 
     def __init__(self, client: ControllerClient, cluster: ClusterSpec, step: int | None = None) -> None:
-        self._client, self._cluster, self._step = client, cluster, step
-
-    @property
-    def step(self) -> int:
-        """The step's number."""
-        current: int = self._client.send(m.Look("step"))
-        return current if self._step is None else self._step
-
-    @property
-    def running(self) -> bool:
-        """Whether a call is under way."""
-        if self._client.closed:
-            return False
-        calls: list[Call] = self._client.send(m.Look("running"))
-        return any(self._step in (None, call.step) for call in calls)
+        super().__init__(client, step)
+        self._cluster = cluster
 
     def snapshot(self) -> Dataflow:
         """Return the dataflow as it is now."""

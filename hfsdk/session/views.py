@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from hfsdk.checks import is_whole
 from hfsdk.comparison import Comparison
-from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
 from hfsdk.layout import Coordinates
@@ -16,6 +15,7 @@ from hfsdk.planner.memory import role_bytes
 from hfsdk.roles import RoleSpec
 from hfsdk.runtime import DeviceStatus
 from hfsdk.session.client import ControllerClient
+from hfsdk.session.live import LiveStep
 from hfsdk.session.roles import RoleBook
 from hfsdk.spec import ClusterSpec
 from hfsdk.trace import Span, Trace, Traced
@@ -145,26 +145,8 @@ class PlacementPicture:
         return "\n".join(lines)
 
 
-class LiveTrace:
+class LiveTrace(LiveStep):
     """The spans of a step, growing while it runs. In a notebook it draws itself."""
-
-    def __init__(self, client: ControllerClient, step: int | None = None) -> None:
-        self._client = client
-        self._step = step
-
-    @property
-    def step(self) -> int:
-        """The step's number."""
-        current: int = self._client.send(m.Look("step"))
-        return current if self._step is None else self._step
-
-    @property
-    def running(self) -> bool:
-        """Whether a call is under way."""
-        if self._client.closed:
-            return False
-        calls: Sequence[Call] = self._client.send(m.Look("running"))
-        return any(self._step in (None, call.step) for call in calls)
 
     def snapshot(self) -> Trace:
         """Return the spans so far; running ones have no duration yet."""
