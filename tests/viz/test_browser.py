@@ -74,12 +74,6 @@ while live.running or any(t.name == "hfsdk-follow" for t in threading.enumerate(
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with harness.browser() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def saved(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[harness.Lab, Path]]:
     """A dark JupyterLab and the notebook that it ran live and saved."""
     root = tmp_path_factory.mktemp("notebooks")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH"),
 ]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with harness.browser() as started:
-        yield started
 
 
 def opened(chromium: Any, tmp_path: Path, *pictures: Any, **options: Any) -> tuple[Any, list[str], list[str]]:

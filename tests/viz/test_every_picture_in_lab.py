@@ -30,12 +30,6 @@ VIEWPORT = {"width": 1300, "height": 1600}
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with harness.browser() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def saved(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[harness.Lab, Path]]:
     """A JupyterLab, and the notebook that showed one picture a cell and was saved by it."""
     root = tmp_path_factory.mktemp("every")

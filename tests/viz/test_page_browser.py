@@ -30,12 +30,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with harness.browser() as started:
-        yield started
-
-
 @pytest.fixture
 def show(chromium: Any, tmp_path: Path) -> Iterator[Any]:
     """Open a picture on a page of its own; at the end nothing complained and nothing was asked for outside."""

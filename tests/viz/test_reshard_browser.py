@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ pytestmark = [
 ]
 CROSSING = """root => [...root.querySelectorAll('.hf-matrix .hf-cell')].filter((c) => c.dataset.source !== c.dataset.target)
     .reduce((n, c) => n + Number(c.dataset.bytes), 0)"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with harness.browser() as started:
-        yield started
 
 
 def opened(chromium: Any, tmp_path: Path, *pictures: Any, **options: Any) -> tuple[Any, list[str], list[str]]:

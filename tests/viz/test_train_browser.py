@@ -45,12 +45,6 @@ KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with harness.browser() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
     lab = harness.Lab(tmp_path_factory.mktemp("notebooks"))
     yield lab
