@@ -56,15 +56,16 @@ notebook: setup  ## open the notebooks in JupyterLab, on this machine only
 gallery: setup browser  ## draw every picture from real runs into docs/gallery.md (about three minutes)
 	@$(BIN)/python scripts/gallery.py
 
-test: setup browser  ## pytest; make test ARGS="-k layout"
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup browser  ## pytest in two processes; make test ARGS="-k layout"
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy hfsdk
 
 bench: setup  ## run every benchmark and check its numbers
-	@for name in overhead pictures parity strategies reshard learning; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --check $(ARGS); done
+	@for name in overhead pictures maths snapshot parity strategies reshard learning "learning --all"; do set -- $$name; echo "== $$name"; \
+		$(BIN)/python benchmarks/$$1.py $$2 --check $(ARGS); done
 
 # uv resolves without installing. pip's own find-links is passed on, because that is where a CPU torch may lie.
 # Existing pins are kept where they still fit: delete a lock to start afresh.

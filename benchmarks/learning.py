@@ -221,6 +221,13 @@ def main() -> int:
 
     from hfsdk.assets import model_folder
 
+    if arguments.all:
+        from learning_all import run_all
+
+        uses = "2 worker processes of one thread (reward model: 1); evaluator: one process of two threads"
+        report = Report("learning --all", uses)
+        run_all(report, arguments, Evaluator(model_folder("tiny"), held_out_prompts(), copies=1), model_folder)
+        return report.finish(arguments)
     ours = replace(OURS, steps=arguments.steps, **json.loads(arguments.settings))
     theirs = replace(ours, lr=arguments.trl_lr)
     report = Report("learning", "hfsdk: 2 worker processes of one thread; TRL and evaluator: one process of two threads")
@@ -259,6 +266,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     made = parser(__doc__)
+    made.add_argument("--all", action="store_true", help="every algorithm, reward model, additions: see learning_all.py")
+    only = 'with --all: e.g. PPO Safe-RLHF "reward model" additions'
+    made.add_argument("--only", nargs="+", default=[], metavar="NAME", help=only)
     made.add_argument("--vs-trl", action="store_true", help="train the same by TRL and compare the scores at equal KL")
     made.add_argument("--trl-from", metavar="FILE", help="the same, with TRL's runs of an earlier --json FILE, which do not change")
     made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), metavar="SEED")

@@ -84,6 +84,8 @@ class Judgement:
 class Evaluator:
     """Judges policies against the initial one. ``copies`` continuations per prompt, the same random numbers every time."""
 
+    new_tokens = NEW_TOKENS
+
     def __init__(self, initial: str | Path, prompts: Sequence[str], *, copies: int = 2, seed: int = 1234) -> None:
         from transformers import AutoTokenizer
 
@@ -112,7 +114,7 @@ class Evaluator:
             texts += some
             measured.append(numbers)
         kl, k1, k3, tokens, ended = np.concatenate(measured, axis=1)
-        scores = np.array(data.vader_sentiment(texts))
+        scores = np.array(self.score(rows, texts))
         by_prompt = scores.reshape(-1, self.copies).mean(axis=1)
         shown = range(0, num_samples * self.copies, self.copies)
         return Judgement(
@@ -121,6 +123,10 @@ class Evaluator:
             score_error=float(by_prompt.std(ddof=1) / np.sqrt(len(by_prompt))),
             samples=[(rows[i], texts[i], float(scores[i])) for i in shown],
         )  # fmt: skip
+
+    def score(self, prompts: list[str], continuations: list[str]) -> list[float]:
+        """Score each continuation; for another task in a subclass."""
+        return data.vader_sentiment(continuations)
 
     def _draw(self, policy: Any, prompts: list[str]) -> tuple[list[str], np.ndarray[Any, Any]]:
         """Return continuations and, for each, (kl, k1, k3, tokens, ended)."""
@@ -131,7 +137,7 @@ class Evaluator:
         eos, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
         with torch.no_grad():
             tokens_BS = policy.generate(
-                **given, max_new_tokens=NEW_TOKENS, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=eos,
+                **given, max_new_tokens=self.new_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=eos,
                 pad_token_id=pad,
             )  # fmt: skip
             response_BT = tokens_BS[:, width:]

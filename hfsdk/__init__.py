@@ -15,9 +15,20 @@ from hfsdk.doctor import doctor  # at once: loaded later, the module would hide 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hfsdk import data, viz
+    from hfsdk import data, testing, viz
     from hfsdk import protocol as protocols
-    from hfsdk.algorithms import GRPO, PPO, RLOO, ReinforcePlusPlus, ReMax
+    from hfsdk.algorithms import (
+        DPO,
+        GRPO,
+        PPO,
+        RLOO,
+        BradleyTerry,
+        CostLoss,
+        CrossEntropy,
+        ReinforcePlusPlus,
+        ReMax,
+        SafeRLHF,
+    )
     from hfsdk.batch import Batch
     from hfsdk.dataflow import Call, Dataflow
     from hfsdk.errors import (
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
         DependencyError,
         DeviceMemoryError,
         HfsdkError,
+        InvariantWarning,
         LayoutError,
         LostColumnError,
         ModelNotFoundError,
@@ -37,9 +49,12 @@ if TYPE_CHECKING:
         RewardFunctionError,
         SessionClosedError,
         SimulatedValueError,
+        StaleBatchError,
         UnsupportedModelError,
         WorkerDiedError,
     )
+    from hfsdk.experiment import Experiment
+    from hfsdk.history import History
     from hfsdk.layout import Layout
     from hfsdk.models import Primitive, primitive
     from hfsdk.pending import Metrics
@@ -48,7 +63,8 @@ if TYPE_CHECKING:
     from hfsdk.protocol import TransferProtocol
     from hfsdk.resharding import ReshardPlan
     from hfsdk.roles import AdamW, RolloutOptions
-    from hfsdk.session import PromptStream, Run, Session
+    from hfsdk.session import MLflow, PromptStream, Run, Session, TensorBoard, WandB
+    from hfsdk.snapshot import Snapshot
     from hfsdk.spec import ClusterSpec, DeviceSpec, ModelSpec
     from hfsdk.table import Ragged, Table
     from hfsdk.trace import Span, Trace
@@ -57,43 +73,55 @@ __version__ = "0.1.0"
 
 _ERRORS = (
     "CallCancelledError", "CallError", "CheckpointError", "ColumnError", "DependencyError", "DeviceMemoryError", "HfsdkError",
-    "LayoutError", "LostColumnError", "ModelNotFoundError", "NonFiniteLossError", "OptionError", "PlacementError",
-    "RewardFunctionError", "SessionClosedError", "SimulatedValueError", "UnsupportedModelError", "WorkerDiedError",
+    "InvariantWarning", "LayoutError", "LostColumnError", "ModelNotFoundError", "NonFiniteLossError", "OptionError",
+    "PlacementError", "RewardFunctionError", "SessionClosedError", "SimulatedValueError", "StaleBatchError",
+    "UnsupportedModelError", "WorkerDiedError",
 )  # fmt: skip
 
 _HOMES = {
     "AdamW": "roles", "Batch": "batch", "Call": "dataflow", "ClusterSpec": "spec", "Dataflow": "dataflow", "DeviceSpec": "spec",
-    "Layout": "layout", "Metrics": "pending", "ModelSpec": "spec", "PPO": "algorithms", "PerfModel": "planner.perf_model",
-    "Placement": "placement", "Pool": "placement", "Primitive": "models", "PromptStream": "session", "Ragged": "table",
-    "ReshardPlan": "resharding", "RolloutOptions": "roles", "Run": "session", "Session": "session", "Span": "trace",
-    "Table": "table", "Trace": "trace", "TransferProtocol": "protocol", "primitive": "models",
+    "Experiment": "experiment", "History": "history", "Layout": "layout", "Metrics": "pending", "ModelSpec": "spec",
+    "PPO": "algorithms", "PerfModel": "planner.perf_model", "Placement": "placement", "Pool": "placement", "Primitive": "models",
+    "PromptStream": "session", "Ragged": "table", "ReshardPlan": "resharding", "RolloutOptions": "roles", "Run": "session",
+    "Session": "session", "Snapshot": "snapshot", "Span": "trace", "Table": "table", "Trace": "trace",
+    "TransferProtocol": "protocol", "primitive": "models",
     **dict.fromkeys(_ERRORS, "errors"),
-    **dict.fromkeys(["GRPO", "RLOO", "ReMax", "ReinforcePlusPlus"], "algorithms"),
+    **dict.fromkeys(["DPO", "GRPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF"], "algorithms"),
+    **dict.fromkeys(["BradleyTerry", "CostLoss", "CrossEntropy"], "algorithms"),
+    **dict.fromkeys(["MLflow", "TensorBoard", "WandB"], "session"),
 }  # fmt: skip
 """Public name -> the module it comes from, loaded when the name is first used."""
 
-_MODULES = {"data": "data", "protocols": "protocol", "viz": "viz"}
+_MODULES = {"data": "data", "protocols": "protocol", "testing": "testing", "viz": "viz"}
 
 __all__ = [
+    "DPO",
     "GRPO",
     "PPO",
     "RLOO",
     "AdamW",
     "Batch",
+    "BradleyTerry",
     "Call",
     "CallCancelledError",
     "CallError",
     "CheckpointError",
     "ClusterSpec",
     "ColumnError",
+    "CostLoss",
+    "CrossEntropy",
     "Dataflow",
     "DependencyError",
     "DeviceMemoryError",
     "DeviceSpec",
+    "Experiment",
     "HfsdkError",
+    "History",
+    "InvariantWarning",
     "Layout",
     "LayoutError",
     "LostColumnError",
+    "MLflow",
     "Metrics",
     "ModelNotFoundError",
     "ModelSpec",
@@ -112,19 +140,25 @@ __all__ = [
     "RewardFunctionError",
     "RolloutOptions",
     "Run",
+    "SafeRLHF",
     "Session",
     "SessionClosedError",
     "SimulatedValueError",
+    "Snapshot",
     "Span",
+    "StaleBatchError",
     "Table",
+    "TensorBoard",
     "Trace",
     "TransferProtocol",
     "UnsupportedModelError",
+    "WandB",
     "WorkerDiedError",
     "data",
     "doctor",
     "primitive",
     "protocols",
+    "testing",
     "viz",
 ]  # fmt: skip
 

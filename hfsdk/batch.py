@@ -29,8 +29,13 @@ MEANINGS: dict[str, str] = {
     "ref_log_probs": "the same under the frozen reference",
     "values": "critic's value before each response token",
     "scores": "one number per sequence, from the reward",
+    "token_scores": "per token: what the reward gave it, where it is a per-token reward; their sum is the score",
     "baseline_scores": "score of the greedy response to the same prompt (ReMax)",
     "costs": "one number per sequence, from the cost model",
+    "cost_values": "cost critic's value before each response token (Safe-RLHF)",
+    "cost_returns": "per token: cost advantage + cost value, the cost critic's target (Safe-RLHF)",
+    "cost_advantages": "per token: how much costlier than expected (Safe-RLHF)",
+    "token_costs": "per token: kl_coef / 2 * KL, with the cost at the last response token (Safe-RLHF)",
     "rewards": "per token: -kl_coef * KL, with the score at the last response token",
     "advantages": "per token: how much better than expected",
     "returns": "per token: advantage + value, the critic's target",
@@ -46,7 +51,7 @@ MEANINGS: dict[str, str] = {
 
 PER_TOKEN = (
     "response", "rollout_log_probs", "old_log_probs", "ref_log_probs", "entropy", "values", "rewards", "advantages",
-    "returns", "kl",
+    "returns", "kl", "token_scores", "cost_values", "cost_returns", "cost_advantages", "token_costs",
 )  # fmt: skip
 """Built-in columns with one entry per response token."""
 
@@ -172,6 +177,13 @@ class Batch(Pending):
         if not other.belongs_to(self._client):
             raise ColumnError("the other batch is of another session; bring its columns here: with_columns(name=other['name'])")
         return Batch(self._client, {**self._refs, **{new: other.ref(name) for new, name in columns.items()}}, self.num_rows)
+
+    def adopt(self) -> Batch:
+        """Return the batch by value, as data of your own; waits, and brings the columns here and back.
+
+        So a batch of another branch (``StaleBatchError``) can be trained on, knowingly off-policy.
+        """
+        return Batch.from_columns(self._client, self.table())
 
     def drop(self, *names: str) -> Batch:
         """Return the batch without these columns."""

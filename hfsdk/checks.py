@@ -45,7 +45,7 @@ def check_options(what: str, **given: tuple[object, Any]) -> None:
             raise OptionError(f"{words} must be {_words(wanted)}; got {name}={value!r}")
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
+_WORDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "True or False", type(None): "None"}
 
 
 def _fits(value: object, wanted: Any) -> bool:
@@ -58,7 +58,7 @@ def _fits(value: object, wanted: Any) -> bool:
     if wanted is int:
         return is_whole(value)
     if wanted is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     return isinstance(value, get_origin(wanted) or wanted)
 
 

@@ -1,10 +1,13 @@
-"""Prompts to play with, none of which need a hub: movie reviews, small additions, and a sentiment score for replies."""
+"""Prompts to play with, none of which need a hub: movie reviews and small additions; and what scores the replies to them."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import random
+import re
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 import pandas as pd
@@ -38,6 +41,45 @@ def movie_reviews(split: Split | None = "train") -> Any:
     return _table({name: [row[name] for row in rows] for name in ("text", "rating", "id")})
 
 
+REVIEW_PROMPT = "Review: "
+"""What both reviews of a pair answer."""
+
+
+def review_pairs(split: Split = "train", num: int = 1000, *, gap: float = 2.0, seed: int = 0) -> Any:
+    """Return pairs of reviews of which people rated one better: preferences that need no annotators.
+
+    Args:
+        split: as in `movie_reviews`; a review is in pairs of its own split only, several perhaps.
+        num: number of pairs.
+        gap: least difference of the two ratings, on the scale from -4 to 4.
+        seed: the same seed gives the same pairs.
+
+    Returns:
+        A table as in `movie_reviews`, with the columns ``prompt`` (`REVIEW_PROMPT`), ``chosen``, ``rejected``, ``margin`` (the
+        difference of the ratings), ``chosen_rating`` and ``rejected_rating``.
+
+    Raises:
+        OptionError: no two ratings differ by ``gap``, or ``num`` is negative.
+        ModelNotFoundError: as in `movie_reviews`.
+    """
+    table = movie_reviews(split)
+    texts, ratings = list(table["text"]), [float(rating) for rating in table["rating"]]
+    widest = max(ratings) - min(ratings)
+    if num < 0 or not widest >= gap > 0:
+        raise OptionError(f"num must not be negative, gap above 0 and at most {widest:.1f}; got num={num}, gap={gap}")
+    generator = random.Random(seed)
+    rows: list[tuple[int, int]] = []
+    while len(rows) < num:
+        a, b = generator.randrange(len(texts)), generator.randrange(len(texts))
+        if abs(ratings[a] - ratings[b]) >= gap:
+            rows.append((a, b) if ratings[a] > ratings[b] else (b, a))
+    return _table({
+        "prompt": [REVIEW_PROMPT] * num, "chosen": [texts[a] for a, _ in rows], "rejected": [texts[b] for _, b in rows],
+        "margin": [round(ratings[a] - ratings[b], 3) for a, b in rows],
+        "chosen_rating": [ratings[a] for a, _ in rows], "rejected_rating": [ratings[b] for _, b in rows],
+    })  # fmt: skip
+
+
 def additions(num: int, seed: int = 0, largest: int = 99) -> Any:
     """Return ``num`` additions with their answers: a task whose reward needs no model.
 
@@ -57,6 +99,43 @@ def additions(num: int, seed: int = 0, largest: int = 99) -> Any:
     generator = random.Random(seed)
     pairs = [(generator.randint(0, largest), generator.randint(0, largest)) for _ in range(num)]
     return _table({"prompt": [f"{a}+{b}=" for a, b in pairs], "answer": [str(a + b) for a, b in pairs]})
+
+
+def exact_match(completions: Sequence[str], answer: Sequence[str | float], **columns: Any) -> list[float]:
+    """Reward that can be verified: 1 where the first number of a completion's first line is the answer, and 0 elsewhere.
+
+    Numbers are compared as numbers: ``"046"``, ``"46.0"`` and ``"= +46 apples"`` match ``"46"``; ``"46.5"``, ``"4 6"`` and
+    ``"-46"`` do not, nor does ``""``. Commas between thousands are left out. A completion that was cut off in the middle of its
+    number is read as it is: leave it a token more than the longest answer.
+
+    Args:
+        completions: replies to the prompts.
+        answer: the data's column ``answer``, as `additions` has it: numbers, or texts whose first number counts.
+        columns: the data's other columns, which are not used.
+
+    Raises:
+        OptionError: an answer has no number.
+
+    Example: ``session.reward(hf.data.exact_match)`` with ``session.prompts(hf.data.additions(1000), column="prompt", ...)``.
+    """
+    right = [_number(one if isinstance(one, str) else format(Decimal(str(one)), "f")) for one in answer]
+    if None in right:
+        raise OptionError(f"exact_match compares numbers; answer {right.index(None)} has none: {answer[right.index(None)]!r}")
+    replies = [_number(text.lstrip().partition("\n")[0]) for text in completions]
+    return [float(reply == wanted) for reply, wanted in zip(replies, right, strict=True)]
+
+
+_NUMBER = re.compile(r"([-+]?)(?=\.?[0-9])([0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]*)(?:\.([0-9]+))?")
+
+
+def _number(text: str) -> tuple[bool, str, str] | None:
+    """Return the first number as (negative, digits before and after the point without idle zeros), however long it is."""
+    found = _NUMBER.search(text)
+    if found is None:
+        return None
+    sign, whole, fraction = found.groups(default="")
+    whole, fraction = whole.replace(",", "").lstrip("0"), fraction.rstrip("0")
+    return (sign == "-" and bool(whole or fraction), whole, fraction)
 
 
 def vader_sentiment(texts: list[str]) -> list[float]:

@@ -12,6 +12,7 @@ so that ``except ValueError`` keeps working, and each pickles, because errors cr
     |-- ColumnError (LookupError)           missing, extra or misaligned columns
     |-- OptionError (ValueError)            an argument out of range
     |-- SimulatedValueError (RuntimeError)  a value was asked of a simulated run
+    |-- StaleBatchError (ValueError)        training on a batch that weights of another branch wrote
     |-- SessionClosedError (RuntimeError)
     |-- CheckpointError (OSError)
     `-- CallError (RuntimeError)            a call failed while it ran: names role, rank, call and line
@@ -21,6 +22,8 @@ so that ``except ValueError`` keeps working, and each pickles, because errors cr
         |-- LostColumnError                 the column's owner died; says which call to run again
         |-- CallCancelledError
         `-- DependencyError                 an input of this call failed; carries that failure as its cause
+
+Beside them stands one warning, ``InvariantWarning``.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ from typing import Any
 
 class HfsdkError(Exception):
     """Base class of every error hfsdk raises."""
+
+
+class InvariantWarning(UserWarning):
+    """A number of a step that must hold by construction does not, e.g. the ratio of the first mini-batch is not 1."""
 
 
 class LayoutError(HfsdkError, ValueError):
@@ -62,6 +69,10 @@ class OptionError(HfsdkError, ValueError):
 
 class SimulatedValueError(HfsdkError, RuntimeError):
     """A value was asked of a simulated run, which has shapes and times only."""
+
+
+class StaleBatchError(HfsdkError, ValueError):
+    """A batch was written by weights that today's do not come from: the session was rewound since."""
 
 
 class SessionClosedError(HfsdkError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import linecache
@@ -28,6 +29,8 @@ class Shipped:
     pickled: bytes = field(repr=False)
     source: str = field(repr=False, default="")
     """Source text where Python can find it, for trace and history."""
+    cells: tuple[tuple[str, str], ...] = field(repr=False, compare=False, default=())
+    """(Name, text) of every notebook cell that it and the functions it calls come from: no file of these names exists elsewhere."""
 
     @classmethod
     def of(cls, function: Callable[..., Any] | Shipped) -> Shipped:
@@ -54,7 +57,7 @@ class Shipped:
         finally:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
-        return cls(name, pickled, _source(function))
+        return cls(name, pickled, _source(function), tuple(_cells(function)))
 
     @property
     def version(self) -> str:
@@ -62,14 +65,12 @@ class Shipped:
         return hashlib.sha256(self.pickled).hexdigest()[:8]
 
     def load(self) -> Callable[..., Any]:
-        """Return the function; its source lines are known here, so that tracebacks show them."""
+        """Return the function; the lines of its cells are known here, so that tracebacks show them."""
         import cloudpickle
 
+        for name, text in self.cells:
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         loaded: Callable[..., Any] = cloudpickle.loads(self.pickled)
-        code = getattr(loaded, "__code__", None)
-        if code is not None and self.source and not os.path.exists(code.co_filename):
-            lines = [""] * (code.co_firstlineno - 1) + self.source.splitlines(keepends=True)
-            linecache.cache[code.co_filename] = (len(self.source), None, lines, code.co_filename)
         return loaded
 
 
@@ -102,8 +103,18 @@ def _installed() -> tuple[str, ...]:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = _code(function)
     return "" if code is None else _code_source(code)
+
+
+def _code(function: Any) -> CodeType | None:
+    """Return the code of a function, of what a partial one calls, or of the ``__call__`` of the user's own objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None and not type(function).__module__.startswith(("hfsdk", "builtins")):
+        code = getattr(type(function).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 @lru_cache(maxsize=256)
@@ -112,3 +123,44 @@ def _code_source(code: CodeType) -> str:
         return inspect.getsource(code)
     except OSError:
         return ""
+
+
+def _cells(function: Any) -> list[tuple[str, str]]:
+    """Return (name, text) of what a function and those it calls were defined in, where that is no file."""
+    found: dict[str, str] = {}
+    stack, seen = [function], set[int]()
+    while stack:
+        one = stack.pop()
+        while isinstance(one, functools.partial):
+            one = one.func
+        code = _code(one)
+        if code is None or id(code) in seen:
+            continue
+        seen.add(id(code))
+        text = "".join(linecache.getlines(code.co_filename))
+        if text and not os.path.exists(code.co_filename):
+            found[code.co_filename] = text
+        inner = inspect.unwrap(one)
+        inner = inner if hasattr(inner, "__globals__") else type(one).__call__
+        known = getattr(inner, "__globals__", {})
+        used = [known.get(name) for name in _names(code)] + [cell.cell_contents for cell in _filled(inner)]
+        stack += [value for value in used if inspect.isfunction(value) and not value.__module__.startswith("hfsdk")]
+    return sorted(found.items())
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the global names that a code uses, inner functions and comprehensions included."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _filled(function: Any) -> list[Any]:
+    """Return the cells of a closure that have a content."""
+    cells = []
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            cell.cell_contents  # noqa: B018
+        except ValueError:
+            continue
+        cells.append(cell)
+    return cells

@@ -200,8 +200,10 @@ class Value(Pending):
 class Metrics(Pending):
     """The numbers of an update, one row per mini-batch. ``metrics["loss"]`` is a list, ``metrics.mean("loss")`` one number."""
 
-    def __init__(self, client: Client, lease: Lease) -> None:
+    def __init__(self, client: Client, lease: Lease, dtype: str = "fp32") -> None:
         super().__init__(client, [lease])
+        self.dtype = dtype
+        """What the model computed in: how far its numbers may be rounded."""
 
     @property
     def rows(self) -> list[dict[str, float]]:

@@ -158,6 +158,8 @@ class RoleSpec:
     """A reward function in TRL's form, instead of a model."""
     timeout_s: float = 60.0
     """Most seconds one call of ``function`` may take."""
+    per_token: bool = False
+    """Whether ``function`` gives a list of numbers per completion, one per token, instead of one number."""
     nodes: tuple[int, ...] = ()
     """The node of every rank, once the role is placed."""
     generated_by: str = ""
@@ -170,6 +172,12 @@ class RoleSpec:
         _check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {sorted(DTYPE_BYTES)}")
         _check(self.recompute in RECOMPUTE, "recompute", self.recompute, f"one of {RECOMPUTE}")
         _check(self.micro_batch_tokens >= 1, "micro_batch_tokens", self.micro_batch_tokens, "at least 1")
+
+    @property
+    def offloads(self) -> tuple[str, ...]:
+        """What stays in host memory while the role does not use it: ``"weights"``, ``"optimizer"``."""
+        optimizer = self.optimizer is not None and self.optimizer.offload
+        return ("weights",) * self.offload + ("optimizer",) * optimizer
 
     @property
     def trainable(self) -> bool:

@@ -106,6 +106,26 @@ class RoleState:
     num_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A copy of a trained role's state, as its workers keep it: in the host memory of their processes, each its own part."""
+
+    number: int
+    """Under which the workers know it; unique in the session."""
+    role: str
+    layout: str
+    """Training layout that it was taken in; it can be given back to any other."""
+    devices: tuple[int, ...]
+    """Whose workers hold a part, by rank."""
+    part_bytes: tuple[int, ...]
+    num_updates: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts; data-parallel copies of the weights are kept as often as there are any."""
+        return sum(self.part_bytes)
+
+
 @dataclass(frozen=True, eq=False)
 class Bundle:
     """Boxes of weights that the same ranks of a shadow need from one rank of its role: one object."""
@@ -182,6 +202,8 @@ class DeviceStatus:
     """Memory in use: proportional set size on CPU, allocated bytes on an accelerator."""
     roles: Mapping[str, int] = field(default_factory=dict)
     """Role -> measured bytes of its weights, gradients, optimizer state and rollout copy."""
+    offloaded: Mapping[str, int] = field(default_factory=dict)
+    """Role -> bytes of it that are in host memory instead of on the device now; only roles that offload something."""
 
 
 class Runtime(Protocol):
@@ -205,6 +227,22 @@ class Runtime(Protocol):
 
     def export(self, role: str, pool: Pool) -> RoleState:
         """Take a role's state out, whatever its layout; the role stays as it is."""
+        ...
+
+    def keep(self, role: str, pool: Pool, number: int) -> Kept:
+        """Copy a role's state, where it lives; the role stays as it is."""
+        ...
+
+    def holds(self, kept: Kept) -> bool:
+        """Return whether every worker that holds a part of a kept state is still there."""
+        ...
+
+    def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
+        """Give a loaded role a kept state, whatever the layouts of the two."""
+        ...
+
+    def forget(self, kept: Kept) -> None:
+        """Free a kept state; returns at once."""
         ...
 
     def release(self, role: str, pool: Pool) -> None:

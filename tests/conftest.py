@@ -17,6 +17,21 @@ from system_helpers import declare, outcome, ppo_step
 
 SEED = 7
 
+WITH_WORKERS = ("system", "engine", "numerics")
+"""Folders of tests that start workers, and share sessions of them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With two processes (``-n 2``) one runs the tests that share sessions of workers, the other all others."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "workers" if nodeid.split("/")[1] in WITH_WORKERS else "others"
+
+    return ByFolder(config, log)
+
 
 @pytest.fixture(scope="session")
 def ray_here():

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 
+import numpy as np
 import pytest
 
 from hfsdk import data
@@ -267,6 +268,29 @@ def test_additions_are_right_and_repeat():
     assert len(data.additions(0)) == 0
     with pytest.raises(OptionError, match="num=-1"):
         data.additions(-1)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("46\n", "46", True), (" 46", "46", True), ("\n46", "46", True), ("046.0 apples", "46", True), ("= +46!", "46", True),
+        ("46\n47", "46", True), ("47\n46", "46", False), ("4 6", "46", False), ("46.5", "46", False), ("-46", "46", False),
+        ("461", "46", False), ("4", "46", False), ("", "46", False), ("forty-six", "46", False), ("٤٦", "46", False),
+        ("1,234,567", "1234567", True), ("1,2345", "1", True), ("12,34", "12", True), ("-.5", "-0.50", True),
+        ("-0.50", -0.5, True), ("-0", 0, True), ("46", 46, True), ("46", np.int64(46), True), ("46", 46.0, True),
+        ("1" + "0" * 20, 1e20, True), ("7" * 9000, "7" * 9000, True), ("7" * 9000, "7" * 8999, False),
+    ],
+)  # fmt: skip
+def test_exact_match_reads_the_first_number(completion, answer, right):
+    assert data.exact_match([completion], [answer]) == [float(right)]
+
+
+def test_exact_match_needs_answers_that_are_numbers():
+    assert data.exact_match(completions=["1", "2"], answer=["1", "3"], prompts=["0+1=", "1+1="]) == [1.0, 0.0]
+    with pytest.raises(OptionError, match="answer 1 has none: 'four'"):
+        data.exact_match(["3", "4"], ["3", "four"])
+    table = data.additions(200, seed=1)
+    assert set(data.exact_match(table["answer"], table["answer"])) == {1.0}
 
 
 def test_sentiment():

@@ -19,9 +19,10 @@ NOUNS = [
     *["errors", "upward", "checks", "assets", "data", "functions", "table", "spec", "layout", "placement", "boxes", "resharding"],
     "roles",
     *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
+    *["snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
-TOP = ["__init__", "__main__", "doctor", "quickstart"]
+TOP = ["__init__", "__main__", "doctor", "quickstart", "testing"]
 LEVEL = {name: level for level, name in enumerate([*NOUNS, *LAYERS])} | dict.fromkeys(TOP, 999)
 
 HOMES = {
@@ -31,10 +32,14 @@ HOMES = {
     "ipywidgets": ["viz/*"],
     "anywidget": ["viz/*"],
     "matplotlib": ["viz/*"],
+    "tensorboard": ["session/tracking.py"],
+    "wandb": ["session/tracking.py"],
+    "mlflow": ["session/tracking.py"],
     "torch": ["engine/*", "algorithms/*", "assets/*"],
 }
 TORCH_AT_MODULE_LEVEL = ["engine/*", "algorithms/rlmath.py"]  # rlmath is pure torch, and itself imported lazily
-HEAVY = ["torch", "ray", "megatron", "vllm", "ipywidgets", "anywidget", "matplotlib", "datasets", "transformers"]
+HEAVY = ["torch", "ray", "megatron", "vllm", "ipywidgets", "anywidget", "matplotlib", "datasets", "transformers",
+         "tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True)

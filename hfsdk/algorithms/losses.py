@@ -1,4 +1,4 @@
-"""What the losses of several algorithms share: `PolicyLoss`, the names of KL estimators and aggregations, checks of options.
+"""What the losses of several algorithms share: `PolicyLoss`, `ValueLoss`, names of KL estimators and aggregations, checks.
 
 A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``; see `hfsdk.algorithms.ppo`.
 """
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 KL_KINDS = ("k1", "k2", "k3", "k3+", "abs")
 """Estimators of the KL divergence; `hfsdk.algorithms.rlmath.kl_estimate` tells them apart."""
+LOG_RATIO_CLAMPS = ("above", "both", "none")
+"""Where log-ratios are cut before ``exp``: at +20; at -20 too, and k3 itself at 10 (verl); nowhere (TRL)."""
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
 sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
@@ -42,6 +44,11 @@ class PolicyLoss:
     """One of `AGGREGATIONS`."""
     fixed_length: int = 0
     """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
+    tis_cap: float | None = None
+    """Truncated importance sampling: the loss of each token, without its bonus and KL, times ``min(trainer / rollout, tis_cap)``,
+    for what the generating engine's numerics differ from the trainer's; verl takes 2.0. ``None`` is off."""
+    log_ratio_clamp: str = "above"
+    """One of `LOG_RATIO_CLAMPS`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,6 +58,9 @@ class PolicyLoss:
         check(self.entropy_coef >= 0, "entropy_coef", self.entropy_coef, "at least 0")
         check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
         check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
+        check(self.tis_cap is None or self.tis_cap > 0, "tis_cap", self.tis_cap, "above 0, or None")
+        known = self.log_ratio_clamp in LOG_RATIO_CLAMPS
+        check(known, "log_ratio_clamp", self.log_ratio_clamp, f"one of {', '.join(LOG_RATIO_CLAMPS)}")
         check(self.aggregation in AGGREGATIONS, "aggregation", self.aggregation, f"one of {', '.join(AGGREGATIONS)}")
         fits = (self.fixed_length >= 1) == (self.aggregation == "fixed_length") and self.fixed_length >= 0
         check(fits, "fixed_length", self.fixed_length, 'at least 1 with aggregation="fixed_length" and 0 otherwise')
@@ -58,7 +68,8 @@ class PolicyLoss:
     @property
     def reads(self) -> list[str]:
         """Columns the loss reads."""
-        return ["old_log_probs", "advantages"] + ["ref_log_probs"] * (self.kl_coef > 0)
+        more = ["ref_log_probs"] * (self.kl_coef > 0) + ["rollout_log_probs"] * (self.tis_cap is not None)
+        return ["old_log_probs", "advantages", *more]
 
     def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss per token, shape [T], and metrics per token."""
@@ -67,10 +78,15 @@ class PolicyLoss:
         old = b["old_log_probs"]
         clip_high = self.clip if self.clip_high is None else self.clip_high
         policy_loss, ratio, clipped, dual_clipped = rlmath.policy_loss_terms(
-            out.log_probs, old, b["advantages"], self.clip, clip_high, self.dual_clip
+            out.log_probs, old, b["advantages"], self.clip, clip_high, self.dual_clip, self.log_ratio_clamp
         )
+        weights = {}
+        if self.tis_cap is not None:
+            tis, cut = rlmath.truncated_weights(old, b["rollout_log_probs"], self.tis_cap)
+            policy_loss = policy_loss * tis
+            weights = {"tis_mean": tis, "tis_clip_fraction": cut.to(tis.dtype)}
         loss = policy_loss
-        metrics = {"policy_loss": policy_loss, "ratio": ratio, "ratio_max": ratio, "entropy": out.entropy}
+        metrics = {**weights, "policy_loss": policy_loss, "ratio": ratio, "ratio_max": ratio, "entropy": out.entropy}
         metrics["clip_fraction"] = clipped.to(ratio.dtype)
         metrics["approx_kl"] = rlmath.kl_estimate(old, out.log_probs, "k3")
         metrics["approx_kl_k1"] = rlmath.kl_estimate(old, out.log_probs, "k1")
@@ -79,8 +95,42 @@ class PolicyLoss:
         if self.entropy_coef:
             loss = loss - self.entropy_coef * out.entropy
         if self.kl_coef:
-            metrics["kl_loss"] = rlmath.kl_estimate(out.log_probs, b["ref_log_probs"], self.kl)
+            metrics["kl_loss"] = rlmath.kl_estimate(out.log_probs, b["ref_log_probs"], self.kl, self.log_ratio_clamp)
             loss = loss + self.kl_coef * metrics["kl_loss"]
+        return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueLoss:
+    """Half the squared error of the critic, clipped around the values that the batch was made with."""
+
+    clip: float | None = 0.2
+    """How far a value may move from the old one before its gradient stops, in value units; ``None`` is off."""
+    aggregation: str = "token_mean"
+    """One of `AGGREGATIONS`."""
+    fixed_length: int = 0
+    """As in `PolicyLoss`."""
+    values: str = "values"
+    """Column of the old values; Safe-RLHF's cost critic has ``"cost_values"``."""
+    returns: str = "returns"
+    """Column of the target; Safe-RLHF's cost critic has ``"cost_returns"``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check(self.clip is None or self.clip > 0, "clip", self.clip, "above 0, or None to turn it off")
+        PolicyLoss(aggregation=self.aggregation, fixed_length=self.fixed_length)
+
+    @property
+    def reads(self) -> list[str]:
+        """Columns the loss reads."""
+        return [self.values, self.returns]
+
+    def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss per token, shape [T], and metrics per token."""
+        from hfsdk.algorithms import rlmath
+
+        loss, clipped = rlmath.value_loss_terms(out.values, b[self.values], b[self.returns], self.clip)
+        metrics = {"value_loss": loss, "value_clip_fraction": clipped.to(loss.dtype), "value_mean": out.values}
         return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
@@ -88,3 +138,9 @@ def check(condition: bool, name: str, value: object, wanted: str) -> None:
     """Raise an OptionError that names the option, what it must be and what was given, unless the condition holds."""
     if not condition:
         raise OptionError(f"{name} must be {wanted}; got {name}={value!r}")
+
+
+def check_tis(tis_cap: float | None, old_log_probs: str) -> None:
+    """Refuse truncated importance sampling where the trainer's own log-probs of the samples are not computed."""
+    fits = tis_cap is None or old_log_probs == "recompute"
+    check(fits, "tis_cap", tis_cap, 'None with old_log_probs="rollout": trainer over rollout would be 1 on every token')

@@ -9,11 +9,10 @@ where the name ends in ``_max``) over all ranks, with global counts; a loss ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.algorithms.losses import AGGREGATIONS, KL_KINDS, PolicyLoss, check
+from hfsdk.algorithms.losses import AGGREGATIONS, KL_KINDS, PolicyLoss, ValueLoss, check, check_tis
 from hfsdk.algorithms.step import Statistics, Step, ended
 from hfsdk.checks import check_fields
 
@@ -24,36 +23,6 @@ if TYPE_CHECKING:
     from hfsdk.table import Column, Table
 
 __all__ = ["AGGREGATIONS", "KL_KINDS", "PPO", "Advantages", "PolicyLoss", "ValueLoss", "advantages"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueLoss:
-    """Half the squared error of the critic, clipped around the values that the batch was made with."""
-
-    clip: float | None = 0.2
-    """How far a value may move from the old one before its gradient stops, in value units; ``None`` is off."""
-    aggregation: str = "token_mean"
-    """One of `AGGREGATIONS`."""
-    fixed_length: int = 0
-    """As in `PolicyLoss`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check(self.clip is None or self.clip > 0, "clip", self.clip, "above 0, or None to turn it off")
-        PolicyLoss(aggregation=self.aggregation, fixed_length=self.fixed_length)
-
-    @property
-    def reads(self) -> list[str]:
-        """Columns the loss reads."""
-        return ["values", "returns"]
-
-    def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss per token, shape [T], and metrics per token."""
-        from hfsdk.algorithms import rlmath
-
-        loss, clipped = rlmath.value_loss_terms(out.values, b["values"], b["returns"], self.clip)
-        metrics = {"value_loss": loss, "value_clip_fraction": clipped.to(loss.dtype), "value_mean": out.values}
-        return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +37,7 @@ class Advantages:
     whiten_rewards: bool = False
     missing_eos_penalty: float = 0.0
     score_clip: float | None = None
+    per_token: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,7 +52,8 @@ class Advantages:
     def reads(self) -> list[str]:
         """Columns the function reads."""
         kl, eos = self.kl_coef > 0, self.missing_eos_penalty > 0
-        return ["scores", "values"] + ["old_log_probs", "ref_log_probs"] * kl + ["finish_reason"] * eos
+        columns = ["scores", "values"] + ["old_log_probs", "ref_log_probs"] * kl + ["finish_reason"] * eos
+        return columns + ["token_scores"] * self.per_token
 
     @property
     def writes(self) -> list[str]:
@@ -94,18 +65,20 @@ class Advantages:
         import torch
 
         from hfsdk.algorithms import rlmath
+        from hfsdk.algorithms.columns import finite
 
         def flat(name: str) -> Tensor:
             return torch.tensor(table.ragged(name).flat, dtype=torch.float32)
 
         shape = table.ragged("values")
         values, lengths = flat("values"), torch.tensor(shape.lengths)
-        scores = torch.tensor(table["scores"], dtype=torch.float32)
+        scores = finite(table, "scores").float()
         columns, kl = {}, torch.zeros_like(values)
         if self.kl_coef:
             kl = rlmath.kl_estimate(flat("old_log_probs"), flat("ref_log_probs"), self.kl)
             columns["kl"] = rlmath.kl_estimate(flat("old_log_probs"), flat("ref_log_probs"), "k1")
-        rewards = rlmath.token_rewards(scores, kl, lengths, self.kl_coef, self.score_clip)
+        own = flat("token_scores") if self.per_token else None
+        rewards = rlmath.token_rewards(scores, kl, lengths, self.kl_coef, self.score_clip, own)
         if self.missing_eos_penalty:
             rewards = rlmath.missing_eos_penalty(rewards, torch.tensor(ended(table)), lengths, self.missing_eos_penalty)
         if self.whiten_rewards:
@@ -132,7 +105,8 @@ def advantages(
     """Turn scores and values into rewards, advantages and returns, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and values; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0.
+        batch: with scores and values (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs
+            where ``kl_coef`` is not 0.
         gamma: discount per token (GAE, arXiv 1506.02438).
         lam: lambda of GAE: 0 is one-step TD, 1 is reward-to-go minus value.
         kl_coef: beta: each token's reward is lowered by beta times its KL, in score units per nat.
@@ -148,7 +122,7 @@ def advantages(
 
     Raises:
         OptionError: an argument is out of its range.
-        ColumnError: a column is missing.
+        ColumnError: a column is missing; at the first look: a score is not finite.
     """
     fn = Advantages(
         gamma=gamma,
@@ -159,6 +133,7 @@ def advantages(
         whiten_rewards=whiten_rewards,
         missing_eos_penalty=missing_eos_penalty,
         score_clip=score_clip,
+        per_token="token_scores" in batch,
     )
     return batch.map(fn, reads=fn.reads, writes=fn.writes)
 
@@ -210,6 +185,10 @@ class PPO:
     old_log_probs: str = "recompute"
     """The ratio's denominator: ``"recompute"`` by the trainer (one more forward pass, ratio exactly 1 at first), or
     ``"rollout"``: as the generating engine gave them."""
+    tis_cap: float | None = None
+    """Truncated importance sampling for the rollout's numerics, as in `PolicyLoss`; needs old log-probs by the trainer."""
+    log_ratio_clamp: str = "above"
+    """Where log-ratios are cut before ``exp``, as in `PolicyLoss`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -223,6 +202,7 @@ class PPO:
         check(useful, "kl", self.kl, 'k2, k3 or k3+ with kl_in="loss" (k1 has no gradient in expectation)')
         known = self.old_log_probs in ("recompute", "rollout")
         check(known, "old_log_probs", self.old_log_probs, '"recompute" or "rollout"')
+        check_tis(self.tis_cap, self.old_log_probs)
         _ = self.policy_loss, self.value_loss, Advantages(**self._advantage_options)
 
     @property
@@ -242,6 +222,8 @@ class PPO:
             kl=self.kl,
             aggregation=self.aggregation,
             fixed_length=self.max_new_tokens if self.aggregation == "fixed_length" else 0,
+            tis_cap=self.tis_cap,
+            log_ratio_clamp=self.log_ratio_clamp,
         )
 
     @property

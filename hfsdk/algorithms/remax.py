@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.algorithms.losses import KL_KINDS, PolicyLoss, check
-from hfsdk.algorithms.step import Statistics, Step, check_sampling, need_roles, with_old_log_probs
-from hfsdk.checks import check_fields
+from hfsdk.algorithms.on_policy import KLReward, OnPolicy
+from hfsdk.algorithms.step import Step
 from hfsdk.errors import ColumnError
 
 if TYPE_CHECKING:
@@ -23,45 +22,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advantages:
+class Advantages(KLReward):
     """The function that `advantages` runs over the whole batch; see there for the fields."""
 
-    kl_coef: float = 0.05
-    kl: str = "k1"
-    score_clip: float | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
-        check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
-        check(self.score_clip is None or self.score_clip > 0, "score_clip", self.score_clip, "above 0, or None")
-
-    @property
-    def reads(self) -> list[str]:
-        """Columns the function reads."""
-        return ["scores", "baseline_scores", "response"] + ["old_log_probs", "ref_log_probs"] * (self.kl_coef > 0)
-
-    @property
-    def writes(self) -> list[str]:
-        """Columns the function writes."""
-        return ["rewards", "advantages"] + ["kl"] * (self.kl_coef > 0)
+    needs = ("scores", "baseline_scores", "response")
+    gives = ("rewards", "advantages")
 
     def __call__(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
-        import torch
-
         from hfsdk.algorithms import columns, rlmath
 
         scores_N, baselines_N = columns.finite(table, "scores"), columns.finite(table, "baseline_scores")
-        lengths_N, written = columns.lengths(table), {}
-        kl_T = torch.zeros(int(lengths_N.sum()), dtype=torch.float64)
-        if self.kl_coef:
-            old_T, ref_T = columns.flat(table, "old_log_probs"), columns.flat(table, "ref_log_probs")
-            kl_T = rlmath.kl_estimate(old_T, ref_T, self.kl)
-            written["kl"] = rlmath.kl_estimate(old_T, ref_T, "k1")
+        lengths_N = columns.lengths(table)
+        kl_T, written = self.kl_of(table)
         rewards_T = rlmath.token_rewards(scores_N - baselines_N, kl_T, lengths_N, self.kl_coef, self.score_clip)
-        written |= {"rewards": rewards_T, "advantages": rlmath.reward_to_go(rewards_T, lengths_N)}
-        return {name: columns.on_tokens(table, x_T) for name, x_T in written.items()}
+        advantages_T = rlmath.reward_to_go(rewards_T, lengths_N)
+        per_token = {"rewards": rewards_T, "advantages": advantages_T}
+        return {**written, **{name: columns.on_tokens(table, x_T) for name, x_T in per_token.items()}}
 
 
 def with_baselines(batch: Batch, greedy: Batch) -> Batch:
@@ -106,48 +83,20 @@ def advantages(batch: Batch, *, kl_coef: float = 0.05, kl: str = "k1", score_cli
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReMax:
+class ReMax(OnPolicy):
     """REINFORCE with the greedy response as baseline. ``kl_coef`` is PPO's here, the loss is the paper's."""
 
-    max_new_tokens: int = 32
-    """Longest response, in tokens."""
-    temperature: float = 1.0
-    """tau: logits are divided by it in sampling and in every log-probability pass."""
     n: int = 1
     """Sampled responses per prompt; all share one greedy response."""
-    kl_coef: float = 0.05
-    """beta: weight of the KL to the reference in the reward, in score units per nat; with 0 no reference is needed."""
-    kl: str = "k1"
-    """Estimator of that KL (`KL_KINDS`)."""
     score_clip: float | None = None
     """Largest absolute difference of score and baseline; the paper's code has 5."""
-    clip: float = 0.2
-    """epsilon of the ratio; without effect in the first optimizer step on a batch."""
     aggregation: str = "sequence_sum"
     """How the loss is averaged: the sum over a response's tokens (the paper; its code has ``"token_mean"``), or as in
     `PolicyLoss`; ``"fixed_length"`` divides by ``max_new_tokens``."""
-    epochs: int = 1
-    """Passes over the batch."""
-    mini_batches: int = 1
-    """Optimizer steps per epoch."""
-    old_log_probs: str = "recompute"
-    """The ratio's denominator: ``"recompute"`` by the trainer, or ``"rollout"``: as the generating engine gave them."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_sampling(self)
-        _ = self.policy_loss, Advantages(kl_coef=self.kl_coef, kl=self.kl, score_clip=self.score_clip)
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Names of the handles that ``step`` uses."""
-        return ("actor", "reference", "reward") if self.kl_coef else ("actor", "reward")
-
-    @property
-    def policy_loss(self) -> PolicyLoss:
-        """The actor's loss."""
-        fixed_length = self.max_new_tokens if self.aggregation == "fixed_length" else 0
-        return PolicyLoss(clip=self.clip, aggregation=self.aggregation, fixed_length=fixed_length)
+        super().__post_init__()
+        Advantages(kl_coef=self.kl_coef, kl=self.kl, score_clip=self.score_clip)
 
     def step(self, models: Any, prompts: Batch) -> Step:
         """Run one step; returns at once.
@@ -156,20 +105,10 @@ class ReMax:
             models: has the handles named in `roles` as attributes, as ``session.models`` does.
             prompts: a batch with a column ``prompt``.
         """
-        need_roles(models, self.roles)
-        batch = models.actor.generate(
-            prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n
-        )
+        batch = self.respond(models, prompts)
         greedy = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=0.0)
-        batch = with_old_log_probs(models, batch, self.old_log_probs)
-        if self.kl_coef:
-            batch = models.reference.compute_log_probs(batch)
+        batch = self.with_log_probs(models, batch)
         batch = models.reward.compute_scores(batch)
         batch = with_baselines(batch, models.reward.compute_scores(greedy))
         batch = advantages(batch, kl_coef=self.kl_coef, kl=self.kl, score_clip=self.score_clip)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
-        return Step(batch, None, actor)
-
-    def metrics(self, step: Step) -> dict[str, float]:
-        """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""
-        return step.numbers(Statistics(reference=self.kl_coef > 0, critic=False))
+        return Step(batch, None, self.learn(models, batch))

@@ -26,13 +26,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hfsdk.algorithms.losses import LOG_RATIO_CLAMPS
 from hfsdk.errors import OptionError
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before ``exp``, so that one token cannot make a batch infinite; exp(20) is 5e8."""
 
+MAX_CLAMPED_K3 = 10.0
+"""With ``clamp="both"`` the estimate k3 itself is cut at +-10 too, as verl has it."""
 
-def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1") -> Tensor:
+
+def kl_estimate(
+    log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1", clamp: str = "above"
+) -> Tensor:
     """Estimate KL(policy || reference) per token, from tokens that the policy sampled.
 
     With ``log r = ref_log_probs - log_probs``, so ``r = reference / policy`` (Schulman's note; Ziegler eq. 2 uses k1):
@@ -48,18 +54,19 @@ def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1") 
     ======  ===================  ===============================  ==============================================
 
     In k3 ``log r`` is cut at `MAX_LOG_RATIO` from above, where ``exp`` would overflow; the gradient is 0 beyond it.
-    (verl also cuts below -20 and cuts the result at 10; that biases the estimate and is not done here.)
+    (verl also cuts below -20 and cuts the result at 10; that biases the estimate and is done with ``clamp="both"`` alone.)
 
     Args:
         log_probs_T: the policy's log-probabilities, shape [T].
         ref_log_probs_T: the reference's, shape [T].
         kind: a row of the table.
+        clamp: one of `LOG_RATIO_CLAMPS`, for k3 and k3+.
 
     Returns:
         One estimate per token, in nats, shape [T]; gradients flow to both inputs.
 
     Raises:
-        OptionError: another kind.
+        OptionError: another kind or clamp.
     """
     log_r_T = ref_log_probs_T - log_probs_T
     if kind == "k1":
@@ -70,8 +77,10 @@ def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1") 
         return log_r_T.abs()
     if kind not in ("k3", "k3+"):
         raise OptionError(f"the KL estimators are k1, k2, k3, k3+ and abs; got {kind!r}")
-    log_r_T = log_r_T.clamp(max=MAX_LOG_RATIO)
+    log_r_T = _clamped(log_r_T, clamp)
     k3_T = torch.expm1(log_r_T) - log_r_T
+    if clamp == "both":
+        k3_T = k3_T.clamp(-MAX_CLAMPED_K3, MAX_CLAMPED_K3)
     if kind == "k3":
         return k3_T
     k2_T = 0.5 * (ref_log_probs_T - log_probs_T).square()
@@ -100,8 +109,9 @@ def adaptive_kl_coef(kl_coef: float, kl: float, *, target: float, num_samples: i
 
 
 def token_rewards(
-    scores_N: Tensor, kl_T: Tensor, lengths_N: Tensor, kl_coef: float, clip: float | None = None
-) -> Tensor:
+    scores_N: Tensor, kl_T: Tensor, lengths_N: Tensor, kl_coef: float, clip: float | None = None,
+    token_scores_T: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Spread the reward over tokens: ``-kl_coef * kl`` on each, the score on the last (InstructGPT eq. 2).
 
     An empty response has no token, so its score goes nowhere: no action was taken that could be reinforced.
@@ -112,10 +122,13 @@ def token_rewards(
         lengths_N: response lengths, shape [N].
         kl_coef: beta, in score units per nat.
         clip: scores are cut to [-clip, clip] first; ``None`` leaves them.
+        token_scores_T: a score of each token's own, shape [T]; they take the place of ``scores_N``, their sums.
 
     Returns:
         Rewards, shape [T].
     """
+    if token_scores_T is not None:
+        return (token_scores_T if clip is None else token_scores_T.clamp(-clip, clip)) - kl_coef * kl_T
     scores_N = scores_N if clip is None else scores_N.clamp(-clip, clip)
     return _add_at_last_token(-kl_coef * kl_T, scores_N, lengths_N)
 
@@ -202,7 +215,9 @@ def identical_in_group(scores_N: Tensor, group_N: Tensor) -> Tensor:
     return (lowest == highest)[index_N]
 
 
-def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6) -> Tensor:
+def group_advantages(
+    scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6, alone: str = "zero"
+) -> Tensor:
     """Return how much better each response is than the mean of its group, in standard deviations (GRPO, section 4.1.2).
 
     ``(score - mean) / (std + epsilon)``, the standard deviation unbiased (divided by n - 1), as TRL and verl have it.
@@ -216,33 +231,139 @@ def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", ep
         scale: ``"group"`` divides by the group's deviation, ``"batch"`` by that of all scores, ``"none"`` does not
             divide (Dr. GRPO: groups of almost equal scores are not blown up).
         epsilon: added to the deviation, in score units.
+        alone: what a group of one gets: ``"zero"`` (it has nobody to be better than), or ``"score"``, over 1 + epsilon where
+            ``scale`` is ``"group"`` (verl: mean 0 and deviation 1).
 
     Returns:
         Advantages, shape [N].
 
     Raises:
-        OptionError: another ``scale``.
+        OptionError: another ``scale`` or ``alone``.
     """
     if scale not in ("group", "batch", "none"):
         raise OptionError(f'scale must be "group", "batch" or "none"; got {scale!r}')
-    centred_N, size_N = _centred(scores_N, group_N)
+    centred_N, size_N = _centred(scores_N, group_N, alone)
     if scale == "none":
         return centred_N
     if scale == "batch":
         return centred_N / (masked_var(scores_N).sqrt() + epsilon)
     index_N, num_groups = _groups(group_N)
     squares = scores_N.new_zeros(num_groups).index_add(0, index_N, centred_N.square())
-    return centred_N / ((squares[index_N] / (size_N - 1).clamp(min=1)).sqrt() + epsilon)
+    deviation_N = (squares[index_N] / (size_N - 1).clamp(min=1)).sqrt()
+    return centred_N / (torch.where(size_N > 1, deviation_N, 1.0) + epsilon)
 
 
-def leave_one_out(scores_N: Tensor, group_N: Tensor) -> Tensor:
+def increase_variance(
+    scores_N: Tensor, group_N: Tensor, low: float | None = None, high: float | None = None
+) -> Tensor:
+    """Move the scores of each group as far apart as their order, their mean and a range allow (Yang et al. 2025, GRPOVI).
+
+    It solves ``max sum z_i^2`` over ``low <= z_i <= high`` with the group's mean kept and ``z_i >= z_j`` where ``r_i > r_j``
+    (arXiv 2505.23247, the reward adjustment model, with the same weight for each response that was sampled). The objective is
+    convex, so a corner of that set is the best: steps from ``high`` down to ``low``, and at most one score of another value
+    between them, which the mean fixes. Scores that are equal stay equal (the paper lets them part), so that value may be
+    several responses'.
+
+    ::
+
+        scores 0.1 0.2 0.4 0.9, range 0 to 1, mean 0.4      0 0 0.6 1
+
+    Args:
+        scores_N: one score per sequence, shape [N].
+        group_N: as in `group_advantages`, shape [N].
+        low: the range's ends; by default the lowest and the highest of all the scores.
+        high: see ``low``.
+
+    Returns:
+        The new scores, shape [N]; a group whose scores are all the same keeps them, and so does a group of one.
+
+    Raises:
+        OptionError: a score lies outside the range.
+    """
+    low = float(scores_N.min()) if low is None else low
+    high = float(scores_N.max()) if high is None else high
+    if bool((scores_N < low).any() | (scores_N > high).any()):
+        raise OptionError(
+            f"the scores reach from {float(scores_N.min()):g} to {float(scores_N.max()):g}; the range of {low:g} to {high:g} "
+            "must hold them all"
+        )
+    found_N = scores_N.clone()
+    for group in group_N.unique():
+        mine = group_N == group
+        levels, which, counts = scores_N[mine].unique(return_inverse=True, return_counts=True)
+        if len(levels) < 2:
+            continue
+        excess = float((scores_N[mine] - low).sum())  # what there is to hand out, from the best responses down
+        new = torch.full_like(levels, low)
+        for level in range(len(levels) - 1, -1, -1):
+            given = min(excess, (high - low) * int(counts[level]))
+            new[level] = low + given / int(counts[level])
+            excess -= given
+        found_N[mine] = new[which]
+    return found_N
+
+
+def leave_one_out(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor:
     """Return each score minus the mean of the *others* of its group (RLOO, section 4.1); shape [N].
 
     That is ``n / (n - 1)`` times the distance to the group's own mean. 0 where all scores of a group are the same, and
-    in a group of one, which has no others (TRL: the same; verl: the score itself). Arguments as in `group_advantages`.
+    in a group of one, which has no others (TRL: the same; verl: the score itself, which ``alone="score"`` gives). Arguments as
+    in `group_advantages`.
     """
-    centred_N, size_N = _centred(scores_N, group_N)
+    centred_N, size_N = _centred(scores_N, group_N, alone)
     return centred_N * size_N / (size_N - 1).clamp(min=1)
+
+
+def lagrangian(advantages_T: Tensor, cost_advantages_T: Tensor, multiplier: float) -> Tensor:
+    """Return ``(A_reward - lambda A_cost) / (1 + lambda)``, shape [T] (Safe RLHF, arXiv 2310.12773, appendix B.3).
+
+    The divisor keeps the step's size when lambda grows.
+    """
+    return (advantages_T - multiplier * cost_advantages_T) / (1.0 + multiplier)
+
+
+def log_sigmoid(x_N: Tensor) -> Tensor:
+    """Return ``log(1 / (1 + exp(-x)))`` without overflow, shape [N]."""
+    return torch.nn.functional.logsigmoid(x_N)
+
+
+def bradley_terry(better_P: Tensor, worse_P: Tensor, margin_P: Tensor | float = 0.0) -> Tensor:
+    """Return ``-log sigmoid(better - worse - margin)`` per pair, shape [P] (InstructGPT eq. 1; Llama 2 eq. 2)."""
+    return -log_sigmoid(better_P - worse_P - margin_P)
+
+
+def dpo_loss(
+    chosen_P: Tensor, rejected_P: Tensor, beta: float, kind: str = "sigmoid", label_smoothing: float = 0.0
+) -> Tensor:
+    """Return DPO's loss per pair from the log-ratios ``log pi(y|x) - log pi_ref(y|x)`` of both responses.
+
+    ========  ====================================================================  =======================
+    kind      loss of ``m = chosen - rejected``                                     source
+    ========  ====================================================================  =======================
+    sigmoid   ``-(1 - e) log sigmoid(beta m) - e log sigmoid(-beta m)``             arXiv 2305.18290, eq. 7
+    ipo       ``(m - 1 / (2 beta))^2``, log-ratios averaged over tokens             2310.12036, eq. 17
+    hinge     ``max(0, 1 - beta m)``                                                2305.10425
+    ========  ====================================================================  =======================
+
+    Args:
+        chosen_P: log-ratio of the chosen response, shape [P].
+        rejected_P: of the rejected one, shape [P].
+        beta: above 0.
+        kind: a row of the table.
+        label_smoothing: e, only with sigmoid.
+
+    Raises:
+        OptionError: another kind.
+    """
+    margin_P = chosen_P - rejected_P
+    if kind == "sigmoid":
+        right_P, wrong_P = log_sigmoid(beta * margin_P), log_sigmoid(-beta * margin_P)
+        return -(1 - label_smoothing) * right_P - label_smoothing * wrong_P
+    if kind == "ipo":
+        return (margin_P - 1 / (2 * beta)).square()
+    if kind != "hinge":
+        raise OptionError(f"the DPO losses are sigmoid, ipo and hinge; got {kind!r}")
+    return torch.relu(1 - beta * margin_P)
 
 
 def masked_mean(x_T: Tensor, mask_T: Tensor | None = None) -> Tensor:
@@ -289,6 +410,7 @@ def policy_loss_terms(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    clamp: str = "above",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the clipped surrogate loss per token (PPO eq. 7, as a loss), its ratio, and where it was clipped.
 
@@ -303,12 +425,13 @@ def policy_loss_terms(
         clip_low: epsilon below 1.
         clip_high: epsilon above 1.
         dual_clip: c, above 1, or ``None``.
+        clamp: one of `LOG_RATIO_CLAMPS`.
 
     Returns:
         Loss, ratio, whether the clip cut this token's gradient, whether the dual clip did (bool); all of shape [T]. A
         token outside the bounds that the loss would move back inside is not clipped.
     """
-    ratio_T = (log_probs_T - old_log_probs_T).clamp(max=MAX_LOG_RATIO).exp()
+    ratio_T = _clamped(log_probs_T - old_log_probs_T, clamp).exp()
     plain_T = -advantages_T * ratio_T
     bounded_T = -advantages_T * ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss_T = torch.maximum(plain_T, bounded_T)
@@ -319,6 +442,27 @@ def policy_loss_terms(
         dual_clipped_T = (advantages_T < 0) & (loss_T > bound_T)
         loss_T = torch.where(dual_clipped_T, bound_T, loss_T)
     return loss_T, ratio_T, clipped_T, dual_clipped_T
+
+
+def truncated_weights(
+    old_log_probs_T: Tensor, rollout_log_probs_T: Tensor, cap: float
+) -> tuple[Tensor, Tensor]:
+    """Return ``min(pi_trainer / pi_rollout, cap)`` per token: truncated importance sampling (Yao et al. 2025).
+
+    The tokens were drawn by the generating engine, whose probabilities are not quite the trainer's. A loss times these
+    weights is that of tokens drawn by the trainer, but for the cap, which bounds the variance ("Your Efficient RL Framework
+    Secretly Brings You Off-Policy RL Training"; verl's ``rollout_is="token"``, cap 2, and TRL's mode ``token_truncate``).
+
+    Args:
+        old_log_probs_T: the trainer's, of the weights that generated, shape [T].
+        rollout_log_probs_T: the generating engine's, shape [T].
+        cap: above 0.
+
+    Returns:
+        Weights without gradient, and where the cap cut them (bool); both of shape [T].
+    """
+    weights_T = (old_log_probs_T - rollout_log_probs_T).detach().exp()
+    return weights_T.clamp(max=cap), weights_T > cap
 
 
 def value_loss_terms(
@@ -362,19 +506,30 @@ def sequence_sum(x_T: Tensor, lengths_N: Tensor) -> Tensor:
     return torch.zeros(len(lengths_N), dtype=x_T.dtype, device=x_T.device).index_add(0, rows_T, x_T)
 
 
+def _clamped(log_ratio_T: Tensor, clamp: str) -> Tensor:
+    if clamp not in LOG_RATIO_CLAMPS:
+        raise OptionError(f"a log-ratio is cut above, both or none; got {clamp!r}")
+    if clamp == "none":
+        return log_ratio_T
+    return log_ratio_T.clamp(min=-MAX_LOG_RATIO if clamp == "both" else None, max=MAX_LOG_RATIO)
+
+
 def _groups(group_N: Tensor) -> tuple[Tensor, int]:
     """Number the groups from 0: the group of each sequence, shape [N], and how many groups there are."""
     names, index_N = torch.unique(group_N, return_inverse=True)
     return index_N, len(names)
 
 
-def _centred(scores_N: Tensor, group_N: Tensor) -> tuple[Tensor, Tensor]:
+def _centred(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> tuple[Tensor, Tensor]:
     """Return each score minus its group's mean (exactly 0 where all are the same) and the size of its group."""
+    if alone not in ("zero", "score"):
+        raise OptionError(f'a group of one gets "zero" or "score"; got alone={alone!r}')
     index_N, num_groups = _groups(group_N)
     size_N = torch.bincount(index_N, minlength=num_groups)[index_N]
     totals = scores_N.new_zeros(num_groups).index_add(0, index_N, scores_N)
     centred_N = scores_N - totals[index_N] / size_N
-    return torch.where(identical_in_group(scores_N, group_N), 0.0, centred_N), size_N
+    centred_N = torch.where(identical_in_group(scores_N, group_N), 0.0, centred_N)
+    return torch.where(size_N == 1, scores_N, centred_N) if alone == "score" else centred_N, size_N
 
 
 def _add_at_last_token(x_T: Tensor, add_N: Tensor, lengths_N: Tensor) -> Tensor:

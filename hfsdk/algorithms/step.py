@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.algorithms.losses import check
+from hfsdk.errors import InvariantWarning
+from hfsdk.pending import Metrics
 
 if TYPE_CHECKING:
     from hfsdk.batch import Batch
-    from hfsdk.pending import Metrics
     from hfsdk.table import Table
 
 
@@ -30,11 +32,17 @@ class Step:
         """Return the batch's statistics and each metric of the updates as one number; waits.
 
         Metrics are averaged over the mini-batches; of those whose name ends in ``_max`` the largest counts. A name
-        that the critic and the actor share (loss, grad_norm, lr) is given as ``critic_loss`` and ``actor_loss``.
+        that the critic and the actor share (loss, grad_norm, lr) is given as ``critic_loss`` and ``actor_loss``. What must
+        hold before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``,
+        ``first_clip_fraction``, ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
-        critic = _over_mini_batches(self.critic.rows) if self.critic is not None else {}
-        actor = _over_mini_batches(self.actor.rows) if self.actor is not None else {}
+        rows = [] if self.actor is None else self.actor.rows
+        dtype = self.actor.dtype if isinstance(self.actor, Metrics) else "fp32"
+        numbers |= _of_first(rows)
+        _warn(_gaps(numbers, dtype) + invariants(rows, RATIO_TOLERANCE[dtype]))
+        critic = over_mini_batches(self.critic.rows) if self.critic is not None else {}
+        actor = over_mini_batches(self.actor.rows) if self.actor is not None else {}
         numbers |= {f"critic_{name}" if name in actor else name: number for name, number in critic.items()}
         return numbers | {f"actor_{name}" if name in critic else name: number for name, number in actor.items()}
 
@@ -52,14 +60,15 @@ class Statistics:
     """Whether there are columns ``values`` and ``returns``."""
     groups: bool = False
     """Whether to look at the column ``group``: several responses per prompt."""
+    costs: bool = False
+    """Whether there is a column ``costs``."""
 
     @property
     def reads(self) -> list[str]:
         """Columns the function reads."""
         columns = ["scores", "finish_reason", "rollout_log_probs", "old_log_probs"]
-        return (
-            columns + ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic + ["group"] * self.groups
-        )
+        columns += ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic
+        return columns + ["group"] * self.groups + ["costs"] * self.costs
 
     def __call__(self, table: Table) -> dict[str, float]:
         """Return the numbers of a whole batch.
@@ -96,34 +105,15 @@ class Statistics:
         if self.groups:
             group_N = torch.tensor(np.asarray(table["group"], dtype=np.int64))
             numbers["identical_groups"] = rlmath.identical_in_group(scores_N, group_N).double().mean()
+        if self.costs:
+            numbers["cost_mean"] = torch.tensor(np.asarray(table["costs"]), dtype=torch.float32).mean()
         return {name: float(number) for name, number in numbers.items()}
 
 
-def _over_mini_batches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+def over_mini_batches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return each metric of an update as one number: the mean over its mini-batches, the largest where it ends in ``_max``."""
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return {name: max(xs) if name.endswith("_max") else sum(xs) / len(xs) for name, xs in columns.items()}
-
-
-def check_sampling(algorithm: Any, least_n: int = 1) -> None:
-    """Check the options that the algorithms without a critic share.
-
-    Raises:
-        OptionError: names the option that is out of its range.
-    """
-    a = algorithm
-    check(a.max_new_tokens >= 1, "max_new_tokens", a.max_new_tokens, "at least 1")
-    check(a.temperature > 0, "temperature", a.temperature, "above 0 (greedy has no log-probabilities)")
-    check(
-        a.n >= least_n,
-        "n",
-        a.n,
-        f"at least {least_n}" + " (responses are compared with others to their prompt)" * (least_n > 1),
-    )
-    check(a.epochs >= 1, "epochs", a.epochs, "at least 1")
-    check(a.mini_batches >= 1, "mini_batches", a.mini_batches, "at least 1")
-    check(a.kl_coef >= 0, "kl_coef", a.kl_coef, "at least 0")
-    known = a.old_log_probs in ("recompute", "rollout")
-    check(known, "old_log_probs", a.old_log_probs, '"recompute" or "rollout"')
 
 
 def need_roles(models: Any, roles: Sequence[str]) -> None:
@@ -146,7 +136,16 @@ def ended(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.asarray([str(reason) == "stop" for reason in table["finish_reason"]], dtype=bool)
 
 
-def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = 1e-4) -> list[str]:
+RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
+"""How far the ratio may be from 1 before anything is updated, by the trainer's dtype."""
+GAP_TOLERANCE = {"fp32": {"mean": 1e-4, "max": 1e-3}, "bf16": {"mean": 0.05, "max": 1.0}}
+"""``|trainer - rollout|`` of a token's log-probability, in nats: rounding alone stays below."""
+
+ALREADY_TOLD: ContextVar[set[str] | None] = ContextVar("already_told", default=None)
+"""What a run of ``session.train`` has warned of, so that it does so once; ``None`` outside one, where every step is told."""
+
+
+def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = RATIO_TOLERANCE["fp32"]) -> list[str]:
     """Return a warning for each thing that must hold in the first mini-batch and does not; ``[]`` is a clean bill.
 
     Nothing has been updated then, so with ``old_log_probs`` from the trainer the ratio is 1 on every token, approx_kl
@@ -155,20 +154,58 @@ def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = 1e-4) 
     own.
 
     Args:
-        actor_rows: ``metrics.rows`` of an actor's update.
+        actor_rows: ``metrics.rows`` of an actor's update; of a loss without a ratio there is nothing to say.
         tolerance: largest ``|ratio - 1|``.
     """
-    if not actor_rows:
+    if not actor_rows or "ratio" not in actor_rows[0]:
         return []
-    first, warnings = actor_rows[0], []
+    first, broken = actor_rows[0], []
     for name in ("ratio", "ratio_max"):
         if not abs(first[name] - 1.0) <= tolerance:
-            warnings.append(
-                f"{name} is {first[name]:.6g} in the first mini-batch, where it must be 1 (within {tolerance:g}): "
-                "old_log_probs and the update disagree, e.g. in temperature, dropout, masks or weights"
+            broken.append(
+                f"{name} is {first[name]:.6g} in the first mini-batch, where it must be 1 (within {tolerance:g}): old_log_probs "
+                "and the update disagree. Look at temperature, dropout, masks, and whether the weights were updated in between; "
+                'with old_log_probs="rollout", at the two engines (rollout_gap)'
             )
     if not abs(first["approx_kl"]) <= tolerance:
-        warnings.append(f"approx_kl is {first['approx_kl']:.3g} in the first mini-batch, where it must be 0")
+        broken.append(
+            f"approx_kl is {first['approx_kl']:.3g} in the first mini-batch, where it must be 0 (within {tolerance:g})"
+        )
     if first["clip_fraction"] != 0.0:
-        warnings.append(f"clip_fraction is {first['clip_fraction']:.3g} in the first mini-batch, where it must be 0")
-    return warnings
+        broken.append(f"clip_fraction is {first['clip_fraction']:.3g} in the first mini-batch, where it must be 0")
+    return broken
+
+
+def _of_first(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the numbers of the first mini-batch that must be 0."""
+    if not rows or "ratio" not in rows[0]:
+        return {}
+    first = rows[0]
+    error = max(abs(first["ratio"] - 1.0), abs(first["ratio_max"] - 1.0))
+    return {
+        "first_ratio_error": error, "first_approx_kl": first["approx_kl"], "first_clip_fraction": first["clip_fraction"],
+    }  # fmt: skip
+
+
+def _gaps(numbers: Mapping[str, float], dtype: str) -> list[str]:
+    """Return a warning where trainer and rollout disagree by more than their rounding."""
+    most = GAP_TOLERANCE[dtype]
+    if "rollout_gap_mean" not in numbers or all(numbers[f"rollout_gap_{kind}"] <= most[kind] for kind in most):
+        return []
+    mean, largest = numbers["rollout_gap_mean"], numbers["rollout_gap_max"]
+    return [
+        f"rollout_gap of trainer and generating engine is {mean:.3g} nats per token and {largest:.3g} at most, where rounding "
+        f"in {dtype} stays below {most['mean']:g} and {most['max']:g}: the samples are not the trainer's own. Look at the "
+        "temperature, at weights that were changed by hand, at top-k or top-p; tis_cap=2.0 corrects what is left"
+    ]
+
+
+def _warn(broken: Sequence[str]) -> None:
+    """Warn of what is broken; within a run of ``session.train`` once of each kind, which is a warning's first word."""
+    told = ALREADY_TOLD.get()
+    for text in broken:
+        kind = text.split()[0]
+        if told is None or kind not in told:
+            warnings.warn(text, InvariantWarning, stacklevel=4)  # whoever asked the algorithm for its metrics
+        if told is not None:
+            told.add(kind)

@@ -26,6 +26,7 @@ from hfsdk.dataflow import Call, CallFlow, Transfer
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders, task_order
 from hfsdk.engine.flows import column_bytes, transfers_of, weights_taken
+from hfsdk.engine.keeping import CHANGES, Keeping
 from hfsdk.engine.lane import Lane
 from hfsdk.engine.records import (
     FINISHED,
@@ -34,6 +35,7 @@ from hfsdk.engine.records import (
     Sync,
     check_rollouts,
     raised,
+    source_of,
     stored_table,
     tokens_of,
 )
@@ -53,7 +55,7 @@ from hfsdk.pending import ColumnInfo
 from hfsdk.placement import SHADOWS, Placement, Pool
 from hfsdk.protocol import ONE_TO_ALL
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus, Order, Progress, Runtime, Stored, Weights, Work
+from hfsdk.runtime import DeviceStatus, Kept, Order, Progress, Runtime, Stored, Weights, Work
 from hfsdk.table import Table
 from hfsdk.trace import Span
 
@@ -65,9 +67,6 @@ MOST_FLOWS = 256
 
 MONITOR_S = 0.2
 """How often running calls are asked for their progress."""
-
-CHANGES = ("update", "step", "load_state")
-"""Methods after which a shadow's weights are old."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -95,17 +94,21 @@ class Controller:
         self._step = 0
         self._learned = False
         """Whether something was learned since the last generation; a generation after it begins the next step."""
+        self._next_begins = False
+        """Whether the next call does so too, whatever it is."""
         self._closed = False
         self._closing = threading.Event()
         self._live: dict[str, tuple[Progress | None, tuple[Span, ...]]] = {}
         self._flows: deque[CallRecord] = deque()
         self._flows_lock = threading.Lock()
+        self._keeping = Keeping(runtime, self._roles, self._post_loaded)
         threading.Thread(target=self._monitor, name="hfsdk-monitor", daemon=True).start()
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put,
             m.Submit: self._submit, m.Wait: self._wait, m.Fetch: self._fetch, m.Ask: self._ask,
             m.AskColumn: self._ask_column, m.Cancel: self._cancel, m.Release: self._release, m.Look: self._look,
-            m.Logs: self._logs, m.Recover: self._recover, m.Saved: self._saved, m.Close: self._close,
+            m.Logs: self._logs, m.NextStep: self._next_step, m.Recover: self._recover, m.Saved: self._saved, m.Close: self._close,
+            m.Snapshot: self._snapshot, m.Rewind: self._rewind, m.Forget: self._forget,
         }  # fmt: skip
 
     def send(self, message: m.Message) -> Any:
@@ -115,7 +118,7 @@ class Controller:
             SessionClosedError: after ``Close``.
             HfsdkError: what the message's handling ends with.
         """
-        if not isinstance(message, (m.Close, m.Release)):
+        if not isinstance(message, (m.Close, m.Release, m.Forget)):
             self.check_open()
         return self._handlers[type(message)](message)
 
@@ -206,6 +209,7 @@ class Controller:
         record.changes += 1
         if fresh:
             record.num_updates, record.restore = 0, ""
+            self._keeping.changed(record, 0)
 
     def _load_later(self, role: str) -> Callable[[], None]:
         def load() -> None:
@@ -260,6 +264,53 @@ class Controller:
             raise CheckpointError(f"the workers that were writing {message.role}'s state ended; save again")
         return self._runtime.saved(message.role, pool)
 
+    # -- snapshots
+
+    def _snapshot(self, message: m.Snapshot) -> tuple[Kept, ...]:
+        with self._lock:
+            self._settle(message.roles)
+            return self._keeping.keep(message.roles)
+
+    def _rewind(self, message: m.Rewind) -> None:
+        with self._lock:
+            self._keeping.check(message.kept)
+            self._settle(())
+            self._keeping.give_back(message.kept, message.branch)
+
+    def _forget(self, message: m.Forget) -> None:
+        self._keeping.forget(() if self._closed else message.kept)
+
+    def _settle(self, roles: tuple[str, ...]) -> None:
+        """Finish what was submitted; raise a failure of these roles that nobody has seen."""
+        for lane in list(self._lanes):
+            self._drain(lane)
+        for name in roles:
+            self._raise_unseen(self._role(name))
+
+    def _post_loaded(self, record: RoleRecord, function: Callable[[Pool], None]) -> Callable[[], None]:
+        """Run a function on a role's lane, after the role is loaded where it is not; return what waits for it."""
+        if self._placement is None:
+            raise PlacementError("no placement yet; call session.place('colocate')")
+
+        def run() -> None:
+            pool = self._ensure_loaded(record)
+            try:
+                function(pool)
+            except WorkerDiedError as error:
+                raise self._pool_lost(pool, error) from None
+
+        return self._lane(self._placement.pool_of(record.spec.name).name).post(run)
+
+    @staticmethod
+    def _raise_unseen(role: RoleRecord | None) -> None:
+        """Raise a role's failure that nobody has looked at."""
+        if role is not None and role.unseen is not None:
+            failed, role.unseen = role.unseen, None
+            assert failed.error is not None
+            if not failed.origin.seen:
+                failed.origin.seen = True
+                raise raised(failed.error)
+
     # -- calls
 
     def _submit(self, message: m.Submit) -> int:
@@ -267,12 +318,7 @@ class Controller:
             role = self._roles.get(message.role)
             shadow = self._shadow_for(message)
             for asked in (role, shadow):
-                if asked is not None and asked.unseen is not None:
-                    failed, asked.unseen = asked.unseen, None
-                    assert failed.error is not None
-                    if not failed.origin.seen:
-                        failed.origin.seen = True
-                        raise raised(failed.error)
+                self._raise_unseen(asked)
             if role is None and message.role != "session":
                 self._role(message.role)
             if shadow is not None:
@@ -286,15 +332,22 @@ class Controller:
                     raise ColumnError(
                         f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again"
                     )
-            if message.phase == "generation" and self._learned:
-                self._step, self._learned = self._step + 1, False
+            sources = [self._calls[ref.call_id] for ref in message.inputs.values()]
+            self._keeping.check_fresh(message, sources)
+            if message.phase == "generation" or (self._next_begins and message.phase in ("preparation", "learning")):
+                self._step, self._learned, self._next_begins = self._step + self._learned, False, False
             self._learned = self._learned or message.phase == "learning"
             if role is not None and message.method in CHANGES:
                 role.changes += 1
             sync = self._sync(role, shadow, message.phase) if role is not None and shadow is not None else None
             record = CallRecord(self._make_call(message), message, sync=sync)
+            record.source = source_of(message)
+            self._keeping.stamp(record, role, sources)
             self._enqueue(record, lane)
         return record.call.id
+
+    def _next_step(self, message: m.NextStep) -> None:
+        self._next_begins = True
 
     def _enqueue(self, record: CallRecord, lane: str) -> None:
         """Put a call on its lane, behind what runs on lanes that share devices with it."""
@@ -396,7 +449,7 @@ class Controller:
             record.reads += (weights_taken(record.sync.call.call.id, work.weights.bundles),)
         if outcome.error is not None:
             if role is not None and request.method == "update":
-                self._recount_updates(role, work)
+                self._recount_updates(role, record, work)
             if record.sync is not None and work.weights is not None:
                 record.sync.failed = not isinstance(outcome.error, CallCancelledError)
             raise outcome.error
@@ -442,13 +495,17 @@ class Controller:
             role.num_updates += 1
         elif record.call.method == "load_state" and isinstance(record.result, dict):
             role.num_updates = int(record.result.get("num_updates", 0))
+        if record.made is not None:
+            record.made.num_updates = role.num_updates
 
-    def _recount_updates(self, role: RoleRecord, work: Work) -> None:
+    def _recount_updates(self, role: RoleRecord, record: CallRecord, work: Work) -> None:
         """Ask a rank how many optimizer steps stand after an update that was cancelled or refused in between."""
         order = Order(np.zeros(0, dtype=np.int64), (), {}, False)
         ask = replace(work.call, method="num_updates", reads=(), read_from=(), writes=(), inputs=(), num_rows=0)
         outcome = self._runtime.call(Work(ask, work.pool, (order,) * len(work.orders)))
         role.num_updates = int(outcome.results[0])
+        if record.made is not None:
+            record.made.num_updates = role.num_updates
 
     def _pool_died(self, record: CallRecord, error: WorkerDiedError) -> None:
         assert record.pool is not None
@@ -475,6 +532,7 @@ class Controller:
                 missing = role.num_updates - (role.checkpoint_updates if role.checkpoint else 0)
                 lost.append(f"{role.spec.name} comes back with {back} ({missing} update{'s' * (missing != 1)} lost)")
                 role.num_updates = role.checkpoint_updates if role.checkpoint else 0
+                self._keeping.changed(role, role.num_updates)
         dead = {device for one in family for device in one.devices}
         for other in list(self._calls.values()):  # columns live where they were written, whatever pool that was
             parts = other.stored.parts if other.pool is not None and other.stored is not None else ()
@@ -596,6 +654,8 @@ class Controller:
             return {
                 n: (r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for n, r in list(self._roles.items())
             }
+        if message.what == "changes":
+            return [record.change for record in records if record.made is not None]
         if message.what == "dataflow":
             return self._dataflow([r for r in records if message.step in (None, r.call.step)])
         if message.what == "running":

@@ -145,6 +145,7 @@ def _plan_update(
         mini_batches=options.pop("mini_batches", 1),
         max_tokens=options.pop("micro_batch_tokens", 0) or role.micro_batch_tokens,
         seed=options.pop("seed", 0),
+        together=options.pop("together", 1),
         shuffle=request.method == "update",
     )
     rows = []

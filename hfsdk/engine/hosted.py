@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,9 @@ import torch.distributed as dist
 
 from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state, transport
 from hfsdk.engine.dispatch import mesh_of
+from hfsdk.engine.keepsake import Keepsake
 from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.model_folders import eos_token_ids
 from hfsdk.engine.residency import Residency
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
@@ -44,16 +45,6 @@ def sample_seed(seed: int, position: int, copy: int) -> int:
     """Return a sample's seed: a stable hash of (session seed, place in the prompt stream, copy number), never the rank."""
     digest = hashlib.blake2b(f"{seed}/{position}/{copy}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
-
-
-def eos_token_ids(folder: str) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of ``generation_config.json``, else of ``config.json``."""
-    for name in ("generation_config.json", "config.json"):
-        path = Path(folder) / name
-        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    return ()
 
 
 class RankView:
@@ -85,7 +76,7 @@ class RankView:
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of this process and of each role in it."""
-        used, roles = self._hosted.worker.memory()
+        used, roles, _ = self._hosted.worker.memory()
         return {"process": used, **roles}
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -158,7 +149,7 @@ class HostedRole:
                 self.close()
                 raise
         if state:
-            self._import(state)
+            self.take_pieces(state)
 
     @property
     def trainer(self) -> Trainer:
@@ -180,11 +171,24 @@ class HostedRole:
         packed = bridge.pack(role_state.pieces(state, self.trainer.shard))
         return Parcel((role_state.Summary.of(state), packed), bridge.num_bytes_of(packed))
 
-    def _import(self, holders: Sequence[tuple[role_state.Summary, bridge.Packed]]) -> None:
+    def take_pieces(self, holders: Sequence[tuple[role_state.Summary, bridge.Packed]]) -> None:
+        """Take a state over that another place or layout has sent; collective."""
+        self._to_training()
         state = self.trainer.blank_state(holders[0][0])
         with bridge.unpacked(packed for _, packed in holders) as pieces:
             role_state.fill(state, self.trainer.shard, pieces)
         self.trainer.load_state(state)
+        self.stale = True
+
+    def keep(self) -> Keepsake:
+        """Return a copy of this rank's part of the role's state; collective."""
+        self._to_training()
+        return Keepsake.of(self.trainer.state(), self.trainer.shard)
+
+    def restore(self, kept: Keepsake) -> None:
+        """Take a state back that was kept on this rank in this layout; collective."""
+        self._to_training()
+        self.trainer.load_state(dict(kept.state))
         self.stale = True
 
     def _export_weights(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
@@ -332,7 +336,9 @@ class HostedRole:
 
     def _scores(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         found = self.trainer.scores(table, options["micro_batches"], safe)
-        return dict(zip([options["as"]], found.values(), strict=False)), None  # empty before the last pipeline stage
+        mean, std = options["normalisation"]
+        columns = [((scores - mean) / std).astype(np.float32) for scores in found.values()]
+        return dict(zip([options["as"]], columns, strict=False)), None  # empty before the last pipeline stage
 
     @staticmethod
     def _temperature(table: Table) -> Array | float:
@@ -439,6 +445,10 @@ class HostedRole:
     def memory_bytes(self) -> int:
         """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""
         return sum(self.memory_parts().values())
+
+    def offloaded_bytes(self) -> int:
+        """Return the bytes of this rank that are in host memory now, instead of on the device."""
+        return 0 if self._trainer is None else self._trainer.offloaded_bytes()
 
     def close(self) -> None:
         """Free the engines."""

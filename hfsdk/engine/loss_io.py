@@ -96,7 +96,9 @@ class ModelOutput:
     entropy: torch.Tensor | None = None
     """Entropy of the distribution each response token was drawn from, in nats; ``None`` with a scalar head."""
     values: torch.Tensor | None = None
-    """Scalar head's value of the state before each response token; ``None`` with an LM head."""
+    """Scalar head's value of the state before each response token; ``None`` with an LM head and in a reward or cost model."""
+    scores: torch.Tensor | None = None
+    """Scalar head at each sample's last token, [num_samples], in a reward or cost model; ``None`` elsewhere."""
 
 
 class TokenBatch:
@@ -281,6 +283,15 @@ class Tally:
             else:
                 self._add_sum(name, values.item() * num_tokens, num_tokens)
 
+    def add_samples(self, metrics: Mapping[str, Any]) -> None:
+        """Add a micro-batch's metrics that are per sample or per pair, or one number."""
+        for name, value in metrics.items():
+            values = torch.as_tensor(value).detach().float().reshape(-1)
+            if name.endswith("_max"):
+                self._add_largest(name, values.max().item())
+            else:
+                self._add_sum(name, values.sum().item(), values.numel())
+
     def merge(self, other: Tally) -> None:
         """Add another rank's."""
         self.loss += other.loss
@@ -306,6 +317,8 @@ class Tally:
 def evaluate(loss: Loss, out: ModelOutput, b: TokenBatch, tally: Tally) -> torch.Tensor:
     """Call the user's loss on a micro-batch, add what it says to ``tally``, and return its part of the mini-batch's loss.
 
+    A reward or cost model's loss is per sample, those with an empty response included: they have a score too.
+
     Raises:
         OptionError: the loss is not one number per token or per sample.
     """
@@ -314,6 +327,8 @@ def evaluate(loss: Loss, out: ModelOutput, b: TokenBatch, tally: Tally) -> torch
     each, metrics = returned if isinstance(returned, tuple) else (returned, {})
     num_tokens = len(b.segment)
     shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
+    if out.scores is not None:
+        return _evaluate_scores(each, metrics, b, tally)
     if shape not in ((num_tokens,), (b.num_samples,)):
         raise OptionError(
             f"the loss must return one number per response token ({num_tokens} here) or per sample ({b.num_samples}); "
@@ -329,5 +344,18 @@ def evaluate(loss: Loss, out: ModelOutput, b: TokenBatch, tally: Tally) -> torch
     else:
         mode = getattr(loss, "aggregation", "token_mean")
         part = aggregate(each, b, mode, fixed_length=getattr(loss, "fixed_length", None))
+    tally.loss += part.item()
+    return part
+
+
+def _evaluate_scores(each: Any, metrics: Mapping[str, Any], b: TokenBatch, tally: Tally) -> torch.Tensor:
+    if not isinstance(each, torch.Tensor) or tuple(each.shape) != (b.num_samples,):
+        shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
+        raise OptionError(
+            f"the loss of a reward or cost model must return one number per sample ({b.num_samples} here); it returned {shape}"
+        )
+    tally.bad_rows += b.row_ids[~torch.isfinite(each.detach())].tolist()
+    tally.add_samples(metrics)
+    part: torch.Tensor = each.sum() / max(1, b.num_rows)
     tally.loss += part.item()
     return part

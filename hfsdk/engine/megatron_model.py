@@ -425,7 +425,7 @@ def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, grou
     All are tensors of whole local parameters, also where the optimizer is shared out over dp; collective then.
     """
     weights = {name: tensor.to("cpu", copy=True) for name, tensor in local_tensors(model).items()}
-    states = {} if optimizer is None else megatron_optimizer.read_optimizer(model, optimizer, groups)
+    states = {} if optimizer is None else megatron_optimizer.read_optimizer(model, optimizer, groups, weights)
     return {"weights": weights, "optimizer": states}
 
 

@@ -147,19 +147,26 @@ def _optimized(
 
 
 @torch.no_grad()
-def read_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, groups: RoleGroups) -> State:
-    """Return CPU copies of the state of whole parameters; collective over dp where it is shared out."""
+def read_optimizer(
+    model: torch.nn.Module, optimizer: MegatronOptimizer, groups: RoleGroups, weights: Mapping[str, torch.Tensor]
+) -> State:
+    """Return CPU copies of the state of whole parameters; collective over dp where it is shared out.
+
+    Where a parameter is its own float32 master, the master is its copy in ``weights``.
+    """
     if not isinstance(optimizer, DistributedOptimizer):
-        return {
-            name: {key: tensor.to("cpu", copy=True) for key, tensor in {"main": main, **state}.items()}
-            for name, _, main, state, _ in _optimized(model, optimizer)
-        }
+        found: State = {}
+        for name, parameter, main, state, _ in _optimized(model, optimizer):
+            own = main.data_ptr() != parameter.data_ptr()
+            master = main.to("cpu", copy=True) if own else weights[name]
+            found[name] = {"main": master, **{key: tensor.to("cpu", copy=True) for key, tensor in state.items()}}
+        return found
     names = {parameter: name for name, parameter in model.named_parameters()}
     mine = {name: {"main": main, **state} for name, _, main, state, _ in _optimized(model, optimizer)}
     # a parameter's steps are known where a part of it is
     steps = torch.tensor([float(mine.get(name, {}).get("step", -1)) for name in names.values()], device=groups.device)
     dist.all_reduce(steps, op=dist.ReduceOp.MAX, group=groups.dp)
-    found: State = {name: {} for name in names.values()}
+    found = {name: {} for name in names.values()}
     for key in ("main", *MOMENTS) if len(steps) and steps.max() >= 0 else ("main",):
         for buffer in optimizer.buffers:
             for bucket in buffer.buckets:

@@ -10,6 +10,7 @@ from hfsdk.pending import ColumnRef
 from hfsdk.placement import Placement
 from hfsdk.protocol import TransferProtocol
 from hfsdk.roles import RoleSpec
+from hfsdk.runtime import Kept
 from hfsdk.table import Table
 
 
@@ -110,11 +111,12 @@ class Release:
 
 @dataclass(frozen=True)
 class Look:
-    """Ask for ``"calls"``, ``"running"``, ``"spans"``, ``"dataflow"``, ``"devices"``, ``"roles"``, ``"placement"``, ``"step"``.
+    """Ask for ``"calls"``, ``"running"``, ``"spans"``, ``"dataflow"``, ``"devices"``, ``"roles"``, ``"placement"``, ...
 
+    ``"step"`` gives the number of the current step.
     ``"controller_bytes"`` gives the column bytes that passed through the controller.
-
     ``"dataflow"`` gives a :class:`~hfsdk.dataflow.CallFlow` for every call of a step and for those whose columns they read.
+    ``"changes"`` gives a :class:`~hfsdk.engine.lineage.Change` for every optimizer step or update, in the order of submission.
     ``"roles"`` gives name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet).
     """
 
@@ -131,6 +133,11 @@ class Logs:
 
 
 @dataclass(frozen=True)
+class NextStep:
+    """The next call is of another step, if something was learned in this one; a generation after learning says so by itself."""
+
+
+@dataclass(frozen=True)
 class Recover:
     """Remember where a role's last checkpoint lies, and of which update it is, for rebuilding its pool."""
 
@@ -144,6 +151,31 @@ class Saved:
     """Ask whether the files of a role's last ``save_state`` are complete. Reply: a bool; raises what keeps them from it."""
 
     role: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Keep the state of trained roles as it is behind everything submitted so far.
+
+    Reply: a :class:`~hfsdk.runtime.Kept` for each; that of an earlier snapshot where nothing has changed the role since.
+    """
+
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """Give trained roles kept states back; what is trained from then on belongs to ``branch``."""
+
+    kept: tuple[Kept, ...]
+    branch: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """A snapshot is not needed any more; what no other one refers to is freed."""
+
+    kept: tuple[Kept, ...]
 
 
 @dataclass(frozen=True)
@@ -165,7 +197,11 @@ Message = (
     | Release
     | Look
     | Logs
+    | NextStep
     | Recover
     | Saved
+    | Snapshot
+    | Rewind
+    | Forget
     | Close
 )

@@ -6,13 +6,15 @@ the other, so it costs as many tokens as they have; micro-batches are as few as 
     lengths 9 8 3 3 2, dp=2, max_tokens=10     dp rank 0:  (9)   (3)       12 tokens
                                                dp rank 1:  (8)   (3 2)     13 tokens
 
+A loss over pairs needs both rows of a pair at once: with ``together=2`` rows 0 and 1, 2 and 3, ... are planned as one.
+
 Every dp rank gets the same number of micro-batches (empty ones fill up), because ranks agree at each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -104,14 +106,18 @@ def plan_update(
     max_tokens: int,
     seed: int,
     shuffle: bool = True,
+    together: int = 1,
 ) -> tuple[MiniBatchPlan, ...]:
     """Plan an update: ``epochs`` x ``mini_batches`` optimizer steps, in order.
 
-    Which rows form a mini-batch depends on ``seed`` and the epoch alone, never on ``dp``. Sizes differ by at most one row.
+    Which rows form a mini-batch depends on ``seed`` and the epoch alone, never on ``dp``. Sizes differ by at most one row (by
+    ``together`` rows, which stay in one micro-batch and in order).
 
     Raises:
-        OptionError: more mini-batches than rows, or a count below 1.
+        OptionError: more mini-batches than rows, a count below 1, or rows that are not whole sets of ``together``.
     """
+    if together > 1:
+        return _plan_sets(total_lengths, response_lengths, dp, epochs, mini_batches, max_tokens, seed, shuffle, together)
     total = np.asarray(total_lengths, dtype=np.int64)
     response = np.asarray(response_lengths, dtype=np.int64)
     if epochs < 1 or mini_batches < 1:
@@ -129,3 +135,31 @@ def plan_update(
             passes = plan_pass(total, dp, max_tokens, rows)
             plans.append(MiniBatchPlan(epoch, index, rows, passes, int(response[part].sum()), len(rows)))
     return tuple(plans)
+
+
+def _plan_sets(
+    total_lengths: Lengths, response_lengths: Lengths, dp: int, epochs: int, mini_batches: int, max_tokens: int, seed: int,
+    shuffle: bool, together: int,
+) -> tuple[MiniBatchPlan, ...]:  # fmt: skip
+    """Plan sets of ``together`` rows as if each were one row, and put their rows in its place."""
+    if len(total_lengths) % together:
+        raise OptionError(f"the loss takes sets of {together} rows; the batch has {len(total_lengths)} rows")
+    sets = len(total_lengths) // together
+    if mini_batches > sets:
+        raise OptionError(
+            f"mini_batches={mini_batches}, but the batch has {sets} sets of {together} rows; a mini-batch needs at least one. Use "
+            f"mini_batches of at most {sets}."
+        )
+    total, response = (np.asarray(x, dtype=np.int64).reshape(-1, together).sum(1) for x in (total_lengths, response_lengths))
+    plans = plan_update(total, response, dp, epochs, mini_batches, max_tokens, seed, shuffle)
+
+    def rows(sets: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(one * together + k for one in sets for k in range(together))
+
+    return tuple(
+        replace(
+            plan, rows=rows(plan.rows), num_rows=plan.num_rows * together,
+            passes=PassPlan(tuple(tuple(rows(micro) for micro in of_rank) for of_rank in plan.passes.micro_batches)),
+        )
+        for plan in plans
+    )  # fmt: skip

@@ -1,5 +1,7 @@
 """A model's folder on nodes that lack it: what belongs to it, whether a node has the same, and taking in what is sent.
 
+And what is read of a folder besides weights: its end-of-sequence tokens.
+
 ::
 
     user's machine                          a node
@@ -12,6 +14,7 @@ A folder is sent a piece at a time, so that neither side ever holds a file, and 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -132,3 +135,13 @@ class Receiver:
                     raise
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def eos_token_ids(folder: str) -> tuple[int, ...]:
+    """Return the end-of-sequence ids of ``generation_config.json``, else of ``config.json``."""
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder) / name
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()

@@ -40,7 +40,7 @@ from hfsdk.errors import (
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus, Outcome, Part, Pick, Progress, RoleState, Stored, Work
+from hfsdk.runtime import DeviceStatus, Kept, Outcome, Part, Pick, Progress, RoleState, Stored, Work
 from hfsdk.table import Table
 from hfsdk.trace import Span
 
@@ -286,15 +286,57 @@ class RayRuntime:
     @_while_open
     def export(self, role: str, pool: Pool) -> RoleState:
         """Put a role's state into the object stores of its workers."""
+        sent = self._each(pool, Call(id=-1, role=role, method="export"), lambda w: w.export.remote(role))
+        return RoleState(tuple(part.handle for part in sent), sum(part.num_bytes for part in sent))
+
+    @_while_open
+    def keep(self, role: str, pool: Pool, number: int) -> Kept:
+        """Have every worker of the pool keep its part in its own memory: the object store may be smaller than a state."""
+        answers = self._each(pool, Call(id=-1, role=role, method="keep"), lambda w: w.keep.remote(role, number))
+        layout, num_updates, _ = answers[0]
+        return Kept(number, role, layout, pool.devices, tuple(size for _, _, size in answers), num_updates)
+
+    @_while_open
+    def holds(self, kept: Kept) -> bool:
+        """Ask the workers of its devices."""
+        workers = [self._devices[device].handle for device in kept.devices if device in self._devices]
+        try:
+            return len(workers) == len(kept.devices) and all(ray.get([w.holds.remote(kept.number) for w in workers]))
+        except ray.exceptions.RayActorError:
+            return False
+
+    @_while_open
+    def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
+        """Have every worker take its own part back; elsewhere, or in another layout, the parts go through the object store."""
+        call, parts = Call(id=-1, role=role.name, method="restore"), []
+        if (str(role.train), pool.devices) != (kept.layout, kept.devices):
+            holders = [self._devices[device].handle for device in kept.devices]
+            try:
+                sent = ray.get([holder.send_kept.remote(kept.number) for holder in holders])
+            except ray.exceptions.RayActorError as error:
+                raise CheckpointError(f"a worker that kept {role.name}'s state ended: {_reason(error)}") from None
+            failed = [answer for answer in sent if isinstance(answer, Exception)]
+            if failed:
+                raise failed[0]
+            parts = [part.handle for part in sent]
+        self._each(pool, call, lambda w: w.restore.remote(role.name, kept.number, parts))
+
+    def _each(self, pool: Pool, call: Call, ask: Callable[[Any], Any]) -> list[Any]:
+        """Ask every worker of a pool for something collective and return their answers, by rank; raise what one answers."""
         here = self._pools[pool.name]
-        call = Call(id=-1, role=role, method="export")
-        refs = [w.export.remote(role) for w in here.workers]
+        refs = [ask(worker) for worker in here.workers]
         answers = self._gather(refs, here, call, lambda answer: isinstance(answer, Exception))
         for answer in answers.values():
             if isinstance(answer, Exception):
                 raise answer
-        sent = [answers[rank] for rank in range(len(refs))]
-        return RoleState(tuple(part.handle for part in sent), sum(part.num_bytes for part in sent))
+        return [answers[rank] for rank in range(len(refs))]
+
+    @_while_open
+    def forget(self, kept: Kept) -> None:
+        """Tell the workers of its devices."""
+        for device in kept.devices:
+            if device in self._devices:
+                self._devices[device].handle.forget.remote(kept.number)
 
     @_while_open
     def release(self, role: str, pool: Pool) -> None:
@@ -507,8 +549,8 @@ class RayRuntime:
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):  # the next call of the pool says why
             return ()
         return tuple(
-            DeviceStatus(member.device, rank, pool.name, member.pid, used, roles)
-            for rank, (member, (used, roles)) in enumerate(zip(state.members, seen, strict=True))
+            DeviceStatus(member.device, rank, pool.name, member.pid, used, roles, offloaded)
+            for rank, (member, (used, roles, offloaded)) in enumerate(zip(state.members, seen, strict=True))
         )
 
     @_while_open

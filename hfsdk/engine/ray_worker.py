@@ -225,6 +225,45 @@ class WorkerProcess(_Process):
             return CallError(f"taking out the state of {role} failed: {error!r}", details=traceback.format_exc())
 
     @ray.method(concurrency_group="compute")
+    def keep(self, role: str, number: int) -> tuple[str, int, int] | Exception:
+        """Keep a copy of this rank's part of a role's state; return its layout, updates and bytes."""
+        try:
+            kept = self._worker.keep_state(role, number)
+        except Exception as error:  # told to the controller, which raises it at the user's line
+            traceback.print_exc()
+            return CallError(f"keeping the state of {role} failed: {error!r}", details=traceback.format_exc())
+        return kept.layout, kept.num_updates, kept.num_bytes
+
+    @ray.method(concurrency_group="compute")
+    def send_kept(self, number: int) -> Sent | Exception:
+        """Put this rank's part of a kept state into the object store."""
+        try:
+            return self.sent(self._worker.send_kept(number))
+        except Exception as error:  # told to the controller, which raises it at the user's line
+            traceback.print_exc()
+            return CallError(f"sending a kept state failed: {error!r}", details=traceback.format_exc())
+
+    @ray.method(concurrency_group="compute")
+    def restore(self, role: str, number: int, state: Sequence[Any]) -> Exception | None:
+        """Give a role a kept state: this rank's own, or one whose parts are in the object store; return what went wrong."""
+        try:
+            self._worker.restore(role, number, ray.get([handle[0] for handle in state]))
+        except Exception as error:  # told to the controller, which raises it at the user's line
+            traceback.print_exc()
+            return CallError(f"giving {role} its kept state failed: {error!r}", details=traceback.format_exc())
+        return None
+
+    @ray.method(concurrency_group="control")
+    def holds(self, number: int) -> bool:
+        """Return whether this process keeps a part of a state."""
+        return number in self._worker.kept
+
+    @ray.method(concurrency_group="control")
+    def forget(self, number: int) -> None:
+        """Free this process's part of a kept state."""
+        self._worker.kept.pop(number, None)
+
+    @ray.method(concurrency_group="compute")
     def release(self, role: str) -> None:
         """Free a role."""
         self._worker.release(role)
@@ -260,8 +299,8 @@ class WorkerProcess(_Process):
         return self._worker.progress()
 
     @ray.method(concurrency_group="control")
-    def memory(self) -> tuple[int, dict[str, int]]:
-        """Return the bytes in use."""
+    def memory(self) -> tuple[int, dict[str, int], dict[str, int]]:
+        """Return the bytes in use, by role, and of each role in host memory."""
         return self._worker.memory()
 
     @ray.method(concurrency_group="control")

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hfsdk.dataflow import Call, CallFlow, CallRun, Transfer
+from hfsdk.engine.lineage import Change, Version
 from hfsdk.engine.messages import Submit
 from hfsdk.errors import CallError, LayoutError
+from hfsdk.functions import Shipped
 from hfsdk.layout import Mesh
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Placement, Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Part, RoleState, Stored, Weights
+from hfsdk.runtime import Kept, Part, RoleState, Stored, Weights
 from hfsdk.table import Ragged, Table, kind_of
 from hfsdk.trace import Span
 
@@ -78,6 +80,14 @@ class CallRecord:
     column_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of every column it wrote."""
     mesh: Mesh | None = None
+    branch: str = ""
+    """On which it was submitted."""
+    saw: frozenset[Version] = frozenset()
+    """The weights that it, or a call whose columns it reads, was carried out with."""
+    made: Version | None = None
+    """The version of its role's weights that it makes."""
+    source: str = ""
+    """Source text of the user's function that it runs."""
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -107,6 +117,12 @@ class CallRecord:
         self.finished.set()
 
     @property
+    def change(self) -> Change:
+        """What it did to its role's weights."""
+        call, updates = self.call, self.made.num_updates if self.made else 0
+        return Change(call.id, call.role, call.method, call.function, call.line, self.branch, updates, self.state, call.step)
+
+    @property
     def flow(self) -> CallFlow:
         """The call as a node of the dataflow."""
         own = next((s for s in self.spans if s.device is None and s.call_id == self.call.id), None)
@@ -131,6 +147,8 @@ class CallRecord:
             attrs["bytes"] = sum(int(s.attrs.get("bytes", 0)) for s in self.spans if s.parent)
         if self.num_tokens:
             attrs["tokens"] = self.num_tokens
+        if self.call.function:
+            attrs.update({"function": self.call.function, "source": self.source})
         if self.call.inputs:
             attrs["after"] = " ".join(map(str, self.call.inputs))
         return Span(
@@ -162,6 +180,10 @@ class RoleRecord:
     """The last transfer of the weights to the role's shadow."""
     synced: int = -1
     """Of a shadow: the ``changes`` of its role that its weights have seen; -1 where it has taken over none."""
+    version: Version | None = None
+    """Of the weights, as submitted so far; ``None`` before the first call that uses them."""
+    kept: Kept | None = None
+    """The state that a snapshot keeps, where it is still the role's own."""
     unseen: CallRecord | None = None
     """A failure: raised at the next call on this role, unless its origin has been seen by then."""
 
@@ -178,6 +200,11 @@ def raised(error: Exception) -> Exception:
         copy.__cause__ = error.__cause__
         return copy
     return error.with_traceback(None)
+
+
+def source_of(message: Submit) -> str:
+    """Return the source text of the user's function that a call runs, where there is any."""
+    return next((option.source for option in message.options.values() if isinstance(option, Shipped)), "")
 
 
 def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:

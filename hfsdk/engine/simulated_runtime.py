@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from hfsdk.boxes import megatron_boxes
 from hfsdk.dataflow import Call
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.microbatch import MiniBatchPlan
@@ -32,8 +33,8 @@ from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.resharding import LINKS
 from hfsdk.roles import RoleSpec, Sampling
-from hfsdk.runtime import DeviceStatus, Order, Outcome, Part, Pick, Progress, RoleState, Stored, Work
-from hfsdk.spec import ClusterSpec
+from hfsdk.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Stored, Work
+from hfsdk.spec import DTYPE_BYTES, ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
 from hfsdk.trace import Span
 
@@ -157,7 +158,10 @@ class SimulatedValue(np.lib.mixins.NDArrayOperatorsMixin):
     __float__ = __int__ = __index__ = __bool__ = __len__ = __iter__ = __getitem__ = __array__ = __array_ufunc__ = _refuse
 
 
-TOKEN_ENDINGS = ("response", "log_probs", "entropy", "values", "rewards", "advantages", "returns", "kl", "mask", "ratio")
+TOKEN_ENDINGS = (
+    "response", "log_probs", "entropy", "values", "rewards", "advantages", "returns", "kl", "mask", "ratio", "token_costs",
+    "token_scores",
+)  # fmt: skip
 """A column written by a function of the user's is taken to have one value per response token if its name ends so."""
 
 GENERATE = ("generate", "chat")
@@ -259,6 +263,7 @@ class SimulatedRuntime:
         self._tasks_s = 0.0
         self._closed_s = 0.0
         self._roles: dict[str, _Role] = {}
+        self._kept: dict[int, int] = {}
 
     # -- pools and roles
 
@@ -285,6 +290,28 @@ class SimulatedRuntime:
         """Return what the role has learned: its number of optimizer steps."""
         with self._lock:
             return RoleState((self._roles[role].num_updates,))
+
+    def keep(self, role: str, pool: Pool, number: int) -> Kept:
+        """Note what the role has learned; the bytes are those that its ranks would keep."""
+        with self._lock:
+            state = self._roles[role]
+            self._kept[number] = state.num_updates
+            sizes = tuple(_kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
+            return Kept(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
+
+    def holds(self, kept: Kept) -> bool:
+        """Return whether it was not forgotten."""
+        return kept.number in self._kept
+
+    def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
+        """Give the role its number of updates back; takes no virtual time."""
+        with self._lock:
+            state = self._roles[role.name]
+            state.num_updates, state.synced = self._kept[kept.number], -1
+
+    def forget(self, kept: Kept) -> None:
+        """Forget it."""
+        self._kept.pop(kept.number, None)
 
     def release(self, role: str, pool: Pool) -> None:
         """Forget the role."""
@@ -491,6 +518,16 @@ class SimulatedRuntime:
             self._clocks.clear()
 
 
+def _kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
+    """Return the bytes of a rank's weights, their fp32 masters where they are not fp32, and the moments after the first step."""
+    assert role.model is not None
+    mesh = mesh_of(role)
+    at = mesh.coordinates(rank)
+    numbers = sum(box.numel for box in megatron_boxes(role.model, mesh.layout, at.tp, at.pp))
+    masters = 4 * (role.dtype != "fp32")
+    return numbers * (DTYPE_BYTES[role.dtype] + masters + 8 * trained)
+
+
 CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""
 
@@ -560,7 +597,7 @@ def _per_token(call: Call, column: str) -> bool:
         return column in ("response", "rollout_log_probs")
     if call.method in ("compute_log_probs", "compute_values"):
         return True
-    return call.method not in ("compute_scores", "compute_costs") and column.endswith(TOKEN_ENDINGS)
+    return column.endswith("token_scores" if call.method in ("compute_scores", "compute_costs") else TOKEN_ENDINGS)
 
 
 def _store(call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], ready_s: float) -> Stored | None:

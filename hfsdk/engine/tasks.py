@@ -34,7 +34,13 @@ def run_task(
     shipped: Shipped = options["function"]
     function = shipped.load()
     if method in ("compute_scores", "compute_costs"):
-        scores = _rewards(function, shipped.name, table, options["tokenizer"])
+        given = _rewards(function, shipped.name, table, options["tokenizer"])
+        if options.get("per_token"):
+            per_token = _check_token_scores(given, shipped.name, table.ragged("response").lengths.tolist())
+            sums = [sum(row) for row in per_token]
+            columns = {options["as"]: np.asarray(sums, dtype=np.float32)}
+            return {**columns, f"token_{options['as']}": Ragged.of(per_token, np.float32)}, None
+        scores = check_scores(given, shipped.name, table.num_rows)
         return {options["as"]: np.asarray(scores, dtype=np.float32)}, None
     try:
         value = function(table)
@@ -62,20 +68,38 @@ def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]
     return columns
 
 
-def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: str) -> list[float]:
+def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: str) -> Any:
     decode = text_decoder(tokenizer)
     prompts = [decode(row.tolist()) for row in table.ragged("prompt")]
     completions = [decode(row.tolist()) for row in table.ragged("response")]
     given: dict[str, Any] = {"prompts": prompts, "completions": completions}
+    given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
     given.update({n: list(c) for n, c in table.items() if n not in ("prompt", "response") and not isinstance(c, Ragged)})
     accepted = inspect.signature(function).parameters
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         given = {n: c for n, c in given.items() if n in accepted}
     try:
-        scores = function(**given)
+        return function(**given)
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         raise RewardFunctionError(f"{name} raised {error!r}", details=user_traceback(error)) from None
-    return check_scores(scores, name, len(prompts))
+
+
+def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[list[float]]:
+    """Check that a per-token reward function gave one finite number per token of each sample."""
+    if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)) or len(scores) != len(lengths):
+        got = len(scores) if isinstance(scores, (Sequence, np.ndarray)) else type(scores).__name__
+        raise RewardFunctionError(
+            f"{name} must return a list of {len(lengths)} lists, one number per token of each completion; it returned {got}"
+        )
+    found = []
+    for i, (row, length) in enumerate(zip(scores, lengths, strict=True)):
+        try:
+            found.append(check_scores(row, name, length))
+        except RewardFunctionError as error:
+            raise RewardFunctionError(
+                f"sample {i} has {length} tokens (completion_ids[{i}]): {error}".replace("completions", "tokens")
+            ) from None
+    return found
 
 
 def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:

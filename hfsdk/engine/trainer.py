@@ -149,6 +149,11 @@ class Trainer:
         names = ["log_probs", "entropy"] if entropy else ["log_probs"]
         return dict(zip(names, self._infer(rows, micro_batches, safe, read, len(names)), strict=False))
 
+    @property
+    def scores_rows(self) -> bool:
+        """Whether the head is read at each row's last token (a reward or cost model), not before each response token."""
+        return self.role.head == "scalar" and self.role.kind in ("reward", "cost")
+
     def values(
         self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER
     ) -> dict[str, Ragged]:
@@ -326,6 +331,10 @@ class Trainer:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
         return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
 
+    def offloaded_bytes(self) -> int:
+        """Return the bytes of this rank's weights and optimizer state that are in host memory now, instead of on the device."""
+        return sum(part.host_bytes for part in self._offloaded.values())
+
     @contextmanager
     def on_device(self, *parts: str) -> Iterator[None]:
         """Bring what is offloaded of ``"weights"`` and ``"optimizer"`` to the device for a while."""
@@ -374,6 +383,8 @@ class Trainer:
 
     def _output(self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False) -> ModelOutput:
         """Read the model's logits or values, ``[N, columns]``."""
+        if self.scores_rows:
+            return ModelOutput(scores=out[:, 0])
         if self.role.head == "scalar":
             return ModelOutput(values=out[:, 0])
         temperature_N = token_temperature(table)
@@ -487,17 +498,18 @@ class Trainer:
             return out.sum() * 0
 
         def loss_part(table: Table, output: ModelOutput) -> torch.Tensor:
-            b = TokenBatch(tell_apart(table), mini.num_tokens, mini.num_rows, self.groups.device)
+            apart = table if self.scores_rows else tell_apart(table)
+            b = TokenBatch(apart, mini.num_tokens, mini.num_rows, self.groups.device)
             part = evaluate(loss, output, b, mine)
             if train and not part.requires_grad:
                 raise OptionError(
-                    "the loss does not depend on the model: it needs out.log_probs, out.entropy or out.values"
+                    "the loss does not depend on the model: it needs out.log_probs, out.entropy, out.values or out.scores"
                 )
             return part
 
         error = self._problem(rows, micro_batches)
         failed += [error] if error else []
-        self._pass(rows, micro_batches, safe, finish, failed, progress, last=False, train=train)
+        self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train)
         merged = Tally()
         for tally in self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None):
             if tally is not None:

@@ -25,6 +25,7 @@ from hfsdk.trace import Span
 
 if TYPE_CHECKING:
     from hfsdk.engine.hosted import HostedRole
+    from hfsdk.engine.keepsake import Keepsake
     from hfsdk.engine.megatron_checkpoint import Saving
 
 LOOKS = ("last_reshard", "census")
@@ -83,6 +84,8 @@ class Worker:
         self.roles: dict[str, HostedRole] = {}
         self.saves: dict[str, Saving] = {}
         """The last save of each role; it goes on when the role is released."""
+        self.kept: dict[int, Keepsake] = {}
+        """States of roles that snapshots refer to; they stay when the role moves or is released."""
         self._running_call = -1
         self._cancel_asked = -1
         self._store: Any = None
@@ -139,6 +142,30 @@ class Worker:
         """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""
         self._lane()
         return self.roles[role].export()
+
+    def keep_state(self, role: str, number: int) -> Keepsake:
+        """Copy this rank's part of a role's state and keep it; collective over the pool."""
+        self._lane()
+        self.kept[number] = self.roles[role].keep()
+        return self.kept[number]
+
+    def send_kept(self, number: int) -> Parcel:
+        """Return this rank's part of a kept state, in a form that any layout reads."""
+        return self.kept[number].parcel()
+
+    def restore(self, role: str, number: int, state: Sequence[Any]) -> None:
+        """Give a role a kept state; collective over the pool.
+
+        Args:
+            role: which; it is loaded.
+            number: of the state, which this rank has as it needs it, unless ``state`` is given.
+            state: what :meth:`send_kept` returned on the ranks of another place or layout.
+        """
+        self._lane()
+        if state:
+            self.roles[role].take_pieces(state)
+        else:
+            self.roles[role].restore(self.kept[number])
 
     def release(self, role: str) -> None:
         """Free a role."""
@@ -203,15 +230,17 @@ class Worker:
             running = list(self.recorder.running)
         return self._running_call, dict(self.recorder.progress), running
 
-    def memory(self) -> tuple[int, dict[str, int]]:
-        """Return (bytes this process uses, bytes of each role) (control lane)."""
+    def memory(self) -> tuple[int, dict[str, int], dict[str, int]]:
+        """Return (bytes this process uses, bytes of each role, bytes in host memory of each that offloads) (control lane)."""
         import psutil
         import torch
 
-        roles = {name: hosted.memory_bytes() for name, hosted in list(self.roles.items())}
+        here = list(self.roles.items())
+        roles = {name: hosted.memory_bytes() for name, hosted in here}
+        offloaded = {name: hosted.offloaded_bytes() for name, hosted in here if hosted.spec.offloads}
         if torch.cuda.is_available():
-            return int(torch.cuda.memory_allocated()), roles
-        return int(psutil.Process(os.getpid()).memory_full_info().pss), roles
+            return int(torch.cuda.memory_allocated()), roles, offloaded
+        return int(psutil.Process(os.getpid()).memory_full_info().pss), roles, offloaded
 
     def _parts_of_memory(self) -> dict[str, int]:
         """Return the bytes of this worker's roles by what they are for (see ``hfsdk.trace``)."""

@@ -10,9 +10,9 @@ import numpy as np
 from hfsdk.batch import Batch
 from hfsdk.checks import check_options, is_whole
 from hfsdk.errors import LayoutError, OptionError
-from hfsdk.models.handle import Loss, TrainedHandle, _check_count
+from hfsdk.models.handle import TrainedHandle, _check_count
 from hfsdk.models.host import Host
-from hfsdk.pending import Value
+from hfsdk.models.reward import PART
 from hfsdk.protocol import MICRO_DP, ONE_TO_ALL
 from hfsdk.resharding import ReshardPlan, ReshardReport, Resident, TransportReport
 from hfsdk.roles import RoleSpec, RolloutOptions, Sampling
@@ -32,7 +32,7 @@ GENERATED = ("response", "rollout_log_probs", "finish_reason", "policy_version",
 
 DERIVED = (
     *GENERATED, "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "baseline_scores", "costs",
-    "rewards", "advantages", "returns", "kl",
+    "rewards", "advantages", "returns", "kl", "token_scores", "cost_values", "cost_returns", "cost_advantages", "token_costs",
 )  # fmt: skip
 """Columns that belong to one response: dropped when new responses are generated."""
 
@@ -120,7 +120,7 @@ class ActorModel(TrainedHandle):
         batch = self._prompt_batch(prompts)
         self._need(batch, ["prompt"], "generate")
         self._check_prompts(batch, max_new_tokens)
-        batch = batch.drop(*[name for name in DERIVED if name in batch])
+        batch = batch.drop(*[name for name in batch if name in DERIVED or name.startswith(PART)])
         if "position" not in batch:
             batch = batch.with_columns(position=np.arange(len(batch), dtype=np.int64))
         if n > 1:
@@ -191,13 +191,6 @@ class ActorModel(TrainedHandle):
         """
         writes = ["old_log_probs"] + ["entropy"] * entropy
         return self._forward(batch, "compute_log_probs", writes, {"as": "old_log_probs", "entropy": entropy}, ["temperature"])
-
-    def compute_loss(self, batch: Batch, loss: Loss) -> Value:
-        """Return the loss over the whole batch without training (HybridFlow, table 4: compute_loss); ``.value`` waits.
-
-        Arguments and errors as in :meth:`update`.
-        """
-        return Value(self._client, self._learn("compute_loss", batch, loss, {}, phase="preparation"))
 
     # -- layouts
 

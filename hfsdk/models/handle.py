@@ -17,7 +17,7 @@ from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.models.host import CallClient, Host
 from hfsdk.models.primitive import Primitive
-from hfsdk.pending import ColumnRef, Lease, Metrics
+from hfsdk.pending import ColumnRef, Lease, Metrics, Value
 from hfsdk.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ModelSpec
@@ -87,10 +87,22 @@ class ModelHandle:
                 found[int(status.rank)] = int(status.roles[self.name])
         return found
 
+    @property
+    def offloaded(self) -> dict[int, int]:
+        """Bytes of this role that are in host memory on each rank now, instead of on the device (``offload=True``).
+
+        While a call of the role needs them they are on the device, and this is 0. Empty where nothing is offloaded, or the role
+        is not loaded.
+        """
+        found: Mapping[int, Mapping[str, int]] = {int(s.rank): s.offloaded for s in self._client.send(Look("devices"))}
+        return {rank: int(roles[self.name]) for rank, roles in found.items() if self.name in roles}
+
     def __repr__(self) -> str:
         model = str(self.spec) if self.spec else self._role.function.name if self._role.function else "?"
         words = [f"{use} '{layout}'" for use, layout in self.layouts.items()]
-        return f"{type(self).__name__}({self.name!r}: {', '.join([model, *words, *([self._role.dtype] if self.spec else [])])})"
+        words += [self._role.dtype] if self.spec else []
+        words += [f"{part} in host memory" for part in self._role.offloads]
+        return f"{type(self).__name__}({self.name!r}: {', '.join([model, *words])})"
 
     # -- what all can do
 
@@ -266,7 +278,7 @@ class TrainedHandle(ModelHandle):
         if seed is None:
             seed = stable_seed(self._host.seed, self.name, self._host.next_count(f"{self.name}.updates"))
         options = {"epochs": epochs, "mini_batches": mini_batches, "seed": seed, "micro_batch_tokens": 0}
-        return Metrics(self._client, self._learn("update", batch, loss, options))
+        return Metrics(self._client, self._learn("update", batch, loss, options), self._role.dtype)
 
     def forward_backward(self, batch: Batch, loss: Loss) -> OneRowMetrics:
         """Add the gradient of ``loss`` over the whole batch; nothing changes until :meth:`step`. Arguments as in :meth:`update`.
@@ -274,6 +286,13 @@ class TrainedHandle(ModelHandle):
         Called several times before one step, gradients add up.
         """
         return OneRowMetrics(self._client, self._learn("forward_backward", batch, loss, {}))
+
+    def compute_loss(self, batch: Batch, loss: Loss) -> Value:
+        """Return the loss over the whole batch without training (HybridFlow, table 4: compute_loss); ``.value`` waits.
+
+        Arguments and errors as in :meth:`update`.
+        """
+        return Value(self._client, self._learn("compute_loss", batch, loss, {}, phase="preparation"))
 
     @property
     def grad_norm(self) -> float:
@@ -294,7 +313,13 @@ class TrainedHandle(ModelHandle):
         self._check_sequences(batch, method)
         batch.check_aligned(reads, what)
         inputs = {name: batch.ref(name) for name in batch}
-        shipped = self._ship(loss, method)
+        together = getattr(loss, "together", 1)
+        if len(batch) % together:
+            raise OptionError(
+                f"{what}: {type(loss).__name__} takes sets of {together} rows that stand one after the other; the batch has "
+                f"{len(batch)} rows. Pairs come from session.pairs(...)."
+            )
+        shipped, options = self._ship(loss, method), {**options, "together": together} if together > 1 else options
         return self._submit(
             method, phase, inputs=inputs, num_rows=len(batch), options={"loss": shipped, **options}, shipped=shipped
         )

@@ -73,3 +73,11 @@ class Host(Protocol):
     def next_count(self, name: str) -> int:
         """Count up and return a named counter that is saved with the session, starting at 0."""
         ...
+
+    def number(self, name: str) -> float | None:
+        """Return a named number that is saved with the session; ``None`` where nobody has set it."""
+        ...
+
+    def set_number(self, name: str, value: float) -> None:
+        """Set such a number."""
+        ...

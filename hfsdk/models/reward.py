@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
 
 from hfsdk.batch import Batch
-from hfsdk.models.handle import ModelHandle
-from hfsdk.pending import ColumnRef
+from hfsdk.checks import check_options
+from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
+from hfsdk.models.handle import Loss, TrainedHandle
+from hfsdk.pending import ColumnRef, Lease
+from hfsdk.table import Table
 
 NEVER_PASSED = (
     "prompt", "response", "rollout_log_probs", "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "costs", "rewards",
-    "advantages", "returns", "kl",
+    "advantages", "returns", "kl", "cost_values", "cost_returns", "cost_advantages", "token_costs",
 )  # fmt: skip
 """Built-in columns that a reward function does not get as keyword arguments."""
 
+NORMALISATION = "hfsdk_score"
+"""Key of a folder's ``config.json`` under which a scorer's mean and standard deviation are kept."""
 
-class _Scorer(ModelHandle):
+PART = "scores_of_"
+"""Beginning of the names of the columns that keep what each part of a weighted sum gave."""
+
+SCORER_NUMBERS = ("score_mean", "score_std", "multiplier")
+"""Numbers of a scorer that belong to the session's state."""
+
+
+class _Scorer(TrainedHandle):
+    """What reward and cost models share. With an optimizer they are trained here, e.g. on pairs (``session.pairs``)."""
+
     writes: ClassVar[str] = ""
 
     def _score(self, batch: Batch, method: str) -> Batch:
         function = self._role.function
-        options = {"as": self.writes}
+        options: dict[str, Any] = {"as": self.writes, "per_token": self._role.per_token}
+        per_token = f"token_{self.writes}"
+        writes = [self.writes] + [per_token] * self._role.per_token
+        if per_token in batch and self.writes == "scores":  # of an earlier reward: advantages would use them, not these scores
+            batch = batch.drop(per_token)
         if function is None:
-            return self._forward(batch, method, [self.writes], options)
+            return self._forward(batch, method, [self.writes], {**options, "normalisation": self.normalisation})
         inputs = self._need(batch, ["prompt", "response"], method) | self._extra_columns(batch)
         lease = self._submit(
-            method, "preparation", inputs=inputs, writes=[self.writes], num_rows=len(batch), protocol=None, shipped=function,
+            method, "preparation", inputs=inputs, writes=writes, num_rows=len(batch), protocol=None, shipped=function,
             options={"function": function, "tokenizer": self._host.tokenizer_folder, **options}, timeout_s=self._role.timeout_s,
         )  # fmt: skip
-        return batch.with_refs(lease, [self.writes])
+        return batch.with_refs(lease, writes)
 
     def _extra_columns(self, batch: Batch) -> dict[str, ColumnRef]:
         """Return the columns with one entry per sample: the data's own, and those of the generation."""
@@ -39,22 +63,99 @@ class _Scorer(ModelHandle):
                 found[name] = batch.ref(name)
         return found
 
+    @property
+    def normalisation(self) -> tuple[float, float]:
+        """(mean, standard deviation): a model's raw score has the mean taken off and is divided by the deviation; (0, 1) at first.
+
+        Kept with the session, and in the folder that :meth:`save_pretrained` writes.
+        """
+        mean, std = self._host.number(f"{self.name}.score_mean"), self._host.number(f"{self.name}.score_std")
+        if mean is None or std is None:
+            return _saved_normalisation(self._role.folder)
+        return mean, std
+
+    def normalise(self, batch: Batch | None = None, *, mean: float | None = None, std: float | None = None) -> tuple[float, float]:
+        """Bring this model's scores to mean 0 and variance 1 on reference samples, from the next call on; waits.
+
+        (Stiennon et al., arXiv 2009.01325; Ziegler et al., 1909.08593: responses of the initial policy.) Scores written before
+        stay as they are.
+
+        Args:
+            batch: reference samples, with prompt and response, at least two; scored here.
+            mean: instead of a batch: the raw scores' mean ...
+            std: ... and their standard deviation, above 0.
+
+        Returns:
+            The mean and the standard deviation (unbiased) of the raw scores.
+
+        Raises:
+            OptionError: the role is a function, neither a batch nor both numbers are given, or all scores are the same.
+        """
+        self._need_model("be normalised; do that in the function")
+        self._check_numbers("normalise", mean=mean, std=std)
+        if (batch is None) != (mean is not None) or (mean is None) != (std is None):
+            raise OptionError(f"{self.name}.normalise takes a batch of reference samples, or mean=... and std=..., not both")
+        if batch is not None:
+            before = self.normalisation
+            raw = self._score(batch, f"compute_{self.writes}").reduce(_Moments(column=self.writes), reads=[self.writes])
+            m, s = raw.value
+            mean, std = before[0] + before[1] * m, before[1] * s
+        assert mean is not None
+        assert std is not None
+        if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+            raise OptionError(
+                f"{self.name}.normalise found mean {mean:g} and standard deviation {std:g}; the deviation must be above 0. Give "
+                "more samples, and such that their scores differ."
+            )
+        self._host.set_number(f"{self.name}.score_mean", mean)
+        self._host.set_number(f"{self.name}.score_std", std)
+        return mean, std
+
+    def _check_numbers(self, method: str, **given: float | None) -> None:
+        check_options(f"{self.name}.{method}", **{name: (x, float) for name, x in given.items() if x is not None})
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """As the actor's; the normalisation goes into ``config.json``, where ``session.reward(folder)`` finds it."""
+        target = super().save_pretrained(folder)
+        file = target / "config.json"
+        config = json.loads(file.read_text())
+        config[NORMALISATION] = list(self.normalisation)
+        file.write_text(json.dumps(config, indent=2))
+        return target
+
+    def _learn(self, method: str, batch: Batch, loss: Loss, options: Mapping[str, Any], phase: str = "learning") -> Lease:
+        self._need_model("be trained")
+        if not self._role.trainable and phase == "learning":
+            raise OptionError(
+                f"{self.name} is frozen: it was declared without an optimizer. Declare it as session.{self.kind}(model, "
+                "optimizer=hf.AdamW(lr=1e-5)) to train it."
+            )
+        return super()._learn(method, batch, loss, options, phase)
+
 
 class RewardModel(_Scorer):
     """Scores responses. A function has TRL's form ``f(prompts, completions, **columns) -> list[float]``.
 
-    ``prompts`` and ``completions`` are texts, special tokens left out; the data's other columns come by name. It runs in a CPU
-    task of its own, with a timeout.
+    ``prompts`` and ``completions`` are texts, special tokens left out; ``completion_ids`` and the data's other columns come by
+    name. It runs in a CPU task of its own, with a timeout. A model reads its scalar head at the last token of prompt plus
+    response; declared with an optimizer it is trained by ``reward.update(pairs, hf.BradleyTerry())``.
     """
 
     kind: ClassVar[str] = "reward"
     writes: ClassVar[str] = "scores"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name and, of a sum, those of its parts and theirs."""
+        return (self.name,)
 
     def compute_scores(self, batch: Batch) -> Batch:
         """Write ``scores``: one number per response (HybridFlow, table 4: compute_reward).
 
         Args:
             batch: has prompt and response.
+
+        Token scores that another reward has written are left out of the batch.
 
         Raises:
             ColumnError: the batch lacks a column.
@@ -64,8 +165,54 @@ class RewardModel(_Scorer):
         return self._score(batch, "compute_scores")
 
 
+class RewardSum(RewardModel):
+    """A weighted sum of rewards, models and functions: ``session.reward([model, brevity], weights=[1.0, 0.1])``.
+
+    Attributes:
+        parts: the rewards summed, in order.
+        weights: one each.
+    """
+
+    parts: tuple[RewardModel, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See ``RewardModel.names``."""
+        return (self.name, *(name for part in self.parts for name in part.names))
+
+    def compute_scores(self, batch: Batch) -> Batch:
+        """Write ``scores``, the weighted sum, and ``scores_of_<name>`` for each part; as ``RewardModel.compute_scores``.
+
+        Of a part that scores per token the sums count.
+        """
+        names = [f"{PART}{part.name}" for part in self.parts]
+        for part, name in zip(self.parts, names, strict=True):
+            batch = part.compute_scores(batch).alias(name, "scores")
+        if "token_scores" in batch:
+            batch = batch.drop("token_scores")
+        return batch.map(WeightedScores(tuple(names), self.weights), reads=names, writes=["scores"])
+
+    def __repr__(self) -> str:
+        words = " + ".join(f"{weight:g} {part.name}" for weight, part in zip(self.weights, self.parts, strict=True))
+        return f"RewardModel({self.name!r}: {words})"
+
+
+class WeightedScores:
+    """The sum of several columns with one number per sample, each times its weight; runs where the columns are."""
+
+    def __init__(self, columns: tuple[str, ...], weights: tuple[float, ...]) -> None:
+        self.columns, self.weights = columns, weights
+
+    def __call__(self, table: Table) -> dict[str, Any]:
+        """Return the column ``scores``, in float32."""
+        both = zip(self.columns, self.weights, strict=True)
+        numbers = [weight * np.asarray(table[name], dtype=np.float64) for name, weight in both]
+        return {"scores": np.sum(numbers, axis=0).astype(np.float32)}
+
+
 class CostModel(_Scorer):
-    """The cost of Safe-RLHF (arXiv 2310.12773): like a reward, but to be kept below a limit."""
+    """The cost of Safe-RLHF (arXiv 2310.12773): like a reward, but to be kept below a limit, by a multiplier."""
 
     kind: ClassVar[str] = "cost"
     writes: ClassVar[str] = "costs"
@@ -73,3 +220,67 @@ class CostModel(_Scorer):
     def compute_costs(self, batch: Batch) -> Batch:
         """Write ``costs``: one number per response (HybridFlow, table 4: compute_cost). As ``RewardModel.compute_scores``."""
         return self._score(batch, "compute_costs")
+
+    @property
+    def multiplier(self) -> float:
+        """lambda, the Lagrange multiplier: what one unit of cost weighs against one of reward; 1 at first.
+
+        Part of the session's state: saved, loaded and rewound with it.
+        """
+        found = self._host.number(f"{self.name}.multiplier")
+        return 1.0 if found is None else found
+
+    @multiplier.setter
+    def multiplier(self, value: float) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+            raise OptionError(f"a multiplier must be a finite number above 0; got {value!r}")
+        self._host.set_number(f"{self.name}.multiplier", value)
+
+    def adapt_multiplier(self, batch: Batch, *, limit: float, lr: float, most: float | None = None) -> float:
+        """Move lambda by how far the batch's mean cost is above the limit, and return it; waits for the costs.
+
+        ``ln lambda += lr * lambda * (mean cost - limit)`` (Safe RLHF, arXiv 2310.12773, eq. 10 and appendix B.3; gradient ascent
+        on ln lambda, which keeps it above 0). In a simulated session there are no costs and it stays.
+
+        Args:
+            batch: with costs.
+            limit: d, in cost units.
+            lr: alpha, above 0.
+            most: lambda's upper bound.
+
+        Raises:
+            OptionError: ``lr`` or ``most`` is not above 0, or an argument is no number.
+            ColumnError: the batch has no costs, or one is not finite.
+        """
+        self._check_numbers("adapt_multiplier", limit=limit, lr=lr, most=most)
+        if not lr > 0 or (most is not None and not most > 0):
+            raise OptionError(f"lr and most must be above 0; got lr={lr!r}, most={most!r}")
+        self._need(batch, ["costs"], "adapt_multiplier")
+        try:
+            mean, _ = batch.reduce(_Moments(column="costs"), reads=["costs"]).value
+        except SimulatedValueError:
+            return self.multiplier
+        if not math.isfinite(mean):
+            raise ColumnError(f"the mean of column 'costs' is {mean}; the multiplier moves by finite costs alone")
+        grown = self.multiplier * math.exp(min(lr * self.multiplier * (mean - limit), 50.0))
+        self.multiplier = max(min(grown, math.inf if most is None else most), 1e-12)
+        return self.multiplier
+
+
+class _Moments:
+    """Mean and standard deviation (unbiased) of a column with one number per sample; runs where the column is."""
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def __call__(self, table: Table) -> tuple[float, float]:
+        numbers = np.asarray(table[self.column], dtype=np.float64)
+        return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
+
+
+def _saved_normalisation(folder: str) -> tuple[float, float]:
+    file = Path(folder) / "config.json"
+    if not folder or not file.is_file():
+        return 0.0, 1.0
+    mean, std = json.loads(file.read_text()).get(NORMALISATION, (0.0, 1.0))
+    return float(mean), float(std)

@@ -3,6 +3,7 @@
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.session import Session
+from hfsdk.session.tracking import MLflow, TensorBoard, WandB
 from hfsdk.session.views import LiveTrace, PlacementPicture, Traces
 
-__all__ = ["LiveTrace", "PlacementPicture", "PromptStream", "Run", "Session", "Traces"]
+__all__ = ["LiveTrace", "MLflow", "PlacementPicture", "PromptStream", "Run", "Session", "TensorBoard", "Traces", "WandB"]

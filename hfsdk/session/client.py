@@ -27,6 +27,7 @@ from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError, SessionClosedError
 from hfsdk.functions import Shipped
 from hfsdk.pending import ColumnInfo, ColumnRef, Lease
+from hfsdk.runtime import Kept
 from hfsdk.session.events import EventRelay
 from hfsdk.session.lines import user_line
 from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer
@@ -60,16 +61,21 @@ class ControllerClient:
         wait_each: whether every call waits before it returns (``Session(wait=True)``).
         closed: whether the session is closed.
         tokenizer: of the actor's model; ``None`` until a role with a tokenizer is declared.
+        last_call: number of the call started last.
+        sources: ``name@version`` of every function that was sent along with a call -> its source text.
     """
 
     def __init__(self, controller: Sender, *, wait_each: bool = False) -> None:
         self._controller = controller
         self._released: deque[int] = deque()
+        self._forgotten: deque[tuple[Kept, ...]] = deque()
         self._recent: deque[int] = deque(maxlen=4096)
         self._relays: list[EventRelay] = []
         self.wait_each = wait_each
         self.closed = False
         self.tokenizer: Tokenizer | None = None
+        self.last_call = 0
+        self.sources: dict[str, str] = {}
 
     # -- sending
 
@@ -103,14 +109,23 @@ class ControllerClient:
                 gone.append(self._released.popleft())
         if gone:
             self._controller.send(m.Release(tuple(gone)))
+        with contextlib.suppress(IndexError):
+            while True:
+                self._controller.send(m.Forget(self._forgotten.popleft()))
+
+    def forget(self, kept: tuple[Kept, ...]) -> None:
+        """Note that a snapshot is not needed any more; sent with the next message, as :meth:`release`."""
+        self._forgotten.append(kept)
 
     def submit(self, message: m.Submit) -> Lease:
         """Start a call, marked with the user's line; wait for it in a waiting session."""
         message = replace(message, line=message.line or user_line())
-        with _uninterrupted():
+        with uninterrupted():
             call_id = self.send(message)
             lease = Lease(call_id, self.release)
             self._recent.append(call_id)
+            self.last_call = call_id
+        self.sources |= {f"{o.name}@{o.version}": o.source for o in message.options.values() if isinstance(o, Shipped)}
         for relay in list(self._relays):
             try:
                 relay.announce(_started(call_id, message))
@@ -158,7 +173,7 @@ class ControllerClient:
     def cancel(self, call_ids: Sequence[int]) -> None:
         """Ask to stop calls at their next safe point, and what depends on them."""
         if call_ids:
-            with _uninterrupted():
+            with uninterrupted():
                 self.send(m.Cancel(tuple(call_ids)))
 
     def result(self, call_id: int) -> Any:
@@ -255,8 +270,8 @@ def _slice(deadline: float | None) -> float:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold back an interrupt for the moment in which a call is handed over, so that none is lost or half submitted."""
+def uninterrupted() -> Iterator[None]:
+    """Hold back an interrupt for the moment in which a call is handed over, or a rewind done: nothing is lost or half done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

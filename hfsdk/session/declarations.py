@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from hfsdk.errors import OptionError
+from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
+from hfsdk.models.reward import PART, RewardSum, WeightedScores
 from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.session.declare import Ground, ModelSource, function_role, model_role
 
@@ -139,11 +144,14 @@ class Declarations(ABC):
 
     def reward(
         self,
-        source: Callable[..., Any] | ModelSource,
+        source: Callable[..., Any] | ModelSource | Sequence[Callable[..., Any] | RewardModel],
         *,
+        weights: Sequence[float] | None = None,
+        per_token: bool = False,
         timeout_s: float = 60.0,
         layout: Layouts = "auto",
         dtype: str = "fp32",
+        optimizer: AdamW | None = None,
         micro_batch_tokens: int = 2048,
         offload: bool = False,
         name: str = "reward",
@@ -154,19 +162,33 @@ class Declarations(ABC):
 
         Args:
             source: a function in TRL's form; it travels by value and gets the data's other columns by name. Or a model with
-                a scalar head, as in :meth:`actor`.
+                a scalar head, as in :meth:`actor`. Or a list of functions and of handles of this method, to be summed.
+            weights: of such a list; by default 1 each.
+            per_token: whether the function returns a list of numbers per completion, one for each of ``completion_ids`` (which it
+                gets by that name); they are kept as ``token_scores``, their sums as ``scores``, and `PPO` and
+                `ReinforcePlusPlus` reward each token with its own.
             timeout_s: most seconds one call of the function may take.
-            layout: of a model's inference.
+            layout: of a model's inference or, with an optimizer, of its training.
             dtype: of a model.
+            optimizer: to train a model here, on pairs (``reward.update(next(pairs), hf.BradleyTerry())``); without a scalar head it
+                starts with a random one. ``None`` is frozen.
             micro_batch_tokens: of a model.
             offload: of a model, as in :meth:`reference`.
             name: another name than "reward", where there are several.
 
         Raises:
-            OptionError: the function does not take prompts and completions.
+            OptionError: the function does not take completions, weights do not fit the list, or one in it has the sum's name.
             ModelNotFoundError: no such model.
         """
-        return self._scorer(RewardModel, source, timeout_s, layout, dtype, micro_batch_tokens, offload, name)
+        if isinstance(source, (list, tuple)):
+            if per_token or optimizer is not None:
+                raise OptionError("a sum of rewards is neither trained nor per token; give optimizer or per_token to its parts")
+            return self._sum_of(source, weights, timeout_s, name)
+        if weights is not None:
+            raise OptionError("weights go with a list of rewards: session.reward([model, function], weights=[1.0, 0.1])")
+        if per_token and (not callable(source) or isinstance(source, ModelHandle)):
+            raise OptionError("per_token goes with a function that returns a list of numbers per completion; this is a model")
+        return self._scorer(RewardModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, per_token)
 
     def cost(
         self,
@@ -175,23 +197,60 @@ class Declarations(ABC):
         timeout_s: float = 60.0,
         layout: Layouts = "auto",
         dtype: str = "fp32",
+        optimizer: AdamW | None = None,
         micro_batch_tokens: int = 2048,
         offload: bool = False,
         name: str = "cost",
     ) -> CostModel:
-        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit."""
-        return self._scorer(CostModel, source, timeout_s, layout, dtype, micro_batch_tokens, offload, name)
+        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit (``hf.SafeRLHF(cost_limit=...)``)."""
+        return self._scorer(CostModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name)
+
+    def _sum_of(self, sources: Sequence[Any], weights: Sequence[float] | None, timeout_s: float, name: str) -> RewardModel:
+        listed = [1.0] * len(sources) if weights is None else weights
+        chosen = list(listed) if isinstance(listed, Sequence | np.ndarray) else []
+        finite = all(isinstance(weight, (int, float)) and math.isfinite(weight) for weight in chosen)
+        if not sources or len(chosen) != len(sources) or not finite:
+            what = f"{len(sources)} rewards and weights={weights!r}"
+            raise OptionError(f"a sum of rewards needs one finite weight for each; got {what}")
+        for source in sources:
+            if isinstance(source, ModelHandle) and not isinstance(source, RewardModel):
+                raise OptionError(f"a sum of rewards takes functions and handles of session.reward(...); got {source!r}")
+            if isinstance(source, RewardModel) and name in source.names:
+                raise OptionError(
+                    f"the sum would be named {name!r}, as one of its rewards, {source!r}, and take its place. Declare that one "
+                    "with another name, e.g. session.reward(..., name='judge')."
+                )
+        parts: list[RewardModel] = []
+        for number, source in enumerate(sources):
+            if not isinstance(source, RewardModel):
+                own = str(getattr(source, "__name__", "")).strip("<>") or str(number)
+                taken = {part.name for part in parts}
+                part_name = f"{name}.{own}" if f"{name}.{own}" not in taken else f"{name}.{own}.{number}"
+                source = self.reward(source, timeout_s=timeout_s, name=part_name)
+            parts.append(source)
+        names, values = tuple(f"{PART}{part.name}" for part in parts), tuple(float(w) for w in chosen)
+        shipped = Shipped.of(WeightedScores(names, values))
+        role = RoleSpec(name=name, kind="reward", seed=self.seed, timeout_s=timeout_s, function=shipped)
+        handle = self._declare(RewardSum, role)
+        handle.parts, handle.weights = tuple(parts), values
+        return handle
 
     def _scorer(
-        self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str, micro_batch_tokens: int, offload: bool,
-        name: str,
+        self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str, optimizer: AdamW | None,
+        micro_batch_tokens: int, offload: bool, name: str, per_token: bool = False,
     ) -> S:  # fmt: skip
         role = RoleSpec(
             name=name, kind=cls.kind, dtype=dtype, micro_batch_tokens=micro_batch_tokens, offload=offload, seed=self.seed,
-            timeout_s=timeout_s,
+            timeout_s=timeout_s, per_token=per_token,
         )  # fmt: skip
         if callable(source) and not isinstance(source, ModelHandle):
+            if optimizer is not None:
+                raise OptionError(f"a {cls.kind} function cannot be trained; leave optimizer out, or give a model")
             return self._declare(cls, function_role(role, source))
+        if optimizer is not None:
+            if offload:
+                raise OptionError(f"offload=True keeps a frozen model's weights aside; the {cls.kind} model has an optimizer")
+            role = replace(role, optimizer=_trained(optimizer))
         return self._declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))
 
 

@@ -12,6 +12,7 @@ from hfsdk.boxes import SCALAR_HEAD_NAMES
 from hfsdk.engine import messages as m
 from hfsdk.errors import PlacementError
 from hfsdk.models import ModelHandle
+from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.placement import Placement
 from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
@@ -48,7 +49,8 @@ class Placing(Declarations):
         self._before: dict[str, Any] | None = None
         """The placement's picture data before the last move."""
         self._loaded: set[str] = set()
-        self._counters: dict[str, int] = {}
+        self._counters: dict[str, float] = {}
+        """Counters and other numbers that belong to the session's state, by name."""
         self._saving: Saving | None = None
 
     def notice(self, text: str) -> None:
@@ -84,10 +86,12 @@ class Placing(Declarations):
         if role.name in self._loaded:  # the one of before goes with all it learned; only placing moves a role
             self._client.send(m.Remove(role.name))
         self._loaded.discard(role.name)
-        if role.kind in ("reward", "cost") and not self._ground.simulated and not has_scalar_head(role.folder):
+        self._forget_numbers(role.name)
+        scorer = role.kind in ("reward", "cost") and not role.trainable
+        if scorer and not self._ground.simulated and not has_scalar_head(role.folder):
             self.notice(
                 f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
-                "scores with a random one. Give a reward model, or a function."
+                "scores with a random one. Give a reward model, a function, or optimizer=hf.AdamW(...) to train it here."
             )
         self._specs.pop(role.name, None)
         if role.kind == "actor" or self._client.tokenizer is None:
@@ -132,6 +136,7 @@ class Placing(Declarations):
         self._settle_save()
         loaded = handle.name in self._loaded or handle.role.function is not None
         self._book.remove(handle)
+        self._forget_numbers(handle.name)
         self._loaded.discard(handle.name)
         self._specs = {n: spec for n, spec in self._specs.items() if handle.name not in (n, spec.shadow_of)}
         if loaded:
@@ -139,15 +144,27 @@ class Placing(Declarations):
 
     def next_count(self, name: str) -> int:
         """Count up and return a named counter that is saved with the session, starting at 0."""
-        self._counters[name] = self._counters.get(name, -1) + 1
-        return self._counters[name]
+        self._counters[name] = count = int(self._counters.get(name, -1)) + 1
+        return count
 
-    def counts(self) -> dict[str, int]:
-        """Return the named counters as they are."""
+    def number(self, name: str) -> float | None:
+        """Return a named number that is saved with the session; ``None`` where nobody has set it."""
+        return self._counters.get(name)
+
+    def set_number(self, name: str, value: float) -> None:
+        """Set such a number."""
+        self._counters[name] = float(value)
+
+    def _forget_numbers(self, role: str) -> None:
+        for name in SCORER_NUMBERS:
+            self._counters.pop(f"{role}.{name}", None)
+
+    def counts(self) -> dict[str, float]:
+        """Return the named counters and numbers as they are."""
         return dict(self._counters)
 
-    def recount(self, counts: Mapping[str, int]) -> None:
-        """Set the named counters back."""
+    def recount(self, counts: Mapping[str, float]) -> None:
+        """Set the named counters and numbers back."""
         self._counters = dict(counts)
 
     # -- placement

@@ -9,9 +9,8 @@ that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,9 @@ from hfsdk.batch import MEANINGS, Batch
 from hfsdk.checks import check_fields, is_whole
 from hfsdk.errors import ColumnError, OptionError
 from hfsdk.pending import Client, ColumnRef
+from hfsdk.session.streams import RowStream
 from hfsdk.session.tokenizer import Tokenizer
-from hfsdk.table import Array, Ragged, Table
+from hfsdk.table import Ragged, Table
 
 CHAT_OVERHEAD_BYTES = 512
 """Allowance for a chat template when a prompt is pre-checked by its number of bytes."""
@@ -51,7 +51,7 @@ class PromptOptions:
             raise OptionError("a system message needs the chat template; pass chat=True")
 
 
-class PromptStream:
+class PromptStream(RowStream):
     """Prompts in batches; see the module's text. Made by ``session.prompts(...)``.
 
     A batch has the columns prompt (token ids), position (its place in the stream, part of each sample's seed), and the data's
@@ -70,37 +70,16 @@ class PromptStream:
         self._prompts = prompts
         self._extra = {name: values for name, values in extra.items() if name not in MEANINGS}
         self.left_out = tuple(name for name in extra if name in MEANINGS)
-        self.position = 0
-        self._order = lru_cache(maxsize=4)(self._epoch_order)
+        super().__init__(len(prompts), options.batch_size, options.seed, options.shuffle)
         self._ids: dict[int, list[int]] = {}
         self._check_rows()
 
     # -- batches
 
-    def __getitem__(self, k: int) -> Batch:
-        """Return batch number ``k``; the same one every time."""
-        if not isinstance(k, (int, np.integer)) or k < 0:
-            raise OptionError(f"prompts[k] takes the number of a batch, at least 0; got {k!r}")
-        return self.rows(int(k) * self.options.batch_size, self.options.batch_size)
-
-    def __next__(self) -> Batch:
-        """Return the next batch and advance."""
-        batch = self[self.position]
-        self.position += 1
-        return batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Give ``len(prompts)`` batches, one pass over the data, from the stream's place on; advances like ``next``."""
-        return (next(self) for _ in range(len(self)))
-
-    def __len__(self) -> int:
-        """Return the number of batches in one pass over the data (the last one runs into the next pass)."""
-        return -(-self.num_prompts // self.options.batch_size)
-
     @property
     def num_prompts(self) -> int:
         """Number of prompts in the data."""
-        return len(self._prompts)
+        return self.num_rows
 
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` positions from ``first`` on; does not advance."""
@@ -109,14 +88,9 @@ class PromptStream:
         columns: dict[str, Any] = {
             "prompt": Ragged.of([self.token_ids(row) for row in rows], np.int32), "position": positions,
         }  # fmt: skip
-        columns |= {name: _column([values[row] for row in rows]) for name, values in self._extra.items()}
+        columns |= {name: as_values([values[row] for row in rows]) for name, values in self._extra.items()}
         lease = self._client.put(Table(columns))  # as it is: from_columns would make lists of numbers ragged
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in columns}, count)
-
-    def row_at(self, position: int) -> int:
-        """Return the row of the data at a position of the stream."""
-        epoch, place = divmod(position, self.num_prompts)
-        return int(self._order(epoch)[place])
 
     def token_ids(self, row: int) -> list[int]:
         """Return the token ids of a row's prompt, truncated on the left where that was asked for.
@@ -142,13 +116,6 @@ class PromptStream:
         return f"PromptStream({what}, next is batch {self.position})"
 
     # -- inside
-
-    def _epoch_order(self, epoch: int) -> Array:
-        if not self.options.shuffle:
-            return np.arange(self.num_prompts)
-        prefix = f"{self.options.seed}|{epoch}|".encode()
-        keys = [hashlib.blake2b(prefix + str(row).encode(), digest_size=8).digest() for row in range(self.num_prompts)]
-        return np.array(sorted(range(self.num_prompts), key=keys.__getitem__), dtype=np.int64)
 
     def _encode(self, row: int) -> list[int]:
         prompt, options = self._prompts[row], self.options
@@ -198,7 +165,7 @@ def read_source(source: Any, column: str) -> tuple[Sequence[Any], Mapping[str, S
         ColumnError: there is no such column, or the source is something else.
         OptionError: a prompt is neither text nor token ids.
     """
-    columns = _columns(source, column)
+    columns = columns_of(source, column)
     if column not in columns:
         raise ColumnError(f"the data has no column {column!r}; it has {', '.join(columns)}. Pass column=...")
     prompts = list(columns[column])
@@ -208,7 +175,12 @@ def read_source(source: Any, column: str) -> tuple[Sequence[Any], Mapping[str, S
     return prompts, {name: list(values) for name, values in columns.items() if name != column}
 
 
-def _columns(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
+def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
+    """Return the columns of a dataset, a data frame, a dict or a list (of dicts, or of what ``column`` holds).
+
+    Raises:
+        ColumnError: the columns differ in length, or the source is something else.
+    """
     if isinstance(source, Mapping):
         sizes = {name: len(values) for name, values in source.items()}
         if len(set(sizes.values())) > 1:
@@ -234,7 +206,7 @@ def _columns(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
     return {column: source}
 
 
-def _column(values: list[Any]) -> Any:
+def as_values(values: list[Any]) -> Any:
     """Keep the data's own values as they are: numbers as an array, everything else as objects."""
     numbers = all(isinstance(v, (bool, int, float, np.number)) for v in values)
     return np.asarray(values) if numbers else values

@@ -39,7 +39,7 @@ class RoleBook:
     def take(self, cls: type[H], role: RoleSpec, make: Callable[[], H]) -> tuple[H, bool]:
         """Return (handle, whether the role is new or changed)."""
         old, before = self._handles.get(role.name), self._declared.get(role.name)
-        if isinstance(old, cls) and before is not None:
+        if type(old) is cls and before is not None:
             if opened(before) == opened(role):
                 return old, False
             if before.function is not None and role.function is not None:
@@ -117,6 +117,17 @@ class Models:
     def critic(self) -> CriticModel:
         """The value function."""
         return self._of(CriticModel)
+
+    @property
+    def cost_critic(self) -> CriticModel:
+        """The value function of costs (Safe-RLHF), by this name."""
+        found = self._book.find("cost_critic") if "cost_critic" in self._book else None
+        if not isinstance(found, CriticModel):
+            has = ", ".join(h.name for h in self._book) or "no role"
+            raise PlacementError(
+                f"the session has {has}; the algorithm needs a cost_critic: call session.critic('tiny', name='cost_critic') first"
+            )
+        return found
 
     @property
     def reference(self) -> ReferenceModel:

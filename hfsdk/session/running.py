@@ -219,6 +219,10 @@ class Run:
             for old in list(kept)[:-KEPT_STEPS]:
                 del kept[old]
 
+    def samples_of(self, step: int) -> list[Mapping[str, Any]]:
+        """Return the samples kept of a step, while it is one of the newest."""
+        return self._samples.get(step, [])
+
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Take an event of a call, for what is shown of now."""
         if event["type"] in ("call_started", "call_progress"):

@@ -7,35 +7,44 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from hfsdk import upward
 from hfsdk.batch import Batch
 from hfsdk.engine import messages as m
+from hfsdk.engine.model_folders import eos_token_ids
 from hfsdk.errors import OptionError
+from hfsdk.experiment import Experiment
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
 from hfsdk.runtime import Runtime
+from hfsdk.session.branching import Branching
 from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.client import ControllerClient, Sender
+from hfsdk.session.comparing import Algorithms, compare
 from hfsdk.session.evaluation import evaluate
+from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.flows import Dataflows
 from hfsdk.session.memory_use import MemoryUse
-from hfsdk.session.placing import Placing
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.start import start_runtime, start_simulated
+from hfsdk.session.streams import RowStream
+from hfsdk.session.tracking import Tracker
 from hfsdk.session.training import Algorithm, train
 from hfsdk.session.views import Traces, session_view
+from hfsdk.snapshot import Snapshot
 from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
+E = TypeVar("E", Demonstrations, Pairs)
+
 UNLIMITED_TOKENS = 2**31
 """Context of a prompt stream made before there is an actor."""
 
 
-class Session(Placing):
+class Session(Branching):
     """Devices and the roles on them. ``with hf.Session(devices=2) as session: ...`` closes it at the end.
 
     Attributes:
@@ -120,9 +129,7 @@ class Session(Placing):
         self.messages: list[str] = []
         self.run: Run | None = None
         self._begin(ControllerClient(controller, wait_each=wait), kind)
-        self._streams: dict[str, PromptStream] = {}
-        self._positions: dict[str, int] = {}
-        self._rows: list[dict[str, Any]] = []
+        self._begin_history()
         self._finalizer = weakref.finalize(self, self._client.close)  # also at the interpreter's exit
         for listener in ON_OPEN:
             listener(self)
@@ -165,12 +172,68 @@ class Session(Placing):
         actors = [h for h in self._book if isinstance(h, ActorModel)]
         context = actors[0].context_tokens if actors else UNLIMITED_TOKENS
         stream = PromptStream(self._client, self._client.tokenizer, source, options, context)
-        if stream.left_out:
-            names = ", ".join(stream.left_out)
-            self.notice(f"hfsdk writes columns named {names} itself; the data's are left out, rename them to pass them on")
-        stream.position = self._positions.pop(stream.fingerprint, 0)
-        self._streams[stream.fingerprint] = stream
+        self._tell_left_out(stream.left_out)
+        self._add_stream(stream)
         return stream
+
+    def demonstrations(
+        self, source: Any, *, batch_size: int, seed: int | None = None, max_tokens: int | None = None, shuffle: bool = True
+    ) -> Demonstrations:
+        """Return texts to imitate in batches, for ``actor.update(next(demonstrations), hf.CrossEntropy())``.
+
+        Args:
+            source: as in :meth:`prompts`, with a column ``text``, or ``prompt`` and ``completion``; or a list of texts. The model's
+                end-of-sequence token is put behind each.
+            batch_size: examples per batch.
+            seed: of the order; by default the session's.
+            max_tokens: longest prompt plus response; what is longer loses its end. ``None`` cuts nothing.
+            shuffle: whether each pass over the data has an order of its own.
+
+        Raises:
+            ColumnError: the data has neither.
+            OptionError: an example is empty or too long (names its row), or an option is out of range.
+        """
+        return self._examples(Demonstrations, source, batch_size, seed, max_tokens, shuffle)
+
+    def pairs(
+        self, source: Any, *, batch_size: int, seed: int | None = None, max_tokens: int | None = None, shuffle: bool = True
+    ) -> Pairs:
+        """Return preference pairs in batches, for ``reward.update(next(pairs), hf.BradleyTerry())`` and `DPO`.
+
+        Args:
+            source: as in :meth:`prompts`, with columns ``prompt``, ``chosen`` and ``rejected`` (without ``prompt``: what both
+                texts begin with), e.g. ``hf.data.review_pairs()``. ``margin`` and others are passed on, ``chosen_x`` and
+                ``rejected_x`` as each row's ``x``.
+            batch_size: pairs per batch; it has twice as many rows, the chosen one first.
+            seed: of the order; by default the session's.
+            max_tokens: as in :meth:`demonstrations`.
+            shuffle: as in :meth:`demonstrations`.
+
+        Raises:
+            ColumnError: a column is missing.
+            OptionError: a pair has two different prompts or is too long (names its row), or an option is out of range.
+        """
+        return self._examples(Pairs, source, batch_size, seed, max_tokens, shuffle)
+
+    def _examples(
+        self, cls: type[E], source: Any, batch_size: int, seed: int | None, max_tokens: int | None, shuffle: bool
+    ) -> E:
+        self._client.check_open()
+        options = ExampleOptions(
+            batch_size=batch_size, seed=self.seed if seed is None else seed, max_tokens=max_tokens, shuffle=shuffle
+        )
+        models = [h for h in self._book.models if h.spec is not None]
+        context = min((h.spec.max_positions for h in models if h.spec), default=UNLIMITED_TOKENS)
+        eos = eos_token_ids(self.tokenizer_folder) if self.tokenizer_folder else ()
+        stream = cls(self._client, self._client.tokenizer, eos, source, options, context)
+        self._tell_left_out(stream.left_out)
+        self._add_stream(stream)
+        return stream
+
+    def _tell_left_out(self, names: Sequence[str]) -> None:
+        if names:
+            told = ", ".join(names)
+            self.notice(f"hfsdk writes columns named {told} itself; the data's are left out, rename them to pass them on")
 
     def batch(self, **columns: Any) -> Batch:
         """Return own data as a batch: lists of sequences become variable-length columns, numbers one value per sample.
@@ -198,13 +261,6 @@ class Session(Placing):
         """What every device holds through the current step, planned and measured. Drawn in a notebook."""
         trace = self.trace.snapshot()
         return MemoryUse(trace, self._specs.values(), self._placement, self.cluster, f"memory of {self.name}, {trace.title}")
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """One row per step of ``train`` in this session (and before it, where it was loaded)."""
-        import pandas as pd
-
-        return pd.DataFrame(self._rows)
 
     @property
     def status(self) -> str:
@@ -260,7 +316,7 @@ class Session(Placing):
     def train(
         self,
         algorithm: Algorithm,
-        prompts: PromptStream,
+        prompts: RowStream,
         *,
         steps: int,
         metrics: Sequence[Callable[[Batch], Mapping[str, float] | float]] = (),
@@ -268,6 +324,7 @@ class Session(Placing):
         save_every: int = 0,
         folder: str | Path | None = None,
         resume: str | Path | None = None,
+        track: str | Tracker | Sequence[str | Tracker] = (),
         progress: bool | None = None,
         wait: bool = True,
     ) -> Run:
@@ -278,13 +335,15 @@ class Session(Placing):
 
         Args:
             algorithm: e.g. ``hf.PPO(clip=0.2)``.
-            prompts: from :meth:`prompts`.
+            prompts: from :meth:`prompts`; for `DPO` pairs from :meth:`pairs`.
             steps: steps to run now.
             metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
             stop: called with each step's row of metrics; true ends the run.
             save_every: save to ``folder`` after every so many steps; 0 is never.
             folder: where to save.
             resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
+            track: where every step is kept as well: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, one with options, e.g.
+                ``hf.TensorBoard("logs")``, or several; see :mod:`hfsdk.session.tracking`.
             progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
             wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
                 ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
@@ -294,13 +353,51 @@ class Session(Placing):
             tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost.
 
         Raises:
-            OptionError: an option is out of its range.
+            OptionError: an option is out of its range, or a tracker's package is not installed.
             CheckpointError: ``resume`` is not a checkpoint of these roles.
             CallError: a call failed.
         """
         return train(
             self, algorithm, prompts, steps=steps, metrics=metrics, stop=stop, save_every=save_every, folder=folder,
-            resume=resume, progress=progress, wait=wait,
+            resume=resume, track=track, progress=progress, wait=wait,
+        )  # fmt: skip
+
+    def compare(
+        self,
+        algorithms: Algorithms,
+        prompts: PromptStream,
+        *,
+        steps: int,
+        seeds: Sequence[int] = (0, 1, 2),
+        snapshot: Snapshot | str | None = None,
+        baseline: str | Path | None = None,
+        save_baseline: bool = False,
+        progress: bool | None = None,
+    ) -> Experiment:
+        """Run each algorithm with each seed from the same point, and go back to where the session was.
+
+        Every run is a branch of :attr:`history`. Seeded means repeatable: the same call gives the same scores, bit for bit.
+
+        Args:
+            algorithms: e.g. ``[hf.PPO(), hf.GRPO()]``, or by name ``{"no KL": hf.PPO(kl_coef=0.0)}``.
+            prompts: from :meth:`prompts`; each run begins at the same place.
+            steps: of each run.
+            seeds: of sampling and shuffling, in place of the session's.
+            snapshot: where to start; by default here.
+            baseline: a JSON file with earlier final scores, by which these are judged (``experiment.ok``).
+            save_baseline: write that file from these scores instead.
+            progress: whether to draw a bar; by default in a notebook and in a terminal.
+
+        Returns:
+            The experiment: one DataFrame, one picture, one verdict.
+
+        Raises:
+            OptionError: an option is out of its range; there is no baseline, or it is of other steps or options.
+            CallError: a call failed; the session is where it was.
+        """
+        return compare(
+            self, algorithms, prompts, steps=steps, seeds=seeds, snapshot=snapshot, baseline=baseline,
+            save_baseline=save_baseline, progress=progress,
         )  # fmt: skip
 
     def watch(self) -> Run:
@@ -400,19 +497,16 @@ class Session(Placing):
         """All handles, in the order of declaration."""
         return tuple(self._book)
 
-    def record(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the history, with the version of every function that scored it."""
-        functions = {h.name: h.role.function for h in self._book.functions}
-        self._rows.append({**row, **{f"{name}_function": f"{f.name}@{f.version}" for name, f in functions.items() if f}})
-
     def persistent(self) -> dict[str, Any]:
         """Return what a checkpoint keeps besides weights."""
-        positions = {**self._positions, **{key: stream.position for key, stream in self._streams.items()}}
-        return {"seed": self.seed, "counters": self._counters, "positions": positions, "history": self._rows}
+        return {
+            "seed": self.seed, "counters": self.counts(), "positions": self._stream_positions(), **self._history_to_save(),
+        }  # fmt: skip
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over what a checkpoint kept besides weights."""
-        self.seed, self._counters, self._rows = int(saved["seed"]), dict(saved["counters"]), list(saved["history"])
+        self.seed, self._counters = int(saved["seed"]), dict(saved["counters"])
+        self._take_history(saved)
         self._positions = dict(saved["positions"])
         for key, stream in self._streams.items():
             stream.position = self._positions.pop(key, stream.position)

@@ -15,12 +15,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk import upward
+from hfsdk.algorithms.step import ALREADY_TOLD
 from hfsdk.batch import Batch
 from hfsdk.checks import is_whole
+from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError, SimulatedValueError
 from hfsdk.session.lines import calls_of, user_line
-from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import NUM_SAMPLES, Row, Run, resources
+from hfsdk.session.streams import RowStream
+from hfsdk.session.tracking import Tracker, Tracking, start, trackers
 
 if TYPE_CHECKING:
     from hfsdk.session.session import Session
@@ -54,7 +57,7 @@ ON_TRAIN: list[Callable[[Run], Watcher | None]] = []
 def train(
     session: Session,
     algorithm: Algorithm,
-    prompts: PromptStream,
+    prompts: RowStream,
     *,
     steps: int,
     metrics: Sequence[Metric],
@@ -62,22 +65,25 @@ def train(
     save_every: int,
     folder: str | Path | None,
     resume: str | Path | None,
+    track: str | Tracker | Sequence[str | Tracker],
     progress: bool | None,
     wait: bool,
 ) -> Run:
     """See ``Session.train``."""
     _check_options(algorithm, prompts, steps, metrics, stop, save_every, folder)
+    chosen = trackers(track)
     if not isinstance(wait, bool):
         raise OptionError(f"wait is True or False; got {wait!r}")
     if session.run is not None and session.run.running:
         raise OptionError(f"{session.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
     if resume is not None:
         session.load(resume)
+    tracking = start(session, algorithm, prompts, steps, chosen)
     run = session.run = Run()
     run.begins(steps, not wait, lambda: _stop_calls(session, run))
     saving = (save_every, folder) if save_every and folder is not None else (0, "")
-    loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run)
-    shown = _wants_progress() if progress is None else progress
+    loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run, tracking)
+    shown = wants_progress() if progress is None else progress
     unsubscribe = session.subscribe(run.on_event)
     watchers = [w for w in (make(run) for make in ON_TRAIN) if w is not None] if shown else []
     if wait:
@@ -102,8 +108,9 @@ def _attend(loop: _Loop, bar: bool, watchers: Sequence[Watcher], unsubscribe: Ca
     failed: Exception | None = None
     done = False
     loop.run.on_this_thread()
+    told = ALREADY_TOLD.set(set())
     try:
-        with _pausing(loop.run.pause) as interrupts, _bar(loop.run.steps, bar) as drawn:
+        with _pausing(loop.run.pause) as interrupts, progress_bar(loop.run.steps, bar) as drawn:
             loop.go(interrupts, drawn)
         done = True
     except Exception as error:
@@ -111,27 +118,40 @@ def _attend(loop: _Loop, bar: bool, watchers: Sequence[Watcher], unsubscribe: Ca
         if not loop.run.is_stop(error):
             raise
     finally:
+        ALREADY_TOLD.reset(told)
         unsubscribe()
-        loop.run.ends(failed, interrupted=not done and failed is None)
-        for watcher in watchers:
-            watcher.ended()
+        try:
+            loop.tracking.close(_how(loop.run, failed))
+        finally:
+            loop.run.ends(failed, interrupted=not done and failed is None)
+            for watcher in watchers:
+                watcher.ended()
+
+
+def _how(run: Run, failed: Exception | None) -> str:
+    """Return how a run that is about to end has ended."""
+    if failed is not None and not run.is_stop(failed):
+        return "failed"
+    return "finished" if len(run.rows) == run.steps else "paused" if run.paused else "stopped"
 
 
 @dataclass(frozen=True)
 class _Loop:
     session: Session
     algorithm: Algorithm
-    prompts: PromptStream
+    prompts: RowStream
     metrics: Sequence[Metric]
     stop: Callable[[Row], bool] | None
     saving: tuple[int, str | Path]
     run: Run
+    tracking: Tracking
 
     def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
         session, run, (every, folder) = self.session, self.run, self.saving
         while len(run.rows) < run.steps and run.may_go_on():
             row = _one_step(session, self.algorithm, self.prompts, self.metrics, run)
             bar.show(row)
+            self.tracking.step(row, run.samples_of(row["step"]))
             if every and row["step"] % every == every - 1:
                 with run.saving():
                     session.save(folder)
@@ -144,9 +164,11 @@ class _Loop:
                 break
 
 
-def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, metrics: Sequence[Metric], run: Run) -> Row:
+def _one_step(session: Session, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], run: Run) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
-    before, started, finished = (prompts.position, session.counts()), time.perf_counter(), False
+    places, counts = [(stream, stream.position) for stream in _streams_of(algorithm, prompts)], session.counts()
+    started, finished = time.perf_counter(), False
+    session.client.send(m.NextStep())
     try:
         step = algorithm.step(session.models, next(prompts))
         if step is None:
@@ -167,12 +189,19 @@ def _one_step(session: Session, algorithm: Algorithm, prompts: PromptStream, met
         finished = True
     finally:
         if not finished:
-            prompts.position = before[0]
-            session.recount(before[1])  # the seeds of its updates: gone on with, the run is as if it had not stopped
+            for stream, position in places:
+                stream.position = position
+            session.recount(counts)  # the seeds of its updates: gone on with, the run is as if it had not stopped
             _stop_calls(session, run)
+    own = set(run.own_calls)
     run.note(row, step, trace, session.trace.step, _samples(step))
-    session.record(row)
+    session.record(row, algorithm, own, metrics)
     return row
+
+
+def _streams_of(algorithm: Algorithm, prompts: RowStream) -> list[RowStream]:
+    """Return the streams that a step takes from: its prompts', and those that the algorithm holds, e.g. ``SafeRLHF.ptx``."""
+    return [prompts, *(held for held in getattr(algorithm, "__dict__", {}).values() if isinstance(held, RowStream))]
 
 
 def _samples(step: Any) -> list[Mapping[str, Any]]:
@@ -200,13 +229,22 @@ def _own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
         raise OptionError(f"the metric {name} must return a number or a dict of numbers; it returned {kind}") from error
 
 
-def _check_options(
-    algorithm: Algorithm, prompts: PromptStream, steps: int, metrics: Sequence[Metric], stop: Any, save_every: int,
-    folder: str | Path | None,
-) -> None:  # fmt: skip
+def check_algorithm(algorithm: Any) -> None:
+    """Check that it is something with a step.
+
+    Raises:
+        OptionError: it is not.
+    """
     if isinstance(algorithm, type) or not callable(getattr(algorithm, "step", None)):
         raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {algorithm!r}")
-    if not isinstance(prompts, PromptStream):
+
+
+def _check_options(
+    algorithm: Algorithm, prompts: RowStream, steps: int, metrics: Sequence[Metric], stop: Any, save_every: int,
+    folder: str | Path | None,
+) -> None:  # fmt: skip
+    check_algorithm(algorithm)
+    if not isinstance(prompts, RowStream):
         raise OptionError(f"train takes the stream of session.prompts(...); got {type(prompts).__name__}")
     if not is_whole(steps) or steps < 1:
         raise OptionError(f"steps must be a whole number of at least 1; got {steps!r}")
@@ -260,19 +298,25 @@ class _Bar:
             self._bar.set_postfix({k: f"{row[k]:.3f}" for k in self.SHOWN if k in row}, refresh=False)
             self._bar.update(1)
 
+    def step(self, row: Mapping[str, Any]) -> bool:
+        """Advance by one step of a run that goes on: for its ``stop``."""
+        self.show(row)
+        return False
+
 
 @contextmanager
-def _bar(steps: int, shown: bool) -> Iterator[_Bar]:
+def progress_bar(steps: int, shown: bool, what: str = "train") -> Iterator[_Bar]:
+    """Show a bar in the terminal, or nothing."""
     if not shown:
         yield _Bar(None)
         return
     from tqdm.std import tqdm  # plain text: it stays in a saved notebook as it was
 
-    with tqdm(total=steps, desc="train", unit="step", file=sys.stdout, leave=True) as bar:
+    with tqdm(total=steps, desc=what, unit="step", file=sys.stdout, leave=True) as bar:
         yield _Bar(bar)
 
 
-def _wants_progress() -> bool:
+def wants_progress() -> bool:
     """Whether someone looks: a terminal or a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -76,7 +76,7 @@ class PlacementPicture:
         }  # fmt: skip
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row per role and device: role, pool, device, rank, coordinates, replica, planned and measured bytes."""
+        """Return one row per role and device: role, pool, device, rank, coordinates, replica, and the bytes of the view."""
         import pandas as pd
 
         rows = [
@@ -124,6 +124,7 @@ class PlacementPicture:
                 "device": device, "rank": rank, "tp": at.tp, "pp": at.pp, "dp": at.dp,
                 "rollout_replica": rank // tp if role.rollout else None, "planned_bytes": planned,
                 "measured_bytes": status.roles.get(role.name) if status else None,
+                "offloaded_bytes": status.offloaded.get(role.name) if status else None,
             })  # fmt: skip
         return shards
 
@@ -316,5 +317,7 @@ def _bytes(role: Mapping[str, Any]) -> str:
     if not shards:
         return ""
     measured = [s["measured_bytes"] for s in shards if s["measured_bytes"] is not None]
+    offloaded = [s["offloaded_bytes"] for s in shards if s["offloaded_bytes"] is not None]
     words = f", {max(s['planned_bytes'] for s in shards) / 1e9:.2f} GB planned"
-    return words + (f", {max(measured) / 1e9:.2f} GB measured" if measured else "") + " per device"
+    words += (f", {max(measured) / 1e9:.2f} GB measured" if measured else "") + " per device"
+    return words + (f", {max(offloaded) / 1e9:.2f} GB in host memory now" if offloaded else "")

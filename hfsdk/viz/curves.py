@@ -139,7 +139,7 @@ def _panel(name: str, xs: list[float | None], ys: list[float | None], predicted:
         return left + across * (right - left), bottom - (y - low) / (high - low) * (bottom - top)
 
     parts.append(tag("rect", x=left, y=top, width=right - left, height=bottom - top, class_="panel"))
-    for value in _ticks(low, high):
+    for value in ticks(low, high):
         y = point(x0, value)[1]
         parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
         parts.append(svg_text(left - 5, y + 3.5, f"{value:.4g}", text_anchor="end", font_size=9.5, class_="sub"))
@@ -176,7 +176,8 @@ def _runs(xs: list[float | None], ys: list[float | None]) -> list[list[tuple[flo
     return [run for run in runs if run]
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
+    """Return about three round numbers between two."""
     raw = (high - low) / 3
     power = 10.0 ** math.floor(math.log10(raw))
     size = next(k * power for k in (1, 2, 5, 10) if k * power >= raw)

@@ -9,7 +9,9 @@ from hfsdk.errors import OptionError
 from hfsdk.viz.comparison import ComparisonPicture, comparison_view
 from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
 from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
+from hfsdk.viz.experiment import ExperimentPicture, experiment_view
 from hfsdk.viz.frame import Picture
+from hfsdk.viz.lineage import LineagePicture, lineage_view
 from hfsdk.viz.memory import MemoryPicture, memory_view
 from hfsdk.viz.placement import PlacementPicture, placement_view
 from hfsdk.viz.reshard_view import reshard_view
@@ -21,6 +23,8 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
     ("hfsdk.dataflow", "Dataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
     ("hfsdk.session.flows", "LiveDataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
+    ("hfsdk.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
+    ("hfsdk.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
     ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),

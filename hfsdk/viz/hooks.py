@@ -18,7 +18,7 @@ from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
-from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
+from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, snapshot_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
 
 WALL_CLOCK_NS = 10**18
@@ -33,6 +33,7 @@ def register(ipython: Any) -> None:
     html = ipython.display_formatter.formatters["text/html"]
     html.for_type_by_name("hfsdk.batch", "Batch", _or_text(lambda obj: batch_html(obj.view())))
     html.for_type_by_name("hfsdk.session.session", "Session", _or_text(lambda obj: session_html(obj.view())))
+    html.for_type_by_name("hfsdk.snapshot", "Snapshot", _or_text(lambda obj: snapshot_html(obj.view())))
     html.for_type_by_name("hfsdk.pending", "Metrics", _or_text(_metrics))
     for module, name in PICTURES:
         html.for_type_by_name(module, name, _or_text(lambda obj: picture_of(obj).to_html()))

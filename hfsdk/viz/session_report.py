@@ -60,6 +60,6 @@ def _reshard(handle: ActorModel) -> str:
 
 
 def _history(session: Session) -> str:
-    rows: list[Any] = session.history.to_dict("records")
+    rows: list[Any] = [row for row in session.history.path() if row["kind"] == "step"]
     table = metrics_html(rows) if rows else ""
     return table and f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="history">{table}</div>'

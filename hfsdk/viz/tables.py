@@ -107,6 +107,23 @@ def session_html(data: Mapping[str, Any]) -> str:
     return _wrap("session", parts)
 
 
+def snapshot_html(data: Mapping[str, Any]) -> str:
+    """Return a snapshot: which role's state lies where, how many bytes, and what it shares (``Snapshot.view()``)."""
+    rows = [
+        [
+            _cell(p["role"], "hf-left"), _cell(p["updates"]), _cell(p["layout"], "hf-left", code=True), _cell(p["node"]),
+            _cell(p["device"]), _cell(bytes_text(p["bytes"])), _cell(p["shared_with"] or None, "hf-left"),
+        ]
+        for p in data["parts"]
+    ]  # fmt: skip
+    size = f"{bytes_text(data['num_bytes'])}, {bytes_text(data['new_bytes'])} of them new, in the workers' host memory"
+    facts = f"branch {data['branch']}, after {data['steps']} steps of train; {size}"
+    functions = ", ".join(f"{role}: {function}" for role, function in data["functions"].items())
+    head = ["role<", "updates", "layout<", "node", "device", "bytes", "shared with<"]
+    parts = [_title(f"Snapshot {data['name']}"), _note(facts), _table(head, rows)]
+    return _wrap("snapshot", parts + ([_note(functions)] if functions else []))
+
+
 def metrics_html(rows: Sequence[Mapping[str, float]]) -> str:
     """Return metrics, one row per mini-batch or step; missing numbers are drawn as missing."""
     names = list(dict.fromkeys(name for row in rows for name in row))[:MAX_COLUMNS]

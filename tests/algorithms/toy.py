@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from hfsdk.engine.loss_io import Tally, TokenBatch, evaluate
+from hfsdk.engine.loss_io import ModelOutput, Tally, TokenBatch, evaluate
 from hfsdk.table import Ragged, Table
 
 END, GOOD = 0, 2
@@ -23,6 +23,9 @@ class ToyBatch:
 
     def __getitem__(self, name):
         return self.rows[name]
+
+    def __contains__(self, name):
+        return name in self.rows
 
     def _run(self, fn, reads):
         return pickle.loads(pickle.dumps(fn))(Table({name: self.rows[name] for name in reads}))
@@ -102,7 +105,7 @@ class ToyModels:
             b = TokenBatch(Table(columns), num_tokens=int(columns["response"].lengths.sum()), num_rows=len(part))
             every = torch.log_softmax(self.logits, 0)
             entropy = -(every.exp() * every).sum()
-            out = SimpleNamespace(log_probs=every[b["response"]], entropy=entropy.expand(len(b["response"])))
+            out = ModelOutput(log_probs=every[b["response"]], entropy=entropy.expand(len(b["response"])))
             tally = Tally()
             self.optimizer.zero_grad()
             evaluate(loss, out, b, tally).backward()

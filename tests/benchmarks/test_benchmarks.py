@@ -27,11 +27,11 @@ def modules(monkeypatch):
     before = set(sys.modules)
     yield {name: load(name) for name in ("common", "learning")}
     for name in set(sys.modules) - before:
-        if name in ("common", "learning", "learning_task"):
+        if name in ("common", "learning", "learning_task", "additions_task"):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["parity", "learning", "overhead", "reshard", "trl_ppo"])
+@pytest.mark.parametrize("name", ["parity", "learning", "additions_task", "overhead", "reshard", "snapshot", "trl_ppo"])
 def test_help_says_what_it_is(name):
     done = subprocess.run([sys.executable, FOLDER / f"{name}.py", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -93,3 +93,13 @@ def test_prompts_are_whole_words(modules):
     assert task.prompt_of("a film that is both very long and very dull") == "a film that is both very"
     assert task.prompt_of("too short") is None
     assert task.prompt_of("Incomprehensibilities-of-the-first-rank are rare") is None
+
+
+def test_no_held_out_addition_is_trained_in_any_order(modules):
+    task = load("additions_task")
+    train, held_out = ([tuple(map(int, p.rstrip("=").split("+"))) for p in part["prompt"]] for part in task.split())
+    assert len(set(held_out)) == len({frozenset(pair) for pair in held_out}) == task.NUM_HELD_OUT
+    assert not {frozenset(pair) for pair in train} & {frozenset(pair) for pair in held_out}
+    assert len({*train, *held_out, *(pair[::-1] for pair in held_out)}) == (task.LARGEST + 1) ** 2
+    assert all(int(answer) == sum(pair) for part, pairs in zip(task.split(), (train, held_out), strict=True)
+               for answer, pair in zip(part["answer"], pairs, strict=True))  # fmt: skip

@@ -16,6 +16,7 @@ import pytest
 from hfsdk.engine import messages as m
 from hfsdk.errors import CallCancelledError
 from hfsdk.pending import ColumnInfo
+from hfsdk.runtime import Kept
 from hfsdk.session import Session
 from hfsdk.spec import ClusterSpec
 from hfsdk.table import Ragged, Table, kind_of, take
@@ -42,6 +43,7 @@ class FakeController:
         self.listeners = []
         self.closed = 0
         self.cancel_delay_s = 0.0
+        self.num_kept = 0
 
     def send(self, message):
         self.messages.append(pickle.loads(pickle.dumps(message)))  # every message travels
@@ -66,6 +68,9 @@ class FakeController:
         changed = self.roles.get(message.role.name) != message.role
         self.roles[message.role.name] = message.role
         return changed
+
+    def _nextstep(self, message):
+        pass
 
     def _remove(self, message):
         del self.roles[message.role]
@@ -181,6 +186,20 @@ class FakeController:
         if "saved" in self.failing:
             raise self.failing["saved"]
         return "saved" not in self.held
+
+    def _snapshot(self, message):
+        self.num_kept += 1
+        layouts = {name: str(role.train) for name, role in self.roles.items()}
+        return tuple(
+            Kept(100 * self.num_kept + i, name, layouts[name], (0, 1), (10, 10), self.updates.get(name, 0))
+            for i, name in enumerate(message.roles)
+        )
+
+    def _rewind(self, message):
+        self.updates |= {kept.role: kept.num_updates for kept in message.kept}
+
+    def _forget(self, message):
+        pass
 
     def _close(self, message):
         self.closed += 1

@@ -115,6 +115,24 @@ def test_the_second_cancels_and_the_prompts_come_back(session, ready, controller
     assert len(session.train(algorithm, ready, steps=1).rows) == 1
 
 
+def test_a_failed_step_gives_back_what_its_algorithm_took_too(session, actor, ready, controller):
+    class Imitates(OneCall):
+        def __init__(self, ptx):
+            super().__init__()
+            self.ptx = ptx
+
+        def step(self, models, prompts):
+            models.actor.update(next(self.ptx), hf.CrossEntropy())
+            return super().step(models, prompts)
+
+    algorithm = Imitates(session.demonstrations(TEXTS, batch_size=1))
+    session.train(algorithm, ready, steps=1)
+    controller.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")
+    with pytest.raises(hf.RewardFunctionError):
+        session.train(algorithm, ready, steps=1)
+    assert (ready.position, algorithm.ptx.position) == (1, 1)
+
+
 def test_a_failed_step_gives_its_prompts_back(session, ready, controller):
     session.train(OneCall(), ready, steps=1)
     controller.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")

@@ -80,7 +80,7 @@ def test_other_gamma_or_advantages_are_called_so():
         ({"row": 12}, hf.ColumnError, r"sample 12 does not exist; the batch has 12 samples \(0 to 11\)"),
         ({"row": 1.5}, hf.ColumnError, "sample 1.5 does not exist"),
         ({"gamma": 1.1}, hf.OptionError, "gamma must be between 0 and 1; got gamma=1.1"),
-        ({"lam": "x"}, hf.OptionError, "lam must be a number"),
+        ({"lam": "x"}, hf.OptionError, "lam must be a finite number"),
     ],
 )
 def test_credit_refuses_what_makes_no_sense(options, error, words):

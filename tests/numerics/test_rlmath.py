@@ -197,7 +197,7 @@ class TestRewards:
     def test_scores_are_clipped_before_they_are_added(self):
         assert rlmath.token_rewards(t([10.0, -10.0]), t([0.0, 0.0]), lens(1, 1), 0.0, clip=5.0).tolist() == [5.0, -5.0]
 
-    def test_point_6_missing_eos_penalty(self):
+    def test_point_06_missing_eos_penalty(self):
         ended = torch.tensor([True, False, False])
         rewards = rlmath.missing_eos_penalty(t([0.0, 1.0, 0.0, 2.0]), ended, lens(2, 2, 0), penalty=1.5)
         assert rewards.tolist() == [0.0, 1.0, 0.0, 0.5]

@@ -220,3 +220,51 @@ class TestColumns:
     def test_rows_that_teach(self):
         rows = table([1, 1, 2, 3, 5, 0.1, 0.1, 0.1], [0, 0, 1, 1, 2, 3, 3, 3])
         assert grpo.informative_rows(rows) == [2, 3]
+
+
+class TestIncreaseVariance:
+    """Against every corner of the feasible set, found by brute force: a corner has at most one level that is not an end."""
+
+    @staticmethod
+    def corners(levels, counts, low, high):
+        total = sum(level * count for level, count in zip(levels, counts, strict=True))
+        for top in range(len(levels) + 1):
+            for bottom in range(len(levels) - top + 1):
+                middle = counts[bottom : len(levels) - top]
+                given = total - high * sum(counts[len(levels) - top :]) - low * sum(counts[:bottom])
+                if not middle:
+                    if abs(given) < 1e-12:
+                        yield [low] * bottom + [high] * top
+                elif low - 1e-12 <= (value := given / sum(middle)) <= high + 1e-12:
+                    yield [low] * bottom + [value] * len(middle) + [high] * top
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_no_corner_has_more_variance(self, seed):
+        rng = np.random.default_rng(seed)
+        scores = rng.choice([-1.0, -0.5, 0.0, 0.25, 0.5, 1.0], size=rng.integers(2, 9))
+        low, high = float(scores.min()) - rng.choice([0.0, 0.5]), float(scores.max()) + rng.choice([0.0, 0.5])
+        found = rlmath.increase_variance(torch.tensor(scores), torch.zeros(len(scores)), low, high).numpy()
+        levels, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        levels, counts = levels.tolist(), counts.tolist()
+        if len(levels) == 1:
+            assert (found == scores).all()
+            return
+        best = max(sum(c * z**2 for z, c in zip(corner, counts, strict=True)) for corner in self.corners(levels, counts, low, high))
+        assert (found**2).sum() == pytest.approx(best)
+        assert found.mean() == pytest.approx(scores.mean())
+        assert found.min() >= low - 1e-12
+        assert found.max() <= high + 1e-12
+        order = np.array([found[which == level][0] for level in range(len(levels))])
+        assert (np.diff(order) >= -1e-12).all()
+        assert all(np.ptp(found[which == level]) == 0 for level in range(len(levels)))
+
+    def test_by_hand(self):
+        scores = torch.tensor([0.1, 0.2, 0.4, 0.9, 5.0])
+        group = torch.tensor([0, 0, 0, 0, 1])
+        assert rlmath.increase_variance(scores, group, 0.0, 5.0)[:4].tolist() == pytest.approx([0, 0, 0, 1.6])
+        assert rlmath.increase_variance(scores[:4], group[:4], 0.0, 1.0).tolist() == pytest.approx([0, 0, 0.6, 1])
+        assert rlmath.increase_variance(scores, group)[4] == 5.0
+
+    def test_a_score_outside_the_range(self):
+        with pytest.raises(OptionError, match=r"reach from 0.1 to 0.9; the range of 0 to 0.5"):
+            rlmath.increase_variance(torch.tensor([0.1, 0.9]), torch.zeros(2), 0.0, 0.5)

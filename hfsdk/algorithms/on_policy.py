@@ -1,0 +1,150 @@
+"""What algorithms that learn from their own responses share: `OnPolicy`, options and parts of a step; `KLReward`.
+
+Each algorithm's own file has its defaults, its advantages and its ``step``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hfsdk.algorithms.losses import KL_KINDS, PolicyLoss, check, check_tis
+from hfsdk.algorithms.step import Statistics, Step, need_roles, with_old_log_probs
+from hfsdk.checks import check_fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hfsdk.batch import Batch
+    from hfsdk.pending import Metrics
+    from hfsdk.table import Column, Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicy:
+    """Options of an algorithm that learns from its own responses, and what such steps have in common."""
+
+    max_new_tokens: int = 32
+    """Longest response, in tokens."""
+    temperature: float = 1.0
+    """tau: logits are divided by it in sampling and in every log-probability pass."""
+    n: int = 1
+    """Responses per prompt."""
+    kl_coef: float = 0.05
+    """beta: weight of the KL to the reference, in score units per nat; with 0 no reference is needed."""
+    kl: str = "k1"
+    """Estimator of that KL (`KL_KINDS`)."""
+    clip: float = 0.2
+    """epsilon of the ratio; without effect in the first optimizer step on a batch."""
+    dual_clip: float | None = None
+    """c of dual clip (arXiv 1912.09729); verl has 3 by default."""
+    aggregation: str = "token_mean"
+    """How the loss is averaged, as in `PolicyLoss`; ``"fixed_length"`` divides by ``max_new_tokens``."""
+    epochs: int = 1
+    """Passes over the batch."""
+    mini_batches: int = 1
+    """Optimizer steps per epoch."""
+    old_log_probs: str = "recompute"
+    """The ratio's denominator: ``"recompute"`` by the trainer, or ``"rollout"``: as the generating engine gave them."""
+    tis_cap: float | None = None
+    """Truncated importance sampling for the rollout's numerics, as in `PolicyLoss`; needs old log-probs by the trainer."""
+    log_ratio_clamp: str = "above"
+    """Where log-ratios are cut before ``exp``, as in `PolicyLoss`."""
+
+    compares: ClassVar[bool] = False
+    """Whether responses are compared with others to their prompt, so that there must be two."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        check(self.temperature > 0, "temperature", self.temperature, "above 0 (greedy has no log-probabilities)")
+        least, why = (2, " (responses are compared with others to their prompt)") if self.compares else (1, "")
+        check(self.n >= least, "n", self.n, f"at least {least}{why}")
+        check(self.epochs >= 1, "epochs", self.epochs, "at least 1")
+        check(self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1")
+        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
+        known = self.old_log_probs in ("recompute", "rollout")
+        check(known, "old_log_probs", self.old_log_probs, '"recompute" or "rollout"')
+        check_tis(self.tis_cap, self.old_log_probs)
+        _ = self.policy_loss
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the handles that ``step`` uses."""
+        return ("actor", "reference", "reward") if self.kl_coef else ("actor", "reward")
+
+    @property
+    def policy_loss(self) -> PolicyLoss:
+        """The actor's loss."""
+        fixed_length = self.max_new_tokens if self.aggregation == "fixed_length" else 0
+        return PolicyLoss(
+            clip=self.clip, dual_clip=self.dual_clip, aggregation=self.aggregation, fixed_length=fixed_length,
+            tis_cap=self.tis_cap, log_ratio_clamp=self.log_ratio_clamp,
+        )  # fmt: skip
+
+    def respond(self, models: Any, prompts: Batch) -> Batch:
+        """Generate ``n`` responses per prompt."""
+        need_roles(models, self.roles)
+        batch: Batch = models.actor.generate(
+            prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n
+        )
+        return batch
+
+    def with_log_probs(self, models: Any, batch: Batch) -> Batch:
+        """Return the batch with old_log_probs and, where there is a KL, ref_log_probs."""
+        batch = with_old_log_probs(models, batch, self.old_log_probs)
+        if self.kl_coef:
+            batch = models.reference.compute_log_probs(batch)
+        return batch
+
+    def learn(self, models: Any, batch: Batch) -> Metrics:
+        """Train the actor on a batch that has advantages."""
+        found: Metrics = models.actor.update(
+            batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches
+        )
+        return found
+
+    def metrics(self, step: Step) -> dict[str, float]:
+        """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""
+        return step.numbers(Statistics(reference=self.kl_coef > 0, critic=False, groups=self.compares))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLReward:
+    """Options of advantages whose reward is a score minus beta times a KL; a function over the whole batch."""
+
+    kl_coef: float = 0.05
+    kl: str = "k1"
+    score_clip: float | None = None
+
+    needs: ClassVar[tuple[str, ...]] = ("scores", "response")
+    gives: ClassVar[tuple[str, ...]] = ("advantages",)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
+        check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
+        check(self.score_clip is None or self.score_clip > 0, "score_clip", self.score_clip, "above 0, or None")
+
+    @property
+    def reads(self) -> list[str]:
+        """Columns the function reads."""
+        return [*self.needs] + ["old_log_probs", "ref_log_probs"] * (self.kl_coef > 0)
+
+    @property
+    def writes(self) -> list[str]:
+        """Columns the function writes."""
+        return [*self.gives] + ["kl"] * (self.kl_coef > 0)
+
+    def kl_of(self, table: Table) -> tuple[Tensor, dict[str, Column]]:
+        """Return the KL estimate of every response token, shape [T], and the column ``kl`` (k1) where there is a KL."""
+        import torch
+
+        from hfsdk.algorithms import columns, rlmath
+
+        if not self.kl_coef:
+            return torch.zeros(int(columns.lengths(table).sum()), dtype=torch.float64), {}
+        old_T, ref_T = columns.flat(table, "old_log_probs"), columns.flat(table, "ref_log_probs")
+        return rlmath.kl_estimate(old_T, ref_T, self.kl), {
+            "kl": columns.on_tokens(table, rlmath.kl_estimate(old_T, ref_T, "k1"))
+        }

@@ -1,0 +1,201 @@
+"""``Experiment``: algorithms run from one point with several seeds, and whether they are as good as they were.
+
+A run's *final score* is the mean score of the last quarter of its steps. Against a baseline an algorithm passes when its final
+score, averaged over seeds, is not below the baseline's by more than twice the standard error of the difference::
+
+    score >= baseline - 2 * sqrt(s_now^2 / n_now + s_then^2 / n_then)          s: standard deviation over the n seeds
+
+With one seed there is no spread to allow for: any lower score fails.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.errors import OptionError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+
+FORMAT = 1
+MEASURED = ("score", "kl", "length", "seconds", "tokens")
+"""What is known of every step: mean score, mean KL per sequence (nats), mean response length (tokens), seconds, tokens made."""
+
+LAST_SHARE = 4
+"""The last one in so many steps makes the final score."""
+
+ROUNDING = 1e-6
+"""Scores are float32 means: less than this is no difference."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One algorithm against the baseline."""
+
+    algorithm: str
+    score: float
+    """Its final score, mean over the seeds."""
+    spread: float
+    """Standard deviation over the seeds; 0 for one."""
+    baseline: float | None = None
+    """The baseline's final score; ``None`` where it has no such algorithm."""
+    least: float | None = None
+    """The lowest score that passes."""
+
+    @property
+    def verdict(self) -> str:
+        """``"pass"``, ``"fail"`` or ``"no baseline"``."""
+        if self.least is None:
+            return "no baseline"
+        return "pass" if self.score >= self.least else "fail"
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """What ``session.compare`` returns: one row per algorithm, seed and step, a picture, and a verdict."""
+
+    rows: tuple[Row, ...]
+    algorithms: Mapping[str, str]
+    """Name -> the algorithm with all its options, as text."""
+    seeds: tuple[int, ...]
+    steps: int
+    baseline: Mapping[str, Any] | None = field(default=None, repr=False)
+    """What :meth:`save_baseline` wrote earlier."""
+    branches: Mapping[tuple[str, int], str] = field(default_factory=dict, repr=False)
+    """(algorithm, seed) -> its branch in ``session.history``."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per algorithm, seed and step: score, kl, length, seconds, tokens, and what else the algorithm counts."""
+        import pandas as pd
+
+        first = ["algorithm", "seed", "step", *MEASURED]
+        frame = pd.DataFrame(list(self.rows))
+        return frame[[*[c for c in first if c in frame], *[c for c in frame if c not in first]]]
+
+    def final_scores(self, algorithm: str) -> dict[int, float]:
+        """Return each seed's final score; empty where there are no scores, as in a simulated session."""
+        found = {}
+        for seed in self.seeds:
+            scores = [row["score"] for row in self.rows if (row["algorithm"], row["seed"]) == (algorithm, seed)]
+            known = [score for score in scores[-max(1, math.ceil(len(scores) / LAST_SHARE)) :] if score is not None]
+            if known:
+                found[seed] = sum(known) / len(known)
+        return found
+
+    @property
+    def verdict(self) -> tuple[Judgement, ...]:
+        """One judgement per algorithm; see the module's text for how."""
+        judged = []
+        for name in self.algorithms:
+            scores = list(self.final_scores(name).values())
+            mean, spread = _mean(scores), _deviation(scores)
+            then = (self.baseline or {}).get("algorithms", {}).get(name)
+            if then is None or not scores:
+                judged.append(Judgement(name, mean, spread))
+                continue
+            before = list(then["final_scores"].values())
+            error = math.sqrt(spread**2 / len(scores) + _deviation(before) ** 2 / len(before))
+            judged.append(Judgement(name, mean, spread, _mean(before), _mean(before) - max(2 * error, ROUNDING)))
+        return tuple(judged)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no algorithm fails; true without a baseline."""
+        return all(judgement.verdict != "fail" for judgement in self.verdict)
+
+    def save_baseline(self, path: str | Path) -> Path:
+        """Write the final scores to a JSON file that a later ``session.compare(..., baseline=path)`` is judged by.
+
+        Raises:
+            OptionError: there are no scores, as in a simulated session, or the file cannot be written.
+        """
+        algorithms = {
+            name: {"options": options, "final_scores": {str(seed): score for seed, score in self.final_scores(name).items()}}
+            for name, options in self.algorithms.items()
+        }
+        if not all(known["final_scores"] for known in algorithms.values()):
+            raise OptionError("there are no scores to be a baseline: a simulated session has shapes and times only")
+        content = {"format": FORMAT, "steps": self.steps, "seeds": list(self.seeds), "algorithms": algorithms}
+        try:
+            Path(path).write_text(json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            raise OptionError(f"cannot write the baseline: {error}") from error
+        return Path(path)
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data for display: for each algorithm mean, least and most over the seeds of every step."""
+        curves: dict[str, dict[str, list[Row]]] = {}
+        for name in self.algorithms:
+            mine = [row for row in self.rows if row["algorithm"] == name]
+            steps = sorted({row["step"] for row in mine})
+            curves[name] = {
+                key: [{"step": i, **_range([r[key] for r in mine if r["step"] == step])} for i, step in enumerate(steps)]
+                for key in MEASURED
+            }
+        verdict = [
+            {"algorithm": j.algorithm, "score": j.score, "spread": j.spread, "baseline": j.baseline, "least": j.least,
+             "verdict": j.verdict} for j in self.verdict
+        ]  # fmt: skip
+        return {
+            "algorithms": dict(self.algorithms), "seeds": list(self.seeds), "steps": self.steps, "curves": curves,
+            "verdict": verdict, "judged": self.baseline is not None, "ok": self.ok,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        head = f"Experiment({', '.join(self.algorithms)}; seeds {', '.join(map(str, self.seeds))}; {self.steps} steps)"
+        lines = []
+        for j in self.verdict:
+            against = "" if j.least is None else f", baseline {j.baseline:.4f}, at least {j.least:.4f}: {j.verdict}"
+            lines.append(f"  {j.algorithm}: final score {j.score:.4f} ± {j.spread:.4f}{against}")
+        return "\n".join([head, *lines])
+
+
+def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -> dict[str, Any]:
+    """Return what ``Experiment.save_baseline`` wrote.
+
+    Raises:
+        OptionError: there is no such file, it is damaged, or of other steps or options.
+    """
+    try:
+        known: dict[str, Any] = json.loads(Path(path).read_text())
+        judged = known["format"] == FORMAT and {name: entry["options"] for name, entry in known["algorithms"].items()}
+        then, finals = int(known["steps"]), [entry["final_scores"].values() for entry in known["algorithms"].values()]
+        if not all(isinstance(score, int | float) for scores in finals for score in scores) or not all(finals):
+            raise ValueError("final_scores are numbers, at least one per algorithm")
+    except FileNotFoundError:
+        raise OptionError(f"there is no baseline {path}; compare(..., save_baseline=True) writes it") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OptionError(f"{path} is no baseline ({error!r}); compare(..., save_baseline=True) writes one") from None
+    if not judged:
+        raise OptionError(f"{path} has format {known['format']}; this version of hfsdk reads format {FORMAT}. Write it again.")
+    if then != steps:
+        raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Take as many, or write another one.")
+    for name, options in algorithms.items():
+        if judged.get(name, options) != options:
+            raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Give it a name of its own.")
+    return known
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _range(values: Sequence[float | None]) -> dict[str, float | None]:
+    known = [value for value in values if value is not None]
+    if not known:
+        return {"mean": None, "low": None, "high": None}
+    return {"mean": _mean(known), "low": min(known), "high": max(known)}

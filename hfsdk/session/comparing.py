@@ -1,0 +1,120 @@
+"""``compare``: several algorithms from one point, each with several seeds, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.checks import is_whole
+from hfsdk.errors import OptionError
+from hfsdk.experiment import Experiment, Row, read_baseline
+from hfsdk.session.training import Algorithm, check_algorithm, progress_bar, wants_progress
+from hfsdk.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from hfsdk.session.prompts import PromptStream
+    from hfsdk.session.session import Session
+
+Algorithms = Sequence[Algorithm] | Mapping[str, Algorithm]
+
+NAMES = {"score_mean": "score", "kl_mean": "kl", "response_tokens_mean": "length"}
+"""What a step's row calls it -> what an experiment's does."""
+
+
+def compare(
+    session: Session,
+    algorithms: Algorithms,
+    prompts: PromptStream,
+    *,
+    steps: int,
+    seeds: Sequence[int],
+    snapshot: Snapshot | str | None,
+    baseline: str | Path | None,
+    save_baseline: bool,
+    progress: bool | None,
+) -> Experiment:
+    """See ``Session.compare``."""
+    named = _named(algorithms)
+    seeds = _checked(steps, seeds)
+    options = {name: repr(algorithm) for name, algorithm in named.items()}
+    if save_baseline and baseline is None:
+        raise OptionError("save_baseline=True needs the file to write: baseline='ppo.json'")
+    known = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
+    if baseline is not None and session.simulated_time:
+        raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
+    shown = wants_progress() if progress is None else progress
+    before, here = session.run, session.snapshot("compare")
+    start = here if snapshot is None else session.find_snapshot(snapshot)
+    rows: list[Row] = []
+    branches: dict[tuple[str, int], str] = {}
+    try:
+        with progress_bar(len(named) * len(seeds) * steps, shown, "compare") as bar:
+            for name, algorithm in named.items():
+                for seed in seeds:
+                    branches[name, seed] = session.fork(start, _free(session, f"{name}, seed {seed}"))
+                    session.seed = seed
+                    run = session.train(algorithm, prompts, steps=steps, progress=False, stop=bar.step)
+                    rows += [_row(name, seed, row) for row in run.rows]
+                    if run.paused:
+                        raise KeyboardInterrupt(f"stopped at {name}, seed {seed}; the session is where it was")
+    finally:
+        if not session.client.closed:
+            session.resume(here)
+            session.forget(here)
+        session.run = before
+    experiment = Experiment(tuple(rows), options, seeds, steps, known, branches)
+    if save_baseline and baseline is not None:
+        experiment.save_baseline(baseline)
+    return experiment
+
+
+def _row(name: str, seed: int, row: Mapping[str, Any]) -> Row:
+    """Return a step's row under an experiment's names; what is not known is ``None``."""
+    tokens = round(row["tokens_per_s"] * row["seconds"]) if "tokens_per_s" in row else None
+    known = {new: row.get(old) for old, new in NAMES.items()}
+    others = {key: value for key, value in row.items() if key not in NAMES and key not in ("step", "seconds")}
+    return {"algorithm": name, "seed": seed, "step": row["step"], **known, "seconds": row["seconds"], "tokens": tokens, **others}
+
+
+def _named(algorithms: Algorithms) -> dict[str, Algorithm]:
+    """Return the algorithms by name: that of their class, and of those of one class also the options they differ in."""
+    if isinstance(algorithms, Mapping):
+        named = {str(name): algorithm for name, algorithm in algorithms.items()}
+    elif isinstance(algorithms, Sequence):
+        named = {}
+        for algorithm in algorithms:
+            alike = [other for other in algorithms if type(other) is type(algorithm)]
+            name = type(algorithm).__name__ + _differing(algorithm, alike)
+            if name in named:
+                raise OptionError(f"two of the algorithms are the same, {algorithm!r}; name them: {{'one': ..., 'two': ...}}")
+            named[name] = algorithm
+    else:
+        raise OptionError(f"compare takes a list of algorithms, e.g. [hf.PPO(), hf.GRPO()]; got {algorithms!r}")
+    if not named:
+        raise OptionError("compare takes at least one algorithm, e.g. [hf.PPO(), hf.GRPO()]; got none")
+    for algorithm in named.values():
+        check_algorithm(algorithm)
+    return named
+
+
+def _differing(algorithm: Any, alike: Sequence[Any]) -> str:
+    if len(alike) < 2 or not is_dataclass(algorithm):
+        return ""
+    names = [f.name for f in fields(algorithm) if any(getattr(o, f.name) != getattr(algorithm, f.name) for o in alike)]
+    return f"({', '.join(f'{name}={getattr(algorithm, name)!r}' for name in names)})" if names else ""
+
+
+def _checked(steps: int, seeds: Sequence[int]) -> tuple[int, ...]:
+    if not is_whole(steps) or steps < 1:
+        raise OptionError(f"steps must be a whole number of at least 1; got {steps!r}")
+    if not isinstance(seeds, Sequence) or not seeds or not all(is_whole(seed) for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise OptionError(f"seeds are different whole numbers, e.g. [0, 1, 2]; got {seeds!r}")
+    return tuple(int(seed) for seed in seeds)
+
+
+def _free(session: Session, name: str) -> str:
+    """Return a name that no branch has yet."""
+    taken = {branch.name for branch in session.history.branches}
+    return name if name not in taken else next(n for i in range(2, len(taken) + 3) if (n := f"{name} ({i})") not in taken)

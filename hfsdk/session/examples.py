@@ -1,0 +1,241 @@
+"""Batches to learn from that nobody generates: demonstrations (``session.demonstrations``) and pairs (``session.pairs``).
+
+=================================  =====================================================================================
+what the data has                  what a batch has
+=================================  =====================================================================================
+``prompt``, ``completion``         a row per demonstration: prompt, response (the end-of-sequence token behind it)
+``text``                           the same; the text's first token is the prompt
+``prompt, chosen, rejected``       two rows per pair, the chosen one first: prompt, response, ``chosen`` (1 or 0), ``group``
+``chosen, rejected``               the same; the prompt is the text both begin with
+``chosen_x``, ``rejected_x``       each row's own ``x``, e.g. ``sign`` for `CostLoss`
+any other                          repeated on both rows, e.g. ``margin`` for `BradleyTerry`; not those of names that hfsdk
+                                   writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
+=================================  =====================================================================================
+
+These are the formats of TRL's data sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hfsdk.batch import MEANINGS, Batch
+from hfsdk.checks import check_fields, is_whole
+from hfsdk.errors import ColumnError, OptionError
+from hfsdk.pending import Client, ColumnRef
+from hfsdk.session.prompts import as_values, columns_of
+from hfsdk.session.streams import RowStream
+from hfsdk.session.tokenizer import Tokenizer
+from hfsdk.table import Ragged, Table
+
+Example = tuple[list[int], list[int]]
+"""Token ids of prompt and response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleOptions:
+    """How a source becomes batches."""
+
+    batch_size: int
+    seed: int = 0
+    max_tokens: int | None = None
+    """Longer examples lose the end of their response; ``None``: they are an error where they are longer than the context."""
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size must be a whole number of at least 1; got {self.batch_size!r}")
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise OptionError(f"max_tokens must be at least 2, or None for no truncation; got {self.max_tokens}")
+
+
+class _Examples(RowStream):
+    def __init__(
+        self, client: Client, tokenizer: Tokenizer | None, eos: Sequence[int], columns: Mapping[str, Sequence[Any]],
+        options: ExampleOptions, context_tokens: int,
+    ) -> None:  # fmt: skip
+        self._client, self._tokenizer, self._eos = client, tokenizer, list(eos[:1])
+        self.left_out = tuple(name for name in columns if self._taken(name, columns))
+        self._data = {name: values for name, values in columns.items() if name not in self.left_out}
+        self.options, self._context = options, context_tokens
+        super().__init__(len(next(iter(columns.values()))), options.batch_size, options.seed, options.shuffle)
+        if not self.num_rows:
+            raise OptionError("the data has no rows; give at least one")
+
+    @staticmethod
+    def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether hfsdk writes a column of this name itself, so that the data's own cannot be passed on."""
+        return name in MEANINGS and not (name == "prompt" and {"completion", "chosen"} & set(columns))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data and the options, under which the position is saved."""
+        digest = hashlib.sha256(f"{type(self).__name__}|{self.options}|{self.num_rows}|{sorted(self._data)}".encode())
+        for row in sorted({0, self.num_rows // 2, self.num_rows - 1}):
+            digest.update(repr([values[row] for values in self._data.values()]).encode())
+        return digest.hexdigest()[:16]
+
+    def _ids(self, value: Any, what: str) -> list[int]:
+        if not isinstance(value, str):
+            if isinstance(value, (list, tuple, np.ndarray)) and all(is_whole(token) for token in value):
+                return [int(token) for token in value]
+            raise OptionError(f"{what} is {value!r}; examples are texts or token ids")
+        if self._tokenizer is None:
+            raise OptionError("texts need a tokenizer, which comes with a model; declare one first, e.g. session.actor(...)")
+        return self._tokenizer.encode(value) if value else []
+
+    def _example(self, prompt: list[int], response: list[int], what: str) -> Example:
+        if not prompt:
+            raise OptionError(f"{what} has an empty prompt; give it at least one token")
+        response = response + [token for token in self._eos if response[-1:] != [token]]
+        limit = min(self.options.max_tokens or self._context, self._context)
+        if len(prompt) + len(response) > limit:
+            if self.options.max_tokens is None or len(prompt) >= limit:
+                raise OptionError(
+                    f"{what} has {len(prompt)} + {len(response)} tokens; {limit} fit. Leave it out, or pass max_tokens=... to cut "
+                    "the ends of responses."
+                )
+            response = response[: limit - len(prompt)]
+        return prompt, response
+
+    def _batch(self, examples: Sequence[Example], columns: dict[str, Any]) -> Batch:
+        tokens = {name: Ragged.of([e[k] for e in examples], np.int32) for k, name in enumerate(("prompt", "response"))}
+        given = {**tokens, **columns}
+        lease = self._client.put(Table(given))
+        return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in given}, len(examples))
+
+    def __repr__(self) -> str:
+        o = self.options
+        what = f"{self.num_rows} rows in batches of {o.batch_size}, seed {o.seed}"
+        return f"{type(self).__name__}({what}, next is batch {self.position})"
+
+
+class Demonstrations(_Examples):
+    """Texts to imitate (supervised fine-tuning), for ``actor.update(next(demonstrations), hf.CrossEntropy())``."""
+
+    def __init__(
+        self, client: Client, tokenizer: Tokenizer | None, eos: Sequence[int], source: Any, options: ExampleOptions,
+        context_tokens: int,
+    ) -> None:  # fmt: skip
+        columns = columns_of(source, "text")
+        if "text" not in columns and not {"prompt", "completion"} <= set(columns):
+            raise ColumnError(f"demonstrations have a column text, or prompt and completion; the data has {', '.join(columns)}")
+        super().__init__(client, tokenizer, eos, columns, options, context_tokens)
+
+    def rows(self, first: int, count: int) -> Batch:
+        """Return the batch of ``count`` positions from ``first`` on; does not advance."""
+        rows = [self.row_at(p) for p in range(first, first + count)]
+        examples = [self._demonstration(row) for row in rows]
+        taken = ("prompt", "completion") if "completion" in self._data else ("text",)
+        extra = {n: as_values([v[row] for row in rows]) for n, v in self._data.items() if n not in taken}
+        return self._batch(examples, extra)
+
+    def _demonstration(self, row: int) -> Example:
+        what = f"row {row} of the data"
+        if "completion" in self._data:
+            prompt = self._ids(self._data["prompt"][row], f"the prompt of {what}")
+            return self._example(prompt, self._ids(self._data["completion"][row], f"the completion of {what}"), what)
+        ids = self._ids(self._data["text"][row], what)
+        return self._example(ids[:1], ids[1:], what)
+
+
+class Pairs(_Examples):
+    """Preferences: of two responses to one prompt, the chosen and the rejected one.
+
+    For ``reward.update(next(pairs), hf.BradleyTerry())`` and ``hf.DPO().step(session.models, next(pairs))``. A batch of
+    ``batch_size`` pairs has twice as many rows.
+    """
+
+    def __init__(
+        self, client: Client, tokenizer: Tokenizer | None, eos: Sequence[int], source: Any, options: ExampleOptions,
+        context_tokens: int,
+    ) -> None:  # fmt: skip
+        columns = columns_of(source, "chosen")
+        missing = [name for name in ("chosen", "rejected") if name not in columns]
+        if missing:
+            raise ColumnError(f"pairs have the columns chosen and rejected (and prompt); the data has {', '.join(columns)}")
+        for one, other in (("chosen_", "rejected_"), ("rejected_", "chosen_")):
+            alone = [n for n in columns if n.startswith(one) and other + n.removeprefix(one) not in columns]
+            if alone:
+                raise ColumnError(f"the data has a column {alone[0]} and no {other}{alone[0].removeprefix(one)}; give both")
+        super().__init__(client, tokenizer, eos, columns, options, context_tokens)
+        for row in range(self.num_rows):
+            self._prompt(row)
+
+    @staticmethod
+    def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
+        own = name.removeprefix("chosen_").removeprefix("rejected_")
+        if own != name:
+            return own != "prompt" and own in (*MEANINGS, "chosen")
+        return _Examples._taken(name, columns)
+
+    def rows(self, first: int, count: int) -> Batch:
+        """Return the batch of ``count`` pairs from ``first`` on, two rows each; does not advance."""
+        rows = [self.row_at(p) for p in range(first, first + count)]
+        examples = [example for row in rows for example in self._pair(row)]
+        columns: dict[str, Any] = {
+            "chosen": np.tile(np.array([1.0, 0.0], dtype=np.float32), count), "group": np.repeat(np.arange(count), 2),
+        }  # fmt: skip
+        own = {name.removeprefix("chosen_") for name in self._data if name.startswith("chosen_")} - {"prompt"}
+        for name in sorted(own):
+            both = [self._data[f"{side}_{name}"] for side in ("chosen", "rejected")]
+            columns[name] = as_values([side[row] for row in rows for side in both])
+        shared = [n for n in self._data if n not in ("prompt", "chosen", "rejected") and not n.startswith(("chosen_", "rejected_"))]
+        columns |= {name: as_values([self._data[name][row] for row in rows for _ in range(2)]) for name in shared}
+        return self._batch(examples, columns)
+
+    def _prompt(self, row: int) -> Any:
+        """Return what both responses of a pair answer.
+
+        Raises:
+            OptionError: they answer different prompts, or none can be told.
+        """
+        if "prompt" in self._data:
+            return self._data["prompt"][row]
+        sides = [self._data[f"{side}{'_prompt' if 'chosen_prompt' in self._data else ''}"][row] for side in ("chosen", "rejected")]
+        if "chosen_prompt" in self._data:
+            if sides[0] != sides[1]:
+                raise OptionError(
+                    f"pair {row} has different prompts: {_brief(sides[0])} and {_brief(sides[1])}. Two responses can be compared "
+                    "where they answer the same one."
+                )
+            return sides[0]
+        for side, text in zip(("chosen", "rejected"), sides, strict=True):
+            if not isinstance(text, (str, list, tuple, np.ndarray)):
+                raise OptionError(f"the {side} response of pair {row} is {text!r}; examples are texts or token ids")
+        common = _common_start(*sides)
+        if not len(common):
+            raise OptionError(
+                f"pair {row} has no prompt: its texts begin with {_brief(sides[0])} and {_brief(sides[1])}. Give a column "
+                "prompt, or texts that begin with the same one."
+            )
+        return common
+
+    def _pair(self, row: int) -> list[Example]:
+        prompt, found = self._prompt(row), []
+        ids = self._ids(prompt, f"the prompt of pair {row}")
+        implicit = "prompt" not in self._data and "chosen_prompt" not in self._data
+        for side in ("chosen", "rejected"):
+            text = self._data[side][row]
+            what = f"the {side} response of pair {row}"
+            found.append(self._example(ids, self._ids(text[len(prompt) :] if implicit else text, what), what))
+        return found
+
+
+def _common_start(one: Any, other: Any) -> Any:
+    """Return what two texts (whole words of them) or two lists of token ids begin with."""
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    if isinstance(one, str) and same < max(len(one), len(other)):
+        same = one.rfind(" ", 0, same) + 1
+    return one[:same]
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,89 @@
+"""Helpers for tests of training: each raises ``AssertionError`` that says what is wrong.
+
+They need no pytest, and fit into it::
+
+    def test_ppo_still_learns(session, prompts):
+        experiment = session.compare([hf.PPO()], prompts, steps=20, seeds=[0, 1, 2], baseline="ppo.json")
+        hf.testing.assert_finite(experiment)
+        hf.testing.assert_not_below("ppo.json", experiment)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hfsdk.errors import OptionError
+from hfsdk.experiment import Experiment, read_baseline
+
+
+def assert_finite(what: Any) -> None:
+    """Assert that no number is NaN or infinite.
+
+    Args:
+        what: a Run, an Experiment, a History, a Step, Metrics, a DataFrame, rows (dicts), or one dict of numbers.
+    """
+    for i, row in enumerate(_rows(what)):
+        for name, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise AssertionError(f"{name} is {value} in row {i}: {_short(row)}")
+
+
+def assert_invariants(metrics: Any, tolerance: float = 1e-4) -> None:
+    """Assert what must hold in the first mini-batch of an actor's update: ratio 1, approximate KL 0, nothing clipped.
+
+    Args:
+        metrics: what ``actor.update`` returned, a Step, or the rows.
+        tolerance: largest ``|ratio - 1|`` and approximate KL; about 0.05 in bf16, and with log-probs of the rollout.
+    """
+    from hfsdk.algorithms.step import invariants
+
+    actor = getattr(metrics, "actor", metrics)
+    rows = [dict(row) for row in _rows(actor)]
+    if not rows or "ratio" not in rows[0]:
+        raise OptionError(f"invariants are of an actor's update with a policy loss, which counts its ratio; got {metrics!r}")
+    broken = invariants(rows, tolerance)
+    if broken:
+        raise AssertionError("; ".join(broken))
+
+
+def assert_not_below(baseline: str | Path, result: Experiment) -> None:
+    """Assert that no algorithm's final score is below the baseline's by more than the spread (see ``hfsdk.experiment``).
+
+    Args:
+        baseline: a file that ``Experiment.save_baseline`` wrote.
+        result: what ``session.compare`` returned.
+
+    Raises:
+        OptionError: the file is no baseline of these algorithms and steps.
+    """
+    judged = replace(result, baseline=read_baseline(baseline, result.steps, result.algorithms))
+    lacking = [j.algorithm for j in judged.verdict if j.verdict == "no baseline"]
+    if lacking:
+        raise OptionError(f"the baseline {baseline} has no {', '.join(lacking)}; write it again with these algorithms")
+    failed = [j for j in judged.verdict if j.verdict == "fail"]
+    if failed:
+        words = [f"{j.algorithm}: final score {j.score:.4f}, baseline {j.baseline:.4f}, at least {j.least:.4f}" for j in failed]
+        raise AssertionError("below the baseline: " + "; ".join(words))
+
+
+def _rows(what: Any) -> Iterable[Mapping[str, Any]]:
+    """Return the numbers of whatever has some, as rows."""
+    if isinstance(what, Mapping):
+        return [what]
+    if hasattr(what, "to_dict"):
+        records: list[Mapping[str, Any]] = what.to_dict("records")
+        return records
+    halves = [half for half in (getattr(what, "critic", None), getattr(what, "actor", None)) if half is not None]
+    if halves:
+        return [row for half in halves for row in half.rows]
+    rows: Iterable[Mapping[str, Any]] = getattr(what, "rows", what)
+    return list(rows)
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name}={value!r}" for name, value in row.items())
+    return text if len(text) < 300 else text[:299] + "…"

@@ -1,0 +1,255 @@
+"""Demonstrations and pairs: the formats they take, the rows they make, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hfsdk as hf
+from hfsdk.errors import ColumnError, OptionError
+
+PAIRS = {
+    "prompt": ["one ", "two ", "three "], "chosen": ["good", "fine", "great"], "rejected": ["bad", "poor", "awful stuff"],
+    "margin": [2.0, 3.0, 4.5], "chosen_sign": [-1, -1, 1], "rejected_sign": [1, 1, 1],
+}  # fmt: skip
+
+
+def zeros(completions, completion_ids):
+    return [[0.0] * len(ids) for ids in completion_ids]
+
+
+def texts(session, batch, name="response"):
+    decode = session.client.need_tokenizer().decode
+    return [decode(list(row)).removesuffix("<eos>") for row in batch[name]]
+
+
+class TestPairs:
+    def test_two_rows_per_pair_the_chosen_one_first(self, session, actor):
+        batch = session.pairs(PAIRS, batch_size=3, shuffle=False)[0]
+        assert len(batch) == 6
+        assert texts(session, batch, "prompt") == ["one ", "one ", "two ", "two ", "three ", "three "]
+        assert texts(session, batch) == ["good", "bad", "fine", "poor", "great", "awful stuff"]
+        assert batch["chosen"].tolist() == [1, 0] * 3
+        assert batch["group"].tolist() == [0, 0, 1, 1, 2, 2]
+        assert batch["margin"].tolist() == [2, 2, 3, 3, 4.5, 4.5]
+        assert batch["sign"].tolist() == [-1, 1, -1, 1, 1, 1]
+
+    def test_responses_end_with_the_models_own_token_once(self, session, actor):
+        from hfsdk.engine.model_folders import eos_token_ids
+
+        (eos,) = eos_token_ids(session.tokenizer_folder)
+        ids = {"prompt": [[1, 2]], "chosen": [[3, 4, eos]], "rejected": [[5]]}
+        batch = session.pairs(ids, batch_size=1)[0]
+        assert [list(row) for row in batch["response"]] == [[3, 4, eos], [5, eos]]
+
+    def test_the_prompt_is_what_both_begin_with(self, session, actor):
+        data = {"chosen": ["a film is good"], "rejected": ["a film is gone"]}
+        batch = session.pairs(data, batch_size=1)[0]
+        assert texts(session, batch, "prompt") == ["a film is ", "a film is "]
+        assert texts(session, batch) == ["good", "gone"]
+
+    def test_repeats_advances_and_keeps_its_place(self, session, actor):
+        pairs = session.pairs(PAIRS, batch_size=2, seed=4)
+        assert texts(session, pairs[0]) == texts(session, next(pairs))
+        next(pairs)
+        saved = session.persistent()
+        again = session.pairs(PAIRS, batch_size=2, seed=4)
+        assert again.position == 0
+        session.restore(saved)
+        assert again.position == 2
+        assert len(pairs) == 2
+
+    def test_columns_that_hfsdk_writes_are_left_out(self, session, actor):
+        more = {
+            "group": [7, 7, 7], "response": ["x"] * 3, "temperature": [0.5] * 3, "chosen_response": ["y"] * 3,
+            "rejected_response": ["y"] * 3,
+        }  # fmt: skip
+        stream = session.pairs({**PAIRS, **more}, batch_size=3, shuffle=False)
+        assert texts(session, stream[0])[:2] == ["good", "bad"]
+        assert stream[0]["group"].tolist() == [0, 0, 1, 1, 2, 2]
+        assert set(stream[0]) == {"prompt", "response", "chosen", "group", "margin", "sign"}
+        assert stream.left_out == tuple(more)
+        told = session.demonstrations({"text": ["one two"], "prompt": ["x"], "response": ["y"], "rating": [3]}, batch_size=1)
+        assert set(told[0]) == {"prompt", "response", "rating"}
+        assert texts(session, told[0]) == ["ne two"]
+
+    @pytest.mark.parametrize("missing", [None, float("nan"), 3])
+    def test_a_side_that_is_missing(self, session, actor, missing):
+        with pytest.raises(OptionError, match=r"the rejected response of pair 1 is .*; examples are texts or token ids"):
+            session.pairs({"chosen": ["a b", "a c"], "rejected": ["a d", missing]}, batch_size=1)
+
+    def test_different_prompts(self, session, actor):
+        data = {"chosen_prompt": ["a ", "b "], "rejected_prompt": ["a ", "c "], "chosen": ["x", "y"], "rejected": ["u", "v"]}
+        with pytest.raises(OptionError, match=r"pair 1 has different prompts: 'b ' and 'c '"):
+            session.pairs(data, batch_size=1)
+        with pytest.raises(OptionError, match=r"pair 0 has no prompt: its texts begin with 'good film' and 'bad film'"):
+            session.pairs({"chosen": ["good film"], "rejected": ["bad film"]}, batch_size=1)
+
+    @pytest.mark.parametrize(
+        ("data", "error", "words"),
+        [
+            ({"prompt": ["a"], "chosen": ["b"]}, ColumnError, "chosen and rejected"),
+            ({**PAIRS, "chosen_note": ["x", "y", "z"]}, ColumnError, "chosen_note and no rejected_note"),
+            ({"prompt": [""], "chosen": ["b"], "rejected": ["c"]}, OptionError, "pair 0 has an empty prompt"),
+            ({"prompt": [3], "chosen": ["b"], "rejected": ["c"]}, OptionError, "the prompt of pair 0 is 3"),
+            ({"prompt": [], "chosen": [], "rejected": []}, OptionError, "no rows"),
+            ({"prompt": ["a"], "chosen": ["b" * 600], "rejected": ["c"]}, OptionError, r"1 \+ 601 tokens; 512 fit"),
+        ],
+    )
+    def test_what_is_refused(self, session, actor, data, error, words):
+        with pytest.raises(error, match=words):
+            next(session.pairs(data, batch_size=1))
+
+    def test_max_tokens_cuts_responses(self, session, actor):
+        data = {"prompt": ["abc"], "chosen": ["x" * 50], "rejected": ["y"]}
+        batch = session.pairs(data, batch_size=1, max_tokens=10)[0]
+        assert batch["response"].lengths.tolist() == [7, 2]
+
+    def test_a_loss_over_pairs_needs_whole_pairs(self, session):
+        session.actor("tiny")
+        model = session.reward("tiny", optimizer=hf.AdamW(lr=1e-4))
+        batch = session.pairs(PAIRS, batch_size=3)[0]
+        with pytest.raises(OptionError, match="sets of 2 rows that stand one after the other; the batch has 5 rows"):
+            model.update(batch.take([0, 1, 2, 3, 4]), hf.BradleyTerry())
+
+
+class TestDemonstrations:
+    def test_prompt_and_completion(self, session, actor):
+        data = {"prompt": ["ab", "cd"], "completion": ["xyz", "u"], "source": ["p", "q"]}
+        batch = session.demonstrations(data, batch_size=2, shuffle=False)[0]
+        assert texts(session, batch, "prompt") == ["ab", "cd"]
+        assert texts(session, batch) == ["xyz", "u"]
+        assert list(batch["source"]) == ["p", "q"]
+
+    def test_of_a_text_the_first_token_is_the_prompt(self, session, actor):
+        batch = session.demonstrations(["abc", "de"], batch_size=2, shuffle=False)[0]
+        assert texts(session, batch, "prompt") == ["a", "d"]
+        assert texts(session, batch) == ["bc", "e"]
+
+    def test_neither(self, session, actor):
+        with pytest.raises(ColumnError, match="a column text, or prompt and completion; the data has answer"):
+            session.demonstrations({"answer": ["x"]}, batch_size=1)
+
+
+class TestScorers:
+    def test_a_frozen_one_is_not_trained(self, session):
+        session.actor("tiny")
+        model = session.reward("tiny")
+        batch = session.pairs(PAIRS, batch_size=3)[0]
+        with pytest.raises(OptionError, match=r"reward is frozen.*session.reward\(model, optimizer=hf.AdamW"):
+            model.update(batch, hf.BradleyTerry())
+
+    def test_a_function_is_not_trained(self, session, length_reward):
+        with pytest.raises(OptionError, match="a reward function cannot be trained"):
+            session.reward(length_reward, optimizer=hf.AdamW(lr=1e-4))
+        with pytest.raises(OptionError, match="is a function, not a model; it cannot be normalised"):
+            session.reward(length_reward).normalise(mean=0.0, std=1.0)
+
+    def test_normalisation_belongs_to_the_session(self, session):
+        model = session.reward("tiny", optimizer=hf.AdamW(lr=1e-4))
+        assert model.normalisation == (0.0, 1.0)
+        model.normalise(mean=2.0, std=4.0)
+        saved = session.persistent()
+        model.normalise(mean=0.0, std=1.0)
+        session.restore(saved)
+        assert model.normalisation == (2.0, 4.0)
+        for std in (0.0, float("nan"), -1.0):
+            with pytest.raises(OptionError, match=r"the deviation must be above 0|std must be a finite number"):
+                model.normalise(mean=0.0, std=std)
+        with pytest.raises(OptionError, match="a batch of reference samples, or mean"):
+            model.normalise()
+        other = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))
+        assert other.normalisation == (0.0, 1.0)
+
+    def test_the_multiplier_belongs_to_the_session(self, session, length_reward):
+        cost = session.cost(length_reward)
+        assert cost.multiplier == 1.0
+        cost.multiplier = 2.5
+        saved = session.persistent()
+        cost.multiplier = 3.5
+        session.restore(saved)
+        assert cost.multiplier == 2.5
+        for value in (0.0, -1.0, float("inf"), True, "x"):
+            with pytest.raises(OptionError, match="a finite number above 0"):
+                cost.multiplier = value
+
+    def test_weights_of_a_sum(self, session, length_reward):
+        for weights in ([1.0], [1.0, float("nan")], [1.0, "x"]):
+            with pytest.raises(OptionError, match="one finite weight for each; got 2 rewards"):
+                session.reward([length_reward, length_reward], weights=weights)
+        with pytest.raises(OptionError, match="weights go with a list"):
+            session.reward(length_reward, weights=[1.0])
+        total = session.reward([length_reward, length_reward], weights=[1.0, 0.5])
+        assert session.models.reward is total
+        assert [part.name for part in total.parts] == ["reward.lengths", "reward.lengths.1"]
+        assert repr(total) == "RewardModel('reward': 1 reward.lengths + 0.5 reward.lengths.1)"
+        assert session.reward([length_reward, length_reward], weights=[1.0, 0.5]) is total
+
+    def test_a_sum_never_takes_the_place_of_its_parts(self, session, actor, length_reward):
+        judge = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))
+        with pytest.raises(OptionError, match="would be named 'reward', as one of its rewards"):
+            session.reward([judge, length_reward])
+        assert session.models.reward is judge
+        total = session.reward([judge, length_reward], name="total")
+        with pytest.raises(OptionError, match="would be named 'reward', as one of its rewards"):
+            session.reward([total], name="reward")
+        with pytest.raises(OptionError, match="would be named 'total', as one of its rewards"):
+            session.reward([total, judge], name="total")
+
+    def test_what_a_sum_does_not_take(self, session, actor, length_reward):
+        for wrong in (actor, session.cost(length_reward)):
+            with pytest.raises(OptionError, match=r"takes functions and handles of session.reward"):
+                session.reward([wrong, length_reward])
+        with pytest.raises(OptionError, match="one finite weight for each; got 1 rewards"):
+            session.reward([length_reward], weights=1.0)
+        for option in ({"per_token": True}, {"optimizer": hf.AdamW(lr=1e-3)}):
+            with pytest.raises(OptionError, match="neither trained nor per token"):
+                session.reward([length_reward], **option)
+
+    def test_token_scores_do_not_outlive_their_reward(self, session, actor, length_reward):
+        """Advantages that found them would reward by another function than the one that scored."""
+        steps = session.reward(zeros, per_token=True, name="steps")
+        batch = steps.compute_scores(actor.generate(["one", "two"], max_new_tokens=3))
+        assert "token_scores" in batch
+        plain = session.reward(length_reward, name="plain")
+        total = session.reward([plain, steps], name="total")
+        for reward in (plain, total):
+            assert "token_scores" not in reward.compute_scores(batch)
+            assert "scores" in reward.compute_scores(batch)
+
+    def test_token_scores_on_a_virtual_clock(self, length_reward):
+        with hf.Session.simulated("1x2 A100-80GB") as simulated:
+            actor = simulated.actor("tiny")
+            steps = simulated.reward(zeros, per_token=True)
+            batch = steps.compute_scores(actor.generate([[1, 2]] * 4, max_new_tokens=3))
+            batch = simulated.critic("tiny").compute_values(batch)
+            hf.algorithms.ppo.advantages(batch, kl_coef=0.0).wait()
+
+    def test_numbers_of_a_scorer_are_numbers(self, session, actor, length_reward):
+        model, cost = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3)), session.cost(length_reward)
+        batch = session.batch(prompt=[[1], [2]], response=[[3], [4]], costs=[1.0, 2.0])
+        with pytest.raises(OptionError, match="mean must be a finite number; got mean='0'"):
+            model.normalise(mean="0", std=1.0)
+        for given in ({"mean": 0.0}, {"std": 1.0}):
+            with pytest.raises(OptionError, match="not both"):
+                model.normalise(batch, **given)
+        for name, value in (("lr", "x"), ("limit", "x"), ("limit", float("nan")), ("most", "x")):
+            with pytest.raises(OptionError, match=f"{name} must be a finite number"):
+                cost.adapt_multiplier(batch, **{"limit": 0.0, "lr": 0.1, name: value})
+
+    def test_per_token_goes_with_a_function(self, session):
+        with pytest.raises(OptionError, match="per_token goes with a function"):
+            session.reward("tiny", per_token=True)
+
+
+def test_review_pairs_differ_by_the_gap_and_stay_in_their_split():
+    train, test = (hf.data.review_pairs(split, 300) for split in ("train", "test"))
+    for table, split in ((train, "train"), (test, "test")):
+        texts_of = set(hf.data.movie_reviews(split)["text"])
+        assert set(table["chosen"]) | set(table["rejected"]) <= texts_of
+        assert min(table["margin"]) >= 2.0
+        assert np.allclose(np.subtract(table["chosen_rating"], table["rejected_rating"]), table["margin"], atol=1e-3)
+    assert list(hf.data.review_pairs("train", 300)["chosen"]) == list(train["chosen"])
+    assert list(hf.data.review_pairs("train", 300, seed=1)["chosen"]) != list(train["chosen"])
+    with pytest.raises(OptionError, match="gap above 0 and at most"):
+        hf.data.review_pairs("train", 3, gap=9.0)

@@ -1,0 +1,406 @@
+"""Snapshots, branches, history, comparing: on a virtual clock, where nothing is computed but everything is counted."""
+
+import json
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.engine import messages as m
+from hfsdk.experiment import Experiment
+from hfsdk.session.running import MEASURED
+from hfsdk.viz.tables import snapshot_html
+
+TEXTS = [f"review number {i}" for i in range(40)]
+
+
+def score(completions):
+    return [0.0 for _ in completions]
+
+
+@pytest.fixture
+def session():
+    with hf.Session.simulated("1x2 A100-80GB", seed=4) as session:
+        session.actor("tiny")
+        session.critic("tiny")
+        session.reference(session.models.actor)
+        session.reward(score)
+        yield session
+
+
+@pytest.fixture
+def prompts(session):
+    return session.prompts(TEXTS, batch_size=4)
+
+
+def train(session, prompts, steps=1):
+    return session.train(hf.PPO(max_new_tokens=4, mini_batches=2), prompts, steps=steps, progress=False)
+
+
+def unmeasured(row):
+    return {name: value for name, value in row.items() if name not in MEASURED}
+
+
+def test_a_snapshot_says_what_it_holds_and_where(session, prompts):
+    train(session, prompts, 2)
+    before = session.snapshot("before")
+    assert (before.name, before.branch, before.steps, before.seed) == ("before", "main", 2, 4)
+    rows = before.to_pandas()
+    assert rows["role"].tolist() == ["actor", "actor", "critic", "critic"]
+    assert rows["updates"].tolist() == [4] * 4
+    tiny = session.models.actor.spec.num_parameters()
+    assert rows["bytes"][0] == pytest.approx(12 * tiny, rel=0.01), "fp32 weights and two moments on each of two dp ranks"
+    assert before.num_bytes == before.new_bytes == rows["bytes"].sum()
+    assert "actor at update 4" in repr(before)
+    assert "host memory of devices 0, 1" in repr(before)
+    assert list(before.functions) == ["reward"]
+    assert "Snapshot before" in snapshot_html(before.view())
+
+
+def test_streams_made_alike_have_a_place_each(session, prompts):
+    one, other = (session.demonstrations(["one two three"] * 4, batch_size=1) for _ in range(2))
+    next(one), next(one), next(other)
+    session.snapshot("before")
+    next(one), next(other), next(other), next(prompts)
+    later = session.demonstrations(["one two three"] * 4, batch_size=1)
+    new = session.demonstrations(["four five"] * 4, batch_size=1)
+    next(new)
+    session.rewind("before")
+    assert (one.position, other.position, prompts.position) == (2, 1, 0)
+    assert later.position == 1  # of its data; the latest stream made of them then
+    assert new.position == 0
+
+
+def test_unchanged_roles_are_counted_once(session, prompts):
+    train(session, prompts)
+    session.snapshot("one")
+    batch = session.models.actor.generate(prompts[0], max_new_tokens=4)
+    session.models.critic.compute_values(batch)
+    two = session.snapshot("two")
+    assert two.shared == {"actor": "one", "critic": "one"}
+    assert two.new_bytes == 0
+    assert "shared with 'one'" in repr(two)
+    session.models.actor.update(batch, lambda out, b: out.log_probs)
+    three = session.snapshot("three")
+    assert three.shared == {"critic": "one"}
+    session.models.critic.run(lambda rank: None)
+    assert session.snapshot("four").shared == {"actor": "three"}, "a function on the ranks may change a role"
+
+
+def test_states_are_freed_with_the_last_snapshot_that_has_them(session, prompts):
+    runtime = session.client._controller._runtime
+    session.snapshot("one")
+    session.snapshot("two")
+    assert len(runtime._kept) == 2
+    session.forget("one")
+    session.placement.view()
+    assert len(runtime._kept) == 2
+    two = session.snapshots["two"]
+    session.forget(two)
+    assert runtime._kept == {}
+    assert list(session.snapshots) == []
+    with pytest.raises(hf.CheckpointError, match="actor's state was let go"):
+        session.rewind(two)
+    train(session, prompts)
+    session.snapshot("again")
+    train(session, prompts)
+    session.snapshot("again")  # the one before goes with its name
+    session.client.send(m.Look("step"))
+    assert len(runtime._kept) == 2
+
+
+def test_rewind_takes_everything_back(session, prompts):
+    train(session, prompts, 2)
+    before = session.snapshot()
+    assert before.name == "snapshot 1"
+    counts, place = session.counts(), prompts.position
+    first = train(session, prompts, 3).rows
+    later = session.prompts(TEXTS, batch_size=8)
+    next(later)
+    session.seed = 99
+    assert session.rewind("snapshot 1") == "snapshot 1/1"
+    assert (session.counts(), prompts.position, later.position, session.seed) == (counts, place, 0, 4)
+    assert session.models.actor.version == 4
+    again = train(session, prompts, 3).rows
+    assert [unmeasured(row) for row in again] == [unmeasured(row) for row in first]
+    assert session.rewind(before) == "snapshot 1/2"
+
+
+def test_history_knows_branches_and_functions(session, prompts):
+    train(session, prompts, 2)
+    session.snapshot("before")
+    train(session, prompts, 1)
+    session.fork("before", "no KL")
+
+    def louder(completions):
+        return [1.0 for _ in completions]
+
+    session.reward(louder)
+    session.train(hf.PPO(kl_coef=0.0, max_new_tokens=4), prompts, steps=2, progress=False)
+    batch = session.models.actor.generate(prompts[0], max_new_tokens=4)
+    session.models.actor.update(batch, lambda out, b: -out.log_probs).wait()
+    history = session.history
+    assert [(row["branch"], row["kind"], row.get("step")) for row in history] == [
+        ("main", "step", 0), ("main", "step", 1), ("main", "step", 2),
+        ("no KL", "step", 2), ("no KL", "step", 3), ("no KL", "update", None),
+    ]  # fmt: skip
+    assert [row.get("snapshot") for row in history] == [None, "before", None, None, None, None]
+    assert history["parent"].tolist() == ["", "", "", "main", "main", "main"]
+    assert [row["step"] for row in history.path("no KL") if row["kind"] == "step"] == [0, 1, 2, 3]
+    assert [row["step"] for row in history.path("main")] == [0, 1, 2]
+    assert len(history.to_pandas("main")) == 3
+    rows = list(history)
+    assert rows[0]["reward_function"].startswith("score@")
+    assert rows[4]["reward_function"].startswith("louder@")
+    assert "kl_coef=0.0" in rows[3]["algorithm"]
+    assert rows[5]["loss_function"].startswith("<lambda>@")
+    assert "test_snapshots.py" in rows[5]["line"]
+    assert "1.0 for _ in completions" in history.sources[rows[4]["reward_function"]]
+    assert "-out.log_probs" in history.sources[rows[5]["loss_function"]]
+    words = repr(history)
+    assert "*   no KL from 'main' at 'before': 2 steps, 1 update by hand" in words
+    with pytest.raises(hf.OptionError, match="no branch 'other'; the session has 'main', 'no KL'"):
+        history.path("other")
+    picture = hf.viz.picture(history)
+    assert "no KL" in picture.to_svg()
+    assert "from 'before', 2 steps, 1 update by hand" in picture.to_text()
+
+
+def test_stale_batches(session, prompts):
+    actor, critic = session.models.actor, session.models.critic
+
+    def loss(out, b):
+        return out.log_probs
+
+    def made(k=0):
+        return actor.compute_log_probs(actor.generate(prompts[k], max_new_tokens=4))
+
+    old = made()
+    session.snapshot("fork here")
+    fresh = made()
+    actor.update(fresh, loss, mini_batches=2)
+    later = made()
+    actor.update(fresh, loss)  # off-policy on one branch
+    session.fork("fork here", "other")
+    for batch in (old, fresh, actor.compute_log_probs(old)):
+        actor.update(batch, loss)
+    with pytest.raises(hf.StaleBatchError) as caught:
+        actor.update(later, loss)
+    words = str(caught.value)
+    assert "actor.generate (test_snapshots.py, line " in words
+    assert "on branch 'main' with actor at update 2; the session is on branch 'other', which left that line at update 0" in words
+    assert "batch.adopt()" in words
+    for use in (critic.update, actor.forward_backward):
+        with pytest.raises(hf.StaleBatchError):
+            use(later.map(lambda table: {"doubled": table["position"]}, ["position"], ["doubled"]), loss)
+    with pytest.raises(hf.StaleBatchError):
+        actor.update(critic.compute_values(later), loss)
+    session.client.settle(session.client.open_calls())
+    assert actor.version == 3, "nothing was trained on it"
+    actor.update(actor.compute_log_probs(actor.generate(later, max_new_tokens=4)), loss)
+    critic.step()
+    after = made()
+    session.release(actor)
+    new = session.actor("tiny")
+    new.update(after, loss)  # another actor: nothing is known of its way
+
+
+def test_roles_must_be_those_of_the_snapshot(session, prompts):
+    before = session.snapshot("before")
+    train(session, prompts)
+    session.models.reward.release()
+    with pytest.raises(hf.OptionError, match=r"has reward, which was released since; nothing was changed.*session\.reward"):
+        session.rewind(before)
+    session.reward("tiny")
+    with pytest.raises(hf.OptionError, match=r"another reward, which was replaced since \(a function then, a model now\)"):
+        session.rewind(before)
+    session.reward(score)
+    session.actor("tiny", optimizer=hf.AdamW(lr=0.5))
+    with pytest.raises(hf.OptionError, match=r"another actor.*lr=0.5"):
+        session.rewind(before)
+    assert session.branch == "main"
+    session.actor("tiny", train="tp2")  # only its layout is another
+    session.rewind(before)
+    with pytest.raises(hf.OptionError, match="a new branch needs a new name; got 'main'"):
+        session.fork(before, "main")
+    with pytest.raises(hf.OptionError, match="no snapshot 'x'; the session has 'before'"):
+        session.rewind("x")
+    with pytest.raises(hf.OptionError, match="name is a text"):
+        session.snapshot(3)
+    with hf.Session.simulated("1x2 A100-80GB") as empty, pytest.raises(hf.OptionError, match="nothing to go back to"):
+        empty.snapshot()
+
+
+def test_a_weighted_sum_comes_back_with_its_weights(session, prompts):
+    short = session.reward(lambda completions: [-1.0] * len(completions), name="short")
+    both = session.reward([session.models.reward, short], weights=[1.0, 0.5], name="both")
+    before = session.snapshot("before")
+    assert session.reward([session.models.reward, short], weights=[1.0, 2.0], name="both") is both
+    assert both.weights == (1.0, 2.0)
+    session.rewind(before)
+    assert both.weights == (1.0, 0.5)
+    assert both.parts == (session.models.reward, short)
+    session.reward(score, name="both")
+    with pytest.raises(hf.OptionError, match=r"another both.*a weighted sum then, a function now"):
+        session.rewind(before)
+
+
+def test_a_state_on_a_worker_that_ended_is_told_before_anything_changes(session, prompts, monkeypatch):
+    before = session.snapshot("before")
+    train(session, prompts)
+    monkeypatch.setattr(session.client._controller._runtime, "holds", lambda kept: kept.role != "critic")
+    with pytest.raises(hf.CheckpointError, match=r"critic's state is gone with a worker that ended.*device 0, 1.*session.load"):
+        session.rewind(before)
+    assert session.models.actor.version == session.models.critic.version > 0
+    assert session.branch == "main"
+
+
+def test_the_history_is_saved_with_its_branches(session, prompts, tmp_path):
+    train(session, prompts, 2)
+    session.snapshot("before")
+    train(session, prompts)
+    session.fork("before", "other")
+    train(session, prompts)
+    session.models.actor.step()
+    session.save(tmp_path)
+    saved = [dict(row) for row in session.history]
+    path = session.history.path()
+    train(session, prompts)
+    session.load(tmp_path)
+    assert [dict(row) for row in session.history] == saved
+    assert session.history.path() == path
+    assert session.branch == "other"
+    late = train(session, prompts).rows[0]["step"]
+    assert session.history.path()[-1]["step"] == late
+    assert session.history.path()[-1]["branch"] == "other"
+
+
+def test_snapshots_travel_as_data(session, prompts):
+    import pickle
+
+    before = session.snapshot("before")
+    assert pickle.loads(pickle.dumps(before)).kept == before.kept
+    for message in (m.Snapshot(("actor",)), m.Rewind(before.kept, "x"), m.Forget(before.kept)):
+        assert pickle.loads(pickle.dumps(message)) == message
+
+
+# -- comparing
+
+
+def test_compare_runs_each_from_the_same_point_and_comes_back(session, prompts):
+    train(session, prompts, 2)
+    counts, place = session.counts(), prompts.position
+    run = session.run
+    algorithms = [hf.PPO(max_new_tokens=4), hf.PPO(max_new_tokens=8), hf.GRPO(max_new_tokens=4, n=2)]
+    experiment = session.compare(algorithms, prompts, steps=3, seeds=[0, 7])
+    assert list(experiment.algorithms) == ["PPO(max_new_tokens=4)", "PPO(max_new_tokens=8)", "GRPO"]
+    frame = experiment.to_pandas()
+    assert frame.columns[:8].tolist() == ["algorithm", "seed", "step", "score", "kl", "length", "seconds", "tokens"]
+    assert len(frame) == 3 * 2 * 3
+    assert frame["step"].tolist() == [2, 3, 4] * 6
+    assert frame["tokens"].min() > 0
+    assert frame["score"].isna().all()
+    assert (session.counts(), prompts.position, session.seed, session.branch, session.run) == (counts, place, 4, "main", run)
+    assert session.models.actor.version == 4
+    assert list(session.snapshots) == []
+    names = [branch.name for branch in session.history.branches]
+    assert names[:3] == ["main", "PPO(max_new_tokens=4), seed 0", "PPO(max_new_tokens=4), seed 7"]
+    again = session.compare(algorithms, prompts, steps=3, seeds=[0, 7])
+    assert [unmeasured(row) for row in again.rows] == [unmeasured(row) for row in experiment.rows]
+    assert "GRPO, seed 7 (2)" in [branch.name for branch in session.history.branches]
+    picture = hf.viz.picture(experiment)
+    assert "not measured" in picture.to_svg()
+    assert "no scores (simulated)" in picture.to_text()
+    with pytest.raises(hf.OptionError, match="no scores"):
+        experiment.save_baseline("never.json")
+
+
+def test_compare_comes_back_after_a_failure(session, prompts):
+    class Broken:
+        def step(self, models, prompts):
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        session.compare([hf.PPO(max_new_tokens=4), Broken()], prompts, steps=1, seeds=[0])
+    assert session.branch == "main"
+    assert prompts.position == 0
+    train(session, prompts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"algorithms": []}, "at least one algorithm"),
+        ({"algorithms": hf.PPO}, "takes a list of algorithms"),
+        ({"algorithms": [hf.PPO]}, "takes an algorithm with a step"),
+        ({"algorithms": [hf.PPO(), hf.PPO()]}, "two of the algorithms are the same"),
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"seeds": []}, "seeds are different whole numbers"),
+        ({"seeds": [1, 1]}, "seeds are different whole numbers"),
+        ({"save_baseline": True}, "needs the file to write"),
+        ({"baseline": "none.json"}, "there is no baseline none.json"),
+        ({"snapshot": "never"}, "there is no snapshot 'never'"),
+    ],
+)
+def test_compare_checks_what_it_is_given(session, prompts, arguments, complaint):
+    given = {"algorithms": [hf.PPO()], "steps": 1, "seeds": [0], **arguments}
+    with pytest.raises(hf.OptionError, match=complaint):
+        session.compare(given.pop("algorithms"), prompts, **given)
+    assert session.branch == "main"
+
+
+def experiment(scores, options="PPO()", steps=4, **more):
+    rows = [
+        {"algorithm": "PPO", "seed": seed, "step": i, "score": value, "kl": 0.1 * i, "length": 5.0, "seconds": 1.0, "tokens": 9}
+        for seed, values in scores.items()
+        for i, value in enumerate(values)
+    ]
+    return Experiment(tuple(rows), {"PPO": options}, tuple(scores), steps, **more)
+
+
+def test_a_baseline_judges(tmp_path):
+    good = experiment({0: [0, 0, 0, 1.0], 1: [0, 0, 0, 1.2], 2: [0, 0, 0, 0.8]})
+    assert good.final_scores("PPO") == {0: 1.0, 1: 1.2, 2: 0.8}
+    assert good.ok
+    path = good.save_baseline(tmp_path / "ppo.json")
+    hf.testing.assert_not_below(path, good)
+    # both spreads are 0.2: 1.0 - 2 * sqrt(2 * 0.04 / 3) = 0.6734
+    for low, verdict in ((0.68, "pass"), (0.66, "fail")):
+        shifted = experiment({s: [0, 0, 0, low + 0.2 * (s - 1)] for s in range(3)}, baseline=json.loads(path.read_text()))
+        assert shifted.verdict[0].least == pytest.approx(0.67340, abs=1e-5)
+        assert shifted.verdict[0].verdict == verdict
+        assert shifted.ok == (verdict == "pass")
+        assert ("✓ pass" if shifted.ok else "✕ fail") in hf.viz.picture(shifted).to_text()
+    with pytest.raises(AssertionError, match=r"below the baseline: PPO: final score 0.6600, baseline 1.0000, at least 0.6734"):
+        hf.testing.assert_not_below(path, shifted)
+    one = experiment({0: [0.0, 0.5]}, steps=2)
+    one.save_baseline(tmp_path / "one.json")
+    hf.testing.assert_not_below(tmp_path / "one.json", one)
+    with pytest.raises(AssertionError, match="below"):
+        hf.testing.assert_not_below(tmp_path / "one.json", experiment({0: [0.0, 0.499]}, steps=2))
+    with pytest.raises(hf.OptionError, match="made with steps=2; got steps=4"):
+        hf.testing.assert_not_below(tmp_path / "one.json", good)
+    with pytest.raises(hf.OptionError, match=r"has PPO as PPO\(\); got PPO\(2\)"):
+        hf.testing.assert_not_below(path, experiment({0: [1.0]}, options="PPO(2)"))
+    entry = '{"format": 1, "steps": 4, "algorithms": {"PPO": %s}}'
+    for bad in ("{}", "[]", '{"format": 1, "steps": 4, "algorithms": []}', entry % '{"options": "PPO()"}',
+                entry % '{"options": "PPO()", "final_scores": {}}', entry % '{"options": "PPO()", "final_scores": {"0": "x"}}'):
+        (tmp_path / "bad.json").write_text(bad)
+        with pytest.raises(hf.OptionError, match="is no baseline"):
+            hf.testing.assert_not_below(tmp_path / "bad.json", good)
+
+
+def test_helpers_find_what_is_wrong():
+    good = experiment({0: [0.0, 1.0]})
+    hf.testing.assert_finite(good)
+    hf.testing.assert_finite({"loss": 1.0, "name": "x"})
+    hf.testing.assert_finite(good.to_pandas())
+    with pytest.raises(AssertionError, match="score is nan in row 1"):
+        hf.testing.assert_finite(experiment({0: [0.0, float("nan")]}))
+    with pytest.raises(AssertionError, match="loss is inf in row 0"):
+        hf.testing.assert_finite([{"loss": float("inf")}])
+    first = {"ratio": 1.0, "ratio_max": 1.0, "approx_kl": 0.0, "clip_fraction": 0.0}
+    hf.testing.assert_invariants([first, {**first, "ratio": 1.3}])
+    with pytest.raises(AssertionError, match=r"ratio_max is 1\.5 in the first mini-batch"):
+        hf.testing.assert_invariants([{**first, "ratio_max": 1.5}])
+    with pytest.raises(hf.OptionError, match="an actor's update"):
+        hf.testing.assert_invariants([{"loss": 1.0}])

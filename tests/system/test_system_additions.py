@@ -1,0 +1,59 @@
+"""A reward that can be verified, on real engines: the data's answers reach the parser, and GRPO learns from 0 and 1."""
+
+import pytest
+from system_helpers import lengths_reward
+
+import hfsdk as hf
+
+pytestmark = pytest.mark.filterwarnings("ignore:reward goes on with")
+ADDITIONS = hf.data.additions(64, seed=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact(live):
+    live.session.reward(hf.data.exact_match)
+    yield
+    live.session.reward(lengths_reward)
+
+
+def test_answers_reach_the_reward_and_scores_are_exact(live):
+    prompts = live.session.prompts(ADDITIONS, column="prompt", batch_size=16, seed=0)
+    run = live.session.train(hf.GRPO(n=4, max_new_tokens=5, kl_coef=0.0), prompts, steps=2)
+    table, texts = run.last.batch.table(), run.last.batch.text("response")
+    answers = dict(zip(ADDITIONS["prompt"], ADDITIONS["answer"], strict=True))
+    asked = run.last.batch.text("prompt")
+    assert [str(answer) for answer in table["answer"]] == [answers[prompt] for prompt in asked]  # each reply has its own
+    wanted = [float(text.split("\n")[0] == answers[prompt]) for prompt, text in zip(asked, texts, strict=True)]
+    assert list(table["scores"]) == wanted
+    assert 0 < sum(wanted) < len(wanted)
+    assert run.history["score_mean"].iloc[1] == pytest.approx(sum(wanted) / len(wanted))
+    for row in run.rows:
+        assert 0 <= row["identical_groups"] < 1
+        assert row["grad_norm"] > 0
+        assert row["clip_fraction"] == 0  # one mini-batch: the policy is the one that sampled
+
+
+def test_a_tracker_keeps_what_real_engines_said(live, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    prompts = live.session.prompts(ADDITIONS, column="prompt", batch_size=4, seed=1)
+    algorithm = hf.GRPO(n=2, max_new_tokens=5, kl_coef=0.0)
+    run = live.session.train(algorithm, prompts, steps=2, track=hf.TensorBoard(str(tmp_path), name="run"))
+    read = EventAccumulator(str(tmp_path / "run"))
+    read.Reload()
+    for name in ("grad_norm", "score_mean"):
+        kept = [float(make_ndarray(event.tensor_proto)) for event in read.Tensors(f"train/{name}")]
+        assert kept == pytest.approx([row[name] for row in run.rows])
+    _, *rows = make_ndarray(read.Tensors("samples")[1].tensor_proto)
+    batch = run.last.batch
+    for i, (prompt, response, given) in enumerate(rows):
+        assert (prompt.decode(), response.decode()) == (batch.text("prompt")[i], batch.text("response")[i])
+        assert float(given) == batch["scores"][i]
+
+
+def test_data_without_answers_names_the_column(live):
+    prompts = live.session.prompts(["1+1="] * 4, batch_size=4)
+    with pytest.raises(hf.DependencyError, match=r"exact_match raised .* required positional argument: 'answer'"):
+        live.session.train(hf.GRPO(n=2, max_new_tokens=3, kl_coef=0.0), prompts, steps=1)
