@@ -105,7 +105,9 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
     """
     folder, spec = find_model(model, ground)
     num_devices = ground.cluster.num_devices
-    role = replace(role, folder=folder, model=spec, train=parse_layout(train, spec, num_devices, f"{role.name}'s"))
+    auto = tuple(use for use, wish in (("train", train), ("rollout", rollout)) if wish == "auto")
+    filled_in = parse_layout(train, spec, num_devices, f"{role.name}'s")
+    role = replace(role, folder=folder, model=spec, train=filled_in, auto=role.auto or auto)
     if rollout is None:
         return role
     layout = parse_layout(rollout, spec, num_devices, f"{role.name}'s rollout")
