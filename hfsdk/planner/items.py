@@ -1,7 +1,7 @@
 """What is placed, and in which ways: items (roles and shadows), their jobs, and groupings (who shares devices with whom).
 
 The family of plans: every set partition of the items into pools; each block of frozen models may instead lie on a part of a pool
-that a trained or generating model uses (interleaving, arXiv 2312.11819); an actor may generate by a shadow, a critic infer by one
+that a trained or generating model uses, two parts at least (interleaving, arXiv 2312.11819); an actor may generate by a shadow, a critic infer by one
 (separation), on a pool other than its own. In 2312.11819's terms::
 
     {actor critic reference reward}                          flattening, HybridFlow's colocate
@@ -165,6 +165,8 @@ def groupings_of(mode: Mode) -> list[Grouping]:
             homes = [-1] * len(blocks)
             for part, host in zip(parts, chosen, strict=True):
                 homes[part] = host
+            if any(chosen.count(host) == 1 for host in hosts):  # nothing runs beside a part that is alone
+                continue
             found.append(Grouping(blocks, tuple(homes)))
     return found
 

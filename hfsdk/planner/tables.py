@@ -80,6 +80,8 @@ class Tables:
     num_predicted: int = 0
     """Layouts of items on pools whose calls were predicted."""
     _likes: dict[RoleSpec, int] = field(default_factory=dict)
+    _items: dict[Item, int] = field(default_factory=dict)
+    _found: dict[Any, Candidates] = field(default_factory=dict)
     _setups: dict[Any, Setup] = field(default_factory=dict)
     _links: dict[Any, Links] = field(default_factory=dict)
     _bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
@@ -88,6 +90,13 @@ class Tables:
 
     def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
         """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
+        about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.sync) for job in jobs)
+        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, id(kind), size, everything
+        if key not in self._found:
+            self._found[key] = self._candidates(item, jobs, kind, size, everything)
+        return self._found[key]
+
+    def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool) -> Candidates:
         rows: list[tuple[LayoutsOf, list[float], int, int]] = []
         most = room(kind)
         for layouts in self.layouts(item, kind, size):
@@ -245,12 +254,16 @@ class Tables:
         return self._links[key]
 
     def _like(self, item: Item) -> int:
-        return self._likes.setdefault(item.like, len(self._likes))
+        if item not in self._items:
+            self._items[item] = self._likes.setdefault(item.like, len(self._likes))
+        return self._items[item]
 
 
 def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
-    """Return the role in these layouts."""
-    return replace(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
+    """Return the role in these layouts; its other fields were checked when it was made, which takes longer than all the rest."""
+    made = object.__new__(RoleSpec)
+    made.__dict__.update(role.__dict__, train=layouts.get("train"), rollout=layouts.get("rollout"))
+    return made
 
 
 def _rank_parameters(spec: ModelSpec, tp: int) -> float:
