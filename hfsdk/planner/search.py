@@ -130,6 +130,20 @@ class Search:
         spaces = [Space(m, groupings_of(m), kinds, tables, everything) for m in modes_of(roles, recorded, shadows)]
         return cls(spaces, Best(top, by_placement))
 
+    def num_placements(self) -> int:
+        """Count the placements of the family: arrangements with sizes of pools, and of parts, that fit side by side."""
+        counts: dict[Hashable, int] = {}
+        total = 0
+        for space in self.spaces:
+            for a in space.arrangements:
+                hosts = space.groupings[a.grouping].hosts
+                parts = sorted((a.kinds[b], hosts.count(b)) for b, host in enumerate(hosts) if host < 0)
+                key = tuple(parts)
+                if key not in counts:
+                    counts[key] = _count_sizes(space, parts)
+                total += counts[key]
+        return total
+
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
         for space in self.spaces:
@@ -257,3 +271,23 @@ def _halves(space: Space, which: Array, low: Array, high: Array) -> tuple[Array,
     left, right = high.copy(), low.copy()
     left[rows, at], right[rows, at] = middle, middle + 1
     return np.concatenate([which, which]), np.concatenate([low, right]), np.concatenate([left, high])
+
+
+def _count_sizes(space: Space, pools: Sequence[tuple[int, int]]) -> int:
+    """Count the sizes that pools of (kind, number of parts) can have; a sum of sizes is counted by multiplying polynomials."""
+    count = 1
+    for number, kind in enumerate(space.kinds):
+        mine = [parts for k, parts in pools if k == number]
+        most = kind.num_devices
+        steps = np.zeros(most + 1)
+        steps[kind.sizes] = 1
+        ways = np.zeros(most + 1)
+        ways[0] = 1
+        for parts in mine:
+            inside = np.zeros(most + 1)
+            inside[0] = 1
+            for _ in range(parts):
+                inside = np.convolve(inside, steps)[: most + 1]
+            ways = np.convolve(ways, steps * np.cumsum(inside))[: most + 1]
+        count *= round(float(ways.sum()))
+    return count

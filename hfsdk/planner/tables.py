@@ -117,8 +117,8 @@ class Tables:
         """Yield the layouts of an item that cover a pool: as declared, or every one that fits the model (tp within a node)."""
         role = item.role
         assert role.model is not None
-        rollouts = [None] if role.rollout is None else list(_rollouts(role, kind, size))
-        trains = [None] if role.train is None else list(_trains(role, kind, size))
+        rollouts = [None] if role.rollout is None else list(rollouts_of(role, kind, size))
+        trains = [None] if role.train is None else list(trains_of(role, kind, size))
         for train in trains:
             for rollout in rollouts:
                 yield {use: layout for use, layout in (("train", train), ("rollout", rollout)) if layout is not None}
@@ -272,7 +272,8 @@ def _rank_parameters(spec: ModelSpec, tp: int) -> float:
     return (spec.num_parameters() - kv) / tp + kv / min(tp, spec.num_kv_heads)
 
 
-def _trains(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
+def trains_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
+    """Yield a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
     assert role.model is not None
     assert role.train is not None
     if "train" not in role.auto:
@@ -287,7 +288,8 @@ def _trains(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
                 yield Layout(tp=tp, pp=pp, dp=size // tp // pp)
 
 
-def _rollouts(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
+def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
+    """Yield a role's rollout layouts on a pool, as :func:`trains_of`."""
     assert role.model is not None
     assert role.rollout is not None
     if "rollout" not in role.auto:
