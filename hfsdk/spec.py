@@ -265,8 +265,12 @@ class ClusterSpec:
     intra_node: LinkSpec = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
     inter_node: LinkSpec = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
     price_per_device_hour: float = 0.0
+    node_cores: tuple[int, ...] = ()
+    """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
 
     def __post_init__(self) -> None:
+        if self.node_cores and (len(self.node_cores) != len(self.node_devices) or min(self.node_cores) < 1):
+            raise OptionError(f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {self.node_cores}")
         price = self.price_per_device_hour
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
             raise OptionError(f"price_per_device_hour must be a number of at least 0; got {price!r}")
@@ -306,6 +310,23 @@ class ClusterSpec:
                 return node
             device -= len(devices)
         raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {device + self.num_devices}")
+
+    def cores_of(self, node: int) -> int:
+        """Return the cores that the workers of a node share; as many as workers where each has its own."""
+        return self.node_cores[node] if self.node_cores else len(self.node_devices[node])
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some node has fewer cores than workers."""
+        return any(cores < len(node) for cores, node in zip(self.node_cores, self.node_devices, strict=False))
+
+    def with_cores(self, cores: int) -> ClusterSpec:
+        """Return the same cluster whose workers share ``cores`` processor cores on each node (CPU devices).
+
+        Raises:
+            OptionError: it is not at least 1.
+        """
+        return replace(self, node_cores=(cores,) * len(self.node_devices))
 
     def with_memory(self, memory_bytes: int) -> ClusterSpec:
         """Return the same cluster with every device's memory set to ``memory_bytes``."""

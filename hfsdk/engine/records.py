@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfsdk.dataflow import Call, CallFlow, CallRun, Transfer
+from hfsdk.dataflow import Call, CallFlow, CallRun
+from hfsdk.engine.flows import Reads
 from hfsdk.engine.lineage import Change, Version
 from hfsdk.engine.messages import Submit
 from hfsdk.errors import CallError, LayoutError
@@ -75,7 +76,7 @@ class CallRecord:
     """Earlier calls on pools that share devices with this one's, which must be over first."""
     sync: Sync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
-    reads: tuple[Transfer, ...] = ()
+    reads: Reads | None = None
     """What its ranks read, as planned when it ran."""
     column_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of every column it wrote."""
@@ -134,7 +135,7 @@ class CallRecord:
             pool=self.pool.name if self.pool else "", devices=self.pool.devices if self.pool else (), mesh=self.mesh,
             column_bytes=self.column_bytes, fetched=fetched, resharded=sum(weights) if weights else None,
         )  # fmt: skip
-        return CallFlow(self.call, run, self.reads)
+        return CallFlow(self.call, run, self.reads.transfers if self.reads is not None else ())
 
     @property
     def span(self) -> Span:

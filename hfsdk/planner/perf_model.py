@@ -268,6 +268,8 @@ class PerfModel:
             forward, backward = self.train(setup, prompts + responses)
             end = {"optimizer": self.optimizer(setup)} if method == "update" else {}
             return {"forward": forward, "backward": backward, **end}
+        if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
+            return {"reshard": self.reshard(setup, 0.0)}
         if method == "step":
             return {"optimizer": self.optimizer(setup)}
         if method in ("save_pretrained", "save_state", "load_state"):
