@@ -28,6 +28,7 @@ from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders
 from hfsdk.engine.flows import Reads, column_bytes, weights_taken
 from hfsdk.engine.keeping import CHANGES, Keeping
 from hfsdk.engine.lane import Lane
+from hfsdk.engine.rerun import Rerun
 from hfsdk.engine.records import (
     FINISHED,
     CallRecord,
@@ -435,6 +436,7 @@ class Controller:
         else:
             work = Work(record.call, None, (task_order(request, stored),), request.timeout_s)
         self._note_reads(record, Reads(request, work.orders, stored, task=work.pool is None))
+        record.rerun = Rerun.of(record.call, request, stored)
         if not record.begin():
             raise CallCancelledError("cancelled before it started")
         self._emit_call("call_started", record)
@@ -443,6 +445,7 @@ class Controller:
         except WorkerDiedError as error:
             self._pool_died(record, error)
             return
+        record.rerun = record.rerun.ended(outcome.stored)
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
         record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
         if work.weights is not None and record.sync is not None and record.reads is not None:
@@ -468,7 +471,8 @@ class Controller:
         with self._flows_lock:  # not the controller's: a place that drains this lane holds that one
             self._flows.append(record)
             if len(self._flows) > MOST_FLOWS:
-                self._flows.popleft().reads = None
+                old = self._flows.popleft()
+                old.reads = old.rerun = None
 
     @staticmethod
     def _weights_for(shadow: RoleRecord, sync: Sync) -> Weights | None:
@@ -658,6 +662,9 @@ class Controller:
             return [record.change for record in records if record.made is not None]
         if message.what == "dataflow":
             return self._dataflow([r for r in records if message.step in (None, r.call.step)])
+        if message.what == "reruns":
+            mine = [r for r in records if message.step in (None, r.call.step) and r.state == "done"]
+            return [record.rerun for record in mine if record.rerun is not None]
         if message.what == "running":
             return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
         if message.what == "placement":

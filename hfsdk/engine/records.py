@@ -13,6 +13,7 @@ from hfsdk.dataflow import Call, CallFlow, CallRun
 from hfsdk.engine.flows import Reads
 from hfsdk.engine.lineage import Change, Version
 from hfsdk.engine.messages import Submit
+from hfsdk.engine.rerun import Rerun
 from hfsdk.errors import CallError, LayoutError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Mesh
@@ -76,6 +77,8 @@ class CallRecord:
     """Earlier calls on pools that share devices with this one's, which must be over first."""
     sync: Sync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
+    rerun: Rerun | None = None
+    """How to carry it out again on a simulated twin."""
     reads: Reads | None = None
     """What its ranks read, as planned when it ran."""
     column_bytes: Mapping[str, int] = field(default_factory=dict)

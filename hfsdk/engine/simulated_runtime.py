@@ -79,6 +79,24 @@ class Costs(Protocol):
         ...
 
 
+MEASURED_LENGTHS = "measured_lengths"
+"""Option of a call that generates: the length of every response, in place of drawn ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What was asked of a performance model for a call: the seconds of a method for groups of ranks that share rows."""
+
+    method: str
+    role: RoleSpec
+    devices: tuple[int, ...]
+    rows: tuple[Rows, ...]
+    """By group: prompt lengths and response lengths."""
+    weights: tuple[int, ...]
+    """By group: its number of ranks."""
+    stale: bool = False
+
+
 class Estimate(Protocol):
     """Bytes of a role on one device, as a memory model predicts them (``hfsdk.planner.memory.MemoryEstimate`` is one)."""
 
@@ -171,6 +189,11 @@ class SimulatedRuntime:
         self._roles: dict[str, _Role] = {}
         self._kept: dict[int, int] = {}
         self._held: dict[Any, Mapping[int, Held]] = {}
+        self.questions: dict[int, tuple[Question, ...]] = {}
+        """What was asked of ``costs``, by call, where ``keep_questions`` is set."""
+        self.tasks: dict[int, tuple[int, int]] = {}
+        """The same of CPU tasks: rows and tokens."""
+        self.keep_questions = False
 
     # -- pools and roles
 
@@ -274,6 +297,8 @@ class SimulatedRuntime:
             line.lay([[0]], [{call.method: self._costs.host_task(len(order.rows), tokens)}], [{}])
             if self._cores is not None:
                 self._cores.add(line, [*inputs, *before])
+            if self.keep_questions:
+                self.tasks[call.id] = len(order.rows), tokens
         value = None if call.writes else SimulatedValue(call.function or str(call))
         return Outcome(store(call, [(None, order, response_lengths(lengths))], line), (value,), self._spans(line, tokens))
 
@@ -319,6 +344,21 @@ class SimulatedRuntime:
             self._held[key] = found
         return self._held[key]
 
+    def set_fresh(self, role: str) -> None:
+        """Say that a role's rollout has the trainer's weights."""
+        with self._lock:
+            state = self._roles[role]
+            state.synced, state.generating, state.resharded_s = state.num_updates, True, 0.0
+
+    def _ask(
+        self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[Rows], weights: Sequence[int], stale: bool = False
+    ) -> Sequence[Phases]:
+        """Ask what a method takes on each group of ranks."""
+        if self.keep_questions:
+            asked = Question(method, role, line.devices, tuple(rows), tuple(weights), stale)
+            self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), asked)
+        return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale)
+
     def _groups(self, orders: Sequence[Order], call: Call) -> list[_Group]:
         """Bring together the ranks that got the same rows."""
         ranks: dict[int, list[int]] = {}
@@ -336,6 +376,9 @@ class SimulatedRuntime:
 
     def _draw(self, order: Order) -> Array:
         options = order.options
+        if MEASURED_LENGTHS in options:
+            measured: Array = options[MEASURED_LENGTHS][order.rows]
+            return measured
         copies = int(options.get("n", 1))
         positions = values_of(order, "position")
         if positions is None:
@@ -346,7 +389,7 @@ class SimulatedRuntime:
         """Lay down the weights' way back to the trainer, where in mode ``shared`` they are with the rollout."""
         if state.shares and state.generating:
             none = np.zeros(0, dtype=np.int64)
-            costs = self._costs.method_costs("to_training", state.spec, self.cluster, line.devices, [(none, none)])
+            costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
             line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
             state.generating = False
 
@@ -375,7 +418,7 @@ class SimulatedRuntime:
         if method not in WITHOUT_TRAINER:
             self._lay_return(state, line)
         rows = [(g.prompts, g.responses) for g in groups]
-        costs = self._costs.method_costs(method, state.spec, self.cluster, line.devices, rows, stale)
+        costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)
         line.lay([g.ranks for g in groups], costs, [_numbers(g.prompts, g.responses) for g in groups])
         if stale:
             state.synced, state.generating, state.resharded_s = state.num_updates, True, costs[0].get("reshard", 0.0)
@@ -406,7 +449,7 @@ class SimulatedRuntime:
 
     def _train(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
         """Lay down forward and backward of every mini-batch, and after each the optimizer step (not in halves)."""
-        role, devices = state.spec, line.devices
+        role = state.spec
         plan: tuple[MiniBatchPlan, ...] = orders[0].options["plan"]
         mesh = mesh_of(role)
         shards: list[list[int]] = [[] for _ in range(mesh.layout.num_replicas)]
@@ -417,22 +460,23 @@ class SimulatedRuntime:
             prompts[group.order.rows], responses[group.order.rows] = group.prompts, group.responses
         picked = [[np.array(mini.passes.rows_of(dp), dtype=np.int64) for dp in range(len(shards))] for mini in plan]
         rows = [[(prompts[r], responses[r]) for r in by_dp] for by_dp in picked]
-        ask = self._costs.method_costs
-        passes = ask("forward_backward", role, self.cluster, devices, [pair for by_dp in rows for pair in by_dp])
-        steps = ask("step", role, self.cluster, devices, [rows[0][0]]) if line.call.method == "update" else ()
+        sizes = [len(shard) for shard in shards] * len(plan)
+        passes = self._ask(line, "forward_backward", role, [pair for by_dp in rows for pair in by_dp], sizes)
+        updates = line.call.method == "update"
+        steps = self._ask(line, "step", role, [rows[0][0]] * len(plan), [len(mesh.ranks)] * len(plan)) if updates else ()
         results = []
         for number, mini in enumerate(plan):
             began = line.now_s
             costs = passes[number * len(shards) : (number + 1) * len(shards)]
             line.lay(shards, costs, [_numbers(p, r, mini_batch=number) for p, r in rows[number]])
-            line.lay([mesh.ranks] * len(steps), steps, [{}] * len(steps))
+            line.lay([mesh.ranks] * updates, steps[number : number + updates], [{}] * updates)
             results.append(SimulatedRow(
                 epoch=mini.epoch, mini_batch=mini.index, num_tokens=mini.num_tokens, num_samples=mini.num_rows,
                 seconds=line.now_s - began,
             ))  # fmt: skip
-        if steps:
+        if updates:
             state.num_updates += len(plan)
-        return (results if steps else results[0],) * len(orders)
+        return (results if updates else results[0],) * len(orders)
 
     # -- columns
 

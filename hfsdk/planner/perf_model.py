@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
 from hfsdk.table import Array
+
+if TYPE_CHECKING:
+    from hfsdk.planner.calibration import Calibration, Measurable, Measured
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""
@@ -304,6 +308,29 @@ class PerfModel:
     def _weight_read(self, setup: Setup) -> float:
         local = setup.parameters * DTYPE_BYTES[setup.dtype] / setup.rollout_tp
         return local / (setup.device.memory_bandwidth * self.weight_efficiency)
+
+
+    @classmethod
+    def fit(
+        cls, measured: Measured | Measurable | Sequence[Measured | Measurable], *, start: PerfModel | None = None,
+        constants: Sequence[str] = (),
+    ) -> Calibration:  # fmt: skip
+        """Refit at most eight constants from measured steps: robust least squares on logarithms, held to the presets.
+
+        Args:
+            measured: a real session (its last step), what ``session.measured(step)`` returns, or several of these.
+            start: the constants before; by default the presets.
+            constants: which to fit; by default ``hfsdk.planner.calibration.FITTED``.
+
+        Returns:
+            The fitted model with its report: errors by call before and after, bands, and constants the steps say nothing of.
+
+        Raises:
+            OptionError: nothing was measured, the trace was predicted, or too many or unknown constants.
+        """
+        from hfsdk.planner.calibration import FITTED, fit
+
+        return fit(measured, start or cls(), constants or FITTED)
 
 
 def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16") -> float:
