@@ -187,7 +187,7 @@ class Outcome:
 
     stored: Stored | None
     results: tuple[Any, ...] = ()
-    spans: tuple[Span, ...] = ()
+    spans: Sequence[Span] = ()
     error: HfsdkError | None = None
     """What the call ended with on its ranks; the spans then say how far they came."""
 

@@ -264,7 +264,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     asked = name.strip().lower()
     close = difflib.get_close_matches(asked, list(folded), n=3, cutoff=0.5)
     found = [folded[one] for one in dict.fromkeys([one for one in folded if asked and one.startswith(asked)] + close)][:3]
-    return f"did you mean {' or '.join(map(repr, found))}? There are {', '.join(names)}" if found else f"there are {', '.join(names)}"
+    every = f"here are {', '.join(names)}"
+    return f"did you mean {' or '.join(map(repr, found))}? T{every}" if found else f"t{every}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +360,9 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         if self.node_cores and (len(self.node_cores) != len(self.node_devices) or min(self.node_cores) < 1):
-            raise OptionError(f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {self.node_cores}")
+            raise OptionError(
+                f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {self.node_cores}"
+            )
         price = self.price_per_device_hour
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
             raise OptionError(f"price_per_device_hour must be a number of at least 0; got {price!r}")
@@ -377,7 +380,8 @@ class ClusterSpec:
         for part in text.split("+"):
             match = _GROUP.match(part)
             if match and match[3] not in DEVICES:
-                raise OptionError(f"cluster {text!r} names the device {match[3]!r}, which is not known; {nearest(match[3], DEVICES)}")
+                known = nearest(match[3], DEVICES)
+                raise OptionError(f"cluster {text!r} names the device {match[3]!r}, which is not known; {known}")
             if not match or not int(match[1]) or not int(match[2]):
                 raise OptionError(
                     f"cluster {text!r} does not parse at {part.strip()!r}; write nodes x devices and a device name, "

@@ -28,7 +28,6 @@ from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders
 from hfsdk.engine.flows import Reads, column_bytes, weights_taken
 from hfsdk.engine.keeping import CHANGES, Keeping
 from hfsdk.engine.lane import Lane
-from hfsdk.engine.rerun import Rerun
 from hfsdk.engine.records import (
     FINISHED,
     CallRecord,
@@ -40,6 +39,7 @@ from hfsdk.engine.records import (
     stored_table,
     tokens_of,
 )
+from hfsdk.engine.rerun import Rerun
 from hfsdk.errors import (
     CallCancelledError,
     CallError,
@@ -663,8 +663,8 @@ class Controller:
         if message.what == "dataflow":
             return self._dataflow([r for r in records if message.step in (None, r.call.step)])
         if message.what == "reruns":
-            mine = [r for r in records if message.step in (None, r.call.step) and r.state == "done"]
-            return [record.rerun for record in mine if record.rerun is not None]
+            done = [r for r in records if message.step in (None, r.call.step) and r.state == "done"]
+            return [record.rerun for record in done if record.rerun is not None]
         if message.what == "running":
             return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
         if message.what == "placement":
@@ -677,7 +677,8 @@ class Controller:
 
     def _dataflow(self, records: list[CallRecord]) -> tuple[CallFlow, ...]:
         there = {r.call.id for r in records}
-        sources = {t.source for r in records if r.reads is not None for t in r.reads.transfers} | {i for r in records for i in r.call.inputs}
+        sources = {t.source for r in records if r.reads is not None for t in r.reads.transfers}
+        sources |= {i for r in records for i in r.call.inputs}
         others = (self._calls[number] for number in sorted(sources - there) if number in self._calls)
         return tuple(record.flow for record in (*others, *records))
 

@@ -78,7 +78,8 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
         for number, (node, _) in enumerate(used)
     ]
     cores = tuple(int(node["Resources"].get("CPU", count)) for node, count in used) if kind == "CPU" else ()
-    return ClusterSpec(node_devices=devices, node_cores=cores), tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
+    each = tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
+    return ClusterSpec(node_devices=devices, node_cores=cores), each
 
 
 def _packed(room: Sequence[int], count: int) -> list[int]:

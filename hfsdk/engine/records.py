@@ -70,7 +70,7 @@ class CallRecord:
     start_ns: int = 0
     start_s: float = 0.0
     duration_s: float | None = None
-    spans: tuple[Span, ...] = ()
+    spans: Sequence[Span] = ()
     num_tokens: int = 0
     """Tokens generated, or passed through the model."""
     after: tuple[CallRecord, ...] = ()

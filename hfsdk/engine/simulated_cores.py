@@ -166,8 +166,8 @@ class _Replay:
             one.stage += 1
             one.starts.append(now)
             for piece in line.stages[one.stage]:
-                phases = [[name, seconds, now] for name, seconds in piece.phases.items() if seconds]
-                one.ranks |= {rank: [list(phase) for phase in phases] for rank in piece.ranks if phases}
+                for rank in piece.ranks if any(piece.phases.values()) else ():
+                    one.ranks[rank] = [[name, seconds, now] for name, seconds in piece.phases.items() if seconds]
             if one.ranks:
                 return
         line.now_s, line.shared, line.stage_starts = now, one.done, one.starts

@@ -273,7 +273,8 @@ class SimulatedRuntime:
             inputs = _inputs(g.order for g in groups)
             line = self._begin(call, pool, inputs, work.weights)
             if work.weights is not None:
-                state.resharded_s, state.apart = self._lay_sync(line, work.weights.role, state.spec), (work.weights.role, state.spec)
+                state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
+                state.apart = work.weights.role, state.spec
             if call.method in ("update", "forward_backward"):
                 self._lay_return(state, line)
                 results = self._train(state, line, work.orders, groups)
@@ -293,7 +294,8 @@ class SimulatedRuntime:
         with self._lock:
             inputs = _inputs([order])
             before = [self._last_task] if self._last_task is not None else []
-            line = self._last_task = Timeline(call, (), "", max((one.now_s for one in (*inputs, *before)), default=0.0))
+            started = max((one.now_s for one in (*inputs, *before)), default=0.0)
+            line = self._last_task = Timeline(call, (), "", started)
             line.lay([[0]], [{call.method: self._costs.host_task(len(order.rows), tokens)}], [{}])
             if self._cores is not None:
                 self._cores.add(line, [*inputs, *before])
@@ -506,7 +508,7 @@ class SimulatedRuntime:
     def cancel(self, call_id: int, pool: Pool | None) -> None:
         """Do nothing: a simulated call is over at once."""
 
-    def progress(self, pool: Pool) -> tuple[Progress | None, tuple[Span, ...]]:
+    def progress(self, pool: Pool) -> tuple[Progress | None, tuple[()]]:
         """Return nothing: no simulated call is ever under way."""
         return None, ()
 

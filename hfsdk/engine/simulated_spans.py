@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from hfsdk.dataflow import Call
-from hfsdk.placement import Pool
 from hfsdk.trace import Span
 
 Phases = Mapping[str, float]
@@ -144,8 +143,10 @@ class SimulatedSpans(Sequence[Span]):
             for piece in pieces:
                 took = sum(piece.phases.values())
                 for rank in piece.ranks:
-                    own = line.shared.get((number, rank)) if line.shared is not None else None
-                    ends[rank] = line.stage_starts[number] + took if line.shared is None else sum(own[-1][1:]) if own else ends[rank]
+                    if line.shared is None:
+                        ends[rank] = line.stage_starts[number] + took
+                    elif own := line.shared.get((number, rank)):
+                        ends[rank] = sum(own[-1][1:])
         copy = _Copies(line, line.call.method, "", {})
         return [copy(rank, began, end - began) for rank, end in ends.items()]
 

@@ -15,6 +15,7 @@ from hfsdk.pending import ColumnInfo
 from hfsdk.runtime import Order, Part, Pick, Stored
 from hfsdk.table import Array, Column, Table
 
+
 @dataclass(frozen=True, eq=False)
 class SimulatedPart:
     """The handle of one stored object: which call's end made it ready, and the shape of its columns."""
@@ -149,6 +150,11 @@ def store(
 
 
 def real_column(handle: SimulatedPart, name: str) -> Column:
+    """Return a column of the user's own data.
+
+    Raises:
+        SimulatedValueError: it was simulated.
+    """
     if handle.table is not None:
         return handle.table[name]
     if name not in handle.lengths:

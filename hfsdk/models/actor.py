@@ -216,7 +216,8 @@ class ActorModel(TrainedHandle):
     def last_reshard(self) -> ReshardReport:
         """What moved the last time that the generating engine took the trainer's weights, beside the plan; waits.
 
-        In a simulated session the report is predicted: bytes of the plan, seconds of the performance model. Where a shadow generates, on a pool of its own, its ranks come after the trainer's, as in the plan.
+        In a simulated session the report is predicted: bytes of the plan, seconds of the performance model. Where a shadow
+        generates, on a pool of its own, its ranks come after the trainer's, as in the plan.
 
         Raises:
             OptionError: they have not moved yet.

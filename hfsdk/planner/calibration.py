@@ -1,14 +1,14 @@
 """``PerfModel.fit``: constants from measured steps, with what they cannot say left as it was.
 
-Each phase of each call is one observation: its seconds on a rank in the mean (``generate.decode``, ``update.backward``, ...), what a call
-took besides (``.rest``), and every CPU task. With constants c = c0 exp(theta), observation i and weights w::
+Each phase of each call is one observation: its seconds on a rank in the mean (``generate.decode``, ``update.backward``, ...), what
+a call took besides (``.rest``), and every CPU task. With constants c = c0 exp(theta), observation i and weights w::
 
     minimise   sum_i  w_i^2 huber(log predicted_i(theta) - log measured_i)  +  PRIOR sum_k theta_k^2
 
-Logarithms make an error of a factor the same everywhere; ``w_i^2 = sqrt(t_i / t_max)`` lets long phases count more without silencing short
-ones; Huber's loss (1964) bounds what one odd measurement can do, and the prior keeps each constant where the run says nothing of it.
-Solved by Gauss and Newton's method with Levenberg's damping, in numpy. A constant that no observation depends on is not fitted at all, and
-is named in the report.
+Logarithms make an error of a factor the same everywhere; ``w_i^2 = sqrt(t_i / t_max)`` lets long phases count more without
+silencing short ones; Huber's loss (1964) bounds what one odd measurement can do, and the prior keeps each constant where the run says
+nothing of it. Solved by Gauss and Newton's method with Levenberg's damping, in numpy. A constant that no observation depends on is not
+fitted at all, and is named in the report.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Calibration:
     def __repr__(self) -> str:
         low, high = self.bands[""]
         lines = [
-            f"Calibration from {len(self.observations)} observations: median error of a call {100 * self.error_before:.0f} % before, "
-            f"{100 * self.error_after:.0f} % after; 80 % of phases within x{low:.2f} to x{high:.2f}"
+            f"Calibration from {len(self.observations)} observations: median error of a call {100 * self.error_before:.0f} % "
+            f"before, {100 * self.error_after:.0f} % after; 80 % of phases within x{low:.2f} to x{high:.2f}"
         ]
         for call, (measured, before, after) in self.by_call().items():
             errors = "".join(f"{100 * (s / measured - 1):+8.0f} %" for s in (before, after))
@@ -182,7 +182,9 @@ class Calibration:
         return "\n".join(lines)
 
 
-def fit(measured: Measured | Measurable | Sequence[Measured | Measurable], start: PerfModel, constants: Sequence[str] = FITTED) -> Calibration:
+def fit(
+    measured: Measured | Measurable | Sequence[Measured | Measurable], start: PerfModel, constants: Sequence[str] = FITTED
+) -> Calibration:
     """See :meth:`PerfModel.fit`."""
     steps = [_measured(one) for one in (measured if isinstance(measured, Sequence) else [measured])]
     _check(steps, constants)
@@ -196,7 +198,8 @@ def fit(measured: Measured | Measurable | Sequence[Measured | Measurable], start
     def predict(theta: Array, chosen: Sequence[str]) -> Array:
         perf = replace(start, **{n: getattr(start, n) * math.exp(t) for n, t in zip(chosen, theta, strict=True)})
         answers: dict[int, Mapping[str, float]] = {}
-        return np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
+        predicted: Array = np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
+        return predicted
 
     jacobian = _jacobian(lambda t: predict(t, names), np.zeros(len(names)))
     share = ((weights[:, None] * jacobian) ** 2).sum(0) / (weights**2).sum()
@@ -204,7 +207,7 @@ def fit(measured: Measured | Measurable | Sequence[Measured | Measurable], start
     theta = _solve(lambda t: predict(t, chosen) - np.log(seconds), np.zeros(len(chosen)), weights)
     after = dict(zip(chosen, theta, strict=True))
     fitted = replace(start, **{n: getattr(start, n) * math.exp(t) for n, t in after.items()})
-    before_s, after_s = (np.exp(predict(np.array([t for _, t in pairs]), [n for n, _ in pairs])) for pairs in ([], list(after.items())))
+    before_s, after_s = np.exp(predict(np.zeros(0), [])), np.exp(predict(theta, chosen))
     observations = tuple(
         Observation(call=o.call, phase=o.phase, measured_s=o.seconds, before_s=float(b), after_s=float(a))
         for o, b, a in zip(observed, before_s, after_s, strict=True)
@@ -279,15 +282,15 @@ def _phases(step: Measured, call: Span, name: str, spans: Sequence[Span]) -> lis
     if not ranks:
         return []
     names = list(dict.fromkeys(n for mine in ranks.values() for n in mine))
-    groups = {n: (n,) for n in names if known.get(n, 0.0) > 0}
+    groups: dict[str, tuple[str, ...]] = {n: (n,) for n in names if known.get(n, 0.0) > 0}
     if "wait" in names:
         groups = {n: g for n, g in groups.items() if n not in PASSES} | {"passes": PASSES}
     stretch = _stretch(step.cluster, asked[0].devices)
     total = max(sum(s for n, s in mine.items() if any(n in g for g in groups.values())) for mine in ranks.values())
-    found = [
-        _Observed(name, label, sum(mine.get(n, 0.0) for mine in ranks.values() for n in group) / len(ranks), step, call.call_id, stretch)
-        for label, group in groups.items()
-    ]
+    found = []
+    for label, group in groups.items():
+        mean = sum(mine.get(n, 0.0) for mine in ranks.values() for n in group) / len(ranks)
+        found.append(_Observed(name, label, mean, step, call.call_id, stretch))
     return [*found, _Observed(name, "rest", max(0.0, (call.duration_s or 0.0) - total), step, call.call_id, 1.0)]
 
 
@@ -307,10 +310,13 @@ def _check(steps: Sequence[Measured], constants: Sequence[str]) -> None:
     known = {field.name for field in fields(PerfModel)}
     unknown = [name for name in constants if name not in known and name not in FITTED]
     if unknown or not 1 <= len(constants) <= len(FITTED):
-        raise OptionError(f"one run fits at most {len(FITTED)} constants of PerfModel ({', '.join(sorted(known))}); got {list(constants)}")
+        raise OptionError(
+            f"one run fits 1 to {len(FITTED)} constants of PerfModel ({', '.join(sorted(known))}); got {list(constants)}"
+        )
     for step in steps:
         if step.trace.source == "predicted":
-            raise OptionError(f"{step.trace.title or 'the trace'} was predicted, not measured; calibrate from a step of a real session")
+            title = step.trace.title or "the trace"
+            raise OptionError(f"{title} was predicted, not measured; calibrate from a step of a real session")
 
 
 def _jacobian(function: Callable[[Array], Array], theta: Array, h: float = 1e-3) -> Array:

@@ -23,8 +23,9 @@ GAUGES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 class MemoryUse:
     """Bytes per device through one step: the tensors after every call, the process all along, and what was planned.
 
-    Of a simulated step all of it is predicted, over virtual time. In a notebook it draws itself. Of a measured one the numbers were taken when spans ended; what a call needed in between is in the peaks of the
-    process only as far as a span ended there.
+    Of a simulated step all of it is predicted, over virtual time. In a notebook it draws itself. Of a measured one the
+    numbers were taken when spans ended; what a call needed in between is in the peaks of the process only as far as a span ended
+    there.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ class Predicting(Placing):
     def predict(self, step: int = -1, *, perf: PerfModel | None = None) -> Trace:
         """Return a step that ran as a simulated twin of this session takes it.
 
-        The twin has the same cluster, roles, layouts and placement, and carries out the same calls with the lengths that were measured:
-        ``session.trace[-1].compare(session.predict())``. Calls that write files and ``handle.run`` are left out.
+        The twin has the same cluster, roles, layouts and placement, and carries out the same calls with the lengths that were
+        measured: ``session.trace[-1].compare(session.predict())``. Calls that write files and ``handle.run`` are left out.
 
         Args:
             step: its number, as in :attr:`trace`; by default the last.
@@ -51,7 +51,10 @@ class Predicting(Placing):
         return Trace.of(twin.spans, title=f"step {number}, predicted")
 
     def measured(self, step: int = -1) -> Measured:
-        """Return a step that ran with what its calls worked on, for ``PerfModel.fit``. Arguments and errors as in :meth:`predict`."""
+        """Return a step that ran with what its calls worked on, for ``PerfModel.fit``.
+
+        Arguments and errors as in :meth:`predict`.
+        """
         number, trace = self._step_trace(step)
         twin = twin_of(self, self._client, trace, number, self.perf)
         return Measured(trace=trace, cluster=self.cluster, questions=twin.questions, tasks=twin.tasks)

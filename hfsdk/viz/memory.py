@@ -158,7 +158,8 @@ class MemoryPicture(Picture):
 def _words(device: Mapping[str, Any], predicted: bool) -> str:
     planned, samples = device["planned"], [v for s in device["samples"] for v in s[1:] if v is not None]
     if predicted and samples:
-        return f"device {device['device']}: {bytes_text(planned['asked'] if planned else 0)} planned at most, {bytes_text(max(samples))} predicted"
+        asked = bytes_text(planned["asked"] if planned else 0)
+        return f"device {device['device']}: {asked} planned at most, {bytes_text(max(samples))} predicted"
     told = "nothing planned" if planned is None else f"{bytes_text(planned['asked'])} planned at most"
     return f"device {device['device']}: {told}, " + (
         f"{bytes_text(max(s[1] for s in device['samples'] if s[1] is not None))} resident at most" if samples else "not measured"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +157,7 @@ def test_every_algorithm_under_every_placement(name, placement):
         assert trace.source == "predicted"
         for device in range(16):
             mine = sorted((s for s in session.trace[:] if s.device == device and not s.parent), key=lambda s: s.start_ns)
-            assert all(a.end_ns <= b.start_ns + 2 for a, b in zip(mine, mine[1:], strict=False)), f"device {device} does two things at once"
+            assert all(before.end_ns <= after.start_ns + 2 for before, after in pairwise(mine)), f"device {device} does two at once"
         assert session.predict().duration_s == pytest.approx(trace.duration_s, rel=0.2)
 
 
@@ -194,7 +195,8 @@ def test_save_load_snapshot_rewind_fork_and_compare(session, tmp_path):
     assert actor.version == 2
     assert session.fork(before, "other") == "other"
     assert len(session.history.branches) >= 2
-    experiment = session.compare([hf.PPO(max_new_tokens=8), hf.ReMax(max_new_tokens=8)], prompts, steps=1, seeds=[0], progress=False)
+    algorithms = [hf.PPO(max_new_tokens=8), hf.ReMax(max_new_tokens=8)]
+    experiment = session.compare(algorithms, prompts, steps=1, seeds=[0], progress=False)
     assert {row["algorithm"] for row in experiment.rows} == {"PPO", "ReMax"}
     assert all(row["seconds"] > 0 for row in experiment.rows)
     with pytest.raises(SimulatedValueError):
@@ -299,7 +301,8 @@ def test_unknown_names_say_the_nearest(session):
 
 
 PUBLISHED = {
-    "llama-7b": 6.74, "llama-13b": 13.02, "llama-33b": 32.5, "llama-34b": 33.7, "llama-65b": 65.2, "llama-70b": 68.98, "llama3-1b": 1.24,
+    "llama-7b": 6.74, "llama-13b": 13.02, "llama-33b": 32.5, "llama-34b": 33.7, "llama-65b": 65.2, "llama-70b": 68.98,
+    "llama3-1b": 1.24,
     "llama3-3b": 3.21, "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3-405b": 405.9, "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.54,
     "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.62, "qwen2.5-14b": 14.8, "qwen2.5-32b": 32.8, "qwen2.5-72b": 72.7, "qwen3-0.6b": 0.596,
     "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8, "smollm2-135m": 0.1345,
@@ -319,7 +322,8 @@ def test_every_preset_has_the_published_size():
 
 
 def cpu_step(devices, cores, placement="colocate"):
-    with hf.Session.simulated(ClusterSpec.parse(f"1x{devices} cpu").with_cores(cores).with_memory(32 * 10**9), perf=PerfModel(dispatch_s=0.0)) as session:
+    cluster = ClusterSpec.parse(f"1x{devices} cpu").with_cores(cores).with_memory(32 * 10**9)
+    with hf.Session.simulated(cluster, perf=PerfModel(dispatch_s=0.0)) as session:
         actor = session.actor("smollm2-135m", rollout="tp1")
         session.critic("smollm2-135m")
         session.place(placement)
@@ -391,8 +395,9 @@ def test_a_step_on_128_devices_with_nothing_but_numpy(tmp_path):
         session.reward("llama-70b", layout="tp8 pp4 dp4", dtype="bf16")
         prompts = session.prompts([[1] * 128] * 64, batch_size=64)
         run = session.train(hf.PPO(max_new_tokens=128, mini_batches=2), prompts, steps=1, progress=False)
-        print(run, session.trace, session.dataflow.snapshot(), session.placement, actor.reshard_plan, actor.last_reshard, session.memory)
-        for noun in (session.trace.snapshot(), session.placement, session.dataflow.snapshot(), session.memory, run, actor.reshard_plan):
+        nouns = (session.trace.snapshot(), session.placement, session.dataflow.snapshot(), session.memory, run, actor.reshard_plan)
+        print(*nouns, actor.last_reshard)
+        for noun in nouns:
             assert len(hf.viz.picture(noun).to_svg()) > 500, noun
         session.report(sys.argv[1])
         print(session.trace.compare(session.predict()))
