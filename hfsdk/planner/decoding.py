@@ -12,7 +12,6 @@ Rows beyond the slots wait. Slots are limited by ``max_num_seqs`` and by how man
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -51,7 +51,7 @@ class PerfModel:
     Example: ``PerfModel(train_efficiency=0.7).seconds("update", setup, prompts, responses)``.
     """
 
-    train_efficiency: float = 0.6
+    train_efficiency: float = 0.55
     """Share of peak FLOP/s of training's matrix products alone. Source: layers of 7B and 70B at 4096 tokens reach 0.66-0.78 on
     A100 and H100 (kernel profiles of Vidur, arXiv 2405.05465)."""
     forward_efficiency: float = 0.75
@@ -74,7 +74,7 @@ class PerfModel:
     """Seconds in which the host launches one layer's kernels where there is no graph: about 50 at 8 microseconds."""
     step_s: float = 1e-3
     """Seconds of scheduling and sampling a decode step on the host."""
-    row_s: float = 1e-5
+    row_s: float = 2e-5
     """The same for every row of the step."""
     link_efficiency: float = 0.7
     """Share of a link's bandwidth that collectives reach (0.6 on A100, 0.8 on H100 within a node: Vidur's profiles)."""
