@@ -36,6 +36,7 @@ from hfsdk.engine.simulated_reports import transport_reports
 from hfsdk.engine.simulated_spans import Held, Phases, SimulatedSpans, Timeline
 from hfsdk.engine.simulated_values import (
     GENERATE,
+    TOKEN_ENDINGS,
     SimulatedPart,
     SimulatedRow,
     SimulatedValue,
@@ -52,6 +53,11 @@ from hfsdk.roles import RoleSpec
 from hfsdk.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
+
+__all__ = [
+    "GENERATE", "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
+    "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
+]  # fmt: skip
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""
