@@ -106,12 +106,35 @@ class Question:
 class Estimate(Protocol):
     """Bytes of a role on one device, as a memory model predicts them (``hfsdk.planner.memory.MemoryEstimate`` is one)."""
 
-    weights: int
-    gradients: int
-    optimizer: int
-    rollout_weights: int
-    kv_cache: int
-    offloaded: str
+    @property
+    def weights(self) -> int:
+        """The trainer's weights."""
+        ...
+
+    @property
+    def gradients(self) -> int:
+        """Their gradients."""
+        ...
+
+    @property
+    def optimizer(self) -> int:
+        """Masters and moments."""
+        ...
+
+    @property
+    def rollout_weights(self) -> int:
+        """The generating engine's copy."""
+        ...
+
+    @property
+    def kv_cache(self) -> int:
+        """Its key/value cache."""
+        ...
+
+    @property
+    def offloaded(self) -> str:
+        """Which of these is in host memory while it is not used, or nothing."""
+        ...
 
     @property
     def resident(self) -> int:
