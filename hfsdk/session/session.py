@@ -443,6 +443,9 @@ class Session(Branching, Predicting):
         Returns:
             One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version and,
             where the session has a reference, kl_mean (per sequence, nats, k1).
+
+        Raises:
+            SimulatedValueError: the session is simulated and has no scores.
         """
         return evaluate(
             self, prompts, reward=reward, num_prompts=num_prompts, max_new_tokens=max_new_tokens, temperature=temperature,
