@@ -14,6 +14,7 @@ from hfsdk.viz.frame import Picture
 from hfsdk.viz.lineage import LineagePicture, lineage_view
 from hfsdk.viz.memory import MemoryPicture, memory_view
 from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.plan import PlanPicture, plan_view
 from hfsdk.viz.reshard_view import reshard_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
@@ -25,6 +26,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.session.flows", "LiveDataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
     ("hfsdk.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
     ("hfsdk.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
+    ("hfsdk.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
     ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
