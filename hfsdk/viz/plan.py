@@ -109,7 +109,8 @@ class PlanView(TypedDict):
 
 def plan_view(data: Mapping[str, Any]) -> PlanView:
     """Turn ``Plan.view()`` into the view of the picture."""
-    given = [data["best"], *data["runners_up"]] if data["best"] else []
+    best = {**data["best"], "timeline": data["calls"], "memory": data["memory"]} if data["best"] else None
+    given = [best, *data["runners_up"]] if best else []
     names = dict.fromkeys([*data["models"], *(r for one in given for pool in one["pools"] for r in pool["roles"])])
     names |= dict.fromkeys(call["role"] for one in given for call in one["timeline"] if call["pool"])
     order = {name: i for i, name in enumerate(names)}
