@@ -19,6 +19,7 @@ from hfsdk.viz.reshard_view import reshard_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
 from hfsdk.viz.tokens import TokensPicture, tokens_view
+from hfsdk.viz.what_if import WhatIfPicture, what_if_view
 
 PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
@@ -31,6 +32,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
     ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view())),
+    ("hfsdk.session.what_if", "WhatIf"): lambda obj: WhatIfPicture(what_if_view(obj.view())),
     ("hfsdk.session.views", "PlacementPicture"): lambda obj: PlacementPicture(placement_view(obj.view())),
     ("hfsdk.session.views", "LiveTrace"): lambda obj: TimelinePicture(timeline_view(obj.snapshot())),
     ("hfsdk.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),

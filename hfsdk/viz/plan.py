@@ -3,13 +3,13 @@
 ::
 
     plan for PPO on 16x8 A100-80GB: 41 s a step
-    [pool all     ▤▤▤▤▤▤▤▤ ▤▤▤▤▤▤▤▤   actor train tp8 pp2, rollout tp4   ////////////|  61 of 80 GB ]   a block per pool
-    [             ▤▤▤▤▤▤▤▤ ▤▤▤▤▤▤▤▤   critic train tp8 pp2                                          ]
+    [pool all     ▤▤▤▤▤▤▤▤ ▤▤▤▤▤▤▤▤   actor tp8 pp2, rollout tp4   ////////////|  61 of 80 GB ]   a block per pool
+    [             ▤▤▤▤▤▤▤▤ ▤▤▤▤▤▤▤▤   critic tp8 pp2                                         ]
                   | generation        | preparation | learning   |
     pool all      |/actor.generate////|/...///|/...//|/update///|            predicted, hatched; below each call its parts
                   0 s                                      |----o----|       the band of the prediction
     1  actor critic reference reward (128)    41 s  ////////|-o-|  the plan
-    2  actor reference (64) | critic ... (64) 45 s  /////////|-o-| + 3 s of actor.update, ...         choose one: its blocks, its step
+    2  actor reference (64) | critic ... (64) 45 s  /////////|-o-| + 3 s of actor.update       choose one: its blocks, its step
 
 ``row`` of a call is its position in ``plan.calls``; row i of the table is row i of ``plan.to_pandas()``.
 """
@@ -119,13 +119,15 @@ def plan_view(data: Mapping[str, Any]) -> PlanView:
     steps = finite(data["workload"].get("steps")) or 1
     title = f"plan for {data['algorithm']} on {data['cluster']}" + (f": {_seconds(choices[0])} a step" if choices else "")
     top = [n for c in choices for n in (c["step_s"], c["high_s"]) if n is not None]
-    memory = [b for c in choices for p in c["pools"] if p["memory"] for b in (p["memory"]["asked_bytes"], p["memory"]["exists_bytes"])]
+    held = [p["memory"] for c in choices for p in c["pools"] if p["memory"]]
+    most_bytes = max([b for m in held for b in (m["asked_bytes"], m["exists_bytes"]) if b] or [1.0])
+    blocks = [f"{p['title']}: {', '.join(r['name'] for r in p['roles']) or 'idle'} on {p['num_devices']} devices"
+              for c in choices[:1] for p in c["pools"]]  # fmt: skip
     return {
         "picture": "plan", "title": title, "subtitle": _subtitle(data, steps),
-        "summary": title + "".join(f"; {p['title']}: {', '.join(r['name'] for r in p['roles']) or 'idle'} on {p['num_devices']} devices"
-                                   for c in choices[:1] for p in c["pools"]),
+        "summary": "; ".join([title, *blocks]),
         "node_sizes": list(data["nodes"]), "roles": [{"name": name, "color": colors[name]} for name in names],
-        "phase_colors": PHASE_COLORS, "scale_s": max([*top, 1e-9]), "memory_scale_bytes": max([b for b in memory if b] or [1.0]),
+        "phase_colors": PHASE_COLORS, "scale_s": max([*top, 1e-9]), "memory_scale_bytes": most_bytes,
         "steps": int(steps), "choices": choices,
         "rejected": [f"{r['preset']} does not fit: {r['why']}" for r in data["rejected"]],
         "close": _close(choices), "sensitivity": [str(turn["text"]) for turn in data["sensitivity"]],
@@ -144,7 +146,8 @@ class PlanPicture(Picture):
         lines = [view["title"], f"  {view['subtitle']}"]
         for choice in view["choices"][:1]:
             for pool in choice["pools"]:
-                lines.append(f"  {pool['title']}, {pool['num_devices']} devices ({pool['numbers']})" + _memory_words(pool["memory"]))
+                memory = _memory_words(pool["memory"])
+                lines.append(f"  {pool['title']}, {pool['num_devices']} devices ({pool['numbers']}){memory}")
                 lines += [f"    {role['name']} {role['layout']}".rstrip() for role in pool["roles"]]
             lines += _bars(choice, view["scale_s"])
         for i, choice in enumerate(view["choices"], start=1):
@@ -171,13 +174,15 @@ def _choice(one: Mapping[str, Any], data: Mapping[str, Any], order: Mapping[str,
     idle = [d for d in range(data["num_devices"]) if d not in used]
     if idle:
         pools.append({
-            "name": "idle", "title": "idle", "devices": _runs(idle), "numbers": _numbers(idle), "num_devices": len(idle), "roles": [],
-            "memory": None,
+            "name": "idle", "title": "idle", "devices": _runs(idle), "numbers": _numbers(idle), "num_devices": len(idle),
+            "roles": [], "memory": None,
         })  # fmt: skip
     lanes = [p["name"] for p in one["pools"]] + [CPU_LANE]
     return {
-        "text": f"{one['preset']}: {one['title']}" if one["preset"] else one["title"], "step_s": seconds, "low_s": low, "high_s": high,
-        "dollars_step": dollars, "dollars_run": dollars * steps if dollars is not None and steps > 1 else None,
+        "text": f"{one['preset']}: {one['title']}" if one["preset"] else one["title"],
+        "step_s": seconds,
+        "low_s": low, "high_s": high, "dollars_step": dollars,
+        "dollars_run": dollars * steps if dollars is not None and steps > 1 else None,
         "close": bool(one["too_close"]), "why": one["why"], "pools": pools, "lanes": [cut(lane, 40) for lane in lanes],
         "calls": [_call(row, call, lanes, order) for row, call in enumerate(one["timeline"])],
     }  # fmt: skip
@@ -190,8 +195,8 @@ def _pool(pool: Mapping[str, Any], one: Mapping[str, Any], order: Mapping[str, i
         words = [f"{use if use != 'train' else ''} {layout}".strip() for use, layout in uses.items()]
         roles.append({"role": order.get(role, -1), "name": role, "layout": ", ".join(words)})
     return {
-        "name": pool["name"], "title": cut(pool["name"], 40), "devices": _runs(pool["devices"]), "numbers": _numbers(pool["devices"]),
-        "num_devices": len(pool["devices"]), "roles": roles,
+        "name": pool["name"], "title": cut(pool["name"], 40), "devices": _runs(pool["devices"]),
+        "numbers": _numbers(pool["devices"]), "num_devices": len(pool["devices"]), "roles": roles,
         "memory": _memory([m for m in one["memory"] if m["pool"] == pool["name"]], order),
     }  # fmt: skip
 

@@ -36,8 +36,9 @@ def band_text(choice: Mapping[str, Any]) -> str:
 class PlanDrawing:
     """A plan as SVG: its pools, its step, the table of what lost, and the sentences."""
 
-    def __init__(self, view: Mapping[str, Any]) -> None:
+    def __init__(self, view: Mapping[str, Any], above: Sequence[str] = ()) -> None:
         self.view = view
+        self._above = above
         self.hatch = Hatches()
         self._defs: list[str] = []
         self._parts: list[str] = []
@@ -47,7 +48,8 @@ class PlanDrawing:
         """Return the whole document."""
         view = self.view
         self._text(view["title"], font_weight=600, font_size=13)
-        self._text(view["subtitle"], class_="sub")
+        for text in (view["subtitle"], *self._above):
+            self._text(text, class_="sub")
         self._y -= 8
         if view["choices"]:
             best = view["choices"][0]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hfsdk.errors import DeviceMemoryError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
 from hfsdk.plan import Alternative, Plan, PlannedCall, PlannedMemory, Rejected, Searched, Turn, Workload
+from hfsdk.session.what_if import WhatIf
 from hfsdk.spec import ClusterSpec
 
 GB = 10**9
@@ -69,8 +71,9 @@ def alternative(preset: str, num_devices: int, **words: Any) -> Alternative:
     placement = Placement.of(preset, roles, num_devices)
     calls = timeline(placement, num_devices)
     seconds = max(c.start_s + c.seconds for c in calls)
-    layouts = {role: {"train": Layout(tp=min(8, placement.pool_of(role).size)).fill(placement.pool_of(role).size)} for role in roles}
-    actor = placement.pool_of("actor").size
+    sizes = {role: placement.pool_of(role).size for role in roles}
+    layouts = {role: {"train": Layout(tp=min(8, size)).fill(size)} for role, size in sizes.items()}
+    actor = sizes["actor"]
     layouts["actor"]["rollout"] = Layout(tp=min(4, actor)).fill(actor)
     title = " | ".join(f"{' '.join(r for r in roles if placement.roles[r] == p.name)} ({p.size})" for p in placement.pools)
     return Alternative(
@@ -92,7 +95,7 @@ def plan(cluster: str = "16x8 A100-80GB", price: float = 2.0, steps: int = 500) 
     made = Plan(
         algorithm="PPO", cluster=spec, workload=Workload(steps=steps), best=best, calls=best.timeline, memory=best.memory,
         runners_up=tuple(others), models=dict.fromkeys(["actor", "critic", "reference", "reward"], "llama-70b"),
-        rejected=(Rejected(preset="interleaving", title="", over_bytes=12 * GB, where="each device of pool 'all' (128 x A100-80GB)"),),
+        rejected=(Rejected(preset="interleaving", title="", over_bytes=12 * GB, where="each device of pool 'all'"),),
         search=Searched(family=FAMILY, num_considered=1234, num_pruned=1200, num_layouts=456, seconds=0.087),
     )  # fmt: skip
     turn = Turn(field="response_tokens", value=4096, title="split", seconds=71.0, before="colocate")
@@ -109,6 +112,28 @@ def no_plan() -> dict[str, Any]:
     return {**plan_data(), "best": None, "runners_up": [], "rejected": [], "sensitivity": []}
 
 
-def unlike(plan_: Plan) -> Plan:
-    """The same plan without names and prices."""
-    return replace(plan_, runners_up=(), rejected=())
+
+def answer(cluster: ClusterSpec, workload: Workload, placement: str, layouts: Any) -> Plan:
+    """Stands for the planner: the made-up plan, slower with longer responses; 4 devices are too few, and long ones want a split."""
+    if cluster.num_devices < 4:
+        raise DeviceMemoryError(f"the models do not fit: {cluster} misses 40.0 GB on each device; 4 devices would do")
+    made = plan(str(cluster), cluster.price_per_device_hour)
+    slower = workload.response_tokens / 1024 * workload.prompts / 1024 * 128 / cluster.num_devices
+    wanted = "split" if workload.response_tokens > 2048 else "colocate"
+    ranked = sorted((made.best, *made.runners_up), key=lambda a: a.preset != wanted)
+    if placement != "auto":
+        ranked.sort(key=lambda a: a.preset != placement)
+    scaled = [
+        replace(a, seconds=a.seconds * slower, band=(a.band[0] * slower, a.band[1] * slower), why=a.why if i else "",
+                timeline=tuple(replace(c, start_s=c.start_s * slower, seconds=c.seconds * slower, parts=()) for c in a.timeline))
+        for i, a in enumerate(ranked)
+    ]  # fmt: skip
+    return replace(
+        made, workload=replace(workload, steps=500), best=scaled[0], calls=scaled[0].timeline, memory=scaled[0].memory,
+        runners_up=tuple(scaled[1:]),
+    )
+
+
+def what_if(cluster: str = "16x8 A100-80GB", **options: Any) -> WhatIf:
+    spec = ClusterSpec.parse(cluster, 2.0)
+    return WhatIf(answer, spec, Workload(**options), roles=["actor", "critic"], rollouts=["actor"], max_tokens=8192)
