@@ -43,7 +43,7 @@ KEPT = 400
 """Answers that are remembered (the plans themselves: the last few)."""
 LABELS = {
     "devices": ("devices", ""), "prompts": ("prompts a step", ""), "prompt_tokens": ("prompt length", "tokens"),
-    "response_tokens": ("response length", "tokens"), "price_per_device_hour": ("price", "a device-hour"),
+    "response_tokens": ("response length", "tokens"), "price_per_device_hour": ("price a device-hour", ""),
 }  # fmt: skip
 """What can be slid -> its words and its unit."""
 LAYOUTS = (AUTO, "tp1", "tp2", "tp4", "tp8", "tp1 pp2", "tp2 pp2", "tp4 pp2", "tp8 pp2", "tp4 pp4", "tp8 pp4", "tp8 pp8")

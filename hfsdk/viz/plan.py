@@ -166,7 +166,7 @@ class PlanPicture(Picture):
 
 def _choice(one: Mapping[str, Any], data: Mapping[str, Any], order: Mapping[str, int]) -> ChoiceView:
     seconds, price = finite(one["seconds"]), finite(data["price_per_device_hour"])
-    dollars = None if seconds is None or not price else seconds * data["num_devices"] / 3600 * price
+    dollars = None if seconds is None or not price else finite(seconds * data["num_devices"] / 3600 * price)
     steps = data["workload"].get("steps") or 1
     low, high = (finite(s) for s in one["band"])
     pools = [_pool(pool, one, order) for pool in one["pools"]]
@@ -182,7 +182,7 @@ def _choice(one: Mapping[str, Any], data: Mapping[str, Any], order: Mapping[str,
         "text": f"{one['preset']}: {one['title']}" if one["preset"] else one["title"],
         "step_s": seconds,
         "low_s": low, "high_s": high, "dollars_step": dollars,
-        "dollars_run": dollars * steps if dollars is not None and steps > 1 else None,
+        "dollars_run": finite(dollars * steps) if dollars is not None and steps > 1 else None,
         "close": bool(one["too_close"]), "why": one["why"], "pools": pools, "lanes": [cut(lane, 40) for lane in lanes],
         "calls": [_call(row, call, lanes, order) for row, call in enumerate(one["timeline"])],
     }  # fmt: skip
@@ -253,8 +253,8 @@ def _subtitle(data: Mapping[str, Any], steps: float) -> str:
     words = [str(data["workload"]["text"])]
     words += [f"{hours:.3g} device-hours a step"] if hours is not None else []
     if price and hours is not None:
-        words.append(f"{money_text(hours * price)} a step at {price:.4g} a device-hour")
-        words += [f"{money_text(hours * price * steps)} for {count_text(steps)} steps"] if steps > 1 else []
+        words.append(f"{money_text(finite(hours * price))} a step at {price:.4g} a device-hour")
+        words += [f"{money_text(finite(hours * price * steps))} for {count_text(steps)} steps"] if steps > 1 else []
     if data["num_idle"]:
         words.append(f"{data['num_idle']} devices idle")
     return "; ".join(words)

@@ -71,8 +71,8 @@ def what_if_view(data: Mapping[str, Any], live: bool = False, request: int = 0) 
     plan, curve = plan_view(data["plan"]), data["curve"]
     title = "what if: " + plan["title"].removeprefix("plan for ")
     sliders: list[SliderView] = [
-        {"name": s["name"], "label": s["label"], "unit": s["unit"], "stops": [x for x in s["stops"] if finite(x) is not None] or [0],
-         "value": finite(s["value"]), "fixed": bool(s["fixed"])}
+        {"name": s["name"], "label": s["label"], "unit": s["unit"], "value": finite(s["value"]), "fixed": bool(s["fixed"]),
+         "stops": [x for x in s["stops"] if finite(x) is not None] or [0]}
         for s in data["sliders"]
     ]  # fmt: skip
     points = [] if curve is None else [
@@ -83,7 +83,7 @@ def what_if_view(data: Mapping[str, Any], live: bool = False, request: int = 0) 
         "picture": "what_if", "title": title, "summary": "What if: " + plan["summary"], "live": live, "request": request,
         "took_s": finite(data["seconds_taken"]), "error": data["error"], "sliders": sliders,
         "menus": [{**m, "options": [*m["options"]]} for m in data["menus"]],  # type: ignore[typeddict-item]
-        "curve": None if curve is None or not points else {**curve, "points": sorted(points, key=lambda p: p["value"])}, "plan": plan,
+        "curve": {**curve, "points": sorted(points, key=lambda p: p["value"])} if points else None, "plan": plan,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -72,9 +73,9 @@ def alternative(preset: str, num_devices: int, **words: Any) -> Alternative:
     calls = timeline(placement, num_devices)
     seconds = max(c.start_s + c.seconds for c in calls)
     sizes = {role: placement.pool_of(role).size for role in roles}
-    layouts = {role: {"train": Layout(tp=min(8, size)).fill(size)} for role, size in sizes.items()}
+    layouts = {role: {"train": Layout(tp=math.gcd(8, size)).fill(size)} for role, size in sizes.items()}
     actor = sizes["actor"]
-    layouts["actor"]["rollout"] = Layout(tp=min(4, actor)).fill(actor)
+    layouts["actor"]["rollout"] = Layout(tp=math.gcd(4, actor)).fill(actor)
     title = " | ".join(f"{' '.join(r for r in roles if placement.roles[r] == p.name)} ({p.size})" for p in placement.pools)
     return Alternative(
         title=title, preset=preset, placement=placement, layouts=layouts, seconds=seconds, band=(seconds * 0.9, seconds * 1.12),

@@ -1,10 +1,10 @@
 // Sliders over a plan: the kernel plans anew while one is dragged. One request under way at most; the newest value wins.
-const CALM_MS = 450, CURVE_W = 430, CURVE_H = 168;
+const CALM_MS = 450, CURVE_W = 404, CURVE_H = 168;
 
 function render({ model, el }) {
   const f = frame(el, "what-if", model);
   const status = H("span", { class: "hf-dim hf-status", role: "status" }, f.bar), note = H("div", { class: "hf-dim hf-frozen-note" });
-  const controls = H("div", { class: "hf-controls", style: "display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:2px 18px;margin:4px 0 6px" });
+  const controls = H("div", { class: "hf-controls", style: "display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr));gap:2px 18px;margin:4px 0 6px" });
   const subtitle = H("div", { class: "hf-dim" }), error = H("p", { class: "hf-bad hf-what-if-error", role: "alert", style: "white-space:pre-wrap;margin:4px 0" });
   for (const part of [note, controls, subtitle, error]) f.root.insertBefore(part, f.host);
   const curves = H("div", { class: "hf-curves", style: "display:flex;flex-wrap:wrap;gap:6px 14px" }), board = planBoard(f, f.host);
@@ -56,21 +56,21 @@ function render({ model, el }) {
   }
   function row(c) {
     const line = H("label", { class: "hf-control", style: "display:flex;align-items:center;gap:8px;min-width:0" }, controls);
-    H("span", { style: "flex:0 0 118px" }, line, c.label);
+    H("span", { style: "flex:0 0 140px" }, line, c.label);
     return line;
   }
   function slider(s) {
     const line = row(s), off = !live() || s.fixed;
     const input = H("input", { type: "range", min: 0, max: s.stops.length - 1, step: 1, name: s.name, "aria-label": s.label, "data-lm-suppress-shortcuts": "true", style: "flex:1 1 90px;min-width:60px", ...(off ? { disabled: "" } : {}) }, line);
-    const out = H("output", { class: "hf-num", style: "flex:0 0 92px", "data-of": s.name }, line);
-    const show = (v) => { out.textContent = `${fmtCount(v)}${s.unit ? " " + s.unit : ""}`; input.setAttribute("aria-valuetext", out.textContent); };
+    const out = H("output", { class: "hf-num", style: "flex:0 0 92px;white-space:nowrap;overflow:hidden;text-overflow:ellipsis", "data-of": s.name }, line);
+    const show = (v) => { out.textContent = isMissing(v) ? "–" : `${fmtCount(v)}${s.unit ? " " + s.unit : ""}`; input.setAttribute("aria-valuetext", out.textContent); };
     inputs.set(s.name, { show(v) { input.value = String(s.stops.reduce((best, x, i) => (Math.abs(x - v) < Math.abs(s.stops[best] - v) ? i : best), 0)); show(v); } });
     input.addEventListener("input", () => { const v = s.stops[Number(input.value)]; show(v); ask(s.name, v); });
     input.addEventListener("pointerdown", () => { held = true; });
     for (const end of ["pointerup", "pointercancel", "change"]) input.addEventListener(end, () => { held = false; });
   }
   function menu(m) {
-    const line = row(m), pick = H("select", { name: m.name, "aria-label": m.label, "data-lm-suppress-shortcuts": "true", ...(live() ? {} : { disabled: "" }) }, line);
+    const line = row(m), pick = H("select", { name: m.name, style: "min-width:0;flex:0 1 auto", "aria-label": m.label, "data-lm-suppress-shortcuts": "true", ...(live() ? {} : { disabled: "" }) }, line);
     for (const o of m.options) H("option", { value: o }, pick, o);
     inputs.set(m.name, { show(v) { pick.value = v; } });
     pick.addEventListener("change", () => ask(m.name, pick.value));
@@ -88,7 +88,7 @@ function render({ model, el }) {
     const L = 62, R = CURVE_W - 12, T = 24, B = CURVE_H - 34, known = c.points.filter((p) => !isMissing(of(p)));
     const svg = S("svg", { width: CURVE_W, height: CURVE_H, viewBox: `0 0 ${CURVE_W} ${CURVE_H}`, role: "img", "font-size": 10, class: "hf-curve", "data-curve": title,
       "aria-label": `${title} over ${c.label}: ${known.map((p) => `${fmtCount(p.value)}: ${fmt(of(p))}`).join(", ")}` }, curves);
-    S("text", { x: L, y: 13, "font-weight": 600, class: "hf-fg" }, svg, `${title} over ${c.label}` + (c.done ? "" : " …"));
+    S("text", { x: L, y: 13, "font-weight": 600, class: "hf-fg" }, svg, `${title} over ${shorten(c.label, 36)}` + (c.done ? "" : " …"));
     S("rect", { x: L, y: T, width: R - L, height: B - T, class: "hf-panel" }, svg);
     if (!known.length) return;
     const stops = c.stops, top = 1.05 * Math.max(...known.map(of)) || 1, Y = (v) => B - (v / top) * (B - T);
@@ -97,7 +97,7 @@ function render({ model, el }) {
       return i <= 0 ? (i < 0 ? stops.length - 1 : 0) : i - 1 + (v - stops[i - 1]) / (stops[i] - stops[i - 1]);
     };
     const X = (v) => L + (stops.length > 1 ? place(v) / (stops.length - 1) : 0.5) * (R - L);
-    for (const v of [0, top / 2.1, top / 1.05]) { S("line", { x1: L, x2: R, y1: Y(v), y2: Y(v), class: "hf-grid" }, svg); S("text", { x: L - 5, y: Y(v) + 3, "text-anchor": "end", "font-size": 9, class: "hf-sub" }, svg, fmt(v)); }
+    for (const v of [0, top / 2.1, top / 1.05]) { S("line", { x1: L, x2: R, y1: Y(v), y2: Y(v), class: "hf-grid" }, svg); S("text", { x: L - 5, y: Y(v) + 3, "text-anchor": "end", "font-size": 9, class: "hf-sub" }, svg, shorten(fmt(v), 12)); }
     let d = "", pen = false;
     for (const p of c.points) { if (isMissing(of(p))) { pen = false; continue; } d += `${pen ? "L" : "M"}${X(p.value).toFixed(1)},${Y(of(p)).toFixed(1)}`; pen = true; }
     S("path", { d, fill: "none", stroke: "#3b76c4", "stroke-width": 1.6, "stroke-dasharray": "4 3", class: "hf-predicted" }, svg);
@@ -113,7 +113,7 @@ function render({ model, el }) {
       S("circle", { cx: X(p.value), cy: Y(of(p)), r: 2.2, stroke: "#3b76c4", class: "hf-paper", "data-value": p.value }, svg);
     });
     const now = view.sliders.find((s) => s.name === c.name), here = view.plan && view.plan.choices[0], value = here && of({ seconds: here.step_s, dollars: here.dollars_step });
-    if (now && !isMissing(value)) {
+    if (now && !isMissing(value) && !view.error) {
       S("line", { x1: X(now.value), x2: X(now.value), y1: T, y2: B, class: "hf-edge" }, svg);
       S("circle", { cx: X(now.value), cy: Math.max(T, Y(value)), r: 4, class: "hf-paper hf-current hf-here" }, svg);
     }
