@@ -82,9 +82,9 @@ _ERRORS = (
 _HOMES = {
     "AdamW": "roles", "Batch": "batch", "Call": "dataflow", "ClusterSpec": "spec", "Dataflow": "dataflow", "DeviceSpec": "spec",
     "Experiment": "experiment", "History": "history", "Layout": "layout", "Metrics": "pending", "ModelSpec": "spec",
-    "PPO": "algorithms", "PerfModel": "planner.perf_model", "Placement": "placement", "Plan": "plan", "Pool": "placement", "Primitive": "models",
-    "PromptStream": "session", "Ragged": "table", "ReshardPlan": "resharding", "RolloutOptions": "roles", "Run": "session",
-    "Session": "session", "Snapshot": "snapshot", "Span": "trace", "Table": "table", "Trace": "trace",
+    "PPO": "algorithms", "PerfModel": "planner.perf_model", "Placement": "placement", "Plan": "plan", "Pool": "placement",
+    "Primitive": "models", "PromptStream": "session", "Ragged": "table", "ReshardPlan": "resharding", "RolloutOptions": "roles",
+    "Run": "session", "Session": "session", "Snapshot": "snapshot", "Span": "trace", "Table": "table", "Trace": "trace",
     "TransferProtocol": "protocol", "Workload": "plan", "primitive": "models",
     **dict.fromkeys(_ERRORS, "errors"),
     **dict.fromkeys(["DPO", "GRPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF"], "algorithms"),

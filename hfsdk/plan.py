@@ -128,16 +128,18 @@ class PlannedCall:
 
     def spans(self) -> list[Span]:
         """Return the predicted span of the call and those of its parts on every device."""
-        about: dict[str, Any] = {"role": self.role, "call_id": self.id, "method": self.method, "pool": self.pool, "phase": self.phase}
+        about: dict[str, Any] = {
+            "role": self.role, "call_id": self.id, "method": self.method, "pool": self.pool, "phase": self.phase, "predicted": True,
+        }  # fmt: skip
         attrs: dict[str, float | int | str] = {"rows": self.num_rows, "state": "planned"}
         if self.after:
             attrs["after"] = " ".join(map(str, self.after))
-        found = [Span(name=self.method, start_ns=round(self.start_s * 1e9), duration_s=self.seconds, predicted=True,
+        found = [Span(name=self.method, start_ns=round(self.start_s * 1e9), duration_s=self.seconds,
                       attrs=attrs, **about)]  # fmt: skip
         for name, shift, seconds in self.parts:
             start_ns = round((self.start_s + shift) * 1e9)
             found += [
-                Span(name=name, start_ns=start_ns, duration_s=seconds, device=device, rank=rank, predicted=True, **about)
+                Span(name=name, start_ns=start_ns, duration_s=seconds, device=device, rank=rank, **about)
                 for rank, device in enumerate(self.devices)
             ]
         return found
