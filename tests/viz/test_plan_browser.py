@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,7 +71,8 @@ def test_the_drawn_numbers_are_the_plans(chromium: Any, tmp_path: Path) -> None:
         assert float(page.locator(".hf-plan-memory").get_attribute("data-bytes")) == plan.memory[0].asked
         assert page.locator(".hf-plan-row").count() == 3
         assert "41.30 s" in page.locator(".hf-plan-row").first.inner_text()
-        assert page.locator(".hf-plan-step svg").get_attribute("aria-label").startswith("The step as predicted: actor.generate 14.00 s")
+        spoken = page.locator(".hf-plan-step svg").get_attribute("aria-label")
+        assert spoken.startswith("The step as predicted: actor.generate 14.00 s")
         assert "Too close to call" in page.locator(".hf-plan-close").inner_text()
         assert page.locator(".hf-plan-sensitivity li").count() == 1
         fills = page.locator(".hf-plan-call > rect:nth-child(2)").evaluate_all("all => all.map((e) => e.getAttribute('fill'))")
@@ -95,7 +97,8 @@ def test_hover_tells_of_calls_pools_and_memory(chromium: Any, tmp_path: Path) ->
 def test_a_click_shows_the_blocks_and_the_step_of_a_runner_up(chromium: Any, tmp_path: Path) -> None:
     with Frozen(chromium, tmp_path / "plan.html", demo_plans.plan()) as page:
         page.locator(".hf-plan-row").nth(1).click()
-        assert page.locator(".hf-plan-pool").evaluate_all("all => all.map((e) => e.dataset.pool)") == ["actor+reference", "critic+reward"]
+        pools = page.locator(".hf-plan-pool").evaluate_all("all => all.map((e) => e.dataset.pool)")
+        assert pools == ["actor+reference", "critic+reward"]
         assert page.locator(".hf-pool-devices").evaluate_all("all => all.map((e) => e.dataset.devices)") == ["64", "64"]
         generate = page.locator('.hf-plan-call[data-call="actor.generate"]')
         assert float(generate.get_attribute("data-seconds")) == 28.0
@@ -200,7 +203,9 @@ def drag(page: Any, name: str, to: float) -> None:
     """Move a slider to a value, as a hand would: an input event."""
     index = page.evaluate(
         """([name, to]) => { const input = document.querySelector(`.hf-live input[name=${name}]`);
-            for (let i = 0; i <= Number(input.max); i++) { input.value = i; input.dispatchEvent(new Event('input', {bubbles: true}));
+            for (let i = 0; i <= Number(input.max); i++) {
+                input.value = i;
+                input.dispatchEvent(new Event('input', {bubbles: true}));
                 if (document.querySelector(`.hf-live output[data-of=${name}]`).textContent.replace(/[^0-9]/g, '') === String(to))
                     return i; }
             return -1; }""",
@@ -227,8 +232,7 @@ def test_a_drag_is_planned_anew_and_the_newest_value_wins(live: harness.Notebook
     drawn(page)
     assert python(live, "what_if.question.response_tokens, what_if.plan.best.preset") == "(4096, 'split')"
     asked = json.loads(python(live, "answers"))
-    assert asked[-1] == 4096
-    assert len(asked) <= 3, "what came while one was planned was dropped"
+    assert asked.index(4096) <= 2, "what came while one was planned was dropped"
     assert page.locator(".hf-live .hf-plan-pool").count() == 2
     assert "planned in" in page.locator(".hf-live .hf-status").inner_text()
     page.wait_for_function("() => document.querySelectorAll('.hf-live .hf-curve').length === 2", timeout=15_000)
@@ -282,7 +286,9 @@ def test_saved_it_is_frozen_with_the_last_plan(live: harness.Notebook, lab: harn
     path = lab.root / "what_if.ipynb"
     (output,) = [o for cell in json.loads(path.read_text())["cells"] for o in cell["outputs"]]
     assert set(output["data"]) == {"text/plain", "text/html"}, "no widget-view: it could not be opened again"
-    reopened = harness.Notebook(lab, chromium.new_page(viewport={"width": 1300, "height": 1500})).open("what_if.ipynb", kernel=False)
+    shutil.copy(path, lab.root / "copy.ipynb")
+    viewport = {"width": 1300, "height": 1500}
+    reopened = harness.Notebook(lab, chromium.new_page(viewport=viewport)).open("copy.ipynb", kernel=False)
     try:
         page = reopened.page
         page.wait_for_selector("[data-ready]")

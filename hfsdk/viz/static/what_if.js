@@ -160,18 +160,19 @@ function render({ model, el }) {
 function initialize({ model }) {
   const key = model.get("key"), el = document.createElement("div");
   el.className = "hf-picture hf-live";
-  let leave = null, home = null;
+  let leave = null, home = null, focus = null; // a hand on a slider stays there when the output under it is replaced
+  el.addEventListener("focusin", (ev) => { focus = ev.target; });
+  el.addEventListener("focusout", () => setTimeout(() => { if (el.isConnected && !el.contains(document.activeElement)) focus = null; }));
   const show = (place, frozen) => { for (const child of place.children) if (child !== el) child.style.display = frozen ? "" : "none"; };
   const look = () => {
     const places = document.querySelectorAll(`[data-hf-live="${key}"]`), place = places[places.length - 1];
     if (!place || (place === home && el.parentNode === home)) return;
-    const focus = el.contains(document.activeElement) ? document.activeElement : null;
     if (home && home !== place) show(home, true);
     home = place;
     show(place, false);
     place.append(el);
     if (!leave) leave = render({ model, el });
-    if (focus) focus.focus({ preventScroll: true });
+    if (focus && document.activeElement !== focus) focus.focus({ preventScroll: true });
   };
   const watch = new MutationObserver(look);
   watch.observe(document.body, { childList: true, subtree: true });
