@@ -17,7 +17,7 @@ from hfsdk.planner.memory import role_bytes
 from hfsdk.planner.pools import Kind
 from hfsdk.planner.recorded import GENERATING, RecordedCall
 from hfsdk.planner.search import Found
-from hfsdk.planner.tables import LayoutsOf, Phases, process_bytes, rollouts_of, trains_of, with_layouts
+from hfsdk.planner.tables import LayoutsOf, Phases, num_parameters, process_bytes, rollouts_of, trains_of, with_layouts
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import DTYPE_BYTES
 from hfsdk.table import Array
@@ -78,8 +78,10 @@ def preset_grouping(name: str, roles: Sequence[str], num_devices: int) -> object
     return frozenset((members[p.name], members.get(p.within, frozenset())) for p in placement.pools if members[p.name])
 
 
-def alternative(found: Found, error: Mapping[str, float], best: Found | None = None) -> Alternative:
-    """Return a plan as data, with why it lost against ``best``."""
+def alternative(
+    found: Found, error: Mapping[str, float], best: Found | None = None, against: Alternative | None = None
+) -> Alternative:
+    """Return a plan as data, with why it lost against ``best`` (``against`` is that one as data)."""
     space = found.leaf.space
     seconds = job_seconds(found)
     names = [job.role + "." + job.method for job in space.mode.jobs]
@@ -94,15 +96,18 @@ def alternative(found: Found, error: Mapping[str, float], best: Found | None = N
         band=(_makespan(found, seconds * (1 - errors)), _makespan(found, seconds * (1 + errors))), calls=calls,
         facts=_facts(found), peak_bytes=_peak_bytes(found),
     )  # fmt: skip
-    if best is None:
+    if best is None or against is None:
         return made
-    return replace(made, why=_why(made, alternative(best, error)), too_close=_too_close(found, best, error))
+    return replace(made, why=_why(made, against), too_close=_too_close(found, best, error))
 
 
 def _makespan(found: Found, seconds: Array) -> float:
+    return float(_makespans(found, seconds[None])[0])
+
+
+def _makespans(found: Found, seconds: Array) -> Array:
     space = found.leaf.space
-    grouping = space.arrangements[found.leaf.arrangement].grouping
-    return float(space.replay.makespan(np.atleast_2d(seconds), np.array([grouping]))[0])
+    return space.replay.makespan(seconds, np.full(len(seconds), space.arrangements[found.leaf.arrangement].grouping))
 
 
 def _too_close(found: Found, best: Found, error: Mapping[str, float]) -> bool:
@@ -113,13 +118,12 @@ def _too_close(found: Found, best: Found, error: Mapping[str, float]) -> bool:
     sides = [(one, job_seconds(one), [job.method for job in one.leaf.space.mode.jobs]) for one in (found, best)]
     methods = sorted({name for _, _, names in sides for name in names})
 
-    def difference(method: str, factor: float) -> float:
-        ends = [_makespan(one, s * np.where([n == method for n in names], factor, 1.0)) for one, s, names in sides]
-        return ends[0] - ends[1]
-
-    now = difference("", 1.0)
-    moved = [max(abs(difference(m, 1 + sign * error.get(m, error[""])) - now) for sign in (-1, 1)) for m in methods]
-    return bool(now <= np.sqrt(np.sum(np.square(moved))))
+    factors = np.array([[1 + sign * error.get(m, error[""]) if m == n else 1.0 for n in methods]
+                        for m in methods for sign in (-1, 1)] + [[1.0] * len(methods)])  # fmt: skip
+    ends = [_makespans(one, s * factors[:, [methods.index(n) for n in names]]) for one, s, names in sides]
+    differences = ends[0] - ends[1]
+    moved = np.abs(differences[:-1] - differences[-1]).reshape(-1, 2).max(1)
+    return bool(differences[-1] <= np.sqrt(np.sum(np.square(moved))))
 
 
 def _why(one: Alternative, best: Alternative) -> str:
@@ -173,7 +177,7 @@ def _call_facts(call: RecordedCall, role: RoleSpec, layouts: LayoutsOf, size: in
     tokens = mean * rows / layout.num_replicas
     filling = (layout.pp - 1) * min(tokens / steps, role.micro_batch_tokens)
     message = 2 * spec.num_layers / layout.pp * tokens * spec.hidden_size * each * 2 * (layout.tp - 1) / layout.tp
-    local = spec.num_parameters() / layout.tp / layout.pp
+    local = num_parameters(spec) / layout.tp / layout.pp
     reduced = (4 + each) * local * (layout.num_replicas - 1) / layout.num_replicas * steps
     return {
         "bubble_s": took * filling / (tokens / steps + filling) if tokens else 0.0,

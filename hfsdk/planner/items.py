@@ -1,8 +1,8 @@
 """What is placed, and in which ways: items (roles and shadows), their jobs, and groupings (who shares devices with whom).
 
 The family of plans: every set partition of the items into pools; blocks of frozen models may instead lie side by side on parts of
-a pool that a trained or generating model uses (interleaving, arXiv 2312.11819); an actor may generate by a shadow, a critic infer by
-one (separation), on a pool other than its own. In 2312.11819's terms::
+a pool that a trained or generating model uses (interleaving, arXiv 2312.11819); an actor may generate by a shadow, a critic infer
+by one (separation), on a pool other than its own. In 2312.11819's terms::
 
     {actor critic reference reward}                          flattening, HybridFlow's colocate
     {actor critic} with parts {reference}, {reward}          interleaving

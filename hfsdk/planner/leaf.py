@@ -96,7 +96,7 @@ class Leaf:
         candidates = self._candidates(devices)
         if not all(map(len, candidates)):
             return None
-        chosen = np.zeros((1, 0), dtype=np.int64)
+        chosen, seconds = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
         product = float(np.prod([float(len(c)) for c in candidates]))
         if product > MOST_AT_ONCE:
             candidates = [self._promising(i, candidates, limit) for i in range(len(candidates))]
@@ -104,11 +104,12 @@ class Leaf:
             count = len(candidates[i])
             chosen = np.column_stack([np.repeat(chosen, count, axis=0), np.tile(np.arange(count), len(chosen))])
             chosen = chosen[self._fits(chosen, candidates)]
-            if len(chosen) > MOST_AT_ONCE or i == len(candidates) - 1:
-                chosen = chosen[self._seconds(chosen, candidates) < limit]
+            if len(chosen) and (len(chosen) > MOST_AT_ONCE or i == len(candidates) - 1):
+                seconds = self._seconds(chosen, candidates)
+                chosen, seconds = chosen[seconds < limit], seconds[seconds < limit]
             if not len(chosen):
                 return None
-        return self._seconds(chosen, candidates), chosen, candidates
+        return seconds, chosen, candidates
 
     def _candidates(self, devices: Sequence[tuple[int, ...]]) -> list[Candidates]:
         space, homes = self.space, {i: b for b, block in enumerate(self.blocks) for i in block}

@@ -97,14 +97,14 @@ def plan_step(
         raise DeviceMemoryError(_does_not_fit(models, recorded, cluster))
     errors = dict(error) if isinstance(error, Mapping) else {"": DEFAULT_ERROR if error is None else error}
     errors.setdefault("", DEFAULT_ERROR)
-    best = found[0]
+    best, first = found[0], alternative(found[0], errors)
     searched = Searched(
         family=FAMILY, num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
         num_layouts=tables.num_predicted, seconds=time.perf_counter() - began, tables_s=tables_s,
     )  # fmt: skip
     return Plan(
-        algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=alternative(best, errors), calls=planned_calls(best),
-        memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best) for one in found[1:]),
+        algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
+        memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best, first) for one in found[1:]),
         rejected=() if only else tuple(rejected_presets(list(search.best.found.values()), models, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, search=searched, again=again,
     )  # fmt: skip
@@ -121,8 +121,8 @@ def _only(placement: str, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> ob
     return preset_grouping(placement, names, cluster.num_devices)
 
 
-def _runner_up(found: Found, errors: Mapping[str, float], best: Found) -> Alternative:
-    return replace(alternative(found, errors, best), timeline=planned_calls(found), memory=planned_memory(found))
+def _runner_up(found: Found, errors: Mapping[str, float], best: Found, first: Alternative) -> Alternative:
+    return replace(alternative(found, errors, best, first), timeline=planned_calls(found), memory=planned_memory(found))
 
 
 def planned_calls(found: Found) -> tuple[PlannedCall, ...]:

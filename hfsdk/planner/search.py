@@ -164,29 +164,29 @@ class Search:
 
     def _prime(self, space: Space) -> None:
         """Offer one placement of every grouping: pools in proportion to the work that their jobs have on all devices."""
-        for number, a in enumerate(space.arrangements):
-            if len(set(a.kinds)) > 1:
-                continue
-            kind = space.kinds[a.kinds[0]]
-            most = len(kind.sizes) - 1
-            rows = space.rows[number]
-            work = [float(np.where(np.isfinite(t := space.least[row, most]), t, 0.0).sum()) for row in rows[: len(a.kinds)]]
-            hosts = space.groupings[a.grouping].hosts
-            total = sum(w for w, h in zip(work, hosts, strict=True) if h < 0) or 1.0
-            sizes = []
-            for w, host in zip(work, hosts, strict=True):
-                inside = sum(x for x, h in zip(work, hosts, strict=True) if h == host)
-                share = w / total if host < 0 else w / (inside or 1.0) / 2
-                wanted = share * float(kind.sizes[most])
-                sizes.append(max(0, int(np.searchsorted(kind.sizes, wanted, side="right")) - 1))
-            leaf = Leaf(space=space, arrangement=number, sizes=tuple(sizes))
-            if self._bound_leaf(leaf) < self.best.limit(self.best.key(leaf)):
+        which = np.array([n for n, a in enumerate(space.arrangements) if len(set(a.kinds)) == 1], dtype=np.int64)
+        sizes = np.zeros((len(which), space.replay.most_blocks), dtype=np.int64)
+        for n, number in enumerate(which):
+            a = space.arrangements[number]
+            sizes[n, : len(a.kinds)] = self._in_proportion(space, int(number))
+        bounds = self._bound(space, which, sizes, sizes, space.exact)
+        for n in np.argsort(bounds, kind="stable"):
+            leaf = self._leaf(space, int(which[n]), sizes[n])
+            if bounds[n] < self.best.limit(self.best.key(leaf)):
                 self._offer(leaf)
 
-    def _bound_leaf(self, leaf: Leaf) -> float:
-        low = np.zeros((1, leaf.space.replay.most_blocks), dtype=np.int64)
-        low[0, : len(leaf.sizes)] = leaf.sizes
-        return float(self._bound(leaf.space, np.array([leaf.arrangement]), low, low, leaf.space.exact)[0])
+    @staticmethod
+    def _in_proportion(space: Space, number: int) -> list[int]:
+        a = space.arrangements[number]
+        kind, hosts = space.kinds[a.kinds[0]], space.groupings[a.grouping].hosts
+        work = space.work[space.rows[number, : len(a.kinds)]]
+        total = work[[h < 0 for h in hosts]].sum() or 1.0
+        sizes = []
+        for mine, host in zip(work, hosts, strict=True):
+            inside = work[[h == host for h in hosts]].sum() or 1.0
+            wanted = (mine / total if host < 0 else mine / inside / 2) * float(kind.sizes[-1])
+            sizes.append(max(0, int(np.searchsorted(kind.sizes, wanted, side="right")) - 1))
+        return sizes
 
     def _offer(self, leaf: Leaf) -> None:
         self.num_leaves += 1
@@ -289,13 +289,13 @@ def _count_sizes(space: Space, pools: Sequence[tuple[int, int]]) -> int:
         most = kind.num_devices
         steps = np.zeros(most + 1)
         steps[kind.sizes] = 1
-        ways = np.zeros(most + 1)
+        ways: Array = np.zeros(most + 1)
         ways[0] = 1
         for parts in mine:
-            inside = np.zeros(most + 1)
+            inside: Array = np.zeros(most + 1)
             inside[0] = 1
             for _ in range(parts):
                 inside = np.convolve(inside, steps)[: most + 1]
             ways = np.convolve(ways, steps * np.cumsum(inside))[: most + 1]
-        count *= round(float(ways.sum()))
+        count *= round(float(np.sum(ways)))
     return count

@@ -159,6 +159,14 @@ class Space:
         return np.minimum.accumulate(self.exact, axis=1)
 
     @cached_property
+    def work(self) -> Array:
+        """[row]: seconds of all jobs on the largest pool of the kind, as far as they fit there."""
+        rows = np.arange(len(self.num_sizes))
+        seconds = self.least[rows, self.num_sizes - 1]
+        found: Array = np.where(np.isfinite(seconds), seconds, 0.0).sum(1)
+        return found
+
+    @cached_property
     def held(self) -> tuple[Array, Array]:
         """[row, size number]: least bytes held all the time, and least working bytes, over all sizes up to this one."""
         resident, working = np.zeros(self.sizes.shape), np.zeros(self.sizes.shape)

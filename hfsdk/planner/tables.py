@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ class Tables:
         assert item.role.model is not None
         rollout = layouts.get("rollout")
         size = DTYPE_BYTES[item.role.dtype]
-        count = _rank_parameters(item.role.model, rollout.tp) if rollout else item.role.model.num_parameters()
+        count = _rank_parameters(item.role.model, rollout.tp) if rollout else num_parameters(item.role.model)
         return link.latency_s + size * count / link.bandwidth
 
     def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
@@ -266,10 +267,16 @@ def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
     return made
 
 
+@lru_cache(maxsize=64)
+def num_parameters(spec: ModelSpec) -> int:
+    """Return a model's weights; counting its tensors takes longer than a prediction."""
+    return spec.num_parameters()
+
+
 def _rank_parameters(spec: ModelSpec, tp: int) -> float:
     """Weights that a rank of the generating engine needs; keys and values are repeated where tp exceeds their heads."""
     kv = 2 * spec.num_layers * spec.hidden_size * spec.num_kv_heads * spec.head_dim
-    return (spec.num_parameters() - kv) / tp + kv / min(tp, spec.num_kv_heads)
+    return (num_parameters(spec) - kv) / tp + kv / min(tp, spec.num_kv_heads)
 
 
 def trains_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:

@@ -196,7 +196,9 @@ class Placing(Declarations):
         declared = [self._book.declared(h) for h in handles]
         if isinstance(what, Plan):
             declared = planned(what, declared, self.cluster)
-        wanted = what.placement if isinstance(what, Plan) else _without(what, {h.name for h in self._book.functions})
+            wanted: str | Mapping[str, float] | Placement = what.placement
+        else:
+            wanted = _without(what, {h.name for h in self._book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
         roles = placed(declared, placement, self.cluster)
         check_fits(roles, placement, self.cluster)
@@ -223,7 +225,7 @@ class Placing(Declarations):
         )
 
 
-def _without(what: Wish, functions: set[str]) -> Wish:
+def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -> str | Mapping[str, float] | Placement:
     """Take functions out of a placement by names: they run in CPU tasks and need no device."""
     if not isinstance(what, Mapping):
         return what
