@@ -12,6 +12,8 @@ import numpy as np
 import hfsdk as hf
 from hfsdk.comparison import ComparedCall, Comparison
 from hfsdk.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
+from hfsdk.experiment import Experiment
+from hfsdk.history import Branch, History, Mark
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement, Pool
 from hfsdk.resharding import ReshardPlan, ReshardReport, TransportReport
@@ -223,6 +225,28 @@ def placed(data: dict[str, Any]) -> Picture:
     return PlacementPicture(placement_view(data))
 
 
+# ---------------------------------------------------------------- branches and experiments
+
+
+def experiment_of(value: float | None, name: str = "PPO", steps: int = 3, *, judged: bool = False) -> Experiment:
+    """Two algorithms, two seeds; every measure of the second one is ``value``."""
+    rows = [
+        {"algorithm": algorithm, "seed": seed, "step": step, **dict.fromkeys(("score", "kl", "length", "seconds", "tokens"), number)}
+        for algorithm, number in ((name, value), ("GRPO", 0.1)) for seed in (0, 1) for step in range(steps)
+    ]
+    then = {"algorithms": {name: {"final_scores": {"0": 0.2, "1": 0.4}}}} if judged else None
+    return Experiment(tuple(rows), {name: "()", "GRPO": "()"}, (0, 1), steps, then)
+
+
+def history_of(score: float | None, name: str = "again", steps: int = 4) -> History:
+    """A branch that left ``main`` after its second step."""
+    rows = [{"kind": "step", "branch": "main", "step": i, "score_mean": score} for i in range(steps)]
+    rows[min(1, steps - 1)]["snapshot"] = HOSTILE if name == HOSTILE else "before"
+    rows += [{"kind": "update", "branch": name, "role": "actor"}, {"kind": "step", "branch": name, "step": 2, "score_mean": score}]
+    mark = str(rows[min(1, steps - 1)]["snapshot"])
+    return History(tuple(rows), (Branch("main"), Branch(name, "main", mark, 1)), (Mark(mark, "main", 1),), name)
+
+
 PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline: {name}": lambda make=make: picture_of(make()) for name, make in TRACES.items()},
     **{f"timelines: {name}": lambda make=make: hf.viz.timelines_picture({HOSTILE: make(), "b": make(), "c": demo.step_trace()})
@@ -292,6 +316,18 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "dataflow: nan": lambda: picture_of(flow_of("a", NAN)),
     "dataflow: infinity": lambda: picture_of(flow_of("a", INF)),
     "dataflow: only running": lambda: picture_of(flow_of("a", None, "running")),
+    "experiment: one step": lambda: picture_of(experiment_of(0.3, steps=1)),
+    "experiment: nan": lambda: picture_of(experiment_of(NAN)),
+    "experiment: infinity": lambda: picture_of(experiment_of(INF, judged=True)),
+    "experiment: no scores": lambda: picture_of(experiment_of(None)),
+    "experiment: hostile": lambda: picture_of(experiment_of(0.3, HOSTILE, judged=True)),
+    "experiment: nothing": lambda: picture_of(Experiment((), {}, (), 0)),
+    "lineage: empty": lambda: picture_of(History((), (Branch("main"),))),
+    "lineage: nan": lambda: picture_of(history_of(NAN)),
+    "lineage: infinity": lambda: picture_of(history_of(INF)),
+    "lineage: no scores": lambda: picture_of(history_of(None)),
+    "lineage: 3000 steps": lambda: picture_of(history_of(0.5, steps=3000)),
+    "lineage: hostile": lambda: picture_of(history_of(0.5, HOSTILE)),
     "reshard: one rank": lambda: picture_of(plan_of("m", "tp1", "tp1")),
     "reshard: 1024 ranks": lambda: picture_of(plan_of("m", "tp4 dp256", "tp2 dp512")),
     "reshard: hostile": lambda: picture_of(plan_of(HOSTILE, "tp4", "tp2")),
