@@ -218,7 +218,8 @@ def deepspeed_chat() -> Iterator[Case]:
         num_rows = int(row["global_batch"]) // gpus
         made = setup(LLAMA[row["actor_params_b"]], f"dp{gpus}", device, traits, rollout=Layout(tp=1), max_num_seqs=4096)
         yield Case(
-            f"DeepSpeed-Chat, {'NVLink' if device == 'A100-80GB' else 'PCIe'}", "generation", float(row["value"]), on_test_side(row),
+            f"DeepSpeed-Chat, {'NVLink' if device == 'A100-80GB' else 'PCIe'}", "generation",
+            float(row["value"]), on_test_side(row),
             f"DeepSpeed-Chat {row['actor_params_b']}B/{row['critic_params_b']}B {gpus} GPUs",
             f"{row['actor_params_b']}B {device}", "ZeRO-3", _zero_seconds(made, num_rows),
         )  # fmt: skip
