@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from hfsdk.models import Primitive, primitive
     from hfsdk.pending import Metrics
     from hfsdk.placement import Placement, Pool
+    from hfsdk.plan import Plan, Workload
     from hfsdk.planner.perf_model import PerfModel
     from hfsdk.protocol import TransferProtocol
     from hfsdk.resharding import ReshardPlan
@@ -81,10 +82,10 @@ _ERRORS = (
 _HOMES = {
     "AdamW": "roles", "Batch": "batch", "Call": "dataflow", "ClusterSpec": "spec", "Dataflow": "dataflow", "DeviceSpec": "spec",
     "Experiment": "experiment", "History": "history", "Layout": "layout", "Metrics": "pending", "ModelSpec": "spec",
-    "PPO": "algorithms", "PerfModel": "planner.perf_model", "Placement": "placement", "Pool": "placement", "Primitive": "models",
-    "PromptStream": "session", "Ragged": "table", "ReshardPlan": "resharding", "RolloutOptions": "roles", "Run": "session",
-    "Session": "session", "Snapshot": "snapshot", "Span": "trace", "Table": "table", "Trace": "trace",
-    "TransferProtocol": "protocol", "primitive": "models",
+    "PPO": "algorithms", "PerfModel": "planner.perf_model", "Placement": "placement", "Plan": "plan", "Pool": "placement",
+    "Primitive": "models", "PromptStream": "session", "Ragged": "table", "ReshardPlan": "resharding", "RolloutOptions": "roles",
+    "Run": "session", "Session": "session", "Snapshot": "snapshot", "Span": "trace", "Table": "table", "Trace": "trace",
+    "TransferProtocol": "protocol", "Workload": "plan", "primitive": "models",
     **dict.fromkeys(_ERRORS, "errors"),
     **dict.fromkeys(["DPO", "GRPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF"], "algorithms"),
     **dict.fromkeys(["BradleyTerry", "CostLoss", "CrossEntropy"], "algorithms"),
@@ -130,6 +131,7 @@ __all__ = [
     "PerfModel",
     "Placement",
     "PlacementError",
+    "Plan",
     "Pool",
     "Primitive",
     "PromptStream",
@@ -154,6 +156,7 @@ __all__ = [
     "UnsupportedModelError",
     "WandB",
     "WorkerDiedError",
+    "Workload",
     "data",
     "doctor",
     "primitive",

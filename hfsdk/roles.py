@@ -139,6 +139,8 @@ class RoleSpec:
     train: Layout | None = None
     """Layout of training or, for frozen models, of inference."""
     rollout: Layout | None = None
+    auto: tuple[str, ...] = ()
+    """Layouts that the user left open (``"train"``, ``"rollout"``): data parallel, unless a plan says otherwise."""
     dtype: str = "fp32"
     """Compute dtype; with bf16 the optimizer keeps fp32 masters."""
     optimizer: AdamW | None = None

@@ -134,7 +134,8 @@ class Declarations(ABC):
         Raises: as in :meth:`actor`.
         """
         own = model.role.dtype if isinstance(model, ModelHandle) else "fp32"
-        train = self._declared(model).train if isinstance(model, ModelHandle) else None
+        declared = self._declared(model) if isinstance(model, ModelHandle) else None
+        train = None if declared is None or "train" in declared.auto else declared.train
         if layout == "auto" and train is not None:
             layout = train  # as declared: what placing filled in may be otherwise on this role's pool, and the next time
         role = RoleSpec(

@@ -16,6 +16,7 @@ from hfsdk.layout import Layout
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
 from hfsdk.placement import Placement, Pool, is_shadow
+from hfsdk.plan import Plan
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec
 
@@ -105,7 +106,9 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
     """
     folder, spec = find_model(model, ground)
     num_devices = ground.cluster.num_devices
-    role = replace(role, folder=folder, model=spec, train=parse_layout(train, spec, num_devices, f"{role.name}'s"))
+    auto = tuple(use for use, wish in (("train", train), ("rollout", rollout)) if wish == "auto")
+    filled_in = parse_layout(train, spec, num_devices, f"{role.name}'s")
+    role = replace(role, folder=folder, model=spec, train=filled_in, auto=role.auto or auto)
     if rollout is None:
         return role
     layout = parse_layout(rollout, spec, num_devices, f"{role.name}'s rollout")
@@ -162,6 +165,35 @@ def filled(role: RoleSpec, pool: Pool, cluster: ClusterSpec) -> RoleSpec:
         return replace(role, train=train, rollout=role.rollout.fill(pool.size) if role.rollout else None, nodes=nodes)
     except LayoutError as error:
         raise PlacementError(f"{role.name} does not fit pool {pool.name!r}: {error}") from error
+
+
+def planned(plan: Plan, declared: Sequence[RoleSpec], cluster: ClusterSpec) -> list[RoleSpec]:
+    """Return the roles with the layouts of a plan where they were left open; a shadow's rollout is its role's.
+
+    Raises:
+        PlacementError: the plan is for another number of devices or other roles, or a role has other layouts than it was planned
+            with.
+    """
+    if plan.cluster.num_devices != cluster.num_devices:
+        raise PlacementError(
+            f"the plan is for {plan.cluster} ({plan.cluster.num_devices} devices); this session has {cluster}. "
+            "Make a plan here: session.plan(algorithm, workload)."
+        )
+    roles = []
+    for role in declared:
+        if role.name not in plan.models or plan.models[role.name] != str(role.model):
+            asked = f"{role.name} ({role.model})"
+            raise PlacementError(f"the plan places {dict(plan.models)}, and not {asked}; make a new one: session.plan(...)")
+        layouts = {**plan.layouts.get(f"{role.name}.rollout", {}), **plan.layouts[role.name]}
+        for use, own in (("train", role.train), ("rollout", role.rollout)):
+            there = layouts.get(use)
+            fits = own is None or use in role.auto or there is None or (own.tp, own.pp) == (there.tp, there.pp)
+            if not fits or (own is not None and own.dp and there and use not in role.auto and own.dp != there.dp):
+                raise PlacementError(
+                    f"the plan has {role.name}'s {use} layout as '{there}', and it is declared as '{own}' now; make a new plan"
+                )
+        roles.append(replace(role, train=layouts.get("train", role.train), rollout=layouts.get("rollout", role.rollout)))
+    return roles
 
 
 def placed(declared: Sequence[RoleSpec], placement: Placement, cluster: ClusterSpec) -> list[RoleSpec]:

@@ -14,11 +14,12 @@ from hfsdk.errors import PlacementError
 from hfsdk.models import ModelHandle
 from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.placement import Placement
+from hfsdk.plan import Plan
 from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declarations import Declarations, H
-from hfsdk.session.declare import Ground, has_scalar_head, placed
+from hfsdk.session.declare import Ground, has_scalar_head, placed, planned
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
@@ -27,7 +28,7 @@ from hfsdk.spec import ClusterSpec
 if TYPE_CHECKING:
     from hfsdk.session.checkpoint import Saving
 
-Wish = str | Mapping[str, float] | Placement
+Wish = str | Mapping[str, float] | Placement | Plan
 """What ``place`` takes."""
 
 
@@ -177,7 +178,8 @@ class Placing(Declarations):
 
         Args:
             what: a preset (``"colocate"``, ``"split"``, ``"standalone"``, ``"flattening"``, ``"separation"``; see
-                :meth:`hfsdk.Placement.of`), ``{"actor reference": 2, "critic": 2}``, or a :class:`hfsdk.Placement`.
+                :meth:`hfsdk.Placement.of`), ``{"actor reference": 2, "critic": 2}``, a :class:`hfsdk.Placement`, or a plan, which
+                also sets the layouts that were left open.
             fresh: whether models whose place or layout changes start again from their initial weights.
 
         Returns:
@@ -191,9 +193,14 @@ class Placing(Declarations):
         handles = self._book.models
         if not handles:
             raise PlacementError("there is no model to place yet; declare some first, e.g. session.actor('tiny')")
-        wanted = _without(what, {h.name for h in self._book.functions})
+        declared = [self._book.declared(h) for h in handles]
+        if isinstance(what, Plan):
+            declared = planned(what, declared, self.cluster)
+            wanted: str | Mapping[str, float] | Placement = what.placement
+        else:
+            wanted = _without(what, {h.name for h in self._book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
-        roles = placed([self._book.declared(h) for h in handles], placement, self.cluster)
+        roles = placed(declared, placement, self.cluster)
         check_fits(roles, placement, self.cluster)
         self._settle_save()
         moves = self._placement is not None and placement != self._placement
@@ -218,7 +225,7 @@ class Placing(Declarations):
         )
 
 
-def _without(what: Wish, functions: set[str]) -> Wish:
+def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -> str | Mapping[str, float] | Placement:
     """Take functions out of a placement by names: they run in CPU tasks and need no device."""
     if not isinstance(what, Mapping):
         return what

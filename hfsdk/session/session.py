@@ -16,6 +16,8 @@ from hfsdk.engine.model_folders import eos_token_ids
 from hfsdk.errors import OptionError
 from hfsdk.experiment import Experiment
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
+from hfsdk.plan import Plan, Workload
+from hfsdk.planner.perf_model import PerfModel
 from hfsdk.runtime import Runtime
 from hfsdk.session.branching import Branching
 from hfsdk.session.checkpoint import Saving, load_session
@@ -25,6 +27,7 @@ from hfsdk.session.evaluation import evaluate
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.flows import Dataflows
 from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.planning import ask
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.start import start_runtime, start_simulated
@@ -242,6 +245,52 @@ class Session(Branching):
             ColumnError: the columns differ in length or are empty.
         """
         return Batch.from_columns(self._client, columns)
+
+    # -- planning
+
+    def plan(
+        self,
+        algorithm: Algorithm,
+        workload: Workload,
+        *,
+        top: int = 5,
+        by_placement: bool = False,
+        shadows: bool = True,
+        perf: PerfModel | None = None,
+        error: float | Mapping[str, float] | None = None,
+    ) -> Plan:
+        """Find the best placement and layouts of the declared roles for one step of an algorithm; nothing runs, nothing is loaded.
+
+        The algorithm's ``step`` is run once without values, to see its calls; then the optimum is searched over set partitions of
+        the roles, pool sizes, layouts and strategies (interleaving, separation), under memory: exact within that family
+        (``plan.search.family``) and the performance model. Layouts that were declared are kept; those left ``"auto"`` are searched.
+
+        Args:
+            algorithm: e.g. ``hf.PPO()``.
+            workload: prompts and lengths of one step; what it names replaces the algorithm's own options.
+            top: how many plans to return, the best one included.
+            by_placement: whether two of them may share devices in the same way and differ in pool sizes.
+            shadows: whether shadows (separation) may be used.
+            perf: predicts seconds; by default the session's own.
+            error: relative error of predicted seconds, for the bands: a number, or by method.
+
+        Returns:
+            The plan; ``session.place(plan)`` applies it, ``plan.why()`` explains it.
+
+        Raises:
+            DeviceMemoryError: nothing fits; says by how many bytes, and the smallest cluster that would do.
+            LayoutError: a declared layout covers no pool of this cluster.
+            OptionError: the workload is none, the algorithm generates nothing or lacks an option that the workload names, or
+                samples would be longer than a model's context.
+            PlacementError: a role that the step uses is not declared.
+        """
+        self._client.check_open()
+        handles = [(handle, self._declared(handle)) for handle in self._book]
+        options = {"top": top, "by_placement": by_placement, "shadows": shadows, "error": error}
+        return ask(
+            algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or PerfModel(),
+            options=options,
+        ).answer()  # fmt: skip
 
     # -- looking
 

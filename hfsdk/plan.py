@@ -1,0 +1,472 @@
+"""What is to be run and how it is best placed: ``Workload`` and ``Plan``. Found by ``hfsdk.planner.search``; only data here.
+
+A plan says which roles share which devices, in which layouts, and what is predicted of one step: when each call runs, what every
+device holds, what it costs. Beside it stand the runners-up, each with why it lost, and the placements that do not fit into memory::
+
+    plan = session.plan(hf.PPO(), hf.Workload(prompts=1024, prompt_tokens=1024, response_tokens=1024))
+    plan.seconds, plan.placement, plan.layouts["actor"], plan.trace
+    print(plan.why())
+    session.place(plan)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from hfsdk.checks import check_options, is_whole
+from hfsdk.errors import OptionError
+from hfsdk.layout import Layout
+from hfsdk.placement import Placement
+from hfsdk.spec import ClusterSpec
+from hfsdk.trace import Span, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LENGTH_KINDS = ("full", "uniform", "lognormal")
+"""Names of distributions of response lengths (see ``hfsdk.engine.simulated_runtime.ResponseLengths``)."""
+
+Layouts = Mapping[str, Layout]
+"""Use of a layout, ``"train"`` (or inference of frozen models) and ``"rollout"`` -> the filled layout."""
+
+
+@runtime_checkable
+class Lengths(Protocol):
+    """A distribution of response lengths that draws them itself, such as ``ResponseLengths``."""
+
+    def draw(self, sampling: Any, seed: int, positions: Any, copies: Any) -> Any:
+        """Return the response length of every sample, [rows]."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What one step works on. ``None`` leaves an option as the algorithm has it."""
+
+    prompts: int = 1024
+    """Prompts of one step."""
+    prompt_tokens: int = 1024
+    """Tokens of every prompt."""
+    response_tokens: int = 1024
+    """Most tokens of a response."""
+    response_lengths: str | Lengths = "full"
+    """``"full"``: every response has ``response_tokens``; ``"uniform"``, ``"lognormal"``, or a ``ResponseLengths``."""
+    n: int | None = None
+    """Responses per prompt."""
+    mini_batches: int | None = None
+    """Optimizer steps per epoch."""
+    epochs: int | None = None
+    """Passes over the batch."""
+    steps: int = 1
+    """Steps of the whole run, for what it costs."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "prompt_tokens", "response_tokens", "steps", "n", "mini_batches", "epochs"):
+            value = getattr(self, name)
+            if value is None and name in ("n", "mini_batches", "epochs"):
+                continue
+            if not is_whole(value) or value < 1:
+                raise OptionError(
+                    f"a workload's {name} must be a whole number of at least 1; got {name}={value!r}. "
+                    "Write e.g. hf.Workload(prompts=1024, prompt_tokens=1024, response_tokens=1024)."
+                )
+        lengths = self.response_lengths
+        if not (lengths in LENGTH_KINDS if isinstance(lengths, str) else isinstance(lengths, Lengths)):
+            raise OptionError(
+                f"a workload's response_lengths are one of {', '.join(map(repr, LENGTH_KINDS))} or a ResponseLengths; "
+                f"got {lengths!r}"
+            )
+        if self.mini_batches is not None and self.mini_batches > self.prompts * (self.n or 1):
+            raise OptionError(
+                f"mini_batches={self.mini_batches} needs at least as many samples; {self.prompts} prompts with n={self.n or 1} "
+                f"give {self.prompts * (self.n or 1)}. Use fewer mini-batches or more prompts."
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens of one step: prompts and responses."""
+        return self.prompts * (self.n or 1) * (self.prompt_tokens + self.response_tokens)
+
+    def __str__(self) -> str:
+        lengths = self.response_lengths if isinstance(self.response_lengths, str) else type(self.response_lengths).__name__
+        up_to = "" if lengths == "full" else f" at most ({lengths})"
+        copies = f", {self.n} responses each" if self.n and self.n > 1 else ""
+        return f"{self.prompts:,} prompts of {self.prompt_tokens:,} tokens{copies}, responses of {self.response_tokens:,}{up_to}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCall:
+    """One call of the step, when it is predicted to run, and where."""
+
+    id: int
+    role: str
+    method: str
+    phase: str
+    pool: str
+    """Name of its pool; empty for a CPU task."""
+    devices: tuple[int, ...]
+    start_s: float
+    parts: tuple[tuple[str, float, float], ...]
+    """Of the slowest rank: (name of the span, seconds after the call's start, seconds)."""
+    seconds: float
+    after: tuple[int, ...] = ()
+    """The calls whose columns or weights it reads."""
+    num_rows: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its role and method, e.g. ``"actor.generate"``."""
+        return f"{self.role}.{self.method}"
+
+    @property
+    def end_s(self) -> float:
+        """When it is over, in seconds from the step's start."""
+        return self.start_s + self.seconds
+
+    def spans(self) -> list[Span]:
+        """Return the predicted span of the call and those of its parts on every device."""
+        about: dict[str, Any] = {
+            "role": self.role, "call_id": self.id, "method": self.method, "pool": self.pool, "phase": self.phase, "predicted": True,
+        }  # fmt: skip
+        attrs: dict[str, float | int | str] = {"rows": self.num_rows, "state": "planned"}
+        if self.after:
+            attrs["after"] = " ".join(map(str, self.after))
+        found = [Span(name=self.method, start_ns=round(self.start_s * 1e9), duration_s=self.seconds,
+                      attrs=attrs, **about)]  # fmt: skip
+        for name, shift, seconds in self.parts:
+            start_ns = round((self.start_s + shift) * 1e9)
+            found += [
+                Span(name=name, start_ns=start_ns, duration_s=seconds, device=device, rank=rank, **about)
+                for rank, device in enumerate(self.devices)
+            ]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedMemory:
+    """What is predicted to lie on each device of some that are alike."""
+
+    pool: str
+    devices: tuple[int, ...]
+    device_name: str
+    exists: int
+    """Bytes the device has."""
+    process: int
+    """Bytes of the worker process itself."""
+    roles: Mapping[str, Mapping[str, int]]
+    """Role -> what (``weights``, ``gradients``, ``optimizer``, ``rollout_weights``, ``kv_cache``, ``activations``, ``logits``,
+    and in sum ``resident`` and ``working``) -> bytes."""
+
+    @property
+    def asked(self) -> int:
+        """All that stays, and what the greediest role's call needs while it runs."""
+        working = max((role["working"] for role in self.roles.values()), default=0)
+        return self.process + sum(role["resident"] for role in self.roles.values()) + working
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A placement with its best layouts: what the plan is compared with."""
+
+    title: str
+    """Who shares devices with whom, e.g. ``"actor reference (64) | critic reward (64)"``."""
+    preset: str
+    """The preset that it is one of (``"colocate"``, ``"split"``, ...), or ``""``."""
+    placement: Placement
+    layouts: Mapping[str, Layouts]
+    seconds: float
+    band: tuple[float, float]
+    """Seconds, low and high: the model's stated relative error of every kind of call, all of them off the same way."""
+    calls: Mapping[str, float]
+    """Kind of call, e.g. ``"actor.generate"`` -> its seconds in the step."""
+    facts: Mapping[str, Mapping[str, float]]
+    """Role -> ``bubble_s`` (seconds of a step in which its pipeline stages wait for each other), ``tp_bytes`` (bytes that a rank
+    sends in tensor-parallel all-reduces in a step), ``dp_bytes`` (in gradient reductions)."""
+    peak_bytes: int
+    """Of the fullest device."""
+    why: str = ""
+    """Why it lost, in words; empty for the plan itself."""
+    too_close: bool = False
+    """Whether the model cannot tell it from the plan: the difference is within the error of the calls that differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A named placement in which nothing fits: by how much, and where."""
+
+    preset: str
+    title: str
+    over_bytes: int
+    """Bytes by which the device misses, with the least greedy layouts."""
+    where: str
+    """E.g. ``"each device of pool 'actor' (32 x A100-80GB)"``."""
+
+    @property
+    def why(self) -> str:
+        """The same in words."""
+        return f"out of memory by {self.over_bytes / 1e9:.1f} GB on {self.where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """From some value of a workload's number on, another placement is best."""
+
+    field: str
+    """``"response_tokens"``, ``"prompts"`` or ``"num_devices"``."""
+    value: int
+    """The first value that was looked at (a power of two apart) at which it is so."""
+    title: str
+    seconds: float
+    before: str
+    """What is best one value before."""
+
+    def __str__(self) -> str:
+        return f"from {self.value:,} {self.field.replace('_', ' ')} on, {self.title} wins ({_seconds(self.seconds)} a step)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """What was searched, and how."""
+
+    family: str
+    """In words: the plans among which this one is the best there is."""
+    num_considered: int
+    """Placements with sizes in that family; with layouts there are many more."""
+    num_pruned: int
+    """Placements of those that a bound ruled out without looking at their layouts."""
+    num_layouts: int
+    """(role, pool size, layouts) whose seconds were predicted."""
+    seconds: float
+    """Wall clock of the search, of which ``tables_s`` went into predictions of single calls."""
+    tables_s: float = 0.0
+    record_s: float = 0.0
+    """Wall clock of running the algorithm's step once, to see its calls."""
+
+
+Again = Callable[..., "Plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The best placement and layouts of a family, with what is predicted of a step; ``session.place(plan)`` applies it.
+
+    Everything is a prediction of the performance model. ``plan.why()`` says in words why it is the best, ``to_pandas()`` lists
+    it with the runners-up.
+    """
+
+    algorithm: str
+    cluster: ClusterSpec
+    workload: Workload
+    best: Alternative
+    calls: tuple[PlannedCall, ...]
+    """The calls of one step on a timeline that starts at 0, in order of submission."""
+    memory: tuple[PlannedMemory, ...]
+    runners_up: tuple[Alternative, ...] = ()
+    """The next best, each the best of its own way of sharing devices, in order."""
+    rejected: tuple[Rejected, ...] = ()
+    """Presets that do not fit."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Role -> its model's name; functions are left out."""
+    search: Searched
+    again: Again | None = field(default=None, repr=False, compare=False)
+    """``again(workload=..., cluster=...)``: the same question with another workload or cluster, answered anew."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**{k: v for k, v in self.__dict__.items() if k not in ("trace", "sensitivity")}, "again": None}
+
+    # -- the plan itself
+
+    @property
+    def placement(self) -> Placement:
+        """Which role lives on which devices."""
+        return self.best.placement
+
+    @property
+    def layouts(self) -> Mapping[str, Layouts]:
+        """Role -> its layouts, filled."""
+        return self.best.layouts
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of one step."""
+        return self.best.seconds
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Low and high of ``seconds``."""
+        return self.best.band
+
+    @property
+    def too_close(self) -> bool:
+        """Whether a runner-up may as well be the faster one: too close to call."""
+        return any(other.too_close for other in self.runners_up)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The predicted spans of one step, on every device."""
+        return Trace.of([span for call in self.calls for span in call.spans()], f"plan for {self.algorithm}")
+
+    @cached_property
+    def sensitivity(self) -> tuple[Turn, ...]:
+        """From where on another placement wins: lengths, prompts and devices halved and doubled, each planned anew.
+
+        Computed when it is first looked at (some ten plans); empty for a plan that was loaded from a file.
+        """
+        return tuple(_turns(self)) if self.again is not None else ()
+
+    # -- money
+
+    @property
+    def device_hours(self) -> float:
+        """Device-hours of one step: the whole cluster, idle devices included."""
+        return self.seconds * self.cluster.num_devices / 3600
+
+    @property
+    def cost_per_step(self) -> float:
+        """Of one step, in the currency of ``cluster.price_per_device_hour``."""
+        return self.device_hours * self.cluster.price_per_device_hour
+
+    @property
+    def cost(self) -> float:
+        """Of the workload's whole run of ``steps`` steps."""
+        return self.cost_per_step * self.workload.steps
+
+    @property
+    def num_idle(self) -> int:
+        """Devices that the plan leaves idle."""
+        return self.cluster.num_devices - len({d for pool in self.placement.pools for d in pool.devices})
+
+    # -- looking
+
+    def why(self) -> str:
+        """Return in words what was chosen, what it was compared with, and why the others lost."""
+        lines = [repr(self), "", *(f"{number}. {_line(a)}" for number, a in enumerate(self.runners_up, start=2))]
+        lines += [f"-  {r.preset}: {r.title}: {r.why}" for r in self.rejected]
+        if "sensitivity" in self.__dict__:
+            lines += ["", *map(str, self.sensitivity)]
+        return "\n".join([*lines, "", self.search.family])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row for the plan and each runner-up: placement, seconds, low_s, high_s, cost, peak_bytes, why, each call."""
+        import pandas as pd
+
+        rows = []
+        for rank, one in enumerate((self.best, *self.runners_up), start=1):
+            layouts = {f"{role} {use}": str(x) for role, by_use in one.layouts.items() for use, x in by_use.items()}
+            price = self.cluster.price_per_device_hour * self.cluster.num_devices / 3600
+            rows.append({
+                "rank": rank, "placement": one.title, "preset": one.preset, "seconds": one.seconds, "low_s": one.band[0],
+                "high_s": one.band[1], "cost": one.seconds * price, "peak_bytes": one.peak_bytes, "too_close": one.too_close,
+                "why": one.why, **layouts, **{f"{name}_s": seconds for name, seconds in one.calls.items()},
+            })  # fmt: skip
+        return pd.DataFrame(rows).set_index("rank")
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data for display; what is computed on demand (``sensitivity``) is there if it has been."""
+        return {
+            "kind": "plan", "algorithm": self.algorithm, "cluster": str(self.cluster), "num_devices": self.cluster.num_devices,
+            "workload": {**asdict(replace(self.workload, response_lengths="full")), "text": str(self.workload)},
+            "models": dict(self.models), "seconds": self.seconds, "band": list(self.band), "too_close": self.too_close,
+            "device_hours": self.device_hours, "cost_per_step": self.cost_per_step, "cost": self.cost, "num_idle": self.num_idle,
+            "price_per_device_hour": self.cluster.price_per_device_hour,
+            "nodes": [len(node) for node in self.cluster.node_devices],
+            "best": _alternative_view(self.best),
+            "calls": [{
+                "id": c.id, "name": c.name, "role": c.role, "method": c.method, "phase": c.phase, "pool": c.pool,
+                "start_s": c.start_s, "seconds": c.seconds, "after": list(c.after),
+                "parts": [{"name": name, "start_s": c.start_s + shift, "seconds": s} for name, shift, s in c.parts],
+            } for c in self.calls],
+            "memory": [{
+                "pool": m.pool, "devices": list(m.devices), "device_name": m.device_name, "exists": m.exists, "asked": m.asked,
+                "process": m.process, "roles": {name: dict(parts) for name, parts in m.roles.items()},
+            } for m in self.memory],
+            "runners_up": [_alternative_view(a) for a in self.runners_up],
+            "rejected": [{**asdict(r), "why": r.why} for r in self.rejected],
+            "sensitivity": [{**asdict(t), "text": str(t)} for t in self.__dict__.get("sensitivity", ())],
+            "search": asdict(self.search),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        low, high = self.band
+        lines = [f"Plan({self.algorithm} on {self.cluster}: {_seconds(self.seconds)} a step ({_seconds(low)} to {_seconds(high)})"]
+        lines.append(f"  {self.workload}")
+        for pool in self.placement.pools:
+            where = f" within {pool.within}" if pool.within else ""
+            mine = [name for name, home in self.placement.roles.items() if home == pool.name]
+            lines.append(f"  {pool.name}, {pool.size} device{'s' * (pool.size != 1)}{where}: " + "; ".join(map(self._role, mine)))
+        if self.num_idle:
+            lines.append(f"  {self.num_idle} devices idle")
+        if self.cost_per_step:
+            lines.append(f"  {self.cost_per_step:,.2f} a step, {self.cost:,.2f} for {self.workload.steps:,} steps")
+        return "\n".join(lines) + ")" + (" too close to call" if self.too_close else "")
+
+    def _role(self, name: str) -> str:
+        uses = {"train": "", "rollout": "rollout "}
+        words = ", ".join(f"{uses[use]}{layout}" for use, layout in self.layouts[name].items())
+        return f"{name} {words}"
+
+
+def _alternative_view(one: Alternative) -> dict[str, Any]:
+    return {
+        "title": one.title, "preset": one.preset, "seconds": one.seconds, "band": list(one.band), "why": one.why,
+        "too_close": one.too_close, "peak_bytes": one.peak_bytes, "calls": dict(one.calls),
+        "facts": {role: dict(numbers) for role, numbers in one.facts.items()},
+        "layouts": {role: {use: str(layout) for use, layout in by_use.items()} for role, by_use in one.layouts.items()},
+        "pools": [{
+            "name": pool.name, "devices": list(pool.devices), "within": pool.within,
+            "roles": [role for role, home in one.placement.roles.items() if home == pool.name],
+        } for pool in one.placement.pools],
+    }  # fmt: skip
+
+
+def _line(one: Alternative) -> str:
+    name = f"{one.preset}: " if one.preset else ""
+    return f"{name}{one.title}: {_seconds(one.seconds)}; {one.why}" + (" (too close to call)" if one.too_close else "")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""A plan's sensitivity is looked at where a number of its workload is so many times as large."""
+
+
+def _turns(plan: Plan) -> list[Turn]:
+    """Plan anew with one number halved or doubled at a time, and note where another placement becomes the best."""
+    assert plan.again is not None
+    found = []
+    for name in ("response_tokens", "prompts"):
+        base = getattr(plan.workload, name)
+        before: Plan | None = None
+        for value in sorted({max(1, round(base * factor)) for factor in FACTORS}):
+            try:
+                now = plan if value == base else plan.again(workload=replace(plan.workload, **{name: value}))
+            except (OptionError, MemoryError):  # longer than the models' positions, fewer samples than mini-batches, or too large
+                continue
+            if before is not None and _grouping(now) != _grouping(before):
+                found.append(Turn(field=name, value=value, title=now.best.preset or now.best.title, seconds=now.seconds,
+                                  before=before.best.preset or before.best.title))  # fmt: skip
+            before = now
+    return found
+
+
+def _grouping(plan: Plan) -> frozenset[tuple[frozenset[str], str]]:
+    """Who shares devices with whom, whatever the sizes."""
+    homes = plan.placement.roles
+    named = {p.name: frozenset(r for r, home in homes.items() if home == p.name) for p in plan.placement.pools}
+    return frozenset((named[p.name], " ".join(sorted(named.get(p.within, ())))) for p in plan.placement.pools)
+
+
+def check_workload(workload: object) -> Workload:
+    """Return what was given, if it is a workload.
+
+    Raises:
+        OptionError: it is none.
+    """
+    check_options("plan", workload=(workload, Workload))
+    assert isinstance(workload, Workload)
+    return workload

@@ -1,0 +1,241 @@
+"""Why one plan loses against another, in numbers and in words; and whether the model can tell them apart at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hfsdk.errors import LayoutError, PlacementError
+from hfsdk.layout import Layout
+from hfsdk.placement import Placement
+from hfsdk.plan import Alternative, Rejected
+from hfsdk.planner.items import Job
+from hfsdk.planner.leaf import describe
+from hfsdk.planner.memory import role_bytes
+from hfsdk.planner.pools import Kind
+from hfsdk.planner.recorded import GENERATING, RecordedCall
+from hfsdk.planner.search import Found
+from hfsdk.planner.tables import LayoutsOf, Phases, num_parameters, process_bytes, rollouts_of, trains_of, with_layouts
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import DTYPE_BYTES
+from hfsdk.table import Array
+
+DEFAULT_ERROR = 0.3
+"""Relative error of a predicted call where the model is not calibrated: what is asked of presets alone (docs/perf-model.md)."""
+
+NAMED = ("colocate", "split", "standalone", "interleaving", "separation")
+"""Presets that plans are named by."""
+
+
+def job_seconds(found: Found) -> Array:
+    """Return the seconds of every job of a plan, [job]."""
+    return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in job_phases(found)])
+
+
+def job_phases(found: Found) -> list[tuple[Job, float, Phases]]:
+    """Return (job, seconds before its first span, its phases) for every job of a plan."""
+    leaf, space = found.leaf, found.leaf.space
+    devices, tables = leaf.devices(), space.tables
+    assert devices is not None
+    homes = {i: b for b, block in enumerate(leaf.blocks) for i in block}
+    number = {item.name: i for i, item in enumerate(space.mode.items)}
+    rows: list[tuple[Job, float, Phases]] = []
+    for j, job in enumerate(space.mode.jobs):
+        if not job.item:
+            rows.append((job, 0.0, [(job.method, float(space.fixed[j]))]))
+            continue
+        i = number[job.item]
+        block = homes[i]
+        far = False
+        if job.sync:
+            both = devices[block], devices[homes[number[job.source]]]
+            far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
+        phases = tables.phases(
+            space.mode.items[i], job, found.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far
+        )
+        rows.append((job, tables.perf.dispatch_s, phases))
+    return rows
+
+
+def preset_of(found: Found, num_devices: int) -> str:
+    """Return the name of the preset whose way of sharing devices a plan has, or nothing."""
+    roles = [item.name for item in found.leaf.space.mode.items if not item.role.shadow_of]
+    for name in NAMED:
+        if _preset_grouping(name, roles, num_devices) == found.grouping:
+            return name
+    return ""
+
+
+def _preset_grouping(name: str, roles: Sequence[str], num_devices: int) -> object:
+    try:
+        placement = Placement.of(name, roles, num_devices)
+    except PlacementError:
+        return None
+    members = {p.name: frozenset(r for r, home in placement.roles.items() if home == p.name) for p in placement.pools}
+    return frozenset((members[p.name], members.get(p.within, frozenset())) for p in placement.pools if members[p.name])
+
+
+def alternative(
+    found: Found, error: Mapping[str, float], best: Found | None = None, against: Alternative | None = None
+) -> Alternative:
+    """Return a plan as data, with why it lost against ``best`` (``against`` is that one as data)."""
+    space = found.leaf.space
+    seconds = job_seconds(found)
+    names = [job.role + "." + job.method for job in space.mode.jobs]
+    calls: dict[str, float] = {}
+    for name, took in zip(names, seconds, strict=True):
+        calls[name] = calls.get(name, 0.0) + float(took)
+    errors = np.array([error.get(job.method, error[""]) for job in space.mode.jobs])
+    made = Alternative(
+        title=describe([item.name for item in space.mode.items], found.leaf),
+        preset=preset_of(found, space.tables.cluster.num_devices), placement=found.leaf.placement(),
+        layouts={item.name: found.layouts[i] for i, item in enumerate(space.mode.items)}, seconds=_makespan(found, seconds),
+        band=(_makespan(found, seconds * (1 - errors)), _makespan(found, seconds * (1 + errors))), calls=calls,
+        facts=_facts(found), peak_bytes=_peak_bytes(found),
+    )  # fmt: skip
+    if best is None or against is None:
+        return made
+    return replace(made, why=_why(made, against), too_close=_too_close(found, best, error))
+
+
+def _makespan(found: Found, seconds: Array) -> float:
+    return float(_makespans(found, seconds[None])[0])
+
+
+def _makespans(found: Found, seconds: Array) -> Array:
+    space = found.leaf.space
+    return space.replay.makespan(seconds, np.full(len(seconds), space.arrangements[found.leaf.arrangement].grouping))
+
+
+def _too_close(found: Found, best: Found, error: Mapping[str, float]) -> bool:
+    """Whether errors of the calls, each kind off by its band and independent of the others, may turn the order.
+
+    A kind of call (``generate``, ``update``, ...) is off by the same factor in both plans: what both have in common does not count.
+    """
+    sides = [(one, job_seconds(one), [job.method for job in one.leaf.space.mode.jobs]) for one in (found, best)]
+    methods = sorted({name for _, _, names in sides for name in names})
+
+    factors = np.array([[1 + sign * error.get(m, error[""]) if m == n else 1.0 for n in methods]
+                        for m in methods for sign in (-1, 1)] + [[1.0] * len(methods)])  # fmt: skip
+    ends = [_makespans(one, s * factors[:, [methods.index(n) for n in names]]) for one, s, names in sides]
+    differences = ends[0] - ends[1]
+    moved = np.abs(differences[:-1] - differences[-1]).reshape(-1, 2).max(1)
+    return bool(differences[-1] <= np.sqrt(np.sum(np.square(moved))))
+
+
+def _why(one: Alternative, best: Alternative) -> str:
+    """Say by which calls a plan loses; what runs side by side makes a step shorter than the sum of its calls."""
+    calls = {name: one.calls.get(name, 0.0) - best.calls.get(name, 0.0) for name in {**best.calls, **one.calls}}
+    ranked = sorted(calls, key=lambda name: -abs(calls[name]))
+    words = [f"{name} {calls[name]:+.1f} s" for name in ranked[:3] if abs(calls[name]) >= 0.01 * best.seconds]
+    waits = sum(f["bubble_s"] for f in one.facts.values()) - sum(f["bubble_s"] for f in best.facts.values())
+    if abs(waits) >= 0.01 * best.seconds:
+        words.append(f"pipeline bubbles {waits:+.1f} s")
+    sent = sum(f["tp_bytes"] for f in one.facts.values()) - sum(f["tp_bytes"] for f in best.facts.values())
+    if abs(sent) >= 0.05 * sum(f["tp_bytes"] for f in best.facts.values()):
+        words.append(f"tp all-reduces {sent / 1e9:+.0f} GB a rank")
+    aside = (sum(one.calls.values()) - one.seconds) - (sum(best.calls.values()) - best.seconds)
+    if abs(aside) >= 0.01 * best.seconds:
+        words.append(f"{abs(aside):.1f} s {'more' if aside > 0 else 'less'} run side by side")
+    more = one.seconds - best.seconds
+    return f"{more:.1f} s more ({more / best.seconds:+.0%})" + (f": {', '.join(words)}" if words else "")
+
+
+def _facts(found: Found) -> dict[str, dict[str, float]]:
+    space, leaf = found.leaf.space, found.leaf
+    homes = {i: leaf.num_devices(b) for b, block in enumerate(leaf.blocks) for i in block}
+    facts = {}
+    for i, item in enumerate(space.mode.items):
+        numbers = dict.fromkeys(("bubble_s", "tp_bytes", "dp_bytes"), 0.0)
+        for j in space.jobs_of[i]:
+            call = space.mode.jobs[j].call
+            if call is not None:
+                took = space.tables.seconds(item, space.mode.jobs[j], found.layouts[i], _kind_of(found, i), homes[i])
+                for name, number in _call_facts(call, item.role, found.layouts[i], homes[i], took).items():
+                    numbers[name] += number
+        facts[item.name] = numbers
+    return facts
+
+
+def _kind_of(found: Found, item: int) -> Kind:
+    return found.leaf.kind(next(b for b, block in enumerate(found.leaf.blocks) if item in block))
+
+
+def _call_facts(call: RecordedCall, role: RoleSpec, layouts: LayoutsOf, size: int, took: float) -> dict[str, float]:
+    """Bubble of GPipe and 1F1B (arXiv 1811.06965), 2 all-reduces a layer and pass (arXiv 1909.08053), one reduction a step."""
+    assert role.model is not None
+    spec, each = role.model, DTYPE_BYTES[role.dtype]
+    generating = call.method in GENERATING and "rollout" in layouts
+    layout = layouts["rollout"] if generating else layouts.get("train") or Layout(dp=size)
+    training = call.method in ("update", "forward_backward")
+    steps = max(1, len(call.mini_batches)) if training else 1
+    rows = sum(map(len, call.mini_batches)) if training else call.num_rows
+    mean = float((call.prompts + call.responses).mean()) if call.num_rows else 0.0
+    tokens = mean * rows / layout.num_replicas
+    filling = (layout.pp - 1) * min(tokens / steps, role.micro_batch_tokens)
+    message = 2 * spec.num_layers / layout.pp * tokens * spec.hidden_size * each * 2 * (layout.tp - 1) / layout.tp
+    local = num_parameters(spec) / layout.tp / layout.pp
+    reduced = (4 + each) * local * (layout.num_replicas - 1) / layout.num_replicas * steps
+    return {
+        "bubble_s": took * filling / (tokens / steps + filling) if tokens else 0.0,
+        "tp_bytes": message * (2 if training else 1), "dp_bytes": reduced if training else 0.0,
+    }  # fmt: skip
+
+
+def _peak_bytes(found: Found) -> int:
+    leaf, tables = found.leaf, found.leaf.space.tables
+    held = {}
+    for b, block in enumerate(leaf.blocks):
+        held[b] = [tables.bytes_of(leaf.space.mode.items[i], found.layouts[i], leaf.kind(b), leaf.num_devices(b)) for i in block]
+    most = 0
+    for b, host in enumerate(leaf.hosts):
+        mine = held[b] + (held[host] if host >= 0 else [])
+        most = max(most, process_bytes(leaf.kind(b)) + sum(e.resident for e in mine) + max(e.working for e in mine))
+    return most
+
+
+def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Kind, num_devices: int) -> list[Rejected]:
+    """Return the presets in which nothing fits, with their own pool sizes and the least greedy layouts."""
+    names = [role.name for role in roles]
+    has = {one.grouping for one in found}
+    rows = []
+    for preset in NAMED:
+        grouping = _preset_grouping(preset, names, num_devices)
+        if grouping is None or grouping in has or preset == "separation":
+            continue
+        placement = Placement.of(preset, names, num_devices)
+        worst: tuple[int, str] | None = None
+        for pool in placement.pools:
+            mine = [r for r in roles if placement.roles[r.name] in (pool.name, pool.within)]
+            sizes = {r.name: placement.pool_of(r.name).size for r in mine}
+            over = least_over([(r, sizes[r.name]) for r in mine], kind)
+            where = f"each device of pool {pool.name!r} ({pool.size} x {kind.device.name})"
+            if mine and (worst is None or over > worst[0]):
+                worst = over, where
+        if worst is not None and worst[0] > 0:
+            title = " | ".join(f"{' '.join(r for r in names if placement.roles[r] == p.name)} ({p.size})" for p in placement.pools)
+            rows.append(Rejected(preset=preset, title=title, over_bytes=worst[0], where=worst[1]))
+    return rows
+
+
+def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int:
+    """Return by how many bytes roles on pools of these sizes miss one device, each in its least greedy layout (negative: room)."""
+    resident, working = 0, 0
+    for role, size in roles:
+        held = [role_bytes(with_layouts(role, x), size, on_cpu=kind.on_cpu) for x in every_layout(role, kind, size)]
+        if not held:
+            continue
+        resident += min(e.resident for e in held)
+        working = max(working, min(e.working for e in held))
+    return process_bytes(kind) + resident + working - kind.device.memory_bytes
+
+
+def every_layout(role: RoleSpec, kind: Kind, size: int) -> list[LayoutsOf]:
+    """Return the layouts of a role on a pool, one for every rollout with each of the trainer's."""
+    try:
+        trains, rollouts = list(trains_of(role, kind, size)), list(rollouts_of(role, kind, size)) if role.rollout else [None]
+    except LayoutError:
+        return []
+    return [{"train": t, **({"rollout": r} if r else {})} for t in trains for r in rollouts]

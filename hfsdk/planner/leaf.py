@@ -1,0 +1,187 @@
+"""The best layouts of one placement: which roles share devices and how large every pool is are given.
+
+Every combination of the items' candidates that fits into memory is looked at, except those that a bound rules out: a layout is
+dropped when the step is too long even with the fastest layouts of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hfsdk.placement import Placement, Pool
+from hfsdk.planner.pools import Kind, pack, pack_parts
+from hfsdk.planner.space import Space
+from hfsdk.planner.tables import Candidates, LayoutsOf, room
+from hfsdk.table import Array
+
+MOST_AT_ONCE = 4096
+"""Combinations that are looked at without ruling out any first."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Leaf:
+    """A placement: an arrangement with the number of every block's size."""
+
+    space: Space
+    arrangement: int
+    sizes: tuple[int, ...]
+
+    @property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Item numbers of every block."""
+        return self.space.groupings[self.space.arrangements[self.arrangement].grouping].blocks
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """Of every block the one it lies on a part of, or -1."""
+        return self.space.groupings[self.space.arrangements[self.arrangement].grouping].hosts
+
+    def kind(self, block: int) -> Kind:
+        """Return the kind of nodes of a block."""
+        return self.space.kinds[self.space.arrangements[self.arrangement].kinds[block]]
+
+    def num_devices(self, block: int) -> int:
+        """Return a block's devices."""
+        return int(self.kind(block).sizes[self.sizes[block]])
+
+    def devices(self) -> list[tuple[int, ...]] | None:
+        """Return every block's device numbers; ``None`` where they cannot lie side by side."""
+        found: list[tuple[int, ...]] = [()] * len(self.blocks)
+        for kind in self.space.kinds:
+            mine = [b for b, host in enumerate(self.hosts) if host < 0 and self.kind(b) is kind]
+            placed = pack(kind, [self.num_devices(b) for b in mine]) if mine else []
+            if placed is None:
+                return None
+            for b, devices in zip(mine, placed, strict=True):
+                found[b] = devices
+        for host in {h for h in self.hosts if h >= 0}:
+            mine = [b for b, h in enumerate(self.hosts) if h == host]
+            placed = pack_parts(self.kind(host), found[host], [self.num_devices(b) for b in mine])
+            if placed is None:
+                return None
+            for b, devices in zip(mine, placed, strict=True):
+                found[b] = devices
+        return found
+
+    def placement(self) -> Placement:
+        """Return it with device numbers; pools have the names that a dict of the same roles would give them."""
+        devices = self.devices()
+        assert devices is not None
+        items = self.space.mode.items
+        names = ["+".join(items[i].name for i in block) for block in self.blocks]
+        if len(names) == 1:
+            names = ["all"]
+        order = sorted(range(len(names)), key=lambda b: (self.hosts[b] >= 0, devices[b][0]))
+        pools = tuple(Pool(names[b], devices[b], names[self.hosts[b]] if self.hosts[b] >= 0 else "") for b in order)
+        homes = {items[i].name: names[b] for b, block in enumerate(self.blocks) for i in block}
+        return Placement(pools, {item.name: homes[item.name] for item in items})
+
+    def best(self, limit: float) -> tuple[float, tuple[LayoutsOf, ...]] | None:
+        """Return (seconds of a step, layouts of every item) where it is below ``limit``, else ``None``."""
+        found = self.all_below(limit)
+        if found is None or not len(found[0]):
+            return None
+        seconds, chosen, candidates = found
+        at = int(np.argmin(seconds))
+        return float(seconds[at]), tuple(c.layouts[chosen[at, i]] for i, c in enumerate(candidates))
+
+    def all_below(self, limit: float) -> tuple[Array, Array, list[Candidates]] | None:
+        """Return seconds [plan], candidate numbers [plan, item] and the candidates, of all plans below ``limit``."""
+        devices = self.devices()
+        if devices is None:
+            return None
+        candidates = self._candidates(devices)
+        if not all(map(len, candidates)):
+            return None
+        chosen, seconds = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
+        product = float(np.prod([float(len(c)) for c in candidates]))
+        if product > MOST_AT_ONCE:
+            candidates = [self._promising(i, candidates, limit) for i in range(len(candidates))]
+        for i in range(len(candidates)):
+            count = len(candidates[i])
+            chosen = np.column_stack([np.repeat(chosen, count, axis=0), np.tile(np.arange(count), len(chosen))])
+            chosen = chosen[self._fits(chosen, candidates)]
+            if len(chosen) and (len(chosen) > MOST_AT_ONCE or i == len(candidates) - 1):
+                seconds = self._seconds(chosen, candidates)
+                chosen, seconds = chosen[seconds < limit], seconds[seconds < limit]
+            if not len(chosen):
+                return None
+        return seconds, chosen, candidates
+
+    def _candidates(self, devices: Sequence[tuple[int, ...]]) -> list[Candidates]:
+        space, homes = self.space, {i: b for b, block in enumerate(self.blocks) for i in block}
+        kinds = space.arrangements[self.arrangement].kinds
+        found = [space.candidates(i, kinds[homes[i]], self.sizes[homes[i]]) for i in range(len(homes))]
+        for i, item in enumerate(space.mode.items):
+            if item.trained is not None and len(found[i]):
+                trained = next(j for j, other in enumerate(space.mode.items) if other.name == item.trained.name)
+                found[i] = self._with_sync(i, found[i], set(devices[homes[i]]), set(devices[homes[trained]]))
+        return found
+
+    def _with_sync(self, item: int, found: Candidates, mine: set[int], theirs: set[int]) -> Candidates:
+        """Weights come over the network, unless both pools lie in one node."""
+        tables, one = self.space.tables, self.space.mode.items[item]
+        size, cluster = len(mine), tables.cluster
+        block = next(b for b, members in enumerate(self.blocks) if item in members)
+        assumed = tables.far(self.kind(block), size)
+        is_far = len({cluster.node_of(d) for d in (min(mine), max(mine), min(theirs), max(theirs))}) > 1
+        if assumed == is_far:
+            return found
+        more = [tables.sync_s(one, x, far=True) - tables.sync_s(one, x, far=False) for x in found.layouts]
+        syncs = [self.space.mode.jobs[j].sync for j in self.space.jobs_of[item]]
+        return replace(found, seconds=found.seconds + np.outer(more, syncs) * (1 if is_far else -1))
+
+    def _promising(self, item: int, candidates: Sequence[Candidates], limit: float) -> Candidates:
+        """Leave out an item's candidates with which the step is too long whatever the others do."""
+        count = len(candidates[item])
+        chosen = np.full((count, len(candidates)), -1)
+        chosen[:, item] = np.arange(count)
+        return candidates[item].take(np.flatnonzero(self._seconds(chosen, candidates) < limit))
+
+    def _seconds(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
+        """Return the step's seconds; of items that are not chosen yet (or have -1) every job takes its least."""
+        space = self.space
+        seconds = np.tile(space.fixed, (len(chosen), 1))
+        for i, one in enumerate(candidates):
+            jobs = space.jobs_of[i]
+            if not jobs:
+                continue
+            least = one.seconds.min(0) if len(one) else np.full(len(jobs), np.inf)
+            if i >= chosen.shape[1]:
+                seconds[:, jobs] = least
+            else:
+                seconds[:, jobs] = np.where(chosen[:, i, None] < 0, least, one.seconds[chosen[:, i]] if len(one) else least)
+        grouping = space.arrangements[self.arrangement].grouping
+        return space.replay.makespan(seconds, np.full(len(chosen), grouping))
+
+    def _fits(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
+        """Return which choices of the first items fit into every device, and agree on the rollout's tp within a pool."""
+        fits = np.ones(len(chosen), dtype=bool)
+        held, works = [], []
+        for block in self.blocks:
+            mine = [i for i in block if i < chosen.shape[1]]
+            held.append(sum((candidates[i].resident[chosen[:, i]] for i in mine), np.zeros(len(chosen))))
+            works.append(np.max([candidates[i].working[chosen[:, i]] for i in mine], axis=0) if mine else np.zeros(len(chosen)))
+            tps = [np.array([x["rollout"].tp if "rollout" in x else 0 for x in candidates[i].layouts])[chosen[:, i]] for i in mine]
+            tps = [tp for tp in tps if len(tp) and tp[0]]
+            for tp in tps[1:]:
+                fits &= tp == tps[0]
+        for b, host in enumerate(self.hosts):
+            most = room(self.kind(b))
+            fits &= held[b] + works[b] <= most
+            if host >= 0:
+                fits &= held[b] + held[host] + np.maximum(works[b], works[host]) <= most
+        return fits
+
+
+def describe(names: Mapping[int, str] | Sequence[str], leaf: Leaf) -> str:
+    """Return a placement in words: ``"actor reference (64) | critic reward (64)"``; parts stand in brackets behind their pool."""
+    def text(b: int) -> str:
+        parts = [text(p) for p, host in enumerate(leaf.hosts) if host == b]
+        inside = f" [{' | '.join(parts)}]" if parts else ""
+        return f"{' '.join(names[i] for i in leaf.blocks[b])} ({leaf.num_devices(b)}){inside}"
+
+    return " | ".join(text(b) for b, host in enumerate(leaf.hosts) if host < 0)

@@ -1,0 +1,226 @@
+"""From recorded calls to a ``Plan``: the search, its result as data, and clear errors where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError
+from hfsdk.plan import Again, Plan, PlannedCall, PlannedMemory, Searched, Workload
+from hfsdk.planner.explain import (
+    DEFAULT_ERROR,
+    alternative,
+    every_layout,
+    job_phases,
+    job_seconds,
+    least_over,
+    rejected_presets,
+)
+from hfsdk.planner.items import Item, Job
+from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.pools import Kind, kinds_of
+from hfsdk.planner.recorded import Recorded
+from hfsdk.planner.search import FAMILY, Found, Search
+from hfsdk.planner.tables import Candidates, LayoutsOf, Tables, process_bytes
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import ClusterSpec
+
+MOST_NODES = 1024
+"""Nodes up to which the smallest cluster that would do is looked for."""
+
+
+def plan_step(
+    recorded: Recorded,
+    roles: Sequence[RoleSpec],
+    cluster: ClusterSpec,
+    workload: Workload,
+    perf: PerfModel | None = None,
+    *,
+    top: int = 5,
+    by_placement: bool = False,
+    shadows: bool = True,
+    error: float | Mapping[str, float] | None = None,
+    again: Again | None = None,
+) -> Plan:
+    """Return the best placement and layouts for one step; pure: no session, no runtime.
+
+    Args:
+        recorded: the step's calls, e.g. from ``hfsdk.session.recording.record_step``.
+        roles: as declared; those with a model are placed. Layouts named in ``role.auto`` are searched, others kept.
+        cluster: the devices.
+        workload: what the calls were recorded for (its prices and steps; the lengths are in ``recorded``).
+        perf: predicts seconds; by default the presets.
+        top: how many plans to return, the best one included.
+        by_placement: whether two of them may share devices in the same way and differ in pool sizes.
+        shadows: whether shadows (separation) are in the family.
+        error: relative error of predicted seconds, for bands: a number, or by method, e.g. ``{"generate": 0.15, "": 0.1}``.
+        again: kept as ``plan.again``.
+
+    Raises:
+        DeviceMemoryError: nothing fits; says by how many bytes, and the smallest cluster that would do.
+        LayoutError: a declared layout covers no pool of this cluster.
+        OptionError: ``top`` is below 1.
+    """
+    if top < 1:
+        raise OptionError(f"top is how many plans to return, at least 1; got {top}")
+    began = time.perf_counter()
+    models = [role for role in roles if role.model is not None]
+    kinds = kinds_of(cluster)
+    _check_declared(models, kinds)
+    tables = Tables(cluster, perf or PerfModel())
+    search = Search.over(models, recorded, tables, top=top, by_placement=by_placement, shadows=shadows)
+    tables_began = time.perf_counter()
+    for space in search.spaces:
+        _ = space.least
+    tables_s = time.perf_counter() - tables_began
+    found = search.run()
+    if not found:
+        raise DeviceMemoryError(_does_not_fit(models, recorded, cluster))
+    errors = dict(error) if isinstance(error, Mapping) else {"": DEFAULT_ERROR if error is None else error}
+    errors.setdefault("", DEFAULT_ERROR)
+    best, first = found[0], alternative(found[0], errors)
+    searched = Searched(
+        family=FAMILY, num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
+        num_layouts=tables.num_predicted, seconds=time.perf_counter() - began, tables_s=tables_s,
+    )  # fmt: skip
+    return Plan(
+        algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
+        memory=planned_memory(best), runners_up=tuple(alternative(one, errors, best, first) for one in found[1:]),
+        rejected=tuple(rejected_presets(list(search.best.found.values()), models, kinds[0], cluster.num_devices)),
+        models={role.name: str(role.model) for role in models}, search=searched, again=again,
+    )  # fmt: skip
+
+
+def planned_calls(found: Found) -> tuple[PlannedCall, ...]:
+    """Return the calls of a plan on a timeline that starts at 0."""
+    leaf, space = found.leaf, found.leaf.space
+    placement, rows = leaf.placement(), job_phases(found)
+    seconds = job_seconds(found)
+    grouping = space.arrangements[leaf.arrangement].grouping
+    ends = space.replay.ends(seconds[None], np.array([grouping]))[0]
+    calls = []
+    for number, (job, before, phases) in enumerate(rows):
+        pool = placement.pool_of(job.item) if job.item else None
+        parts, at = [], before
+        for name, took in phases:
+            parts.append((name, at, took))
+            at += took
+        calls.append(PlannedCall(
+            id=number + 1, role=job.role, method=job.method, phase=job.phase, pool=pool.name if pool else "",
+            devices=pool.devices if pool else (), start_s=float(ends[number] - seconds[number]),
+            parts=tuple(p for p in parts if p[2] and pool), seconds=float(seconds[number]),
+            after=tuple(source + 1 for source in job.after), num_rows=job.call.num_rows if job.call else 0,
+        ))  # fmt: skip
+    return tuple(calls)
+
+
+def planned_memory(found: Found) -> tuple[PlannedMemory, ...]:
+    """Return what devices hold, those that are alike together."""
+    leaf, space = found.leaf, found.leaf.space
+    devices = leaf.devices()
+    assert devices is not None
+    held: dict[int, dict[str, dict[str, int]]] = {}
+    for b, block in enumerate(leaf.blocks):
+        held[b] = {}
+        for i in block:
+            item = space.mode.items[i]
+            one = space.tables.bytes_of(item, found.layouts[i], leaf.kind(b), leaf.num_devices(b))
+            numbers = {name: value for name, value in asdict(one).items() if isinstance(value, int)}
+            held[b][item.name] = {**numbers, "resident": one.resident, "working": one.working}
+    placement, rows = leaf.placement(), []
+    for b, host in enumerate(leaf.hosts):
+        inside = {d for p, h in enumerate(leaf.hosts) if h == b for d in devices[p]}
+        own = tuple(d for d in devices[b] if d not in inside)
+        if not own:
+            continue
+        kind, roles = leaf.kind(b), {**(held[host] if host >= 0 else {}), **held[b]}
+        name = placement.pool_of(space.mode.items[leaf.blocks[b][0]].name).name
+        rows.append(PlannedMemory(
+            pool=name, devices=own, device_name=kind.device.name, exists=kind.device.memory_bytes, process=process_bytes(kind),
+            roles=roles,
+        ))  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: row.devices[0]))
+
+
+# -- where there is no plan
+
+
+def _check_declared(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> None:
+    """Check that every role's declared layouts cover some pool of the cluster.
+
+    Raises:
+        LayoutError: names the role, its layout, and the pools there are.
+    """
+    for role in roles:
+        if not any(every_layout(role, kind, int(size)) for kind in kinds for size in kind.sizes):
+            both = ("train", role.train), ("rollout", role.rollout)
+            declared = ", ".join(f"{use} '{layout}'" for use, layout in both if layout)
+            sizes = sorted({int(size) for kind in kinds for size in kind.sizes})
+            told = ", ".join(map(str, sizes[:6])) + (f", ..., {sizes[-1]}" if len(sizes) > 6 else "")
+            raise LayoutError(
+                f"{role.name}'s declared layouts ({declared}) together cover no pool of this cluster; pools have {told} devices. "
+                "Leave them out (\"auto\"), or give sizes whose product is one of these."
+            )
+
+
+class _ByBytes(Tables):
+    """Asks bytes alone: every call takes no time, so that whatever fits is a best plan."""
+
+    def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
+        return 0.0
+
+    def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
+        return super().candidates(item, jobs, kind, size)
+
+
+def fits(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> bool:
+    """Whether any placement of the roles on a cluster fits into memory."""
+    return bool(Search.over(roles, recorded, _ByBytes(cluster, PerfModel()), top=1, shadows=False).run())
+
+
+def smallest_cluster(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> ClusterSpec | None:
+    """Return the smallest cluster of nodes like the first one on which the roles fit: fuller nodes up to 8 devices, then more."""
+    device = cluster.node_devices[0][0]
+    node_size = len(cluster.node_devices[0])
+
+    def of(nodes: int, size: int) -> ClusterSpec:
+        return replace(cluster, node_devices=((device,) * size,) * nodes)
+
+    while len(cluster.node_devices) == 1 and node_size < 8:
+        node_size *= 2
+        if fits(roles, recorded, of(1, node_size)):
+            return of(1, node_size)
+    low, high = 1, 2
+    while not fits(roles, recorded, of(high, node_size)):
+        low, high = high, high * 2
+        if high > MOST_NODES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(roles, recorded, of(middle, node_size)) else (middle, high)
+    return of(high, node_size)
+
+
+def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> str:
+    kind = max(kinds_of(cluster), key=lambda k: k.device.memory_bytes * k.num_devices)
+    overs = [(least_over([(role, int(size)) for role in roles], kind), int(size)) for size in kind.sizes]
+    alone = [(min(least_over([(role, int(size))], kind) for size in kind.sizes), role) for role in roles]
+    over, size = min(overs)
+    worst, role = max(alone, key=lambda pair: pair[0])
+    if worst > 0:
+        what = f"{role.name} ({role.model}) alone is too much by {worst / 1e9:.1f} GB for each {kind.device.name} of any pool"
+    else:
+        what = (
+            f"all roles together on {size} devices are too much by {over / 1e9:.1f} GB on each {kind.device.name}, "
+            "and no way to spread them fits"
+        )
+    enough = smallest_cluster(roles, recorded, cluster)
+    none = f"No number of these nodes up to {MOST_NODES} would do."
+    do = f"The smallest cluster that would do is '{enough}'." if enough else none
+    return (
+        f"nothing fits on {cluster}: {what}. {do} What also helps: optimizer=AdamW(distributed=True) or offload=True, "
+        "recompute='full', dtype='bf16', offload=True for frozen models, fewer micro_batch_tokens."
+    )

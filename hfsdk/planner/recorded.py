@@ -1,0 +1,109 @@
+"""The calls of one step as they were seen when it ran once: what a planner lays out, whatever the algorithm.
+
+Nothing here depends on a placement or a layout. Which rows a rank gets follows the engine's rules (``hfsdk.protocol``): passes and
+updates are balanced over data parallel by tokens, generation over its replicas; only the rank that is slowest matters::
+
+    1024 rows of equal length, dp 12        10 ranks with 85 rows, 2 with 86      -> 86 rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hfsdk.errors import OptionError
+from hfsdk.protocol import balanced_split
+from hfsdk.table import Array
+
+GENERATING = ("generate", "chat")
+"""Methods of the generating engine."""
+CHANGING = ("update", "step", "load_state")
+"""Methods that change the weights, after which the generating engine's are stale."""
+UNSPLIT = ("ONE_TO_ALL", "PP_ONLY", "ALL_TO_ALL")
+"""Transfer protocols by which every rank gets all rows."""
+
+Rows = tuple[Array, Array]
+"""Prompt lengths and response lengths of some rows."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RecordedCall:
+    """One call of the step."""
+
+    id: int
+    role: str
+    """``"session"`` for the user's functions."""
+    method: str
+    phase: str
+    inputs: tuple[int, ...] = ()
+    """Ids of the recorded calls whose columns it reads."""
+    num_rows: int = 0
+    protocol: str = ""
+    prompts: Array
+    """Prompt length of every row; zeros where it reads none."""
+    responses: Array
+    """Response length of every row; of a generation those it writes."""
+    num_read_tokens: int = 0
+    """Entries of all variable-length columns that it reads."""
+    mini_batches: tuple[Array, ...] = ()
+    """Of an update, the row numbers of every optimizer step in order."""
+    on_host: bool = False
+    """Whether it is a CPU task."""
+
+    @property
+    def name(self) -> str:
+        """Its role and method."""
+        return f"{self.role}.{self.method}"
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all rows have the same lengths."""
+        return all(len(x) == 0 or bool((x == x[0]).all()) for x in (self.prompts, self.responses))
+
+    def slowest_rows(self, parts: int, rows: Array | None = None) -> list[Rows]:
+        """Return the rows of those of ``parts`` ranks of which one is the slowest.
+
+        Of rows with equal lengths it is a rank with most rows; otherwise the ranks with most tokens, with most squares of lengths
+        (attention) and with the longest response are looked at.
+        """
+        chosen = np.arange(len(self.prompts)) if rows is None else rows
+        if not len(chosen):
+            return [(self.prompts[:0], self.responses[:0])]
+        if self.alike:
+            picks = [chosen[: -(-len(chosen) // parts)]]
+        elif parts == 1:
+            picks = [chosen]
+        else:
+            weights = self.prompts if self.method in GENERATING else self.prompts + self.responses
+            shards = [chosen[shard] for shard in balanced_split(weights[chosen], parts) if len(shard)]
+            total = (self.prompts + self.responses).astype(np.float64)
+            measures = (total.sum, lambda s: total[s].sum(), lambda s: (total[s] ** 2).sum(), lambda s: self.responses[s].max())
+            picks = list({id(best): best for best in (max(shards, key=m) for m in measures[1:])}.values())
+        return [(self.prompts[pick], self.responses[pick]) for pick in picks]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Recorded:
+    """The calls of one step, in order of submission."""
+
+    algorithm: str
+    calls: tuple[RecordedCall, ...]
+
+    def __post_init__(self) -> None:
+        if not any(call.method in GENERATING for call in self.calls):
+            raise OptionError(
+                f"a step of {self.algorithm} generates nothing, and a plan is of steps with a rollout (PPO, GRPO, ReMax, ...). "
+                "Place its roles by a preset, e.g. session.place('colocate')."
+            )
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that the step calls, in the order of their first calls."""
+        return tuple(dict.fromkeys(call.role for call in self.calls if not call.on_host))
+
+    def of(self, role: str, methods: Sequence[str] = ()) -> list[RecordedCall]:
+        """Return a role's calls, of some methods or of all."""
+        return [c for c in self.calls if c.role == role and not c.on_host and (not methods or c.method in methods)]

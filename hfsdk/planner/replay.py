@@ -1,0 +1,90 @@
+"""When every job of a step starts and ends: the simulated runtime's rule, for many plans at once.
+
+Jobs run in the order of submission. A job starts when its pool is free, every pool that shares devices with it is free, and all
+that it reads is there; CPU tasks have a clock of their own::
+
+    end[j] = max(clock[pools that exclude j's], end[inputs of j]) + seconds[j]
+
+The makespan never falls when a job takes longer, so that least seconds of every job give a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hfsdk.planner.items import Grouping, Mode
+from hfsdk.table import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """The jobs of one mode under each of its groupings."""
+
+    mode: Mode
+    groupings: Sequence[Grouping]
+
+    @property
+    def most_blocks(self) -> int:
+        """Most pools of any grouping."""
+        return max(len(g.blocks) for g in self.groupings)
+
+    @cached_property
+    def block_of(self) -> Array:
+        """[grouping, job]: the block that carries a job out; the last number is that of CPU tasks."""
+        names = [item.name for item in self.mode.items]
+        found = np.full((len(self.groupings), len(self.mode.jobs)), self.most_blocks)
+        for g, grouping in enumerate(self.groupings):
+            homes = {names[i]: b for b, block in enumerate(grouping.blocks) for i in block}
+            found[g] = [homes.get(job.item, self.most_blocks) for job in self.mode.jobs]
+        return found
+
+    @cached_property
+    def excludes(self) -> Array:
+        """[grouping, job, block]: whether a job waits for a block's clock: its own, that of its host, those of its parts."""
+        count = self.most_blocks + 1
+        shares = np.broadcast_to(np.eye(count, dtype=bool), (len(self.groupings), count, count)).copy()
+        for g, grouping in enumerate(self.groupings):
+            for part, host in enumerate(grouping.hosts):
+                if host >= 0:
+                    shares[g, part, host] = shares[g, host, part] = True
+        found: Array = shares[np.arange(len(self.groupings))[:, None], self.block_of]
+        return found
+
+    @cached_property
+    def has_parts(self) -> Array:
+        """[grouping]: whether any block lies on a part of another."""
+        return np.array([any(host >= 0 for host in g.hosts) for g in self.groupings])
+
+    def ends(self, seconds: Array, grouping: Array) -> Array:
+        """Return when every job ends.
+
+        Args:
+            seconds: [plan, job].
+            grouping: [plan], numbers of groupings.
+
+        Returns:
+            Seconds from the step's start, [plan, job].
+        """
+        count, num_jobs = seconds.shape
+        rows = np.arange(count)
+        clocks = np.zeros((count, self.most_blocks + 1))
+        blocks = self.block_of[grouping]
+        excludes = self.excludes[grouping] if self.has_parts[grouping].any() else None
+        ends = np.empty((count, num_jobs))
+        for j in range(num_jobs):
+            own = blocks[:, j]
+            start = clocks[rows, own] if excludes is None else (clocks * excludes[:, j]).max(1)
+            for source in self.mode.jobs[j].after:
+                start = np.maximum(start, ends[:, source])
+            ends[:, j] = start + seconds[:, j]
+            clocks[rows, own] = ends[:, j]
+        return ends
+
+    def makespan(self, seconds: Array, grouping: Array) -> Array:
+        """Return the seconds of the step, [plan]."""
+        ends: Array = self.ends(seconds, grouping).max(1)
+        return ends

@@ -1,0 +1,293 @@
+"""Finds the best placement and layouts: branch and bound, exact within the stated family and the performance model.
+
+A *box* is an arrangement (who shares devices with whom, on which kind of nodes) with a range of sizes for every pool. Its bound is
+the step's makespan with every job's least seconds at the largest sizes. Boxes are split along their widest range, many at once,
+until every pool has one size; then the layouts are chosen exactly (``leaf``)::
+
+    actor 1..16 nodes | critic 1..16 nodes      bound 101 s      split
+      actor 1..8      | critic 1..15            bound 190 s      ruled out: a plan with 142 s is known
+      actor 9..15     | critic 1..7             bound 133 s      split
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hfsdk.planner.items import groupings_of, modes_of
+from hfsdk.planner.leaf import Leaf
+from hfsdk.planner.pools import kinds_of
+from hfsdk.planner.recorded import Recorded
+from hfsdk.planner.space import Space
+from hfsdk.planner.tables import LayoutsOf, Tables
+from hfsdk.roles import RoleSpec
+from hfsdk.table import Array
+
+BATCH = 4096
+"""Boxes that are split at once."""
+
+FAMILY = (
+    "Exact, within the performance model, among: every way of sharing devices (set partitions of roles), frozen models also on "
+    "parts of another pool (interleaving), the actor's generation and the critic's inference also by shadows on other pools "
+    "(separation); pools of 1, 2, 4, ... devices of a node, then whole nodes, of one kind, or of all devices; tp within a node, "
+    "pp that divides the layers, dp the rest; rollout tp within a node; devices may stay idle. Layouts that were declared are kept."
+)
+"""What the search covers."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Found:
+    """A plan: a placement, and the best layouts in it."""
+
+    seconds: float
+    leaf: Leaf
+    layouts: tuple[LayoutsOf, ...]
+    """Of every item of the leaf's mode."""
+
+    @property
+    def grouping(self) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
+        """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
+        names = [item.name for item in self.leaf.space.mode.items]
+        members = [frozenset(names[i] for i in block) for block in self.leaf.blocks]
+        return frozenset((m, members[h] if h >= 0 else frozenset()) for m, h in zip(members, self.leaf.hosts, strict=True))
+
+
+@dataclass(eq=False)
+class Best:
+    """The best plans so far, each of a kind of its own: of a grouping, or of a placement."""
+
+    top: int
+    by_placement: bool = False
+    found: dict[Hashable, Found] = field(default_factory=dict)
+
+    def key(self, leaf: Leaf) -> Hashable:
+        """Return what a placement counts as: it and what is alike compete for one rank."""
+        arrangement = leaf.space.arrangements[leaf.arrangement]
+        grouping = leaf.space.mode.shadows, leaf.space.groupings[arrangement.grouping]
+        return (*grouping, arrangement.kinds, leaf.sizes) if self.by_placement else grouping
+
+    @property
+    def worst(self) -> float:
+        """Seconds at which a plan of a new kind is among the best."""
+        seconds = sorted(found.seconds for found in self.found.values())
+        return seconds[self.top - 1] if len(seconds) >= self.top else np.inf
+
+    def limit(self, key: Hashable) -> float:
+        """Return the seconds below which a plan of this kind changes anything."""
+        own = self.found[key].seconds if key in self.found else np.inf
+        return min(own, self.worst)
+
+    def limits(self, space: Space) -> Array:
+        """Return that for every arrangement."""
+        worst = self.worst
+        if self.by_placement:
+            return np.full(len(space.arrangements), worst)
+        own = [self.found.get((space.mode.shadows, space.groupings[a.grouping])) for a in space.arrangements]
+        return np.array([worst if one is None else min(worst, one.seconds) for one in own])
+
+    def offer(self, leaf: Leaf) -> None:
+        """Choose the layouts of a placement, and keep it where it is among the best."""
+        key = self.key(leaf)
+        chosen = leaf.best(self.limit(key))
+        if chosen is not None:
+            self.found[key] = Found(seconds=chosen[0], leaf=leaf, layouts=chosen[1])
+
+    def ranked(self) -> list[Found]:
+        """Return the best, fastest first."""
+        return sorted(self.found.values(), key=lambda one: one.seconds)[: self.top]
+
+
+@dataclass(eq=False)
+class Search:
+    """One search: its spaces, what it found, and how much it looked at."""
+
+    spaces: list[Space]
+    best: Best
+    num_bounded: int = 0
+    """Boxes whose bound was computed."""
+    num_leaves: int = 0
+    """Placements whose layouts were chosen."""
+
+    @classmethod
+    def over(
+        cls, roles: Sequence[RoleSpec], recorded: Recorded, tables: Tables, *, top: int = 5, by_placement: bool = False,
+        shadows: bool = True, everything: bool = False,
+    ) -> Search:  # fmt: skip
+        """Prepare the search over all plans of these roles.
+
+        Args:
+            roles: that have a model, as declared.
+            recorded: the step's calls.
+            tables: predicts; of the cluster.
+            top: how many plans to find.
+            by_placement: whether two of them may have the same grouping with other sizes.
+            shadows: whether shadows are in the family.
+            everything: keep layouts that cannot be in a best plan as well (tests).
+        """
+        kinds = kinds_of(tables.cluster)
+        spaces = [Space(m, groupings_of(m), kinds, tables, everything) for m in modes_of(roles, recorded, shadows)]
+        return cls(spaces, Best(top, by_placement))
+
+    def num_placements(self) -> int:
+        """Count the placements of the family: arrangements with sizes of pools, and of parts, that fit side by side."""
+        counts: dict[Hashable, int] = {}
+        total = 0
+        for space in self.spaces:
+            for a in space.arrangements:
+                hosts = space.groupings[a.grouping].hosts
+                parts = sorted((a.kinds[b], hosts.count(b)) for b, host in enumerate(hosts) if host < 0)
+                key = tuple(parts)
+                if key not in counts:
+                    counts[key] = _count_sizes(space, parts)
+                total += counts[key]
+        return total
+
+    def run(self) -> list[Found]:
+        """Return the best plans, fastest first; none where nothing fits."""
+        for space in self.spaces:
+            self._prime(space)
+        for space in self.spaces:
+            self._branch(space)
+        return self.best.ranked()
+
+    # -- a first plan
+
+    def _prime(self, space: Space) -> None:
+        """Offer one placement of every grouping: pools in proportion to the work that their jobs have on all devices."""
+        which = np.array([n for n, a in enumerate(space.arrangements) if len(set(a.kinds)) == 1], dtype=np.int64)
+        sizes = np.zeros((len(which), space.replay.most_blocks), dtype=np.int64)
+        for n, number in enumerate(which):
+            a = space.arrangements[number]
+            sizes[n, : len(a.kinds)] = self._in_proportion(space, int(number))
+        bounds = self._bound(space, which, sizes, sizes, space.exact)
+        for n in np.argsort(bounds, kind="stable"):
+            leaf = self._leaf(space, int(which[n]), sizes[n])
+            if bounds[n] < self.best.limit(self.best.key(leaf)):
+                self._offer(leaf)
+
+    @staticmethod
+    def _in_proportion(space: Space, number: int) -> list[int]:
+        a = space.arrangements[number]
+        kind, hosts = space.kinds[a.kinds[0]], space.groupings[a.grouping].hosts
+        work = space.work[space.rows[number, : len(a.kinds)]]
+        total = work[[h < 0 for h in hosts]].sum() or 1.0
+        sizes = []
+        for mine, host in zip(work, hosts, strict=True):
+            inside = work[[h == host for h in hosts]].sum() or 1.0
+            wanted = (mine / total if host < 0 else mine / inside / 2) * float(kind.sizes[-1])
+            sizes.append(max(0, int(np.searchsorted(kind.sizes, wanted, side="right")) - 1))
+        return sizes
+
+    def _offer(self, leaf: Leaf) -> None:
+        self.num_leaves += 1
+        self.best.offer(leaf)
+
+    # -- branch and bound
+
+    def _branch(self, space: Space) -> None:
+        count, blocks = len(space.arrangements), space.replay.most_blocks
+        which = np.arange(count)
+        low = np.zeros((count, blocks), dtype=np.int64)
+        high = space.num_sizes[space.rows] - 1
+        which, low, high = self._tighten(space, which, low, high)
+        bound = self._bound(space, which, low, high, space.least)
+        while len(which):
+            alive = bound < self.best.limits(space)[which]
+            which, low, high, bound = which[alive], low[alive], high[alive], bound[alive]
+            order = np.argsort(bound, kind="stable")
+            now, later = order[:BATCH], order[BATCH:]
+            single = (low[now] == high[now]).all(1)
+            for i in now[single]:
+                leaf = self._leaf(space, int(which[i]), low[i])
+                if bound[i] < self.best.limit(self.best.key(leaf)):
+                    self._offer(leaf)
+            split = now[~single]
+            new_which, new_low, new_high = self._tighten(space, *_halves(space, which[split], low[split], high[split]))
+            new_bound = self._bound(space, new_which, new_low, new_high, space.least)
+            which, bound = np.concatenate([which[later], new_which]), np.concatenate([bound[later], new_bound])
+            low, high = np.concatenate([low[later], new_low]), np.concatenate([high[later], new_high])
+
+    @staticmethod
+    def _leaf(space: Space, arrangement: int, sizes: Array) -> Leaf:
+        count = len(space.arrangements[arrangement].kinds)
+        return Leaf(space=space, arrangement=arrangement, sizes=tuple(map(int, sizes[:count])))
+
+    def _bound(self, space: Space, which: Array, low: Array, high: Array, least: Array) -> Array:
+        """Return a lower bound of the makespan of every box; infinite where no plan of it fits."""
+        self.num_bounded += len(which)
+        rows = space.rows[which]
+        single = (low == high)[..., None]
+        seconds = np.tile(space.fixed, (len(which), 1))
+        fits = np.ones(len(which), dtype=bool)
+        resident, working = space.held
+        for b in range(rows.shape[1]):
+            at = rows[:, b], high[:, b]
+            seconds += np.where(single[:, b], space.exact[at], least[at])
+            host = space.hosts[which, b]
+            part = np.flatnonzero(host >= 0)
+            if len(part):
+                over = rows[part, host[part]], high[part, host[part]]
+                mine = rows[part, b], high[part, b]
+                asked = resident[mine] + resident[over] + np.maximum(working[mine], working[over])
+                fits[part] &= asked <= space.rooms[space.kind_of[which[part], b]]
+        ok = fits & np.isfinite(seconds).all(1)
+        bound = np.full(len(which), np.inf)
+        if ok.any():
+            bound[ok] = space.replay.makespan(seconds[ok], space.grouping_of[which[ok]])
+        return bound
+
+    def _tighten(self, space: Space, which: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+        """Leave out boxes without room for their least sizes, and lower the largest sizes to what the others leave."""
+        rows, hosts, kinds = space.rows[which], space.hosts[which], space.kind_of[which]
+        least = space.sizes[rows, low]
+        keep = (low <= high).all(1)
+        high = high.copy()
+        for b in range(rows.shape[1]):
+            there = kinds[:, b] >= 0
+            part = hosts[:, b] >= 0
+            beside = (hosts == hosts[:, b, None]) & np.where(part[:, None], True, kinds == kinds[:, b, None]) & (kinds >= 0)
+            used = np.where(beside, least, 0).sum(1) - np.where(there, least[:, b], 0)
+            host = np.maximum(hosts[:, b], 0)
+            over = space.sizes[rows[np.arange(len(rows)), host], high[np.arange(len(rows)), host]]
+            total = np.where(part, over, space.devices[kinds[:, b]])
+            room = np.where(there, total - used, 0)
+            for row in np.unique(rows[:, b]):
+                mine = rows[:, b] == row
+                sizes = space.sizes[row, : space.num_sizes[row]]
+                side = np.where(part[mine], np.searchsorted(sizes, room[mine], "left"), np.searchsorted(sizes, room[mine], "right"))
+                alone = part[mine] & ((hosts[mine] == hosts[mine][:, b, None]).sum(1) > 1)
+                side = np.where(alone, np.searchsorted(sizes, room[mine], "right"), side)
+                high[mine, b] = np.minimum(high[mine, b], side - 1)
+        keep &= (low <= high).all(1)
+        return which[keep], low[keep], high[keep]
+
+
+def _halves(space: Space, which: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    """Split every box in two along its widest range of sizes."""
+    rows, at = np.arange(len(which)), np.argmax(high - low, axis=1)
+    middle = (low[rows, at] + high[rows, at]) // 2
+    left, right = high.copy(), low.copy()
+    left[rows, at], right[rows, at] = middle, middle + 1
+    return np.concatenate([which, which]), np.concatenate([low, right]), np.concatenate([left, high])
+
+
+def _count_sizes(space: Space, pools: Sequence[tuple[int, int]]) -> int:
+    """Count the sizes that pools of (kind, number of parts) can have; a sum of sizes is counted by multiplying polynomials."""
+    count = 1
+    for number, kind in enumerate(space.kinds):
+        mine = [parts for k, parts in pools if k == number]
+        most = kind.num_devices
+        steps = np.zeros(most + 1)
+        steps[kind.sizes] = 1
+        ways: Array = np.zeros(most + 1)
+        ways[0] = 1
+        for parts in mine:
+            inside: Array = np.zeros(most + 1)
+            inside[0] = 1
+            for _ in range(parts):
+                inside = np.convolve(inside, steps)[: most + 1]
+            ways = np.convolve(ways, steps * np.cumsum(inside))[: most + 1]
+        count *= round(float(np.sum(ways)))
+    return count

@@ -1,0 +1,345 @@
+"""What every call takes in every layout on pools of every size: predicted once, looked up by the search.
+
+For an item on a pool the *candidates* are its layouts that fit the model and, alone, the device. Those that are no better than
+another in the seconds of any call and in either kind of bytes cannot make a plan better, and are dropped::
+
+    actor (generate, log_probs, update) on 16 devices      seconds              resident   working
+        tp8 pp2 dp1, rollout tp8                           41.0   9.1  31.0      52 GB       6 GB
+        tp4 pp4 dp1, rollout tp4                           33.9   9.0  30.2      61 GB       5 GB   <- faster, fuller: both stay
+        tp2 pp8 dp1, rollout tp8                           41.2   9.9  34.1      52 GB       6 GB   <- dropped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hfsdk.errors import LayoutError
+from hfsdk.layout import Layout
+from hfsdk.planner.items import Item, Job
+from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes
+from hfsdk.planner.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.pools import Kind, pack
+from hfsdk.planner.recorded import GENERATING, UNSPLIT, RecordedCall
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
+from hfsdk.table import Array
+
+EMPTY = np.zeros(0, dtype=np.int64)
+NOTHING = [(EMPTY, EMPTY)]
+Phases = list[tuple[str, float]]
+"""(span name, seconds), in order."""
+LayoutsOf = Mapping[str, Layout]
+"""``"train"`` and ``"rollout"`` -> filled layouts."""
+
+_SETUP_FIELDS = {f.name for f in fields(Setup)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Candidates:
+    """The layouts of an item on a pool of some size."""
+
+    layouts: tuple[LayoutsOf, ...]
+    seconds: Array
+    """[candidate, job of the item]; what is taken over from a trained role comes over the near link where it might."""
+    resident: Array
+    """Bytes held all the time, [candidate]."""
+    working: Array
+    """Further bytes while its greediest call runs, [candidate]."""
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    def take(self, keep: Array) -> Candidates:
+        """Return those with these numbers."""
+        return Candidates(
+            layouts=tuple(self.layouts[i] for i in keep), seconds=self.seconds[keep], resident=self.resident[keep],
+            working=self.working[keep],
+        )  # fmt: skip
+
+
+def process_bytes(kind: Kind) -> int:
+    """Return the bytes of a worker process."""
+    return CPU_PROCESS_BYTES if kind.on_cpu else GPU_PROCESS_BYTES
+
+
+def room(kind: Kind) -> int:
+    """Return the bytes of a device that roles can have."""
+    return kind.device.memory_bytes - process_bytes(kind)
+
+
+@dataclass(eq=False)
+class Tables:
+    """Predicts seconds and bytes of items and remembers them; see the module's text."""
+
+    cluster: ClusterSpec
+    perf: PerfModel
+    num_predicted: int = 0
+    """Layouts of items on pools whose calls were predicted."""
+    _likes: dict[RoleSpec, int] = field(default_factory=dict)
+    _items: dict[Item, int] = field(default_factory=dict)
+    _found: dict[Any, Candidates] = field(default_factory=dict)
+    _setups: dict[Any, Setup] = field(default_factory=dict)
+    _links: dict[Any, Links] = field(default_factory=dict)
+    _bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
+    _rows: dict[Any, list[tuple[Array, Array]]] = field(default_factory=dict)
+    _costs: dict[Any, Phases] = field(default_factory=dict)
+
+    def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
+        """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
+        about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.sync) for job in jobs)
+        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, id(kind), size, everything
+        if key not in self._found:
+            self._found[key] = self._candidates(item, jobs, kind, size, everything)
+        return self._found[key]
+
+    def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool) -> Candidates:
+        rows: list[tuple[LayoutsOf, list[float], int, int]] = []
+        most = room(kind)
+        for layouts in self.layouts(item, kind, size):
+            held = self.bytes_of(item, layouts, kind, size)
+            if held.total <= most:
+                seconds = [self.seconds(item, job, layouts, kind, size) for job in jobs]
+                rows.append((layouts, seconds, held.resident, held.working))
+        self.num_predicted += len(rows)
+        found = Candidates(
+            layouts=tuple(r[0] for r in rows), seconds=np.array([r[1] for r in rows]).reshape(len(rows), len(jobs)),
+            resident=np.array([r[2] for r in rows], dtype=float), working=np.array([r[3] for r in rows], dtype=float),
+        )  # fmt: skip
+        return found if everything or len(rows) < 2 else found.take(_undominated(found))
+
+    # -- layouts
+
+    def layouts(self, item: Item, kind: Kind, size: int) -> Iterator[LayoutsOf]:
+        """Yield the layouts of an item that cover a pool: as declared, or every one that fits the model (tp within a node)."""
+        role = item.role
+        assert role.model is not None
+        rollouts = [None] if role.rollout is None else list(rollouts_of(role, kind, size))
+        trains = [None] if role.train is None else list(trains_of(role, kind, size))
+        for train in trains:
+            for rollout in rollouts:
+                yield {use: layout for use, layout in (("train", train), ("rollout", rollout)) if layout is not None}
+
+    # -- bytes
+
+    def bytes_of(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int) -> MemoryEstimate:
+        """Return what an item asks of each device of its pool."""
+        role = item.role
+        train, rollout = layouts.get("train"), layouts.get("rollout")
+        sharded = role.optimizer is not None and role.optimizer.distributed
+        shape = (train.tp, train.pp, train.dp if sharded else 0) if train else (0, 0, 0)
+        key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu
+        if key not in self._bytes:
+            self._bytes[key] = role_bytes(with_layouts(role, layouts), size, on_cpu=kind.on_cpu)
+        return self._bytes[key]
+
+    # -- seconds
+
+    def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
+        """Return the seconds of a job on its slowest rank, from its start; a sync comes over the near link where it might."""
+        far = self.far(kind, size)
+        return self.perf.dispatch_s + sum(seconds for _, seconds in self.phases(item, job, layouts, kind, size, far=far))
+
+    def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool) -> Phases:
+        """Return the same by the names of spans, in order, without what lies before the first one."""
+        found: Phases = []
+        if job.sync:
+            found.append(("sync", self.sync_s(item, layouts, far=far)))
+        call = job.call
+        if call is None:
+            return self._priced("export_weights", self.setup(item, layouts, kind, size), NOTHING, None)
+        if job.method in ("update", "forward_backward"):
+            return found + self._training(item, call, self.setup(item, layouts, kind, size))
+        if job.method in GENERATING and "rollout" in layouts:
+            return found + self._generation(item, job, layouts, kind, size)
+        setup = self.setup(item, layouts, kind, size)
+        by = {"DP": size, "MICRO_DP": size // layouts["rollout"].tp if "rollout" in layouts else size}
+        parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, setup.layout.num_replicas)
+        return found + self._priced(call.method, setup, self._slowest(call, parts), (call.id, parts))
+
+    def far(self, kind: Kind, size: int) -> bool:
+        """Whether all other pools lie on other nodes than a pool of this size."""
+        return size >= kind.node_size and len(self.cluster.node_devices) > 1
+
+    def sync_s(self, item: Item, layouts: LayoutsOf, *, far: bool) -> float:
+        """Return the seconds in which the fullest rank of a shadow takes over its weights (as the simulated runtime has it).
+
+        One that generates gets the weights that its rank of the rollout needs, one that infers the whole model.
+        """
+        link = self.cluster.inter_node if far else self.cluster.intra_node
+        assert item.role.model is not None
+        rollout = layouts.get("rollout")
+        size = DTYPE_BYTES[item.role.dtype]
+        count = _rank_parameters(item.role.model, rollout.tp) if rollout else num_parameters(item.role.model)
+        return link.latency_s + size * count / link.bandwidth
+
+    def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
+        """What moving stale weights takes does not depend on the rows, and what generating takes not on the trainer's layout."""
+        assert job.call is not None
+        tp = layouts["rollout"].tp
+        parts, key = size // tp, (self._like(item), id(kind), size, tp, job.call.id)
+        setup = self.setup(item, layouts, kind, size, rollout=True)
+        if key not in self._costs:
+            self._costs[key] = self._priced(job.method, setup, self._slowest(job.call, parts), (job.call.id, parts))
+        moved: Phases = []
+        if job.stale:
+            before = dict(self._priced("generate", setup, NOTHING, "fresh"))
+            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced("generate", setup, NOTHING, "stale", stale=True)]
+        return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]
+
+    def _training(self, item: Item, call: RecordedCall, setup: Setup) -> Phases:
+        """Every optimizer step waits for the dp rank that is slowest in its mini-batch."""
+        dp, total = setup.layout.num_replicas, dict[str, float]()
+        for number, rows in enumerate(call.mini_batches):
+            mark = call.id, dp, ("rows", len(rows)) if call.alike else number
+            steps = self._priced("step", setup, NOTHING, None) if call.method == "update" else []
+            for name, seconds in self._priced("forward_backward", setup, self._slowest(call, dp, rows, mark), mark) + steps:
+                total[name] = total.get(name, 0.0) + seconds
+        return list(total.items())
+
+    def _slowest(self, call: RecordedCall, parts: int, rows: Array | None = None, mark: Any = None) -> list[tuple[Array, Array]]:
+        key = mark or (call.id, parts)
+        if key not in self._rows:
+            self._rows[key] = call.slowest_rows(parts, rows)
+        return self._rows[key]
+
+    def _priced(
+        self, method: str, setup: Setup, rows: Sequence[tuple[Array, Array]], mark: object, *, stale: bool = False
+    ) -> Phases:
+        """Return the phases of the slowest of some ranks; ``mark`` says which rows they are."""
+        key = id(setup), method, mark, stale
+        if key not in self._costs:
+            every = [list(self.perf.costs(method, setup, p, r, stale).items()) for p, r in rows]
+            self._costs[key] = max(every, key=lambda phases: sum(seconds for _, seconds in phases))
+        return self._costs[key]
+
+    # -- setups
+
+    def setup(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, rollout: bool = False) -> Setup:
+        """Return ``Setup.of`` the item on a pool of this size, at a fraction of its price."""
+        train = layouts.get("train") or Layout(dp=size)
+        tp = layouts["rollout"].tp if rollout else 0
+        key = self._like(item), id(kind), size, train.tp, train.pp, tp
+        if key not in self._setups:
+            self._setups[key] = self._setup(item, train, tp, kind, size)
+        return self._setups[key]
+
+    def _setup(self, item: Item, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
+        least = (self._like(item), id(kind), rollout_tp)
+        if least not in self._setups:
+            few = max(1, rollout_tp)
+            small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
+            role = replace(item.role, train=small["train"], rollout=small.get("rollout"))
+            home = kind.devices if kind.whole else kind.devices[:few]
+            if kind.whole:
+                rollout = Layout(tp=few, dp=len(home) // few) if rollout_tp else None
+                role = replace(role, train=Layout(dp=len(home)), rollout=rollout)
+            self._setups[least] = Setup.of(role, self.cluster, home)
+        changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
+        if rollout_tp:
+            changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
+            if "rollout_links" in _SETUP_FIELDS:
+                changes["rollout_links"] = self.links(changes["rollout"], kind, size)
+        return replace(self._setups[least], **changes)
+
+    def links(self, layout: Layout, kind: Kind, size: int) -> Links:
+        """Return ``Links.of`` a layout on a pool of this size; pools whose axes cross nodes alike share the answer."""
+        key = id(kind), _crossings(layout, kind.node_size, size) if not kind.whole else layout
+        if key not in self._links:
+            home = kind.devices if kind.whole else (pack(kind, [size]) or [()])[0]
+            self._links[key] = Links.of(self.cluster, home, layout)
+        return self._links[key]
+
+    def _like(self, item: Item) -> int:
+        if item not in self._items:
+            self._items[item] = self._likes.setdefault(item.like, len(self._likes))
+        return self._items[item]
+
+
+def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
+    """Return the role in these layouts; its other fields were checked when it was made, which takes longer than all the rest."""
+    made = object.__new__(RoleSpec)
+    made.__dict__.update(role.__dict__, train=layouts.get("train"), rollout=layouts.get("rollout"))
+    return made
+
+
+@lru_cache(maxsize=64)
+def num_parameters(spec: ModelSpec) -> int:
+    """Return a model's weights; counting its tensors takes longer than a prediction."""
+    return spec.num_parameters()
+
+
+def _rank_parameters(spec: ModelSpec, tp: int) -> float:
+    """Weights that a rank of the generating engine needs; keys and values are repeated where tp exceeds their heads."""
+    kv = 2 * spec.num_layers * spec.hidden_size * spec.num_kv_heads * spec.head_dim
+    return (num_parameters(spec) - kv) / tp + kv / min(tp, spec.num_kv_heads)
+
+
+def trains_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
+    """Yield a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
+    assert role.model is not None
+    assert role.train is not None
+    if "train" not in role.auto:
+        try:
+            yield role.train.fill(size)
+        except LayoutError:
+            return
+        return
+    for tp in _fitting_tp(role.model, kind.node_size, size):
+        for pp in range(1, min(role.model.num_layers, size // tp) + 1):
+            if role.model.num_layers % pp == 0 and size // tp % pp == 0:
+                yield Layout(tp=tp, pp=pp, dp=size // tp // pp)
+
+
+def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
+    """Yield a role's rollout layouts on a pool, as :func:`trains_of`."""
+    assert role.model is not None
+    assert role.rollout is not None
+    if "rollout" not in role.auto:
+        try:
+            yield role.rollout.fill(size)
+        except LayoutError:
+            return
+        return
+    for tp in _fitting_tp(role.model, kind.node_size, size):
+        yield Layout(tp=tp, dp=size // tp)
+
+
+def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Iterator[int]:
+    for tp in range(1, min(node_size, size) + 1):
+        if size % tp == 0 and node_size % tp == 0:
+            try:
+                Layout(tp=tp).check_model(spec)
+            except LayoutError:
+                continue
+            yield tp
+
+
+def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:
+    """Return which axes of a layout on whole nodes cross nodes, and how many ranks of a line along each share a node."""
+    if size <= node_size:
+        return (size,)
+    block = layout.tp * layout.num_replicas
+    found: list[object] = [node_size]
+    for stride, length in ((1, layout.tp), (layout.tp, layout.num_replicas), (block, layout.pp)):
+        span = stride * length
+        crosses = length > 1 and (node_size % span != 0)
+        nodes = (span - stride) // node_size + 1 if stride <= node_size else length
+        found.append(length // nodes if crosses else 0)
+        found.append(crosses)
+    return tuple(found)
+
+
+def _undominated(found: Candidates) -> Array:
+    """Return the numbers of the candidates than which no other is at least as good in everything."""
+    numbers = np.column_stack([found.seconds, found.resident, found.working])
+    order = np.lexsort(numbers.T[::-1])
+    kept: list[int] = []
+    for i in order:
+        if not kept or not (numbers[kept] <= numbers[i]).all(1).any():
+            kept.append(int(i))
+    return np.array(sorted(kept), dtype=np.int64)

@@ -1,0 +1,253 @@
+"""Runs ``algorithm.step`` once to see its calls: no devices, no clock, no lanes. The planner lays out what was seen.
+
+The handles are the real ones, over a sender that answers every message at once (the controller's narrow waist makes that possible):
+a submitted call is noted with what it reads and the lengths of its rows, and counts as done. Values do not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hfsdk.batch import Batch
+from hfsdk.engine import messages as m
+from hfsdk.engine.microbatch import plan_update
+from hfsdk.engine.simulated_runtime import GENERATE, TOKEN_ENDINGS, ResponseLengths, SimulatedValue
+from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
+from hfsdk.models import ModelHandle, RewardModel
+from hfsdk.models.reward import RewardSum
+from hfsdk.pending import ColumnInfo, ColumnRef
+from hfsdk.plan import Workload
+from hfsdk.planner.recorded import Recorded, RecordedCall
+from hfsdk.roles import RoleSpec, Sampling
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.roles import Models, RoleBook
+from hfsdk.session.tokenizer import StandInTokenizer
+from hfsdk.table import Array, Ragged, Table
+
+UPDATES = ("update", "forward_backward", "compute_loss")
+
+ONE_PASS = 2**40
+"""Tokens of a micro-batch that holds everything."""
+
+
+def record_step(algorithm: Any, handles: Iterable[tuple[ModelHandle, RoleSpec]], workload: Workload, seed: int,
+                numbers: Mapping[str, float]) -> Recorded:  # fmt: skip
+    """Run one step of an algorithm on a workload and return its calls.
+
+    Args:
+        algorithm: has ``step(models, prompts)``.
+        handles: the session's handles, and their roles as declared.
+        workload: what the step works on; it replaces the algorithm's options of the same names.
+        seed: the session's.
+        numbers: the session's counters and numbers, e.g. a cost's multiplier.
+
+    Raises:
+        OptionError: the algorithm has no option of a name that the workload sets, generates nothing, or samples would be longer
+            than a model's context.
+        PlacementError: the session lacks a role that the step uses.
+    """
+    chosen = with_workload(algorithm, workload)
+    recorder = Recorder(workload)
+    host = _Host(ControllerClient(recorder), seed, numbers)
+    book = RoleBook(lambda text: None)
+    for handle, role in handles:
+        twin = book.take(type(handle), role, _maker(type(handle), host, role))[0]
+        if isinstance(handle, RewardSum) and isinstance(twin, RewardSum):
+            twin.parts = tuple(part for part in map(book.find, [p.name for p in handle.parts]) if isinstance(part, RewardModel))
+            twin.weights = handle.weights
+    host.book = book
+    offsets = np.arange(workload.prompts + 1, dtype=np.int64) * workload.prompt_tokens
+    prompts = Ragged(np.zeros(offsets[-1], dtype=np.int32), offsets)
+    batch = Batch.from_columns(host.client, {"prompt": prompts, "position": np.arange(workload.prompts)})
+    try:
+        chosen.step(Models(book), batch)
+    except (ColumnError, SimulatedValueError) as error:
+        if not any(call.method in GENERATE for call in recorder.calls):
+            Recorded(algorithm=type(algorithm).__name__, calls=tuple(recorder.calls))
+        raise OptionError(f"one step of {type(algorithm).__name__} could not be run without values: {error}") from error
+    return Recorded(algorithm=type(algorithm).__name__, calls=tuple(recorder.calls))
+
+
+def with_workload(algorithm: Any, workload: Workload) -> Any:
+    """Return the algorithm with what the workload says of it.
+
+    Raises:
+        OptionError: it has no such option.
+    """
+    if not callable(getattr(algorithm, "step", None)) or isinstance(algorithm, type):
+        raise OptionError(f"plan takes an algorithm with a method step, e.g. hf.PPO(); got {algorithm!r}")
+    asked = {name: getattr(workload, name) for name in ("n", "mini_batches", "epochs")}
+    changed = {name: value for name, value in asked.items() if value is not None}
+    has = {f.name for f in fields(algorithm)} if is_dataclass(algorithm) else set()
+    missing = [name for name in changed if name not in has]
+    if missing:
+        raise OptionError(
+            f"the workload sets {missing[0]}={changed[missing[0]]}, and {type(algorithm).__name__} has no option of that name; "
+            f"leave it out of the workload. It has {', '.join(sorted(has)) or 'none'}."
+        )
+    if "max_new_tokens" in has:
+        changed["max_new_tokens"] = workload.response_tokens
+    return replace(algorithm, **changed) if changed else algorithm
+
+
+class Recorder:
+    """Answers every message at once and keeps the calls; a ``Sender`` for ``ControllerClient``."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.calls: list[RecordedCall] = []
+        self._workload = workload
+        kind = workload.response_lengths
+        self._draw = ResponseLengths(kind=kind) if isinstance(kind, str) else kind
+        self._next_id = 0
+        self._tables: dict[int, Table] = {}
+        self._lengths: dict[int, dict[str, Array | None]] = {}
+        """Of every id its columns; the length of every row, ``None`` for one value per sample."""
+        self._names: dict[int, str] = {}
+
+    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Nothing is ever told."""
+        return lambda: None
+
+    def send(self, message: m.Message) -> Any:
+        """Answer one message."""
+        match message:
+            case m.Submit():
+                return self._submit(message)
+            case m.Put():
+                return self._put(message.table)
+            case m.Wait():
+                return True
+            case m.Ask(call_id=number, what=what):
+                name = self._names[number]
+                return {"state": "done", "writer": name}.get(what, SimulatedValue(name))
+            case m.AskColumn(ref=ref):
+                return self._info(ref)
+            case m.Fetch(columns=columns):
+                return self._fetch(columns)
+            case m.Look():
+                return {} if message.what == "roles" else 0 if message.what == "step" else []
+            case m.Release() | m.Forget() | m.NextStep() | m.Cancel() | m.Declare() | m.Close():
+                return None
+        raise SimulatedValueError(f"a step that is planned cannot answer {type(message).__name__}: nothing runs")
+
+    def _put(self, table: Table) -> int:
+        self._next_id += 1
+        self._tables[self._next_id] = table
+        self._names[self._next_id] = "your data"
+        self._lengths[self._next_id] = {n: c.lengths if isinstance(c, Ragged) else None for n, c in table.items()}
+        return self._next_id
+
+    def _info(self, ref: ColumnRef) -> ColumnInfo | None:
+        if ref.call_id in self._tables:
+            column = self._tables[ref.call_id][ref.name]
+            kind = "ragged" if isinstance(column, Ragged) else "scalar"
+            return ColumnInfo(kind, "int32", 0, self._lengths[ref.call_id][ref.name])
+        lengths = self._lengths[ref.call_id].get(ref.name)
+        return None if lengths is None else ColumnInfo("ragged", "float32", int(lengths.sum()) * 4, lengths)
+
+    def _fetch(self, columns: Mapping[str, ColumnRef]) -> Table:
+        for name, ref in columns.items():
+            if ref.call_id not in self._tables:
+                raise SimulatedValueError(f"the values of column {name!r} were asked, and a step that is planned has shapes only")
+        found = {}
+        for name, ref in columns.items():
+            table = self._tables[ref.call_id]
+            found[name] = (table if ref.rows is None else table.take(ref.rows))[ref.name]
+        return Table(found)
+
+    def _row_lengths(self, ref: ColumnRef) -> Array | None:
+        lengths = self._lengths[ref.call_id].get(ref.name)
+        return lengths if lengths is None or ref.rows is None else lengths[ref.rows]
+
+    def _submit(self, request: m.Submit) -> int:
+        self._next_id += 1
+        found = {name: self._row_lengths(ref) for name, ref in request.inputs.items()}
+        ragged = {name: lengths for name, lengths in found.items() if lengths is not None}
+        nothing = np.zeros(request.num_rows, dtype=np.int64)
+        prompts = ragged.get("prompt", nothing)
+        if request.method in GENERATE:
+            responses = self._generated(request)
+        else:
+            per_token = (lengths for name, lengths in ragged.items() if name.endswith(TOKEN_ENDINGS))
+            responses = ragged.get("response", next(per_token, nothing))
+        sources = dict.fromkeys(ref.call_id for ref in request.inputs.values())
+        self._names[self._next_id] = f"{request.role}.{request.method}"
+        self._lengths[self._next_id] = {name: responses if _per_token(request.method, name) else None for name in request.writes}
+        self.calls.append(RecordedCall(
+            id=self._next_id, role=request.role, method=request.method, phase=request.phase,
+            inputs=tuple(number for number in sources if number not in self._tables), num_rows=request.num_rows,
+            protocol=request.protocol.name if request.protocol else "", prompts=prompts, responses=responses,
+            num_read_tokens=int(sum(lengths.sum() for lengths in ragged.values())),
+            mini_batches=_mini_batches(request, prompts, responses), on_host=request.protocol is None,
+        ))  # fmt: skip
+        return self._next_id
+
+    def _generated(self, request: m.Submit) -> Array:
+        copies = int(request.options.get("n", 1))
+        rows = np.arange(request.num_rows)
+        ref = request.inputs.get("position")
+        positions = rows // copies
+        if ref is not None and ref.call_id in self._tables:
+            given = np.asarray(self._tables[ref.call_id][ref.name])
+            positions = given if ref.rows is None else given[ref.rows]
+        sampling: Sampling = request.options["sampling"]
+        most = self._workload.response_tokens
+        sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens))
+        return np.asarray(self._draw.draw(sampling, int(request.options.get("seed", 0)), positions, rows % copies), dtype=np.int64)
+
+
+def _per_token(method: str, column: str) -> bool:
+    if method in GENERATE:
+        return column in ("response", "rollout_log_probs")
+    if method in ("compute_log_probs", "compute_values"):
+        return True
+    return column.endswith("token_scores" if method in ("compute_scores", "compute_costs") else TOKEN_ENDINGS)
+
+
+def _mini_batches(request: m.Submit, prompts: Array, responses: Array) -> tuple[Array, ...]:
+    if request.method not in UPDATES:
+        return ()
+    options = request.options
+    plan = plan_update(
+        prompts + responses, responses, dp=1, epochs=options.get("epochs", 1), mini_batches=options.get("mini_batches", 1),
+        max_tokens=ONE_PASS, seed=options.get("seed", 0), together=options.get("together", 1), shuffle=request.method == "update",
+    )  # fmt: skip
+    return tuple(np.asarray(mini.rows, dtype=np.int64) for mini in plan)
+
+
+def _maker(cls: type[ModelHandle], host: _Host, role: RoleSpec) -> Callable[[], ModelHandle]:
+    return lambda: cls(host, role)
+
+
+class _Host:
+    """What handles need of a session, for one step."""
+
+    def __init__(self, client: ControllerClient, seed: int, numbers: Mapping[str, float]) -> None:
+        self.client, self.seed = client, seed
+        self.tokenizer_folder = ""
+        self._numbers = dict(numbers)
+        self.book: RoleBook | None = None
+        client.use_tokenizer(StandInTokenizer(2))
+
+    def ready(self, handle: ModelHandle) -> None:
+        """Everything is there."""
+
+    def release(self, handle: ModelHandle) -> None:
+        """Nothing is held."""
+
+    def next_count(self, name: str) -> int:
+        """Count up from where the session stands."""
+        self._numbers[name] = count = int(self._numbers.get(name, -1)) + 1
+        return count
+
+    def number(self, name: str) -> float | None:
+        """Return one of the session's numbers."""
+        return self._numbers.get(name)
+
+    def set_number(self, name: str, value: float) -> None:
+        """Set it for this step alone."""
+        self._numbers[name] = float(value)
