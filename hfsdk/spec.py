@@ -224,34 +224,77 @@ PRESETS: dict[str, ModelSpec] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """A connection between two devices, or of a node to the network."""
+
+    name: str
+    bandwidth: float
+    """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
+    latency_s: float
+
+
+NVLINK_3 = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
+NVLINK_4 = LinkSpec(name="NVLink 4", bandwidth=450e9, latency_s=5e-6)
+PCIE_4 = LinkSpec(name="PCIe 4 x16", bandwidth=32e9, latency_s=1e-5)
+SHARED_MEMORY = LinkSpec(name="shared memory", bandwidth=4e9, latency_s=1e-4)
+NETWORK_200G = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
+NETWORK_8X400G = LinkSpec(name="8 x 400 Gbit/s", bandwidth=400e9, latency_s=2e-5)
+NETWORK_10G = LinkSpec(name="10 Gbit/s", bandwidth=1.25e9, latency_s=1e-4)
+"""Links by data sheet, one direction. 200 Gbit/s a machine is HybridFlow's testbed (arXiv 2409.19256, section 8.1), 8 x 400 Gbit/s
+a DGX H100; shared memory is gloo between processes of one machine, a round figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
     """One accelerator (or, without one, one worker's share of this machine)."""
 
     name: str
     peak_flops: float
-    """Dense FLOP/s in the training dtype."""
+    """Dense FLOP/s in bf16 (on CPU: in fp32)."""
     memory_bytes: int
     memory_bandwidth: float
     """Bytes per second of the device's own memory."""
+    fp32_flops: float = 0.0
+    """Dense FLOP/s in fp32 without tensor cores, which is PyTorch's default; 0 takes ``peak_flops``."""
+    host_bandwidth: float = 25e9
+    """Bytes per second between host memory and the device, one direction."""
+    launches: float = 1.0
+    """Whether kernels are launched from a host (0: the device is the host)."""
+    link: LinkSpec = NVLINK_3
+    """Between devices of this kind in one node."""
+    network: LinkSpec = NETWORK_200G
+    """Of a node with such devices."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class LinkSpec:
-    """A connection between two devices."""
-
-    name: str
-    bandwidth: float
-    """Bytes per second, one direction."""
-    latency_s: float
+    def flops(self, dtype: str) -> float:
+        """Return the peak FLOP/s in ``"bf16"`` or ``"fp32"``."""
+        return self.fp32_flops or self.peak_flops if dtype == "fp32" else self.peak_flops
 
 
 DEVICES: dict[str, DeviceSpec] = {
-    "A100-80GB": DeviceSpec(name="A100-80GB", peak_flops=312e12, memory_bytes=80 * 10**9, memory_bandwidth=2.04e12),
-    "H100": DeviceSpec(name="H100", peak_flops=989e12, memory_bytes=80 * 10**9, memory_bandwidth=3.35e12),
-    "H200": DeviceSpec(name="H200", peak_flops=989e12, memory_bytes=141 * 10**9, memory_bandwidth=4.8e12),
-    "cpu": DeviceSpec(name="cpu", peak_flops=5e10, memory_bytes=8 * 10**9, memory_bandwidth=2e10),
-}
-"""Device presets by name (vendors' data sheets, dense bf16; ``cpu`` is a round figure for one core)."""
+    "A100-80GB": DeviceSpec(
+        name="A100-80GB", peak_flops=312e12, fp32_flops=19.5e12, memory_bytes=80 * 10**9, memory_bandwidth=2.04e12
+    ),
+    "A100-80GB-PCIe": DeviceSpec(
+        name="A100-80GB-PCIe", peak_flops=312e12, fp32_flops=19.5e12, memory_bytes=80 * 10**9, memory_bandwidth=1.94e12,
+        link=PCIE_4,
+    ),
+    "H100": DeviceSpec(
+        name="H100", peak_flops=989e12, fp32_flops=67e12, memory_bytes=80 * 10**9, memory_bandwidth=3.35e12,
+        host_bandwidth=55e9, link=NVLINK_4, network=NETWORK_8X400G,
+    ),
+    "H200": DeviceSpec(
+        name="H200", peak_flops=989e12, fp32_flops=67e12, memory_bytes=141 * 10**9, memory_bandwidth=4.8e12,
+        host_bandwidth=55e9, link=NVLINK_4, network=NETWORK_8X400G,
+    ),
+    "cpu": DeviceSpec(
+        name="cpu", peak_flops=5e10, memory_bytes=8 * 10**9, memory_bandwidth=2e10, host_bandwidth=1e10, launches=0.0,
+        link=SHARED_MEMORY, network=NETWORK_10G,
+    ),
+}  # fmt: skip
+"""Device presets by name (vendors' data sheets, dense; ``cpu`` is a round figure for one core of a server).
+
+The PCIe card of the A100 has the SXM module's peak on paper and less power to reach it; its links are what differs most.
+"""
 
 _GROUP = re.compile(r"^\s*(\d+)\s*x\s*(\d+)\s+(\S+)\s*$")
 
@@ -262,8 +305,10 @@ class ClusterSpec:
 
     node_devices: tuple[tuple[DeviceSpec, ...], ...]
     """For every node its devices."""
-    intra_node: LinkSpec = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
-    inter_node: LinkSpec = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
+    intra_node: LinkSpec = NVLINK_3
+    """Between devices of a node."""
+    inter_node: LinkSpec = NETWORK_200G
+    """Of a node to the others, shared by its devices."""
     price_per_device_hour: float = 0.0
 
     def __post_init__(self) -> None:
@@ -274,6 +319,8 @@ class ClusterSpec:
     @classmethod
     def parse(cls, text: str, price_per_device_hour: float = 0.0) -> ClusterSpec:
         """Parse ``"nodes x devices name"``, joined by ``+`` for mixed clusters.
+
+        The links are those of the device preset; in a mixed cluster, of the kind whose links are slowest.
 
         Raises:
             OptionError: the text does not parse or names an unknown device.
@@ -287,7 +334,9 @@ class ClusterSpec:
                     f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {sorted(DEVICES)}"
                 )
             nodes += [(DEVICES[match[3]],) * int(match[2])] * int(match[1])
-        return cls(node_devices=tuple(nodes), price_per_device_hour=price_per_device_hour)
+        kinds = {node[0].name: node[0] for node in nodes}.values()
+        near, far = (min((getattr(kind, which) for kind in kinds), key=lambda found: found.bandwidth) for which in ("link", "network"))
+        return cls(node_devices=tuple(nodes), intra_node=near, inter_node=far, price_per_device_hour=price_per_device_hour)
 
     @property
     def devices(self) -> tuple[DeviceSpec, ...]:
