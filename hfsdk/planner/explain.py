@@ -63,12 +63,13 @@ def preset_of(found: Found, num_devices: int) -> str:
     """Return the name of the preset whose way of sharing devices a plan has, or nothing."""
     roles = [item.name for item in found.leaf.space.mode.items if not item.role.shadow_of]
     for name in NAMED:
-        if _preset_grouping(name, roles, num_devices) == found.grouping:
+        if preset_grouping(name, roles, num_devices) == found.grouping:
             return name
     return ""
 
 
-def _preset_grouping(name: str, roles: Sequence[str], num_devices: int) -> object:
+def preset_grouping(name: str, roles: Sequence[str], num_devices: int) -> object:
+    """Return who shares devices with whom in a preset, as ``Found.grouping`` gives it; ``None`` where it does not fit the roles."""
     try:
         placement = Placement.of(name, roles, num_devices)
     except PlacementError:
@@ -202,7 +203,7 @@ def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Ki
     has = {one.grouping for one in found}
     rows = []
     for preset in NAMED:
-        grouping = _preset_grouping(preset, names, num_devices)
+        grouping = preset_grouping(preset, names, num_devices)
         if grouping is None or grouping in has or preset == "separation":
             continue
         placement = Placement.of(preset, names, num_devices)

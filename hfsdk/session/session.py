@@ -27,7 +27,7 @@ from hfsdk.session.evaluation import evaluate
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.flows import Dataflows
 from hfsdk.session.memory_use import MemoryUse
-from hfsdk.session.planning import ask
+from hfsdk.session.planning import Question, ask
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.start import start_runtime, start_simulated
@@ -35,6 +35,7 @@ from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker
 from hfsdk.session.training import Algorithm, train
 from hfsdk.session.views import Traces, session_view
+from hfsdk.session.what_if import WhatIf
 from hfsdk.snapshot import Snapshot
 from hfsdk.spec import ClusterSpec
 
@@ -284,13 +285,49 @@ class Session(Branching):
                 samples would be longer than a model's context.
             PlacementError: a role that the step uses is not declared.
         """
+        return self._ask(
+            algorithm, workload, perf, {"top": top, "by_placement": by_placement, "shadows": shadows, "error": error}
+        ).answer()
+
+    def what_if(
+        self,
+        algorithm: Algorithm,
+        workload: Workload,
+        *,
+        top: int = 5,
+        shadows: bool = True,
+        perf: PerfModel | None = None,
+        error: float | Mapping[str, float] | None = None,
+    ) -> WhatIf:
+        """Return the plan with sliders: in a notebook, devices, lengths, prompts, price, placement and layouts can be moved.
+
+        Whatever is moved, the plan is found anew. Nothing of the session changes; ``session.place(what_if.plan)`` applies it.
+
+        Args:
+            algorithm: as in :meth:`plan`.
+            workload: where the sliders begin.
+            top: as in :meth:`plan`.
+            shadows: as in :meth:`plan`.
+            perf: as in :meth:`plan`.
+            error: as in :meth:`plan`.
+
+        Raises: as :meth:`plan`.
+        """
+        question = self._ask(algorithm, workload, perf, {"top": top, "shadows": shadows, "error": error})
+        models = [role for _, role in question.handles if role.model is not None]
+        return WhatIf(
+            question.fixed, self.cluster, workload, roles=[role.name for role in models],
+            rollouts=[role.name for role in models if role.kind == "actor"],
+            max_tokens=min(role.model.max_positions for role in models if role.model is not None),
+        )  # fmt: skip
+
+    def _ask(self, algorithm: Algorithm, workload: Workload, perf: PerfModel | None, options: Mapping[str, Any]) -> Question:
         self._client.check_open()
         handles = [(handle, self._declared(handle)) for handle in self._book]
-        options = {"top": top, "by_placement": by_placement, "shadows": shadows, "error": error}
         return ask(
             algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or PerfModel(),
             options=options,
-        ).answer()  # fmt: skip
+        )  # fmt: skip
 
     # -- looking
 

@@ -26,7 +26,9 @@ from hfsdk.trace import Span, Trace
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
-from tests.viz import demo
+from hfsdk.viz.plan import PlanPicture, plan_view
+from hfsdk.viz.what_if import WhatIfPicture, what_if_view
+from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
 
 HOSTILE = "</script><script>window.hacked=1</script>]]>&\"'<!-- \u202eabc שלום 🙂 \ud800 \udc00 \x00\x0b\ufffe " + "x" * 300
@@ -189,6 +191,35 @@ def flow_of(words: str, seconds: float | None, state: str = "done", ranks: int =
     return Dataflow.of(calls, 0, nodes=tuple(rank // 8 for rank in range(ranks)), controller_bytes=0)
 
 
+PLAN_TEXTS = ("title", "preset", "why", "text", "family", "algorithm", "cluster", "error", "label", "unit", "plan_name")
+
+
+def hostile_plan(data: Any, every: tuple[str, ...] = PLAN_TEXTS) -> Any:
+    """The same data with every text of a plan replaced, roles and pools included."""
+    if isinstance(data, dict):
+        return {HOSTILE if k == "actor" else k: HOSTILE if k in every and isinstance(v, str) else hostile_plan(v)
+                for k, v in data.items()}  # fmt: skip
+    if isinstance(data, list):
+        return [hostile_plan(v) for v in data]
+    return HOSTILE if data in ("actor", "actor+reference", "all") else data
+
+
+def planned(data: dict[str, Any]) -> Picture:
+    return PlanPicture(plan_view(data))
+
+
+def asked(change: Callable[[Any], Any] = lambda data: data, moved: str = "response_tokens", **options: Any) -> Picture:
+    what_if = demo_plans.what_if(**options)
+    for _ in what_if.draw_curve(moved):
+        pass
+    return WhatIfPicture(what_if_view(change(what_if.view())))
+
+
+def without_points(data: dict[str, Any]) -> dict[str, Any]:
+    points = [{**p, "seconds": None, "cost_per_step": None, "plan": ""} for p in data["curve"]["points"]]
+    return {**data, "curve": {**data["curve"], "points": points}, "error": HOSTILE}
+
+
 NO_PLACE = {"title": "", "nodes": [], "devices": {}, "pools": {}, "roles": []}
 
 
@@ -234,6 +265,21 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "placement: hostile, many": lambda: placed(hostile(demo.placement_data(4, 8))),
     "placement: nan": lambda: placed(broken(demo.placement_data(1, 4), NAN)),
     "placement: infinity": lambda: placed(broken(demo.placement_data(4, 8), INF)),
+    "plan: none": lambda: planned(demo_plans.no_plan()),
+    "plan: one device": lambda: planned(demo_plans.plan_data(cluster="1x1 H100", price=0.0, steps=1)),
+    "plan: 4096 devices": lambda: planned(demo_plans.plan_data(cluster="512x8 H100")),
+    "plan: odd nodes": lambda: planned(demo_plans.plan_data(cluster="3x5 H100 + 1x3 A100-80GB")),
+    "plan: hostile": lambda: planned(hostile_plan(demo_plans.plan_data())),
+    "plan: nan": lambda: planned(broken(demo_plans.plan_data(), NAN)),
+    "plan: infinity": lambda: planned(broken(demo_plans.plan_data(), INF)),
+    "plan: 0": lambda: planned(broken(demo_plans.plan_data(), 0.0)),
+    "plan: too long": lambda: planned(broken(demo_plans.plan_data(), 1e300)),
+    "what_if: hostile": lambda: asked(hostile_plan),
+    "what_if: one device": lambda: asked(cluster="1x4 H100", moved="devices"),
+    "what_if: nan": lambda: asked(lambda data: broken(data, NAN)),
+    "what_if: infinity": lambda: asked(lambda data: broken(data, INF)),
+    "what_if: nothing fits": lambda: asked(without_points),
+    "what_if: 1024 devices": lambda: asked(cluster="128x8 A100-80GB", moved="devices"),
     "dashboard: empty": lambda: picture_of(Run()),
     "dashboard: one step": lambda: picture_of(run_of(rows_of(None, 1))),
     "dashboard: 5000 steps": lambda: picture_of(run_of(rows_of(None, 5000))),
