@@ -7,9 +7,11 @@ that again backward, plus the attention term.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +125,7 @@ class ModelSpec:
             ModelNotFoundError: no preset has this name.
         """
         if name not in PRESETS:
-            raise ModelNotFoundError(f"no model preset {name!r}; there are {sorted(PRESETS)}")
+            raise ModelNotFoundError(f"no model preset {name!r}; {nearest(name, PRESETS)}. Or give its numbers: hf.ModelSpec(...)")
         return PRESETS[name]
 
     @property
@@ -192,35 +194,78 @@ def _require(condition: bool, name: str, has: str, runs: str) -> None:
         raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
 
 
-def _llama(name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int = 32000) -> ModelSpec:
-    return ModelSpec(
-        name=name, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads, num_kv_heads=kv_heads,
-        head_dim=hidden // heads, vocab_size=vocab, max_positions=4096,
-    )  # fmt: skip
+Sizes = tuple[int, int, int, int, int]
+"""Layers, hidden size, MLP hidden size, query heads, key/value heads."""
+
+LLAMA_SIZES: dict[str, Sizes] = {
+    "llama-7b": (32, 4096, 11008, 32, 32), "llama-13b": (40, 5120, 13824, 40, 40), "llama-33b": (60, 6656, 17920, 52, 52),
+    "llama-34b": (48, 8192, 22016, 64, 8), "llama-65b": (80, 8192, 22016, 64, 64), "llama-70b": (80, 8192, 28672, 64, 8),
+}  # fmt: skip
+"""Llama 2 (arXiv 2307.09288), its size 34b as Code Llama (2308.12950) has it, and 33b and 65b of the first Llama (2302.13971)."""
+
+LLAMA3_SIZES: dict[str, Sizes] = {
+    "llama3-1b": (16, 2048, 8192, 32, 8), "llama3-3b": (28, 3072, 8192, 24, 8), "llama3-8b": (32, 4096, 14336, 32, 8),
+    "llama3-70b": (80, 8192, 28672, 64, 8), "llama3-405b": (126, 16384, 53248, 128, 8),
+}  # fmt: skip
+"""Llama 3, 3.1 and, below 8b, 3.2 (arXiv 2407.21783 and the published configs); the rope of 3.1 changes no size."""
+
+QWEN_SIZES: dict[str, Sizes] = {
+    "qwen2.5-0.5b": (24, 896, 4864, 14, 2), "qwen2.5-1.5b": (28, 1536, 8960, 12, 2), "qwen2.5-3b": (36, 2048, 11008, 16, 2),
+    "qwen2.5-7b": (28, 3584, 18944, 28, 4), "qwen2.5-14b": (48, 5120, 13824, 40, 8), "qwen2.5-32b": (64, 5120, 27648, 40, 8),
+    "qwen2.5-72b": (80, 8192, 29568, 64, 8),
+    "qwen3-0.6b": (28, 1024, 3072, 16, 8), "qwen3-1.7b": (28, 2048, 6144, 16, 8), "qwen3-4b": (36, 2560, 9728, 32, 8),
+    "qwen3-8b": (36, 4096, 12288, 32, 8), "qwen3-14b": (40, 5120, 17408, 40, 8), "qwen3-32b": (64, 5120, 25600, 64, 8),
+}  # fmt: skip
+"""Qwen2.5 (arXiv 2412.15115) and the dense models of Qwen3 (2505.09388), and the published configs."""
+
+SMOLLM2_SIZES: dict[str, Sizes] = {
+    "smollm2-135m": (30, 576, 1536, 9, 3), "smollm2-360m": (32, 960, 2560, 15, 5), "smollm2-1.7b": (24, 2048, 8192, 32, 32),
+}  # fmt: skip
+"""SmolLM2 (arXiv 2502.02737) and the published configs."""
+
+TIED = ("llama3-1b", "llama3-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b")
+"""Of these, the sizes whose output layer is the embedding; SmolLM2's all are."""
 
 
-def _qwen(
-    name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int = 151936, *, tied: bool = False
-) -> ModelSpec:
-    family = name[:5]
+def _preset(name: str, sizes: Sizes, **more: Any) -> ModelSpec:
+    layers, hidden, mlp, heads, kv_heads = sizes
+    more = {"head_dim": hidden // heads, "tied_embeddings": name in TIED, **more}
     return ModelSpec(
-        name=name, family=family, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads,
-        num_kv_heads=kv_heads, head_dim=128 if family == "qwen3" else hidden // heads, vocab_size=vocab,
-        max_positions=32768 if family == "qwen2" else 40960, tied_embeddings=tied, norm_eps=1e-6, rope_theta=1e6,
-    )  # fmt: skip
+        name=name, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads, num_kv_heads=kv_heads, **more
+    )
+
+
+def _qwen(name: str, sizes: Sizes) -> ModelSpec:
+    common = {"norm_eps": 1e-6, "rope_theta": 1e6}
+    if name.startswith("qwen3"):
+        return _preset(name, sizes, family="qwen3", head_dim=128, vocab_size=151936, max_positions=40960, **common)
+    vocab = 151936 if name in TIED else 152064
+    return _preset(name, sizes, family="qwen2", vocab_size=vocab, max_positions=32768, **common)
 
 
 PRESETS: dict[str, ModelSpec] = {
-    "llama-7b": _llama("llama-7b", 32, 4096, 11008, 32, 32),
-    "llama-13b": _llama("llama-13b", 40, 5120, 13824, 40, 40),
-    "llama-34b": _llama("llama-34b", 48, 8192, 22016, 64, 8),
-    "llama-70b": _llama("llama-70b", 80, 8192, 28672, 64, 8),
-    "qwen2.5-0.5b": _qwen("qwen2.5-0.5b", 24, 896, 4864, 14, 2, tied=True),
-    "qwen2.5-7b": _qwen("qwen2.5-7b", 28, 3584, 18944, 28, 4, 152064),
-    "qwen3-0.6b": _qwen("qwen3-0.6b", 28, 1024, 3072, 16, 8, tied=True),
-    "qwen3-8b": _qwen("qwen3-8b", 36, 4096, 12288, 32, 8),
+    **{name: _preset(name, sizes, vocab_size=32000, max_positions=4096) for name, sizes in LLAMA_SIZES.items()},
+    **{
+        name: _preset(name, sizes, vocab_size=128256, max_positions=8192, rope_theta=5e5) for name, sizes in LLAMA3_SIZES.items()
+    },
+    **{name: _qwen(name, sizes) for name, sizes in QWEN_SIZES.items()},
+    **{
+        name: _preset(name, sizes, vocab_size=49152, max_positions=8192, rope_theta=1e5, tied_embeddings=True)
+        for name, sizes in SMOLLM2_SIZES.items()
+    },
 }
-"""Architectures by name, as published for Llama 2 (arXiv 2307.09288), Code Llama 34B, Qwen2.5 (2412.15115) and Qwen3."""
+"""Published architectures by name, for planning and simulation."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return words for the known names nearest to an unknown one, e.g. ``"did you mean 'llama-70b'?"``, or all of them."""
+    names = list(known)
+    folded = {one.lower(): one for one in names}
+    asked = name.strip().lower()
+    close = difflib.get_close_matches(asked, list(folded), n=3, cutoff=0.5)
+    found = [folded[one] for one in dict.fromkeys([one for one in folded if asked and one.startswith(asked)] + close)][:3]
+    every = f"here are {', '.join(names)}"
+    return f"did you mean {' or '.join(map(repr, found))}? T{every}" if found else f"t{every}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,8 +355,14 @@ class ClusterSpec:
     inter_node: LinkSpec = NETWORK_200G
     """Of a node to the others, shared by its devices."""
     price_per_device_hour: float = 0.0
+    node_cores: tuple[int, ...] = ()
+    """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
 
     def __post_init__(self) -> None:
+        if self.node_cores and (len(self.node_cores) != len(self.node_devices) or min(self.node_cores) < 1):
+            raise OptionError(
+                f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {self.node_cores}"
+            )
         price = self.price_per_device_hour
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
             raise OptionError(f"price_per_device_hour must be a number of at least 0; got {price!r}")
@@ -328,7 +379,10 @@ class ClusterSpec:
         nodes: list[tuple[DeviceSpec, ...]] = []
         for part in text.split("+"):
             match = _GROUP.match(part)
-            if not match or match[3] not in DEVICES:
+            if match and match[3] not in DEVICES:
+                known = nearest(match[3], DEVICES)
+                raise OptionError(f"cluster {text!r} names the device {match[3]!r}, which is not known; {known}")
+            if not match or not int(match[1]) or not int(match[2]):
                 raise OptionError(
                     f"cluster {text!r} does not parse at {part.strip()!r}; write nodes x devices and a device name, "
                     f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {sorted(DEVICES)}"
@@ -355,6 +409,23 @@ class ClusterSpec:
                 return node
             device -= len(devices)
         raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {device + self.num_devices}")
+
+    def cores_of(self, node: int) -> int:
+        """Return the cores that the workers of a node share; as many as workers where each has its own."""
+        return self.node_cores[node] if self.node_cores else len(self.node_devices[node])
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some node has fewer cores than workers."""
+        return any(cores < len(node) for cores, node in zip(self.node_cores, self.node_devices, strict=False))
+
+    def with_cores(self, cores: int) -> ClusterSpec:
+        """Return the same cluster whose workers share ``cores`` processor cores on each node (CPU devices).
+
+        Raises:
+            OptionError: it is not at least 1.
+        """
+        return replace(self, node_cores=(cores,) * len(self.node_devices))
 
     def with_memory(self, memory_bytes: int) -> ClusterSpec:
         """Return the same cluster with every device's memory set to ``memory_bytes``."""

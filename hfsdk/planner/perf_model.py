@@ -23,6 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from hfsdk.resharding import LINKS, ReshardPlan
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.table import Array
+
+if TYPE_CHECKING:
+    from hfsdk.planner.calibration import Calibration, Measurable, Measured
 
 __all__ = ["Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
 
@@ -267,6 +271,8 @@ class PerfModel:
             forward, backward = self.train(setup, prompts + responses)
             end = self._step(setup) if method == "update" else {}
             return {"forward": forward, "backward": backward, **end}
+        if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
+            return {"reshard": self.rewrite(setup)}
         if method == "step":
             return self._step(setup)
         if method in ("save_pretrained", "save_state", "load_state"):
@@ -316,6 +322,28 @@ class PerfModel:
         if ranks == 1:
             return 0.0
         return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * 2 * math.log2(ranks) * link.latency_s
+
+    @classmethod
+    def fit(
+        cls, measured: Measured | Measurable | Sequence[Measured | Measurable], *, start: PerfModel | None = None,
+        constants: Sequence[str] = (),
+    ) -> Calibration:  # fmt: skip
+        """Refit at most eight constants from measured steps: robust least squares on logarithms, held to the presets.
+
+        Args:
+            measured: a real session (its last step), what ``session.measured(step)`` returns, or several of these.
+            start: the constants before; by default the presets.
+            constants: which to fit; by default ``hfsdk.planner.calibration.FITTED``.
+
+        Returns:
+            The fitted model with its report: errors by call before and after, bands, and constants the steps say nothing of.
+
+        Raises:
+            OptionError: nothing was measured, the trace was predicted, or too many or unknown constants.
+        """
+        from hfsdk.planner.calibration import FITTED, fit
+
+        return fit(measured, start or cls(), constants or FITTED)
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,7 @@ from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.flows import Dataflows
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.planning import Question, ask
+from hfsdk.session.predicting import Predicting
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.start import start_runtime, start_simulated
@@ -48,7 +49,7 @@ UNLIMITED_TOKENS = 2**31
 """Context of a prompt stream made before there is an actor."""
 
 
-class Session(Branching):
+class Session(Branching, Predicting):
     """Devices and the roles on them. ``with hf.Session(devices=2) as session: ...`` closes it at the end.
 
     Attributes:
@@ -57,6 +58,7 @@ class Session(Branching):
         cluster: the devices.
         messages: notices so far, e.g. that a role was replaced.
         run: the last ``train``.
+        perf: predicts seconds, see :meth:`predict`; :meth:`calibrate` replaces it.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Session(Branching):
         *,
         price_per_device_hour: float = 0.0,
         response_lengths: Any = None,
+        perf: PerfModel | None = None,
         wait: bool = False,
         seed: int = 0,
         name: str | None = None,
@@ -109,6 +112,7 @@ class Session(Branching):
             cluster: e.g. ``"16x8 A100-80GB"``.
             price_per_device_hour: for costs, in any currency.
             response_lengths: distribution of response lengths (see ``SimulatedRuntime``); by default its own.
+            perf: predicts the seconds, e.g. one that was fitted; by default the presets'.
             wait: as in :class:`Session`.
             seed: as in :class:`Session`.
             name: as in :class:`Session`.
@@ -117,7 +121,9 @@ class Session(Branching):
             OptionError: the cluster does not parse.
         """
         spec = ClusterSpec.parse(cluster, price_per_device_hour) if isinstance(cluster, str) else cluster
-        return cls(wait=wait, seed=seed, name=name, runtime=start_simulated(spec, response_lengths))
+        session = cls(wait=wait, seed=seed, name=name, runtime=start_simulated(spec, response_lengths, perf))
+        session.perf = perf or session.perf
+        return session
 
     @classmethod
     def over(cls, controller: Sender, cluster: ClusterSpec, kind: str = "ray", *, wait: bool = False, seed: int = 0) -> Self:
@@ -132,6 +138,7 @@ class Session(Branching):
         self.cluster = cluster
         self.messages: list[str] = []
         self.run: Run | None = None
+        self.perf = PerfModel()
         self._begin(ControllerClient(controller, wait_each=wait), kind)
         self._begin_history()
         self._finalizer = weakref.finalize(self, self._client.close)  # also at the interpreter's exit
