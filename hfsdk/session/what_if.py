@@ -206,8 +206,19 @@ class WhatIf:
         points = [asdict(self._point(self._changed(self.question, {name: value}), value)) for value in chosen]
         return pd.DataFrame(points, columns=["value", "seconds", "cost_per_step", "plan", "error"]).set_index("value")
 
+    def draw(self, name: str) -> Self:
+        """Compute the curve over one of the sliders now; in a notebook that happens when it was dragged.
+
+        Raises:
+            OptionError: there is no such slider.
+        """
+        for _ in self.draw_curve(name):
+            pass
+        return self
+
     def draw_curve(self, name: str) -> Iterator[None]:
         """Compute ``curve`` point by point; do not go on after the question has changed."""
+        chosen = self._chosen(name)
         with self._lock:
             others, value = self.question, getattr(self.question, name)
             base = self._changed(others, {name: self._stops(name)[0]})
@@ -215,7 +226,7 @@ class WhatIf:
                 return
             stops = tuple(float(s) for s in self._stops(name))
             curve = self.curve = Curve(name, base, stops)
-        for at in sorted({*self._chosen(name), value}):
+        for at in sorted({*chosen, value}):
             with self._lock:
                 point = self._point(self._changed(others, {name: at}), at)
                 curve.points.append(point)

@@ -209,9 +209,7 @@ def planned(data: dict[str, Any]) -> Picture:
 
 
 def asked(change: Callable[[Any], Any] = lambda data: data, moved: str = "response_tokens", **options: Any) -> Picture:
-    what_if = demo_plans.what_if(**options)
-    for _ in what_if.draw_curve(moved):
-        pass
+    what_if = demo_plans.what_if(**options).draw(moved)
     return WhatIfPicture(what_if_view(change(what_if.view())))
 
 

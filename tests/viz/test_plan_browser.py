@@ -145,9 +145,7 @@ def test_it_fits_a_narrow_cell(chromium: Any, tmp_path: Path) -> None:
 
 
 def test_frozen_the_plan_stays_and_the_sliders_say_why_they_rest(chromium: Any, tmp_path: Path) -> None:
-    what_if = demo_plans.what_if()
-    for _ in what_if.draw_curve("response_tokens"):
-        pass
+    what_if = demo_plans.what_if().draw("response_tokens")
     with Frozen(chromium, tmp_path / "what_if.html", what_if) as page:
         sliders = page.locator("input[type=range]")
         assert sliders.count() == 5

@@ -30,7 +30,7 @@ function render({ model, el }) {
     const mine = sent;
     setTimeout(() => { if (waiting === mine) tell(); }, 300);
   }
-  function rest() { // when nothing was moved for a moment: the curve over what was dragged, and the notebook's copy
+  function rest() { // when nothing was moved or answered for a moment: the curve over what was dragged, and the notebook's copy
     clearTimeout(calm);
     calm = setTimeout(() => { if (waiting || wanted || held) rest(); else if (live()) model.send({ settle: dragged, request: sent }); }, CALM_MS);
   }
@@ -140,7 +140,7 @@ function render({ model, el }) {
   const request = coalesced(draw);
   function onView() {
     view = model.get("view");
-    if (waiting && view.request >= waiting) waiting = 0;
+    if (waiting && view.request >= waiting) { waiting = 0; rest(); }
     pump();
     request();
   }
