@@ -20,6 +20,9 @@ from hfsdk.placement import SHADOWS
 from hfsdk.planner.recorded import CHANGING, GENERATING, Recorded, RecordedCall
 from hfsdk.roles import RoleSpec
 
+MOST_ITEMS = 6
+"""Shadows are in the family while roles and shadows together are no more: six have 203 set partitions, nine 21,147."""
+
 SHADOW_KINDS = {"rollout": "actor", "inference": "critic"}
 """Ending of a shadow's name -> the kind of role that can have it."""
 
@@ -94,7 +97,7 @@ class Grouping:
 
 
 def modes_of(roles: Sequence[RoleSpec], recorded: Recorded, shadows: bool = True) -> list[Mode]:
-    """Return every way to have or not have shadows; only of roles whose calls a shadow would carry out."""
+    """Return every way to have or not have shadows; only of roles whose calls a shadow would carry out, and of few."""
     possible = [
         f"{role.name}.{ending}" for ending, kind in SHADOW_KINDS.items() for role in roles
         if shadows and role.kind == kind and role.trainable and recorded.of(role.name, (SHADOWS[ending],))
@@ -102,6 +105,7 @@ def modes_of(roles: Sequence[RoleSpec], recorded: Recorded, shadows: bool = True
     return [
         _mode(roles, recorded, [name for name, there in zip(possible, chosen, strict=True) if there])
         for chosen in product((False, True), repeat=len(possible))
+        if not any(chosen) or len(roles) + sum(chosen) <= MOST_ITEMS
     ]
 
 

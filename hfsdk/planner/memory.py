@@ -118,7 +118,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     if role.kind == "actor" and role.rollout is not None:
         tp = role.rollout.tp
         copies = 2 if on_cpu and role.rollout_options.cpu_weights == "packed" else 1
-        rollout_weights = copies * size * _rollout_parameters(spec, tp)
+        rollout_weights = copies * size * rollout_parameters(spec, tp)
         if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
             rollout_weights = max(0, rollout_weights - size * parameters)
         kv_cache = kv_cache_bytes(role, tp, on_cpu=on_cpu)
@@ -196,7 +196,7 @@ def _trainer_parameters(spec: ModelSpec, layout: Layout, head: str) -> int:
     return spec.num_layers // layout.pp * _layer_parameters(spec, layout.tp, layout.tp) + ends
 
 
-def _rollout_parameters(spec: ModelSpec, tp: int) -> int:
+def rollout_parameters(spec: ModelSpec, tp: int) -> int:
     """Parameters of a vLLM rank; kv heads are replicated where tp exceeds them."""
     vocab = padded_vocab(spec.vocab_size, tp) // tp * spec.hidden_size
     ends = vocab * (1 if spec.tied_embeddings else 2) + spec.hidden_size

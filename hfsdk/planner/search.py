@@ -29,10 +29,11 @@ BATCH = 4096
 """Boxes that are split at once."""
 
 FAMILY = (
-    "Exact, within the performance model, among: every way of sharing devices (set partitions of roles), frozen models also on "
-    "parts of another pool (interleaving), the actor's generation and the critic's inference also by shadows on other pools "
-    "(separation); pools of 1, 2, 4, ... devices of a node, then whole nodes, of one kind, or of all devices; tp within a node, "
-    "pp that divides the layers, dp the rest; rollout tp within a node; devices may stay idle. Layouts that were declared are kept."
+    "Exact, within the performance model, among: every way of sharing devices (set partitions of roles), frozen models also side "
+    "by side on parts of another pool (interleaving), the actor's generation and the critic's inference also by shadows on other "
+    "pools (separation; while roles and shadows are at most six); pools of 1, 2, 4, ... devices of a node, then whole nodes, of "
+    "one kind, or of all devices; tp within a node, pp that divides the layers, dp the rest; rollout tp within a node; devices "
+    "may stay idle. Layouts that were declared are kept."
 )
 """What the search covers."""
 

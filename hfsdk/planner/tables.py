@@ -21,7 +21,7 @@ import numpy as np
 from hfsdk.errors import LayoutError
 from hfsdk.layout import Layout
 from hfsdk.planner.items import Item, Job
-from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes
+from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.pools import Kind, pack
 from hfsdk.planner.recorded import GENERATING, UNSPLIT, RecordedCall
@@ -174,7 +174,7 @@ class Tables:
         assert item.role.model is not None
         rollout = layouts.get("rollout")
         size = DTYPE_BYTES[item.role.dtype]
-        count = _rank_parameters(item.role.model, rollout.tp) if rollout else num_parameters(item.role.model)
+        count = rollout_parameters(item.role.model, rollout.tp) if rollout else num_parameters(item.role.model)
         return link.latency_s + size * count / link.bandwidth
 
     def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
@@ -271,12 +271,6 @@ def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
 def num_parameters(spec: ModelSpec) -> int:
     """Return a model's weights; counting its tensors takes longer than a prediction."""
     return spec.num_parameters()
-
-
-def _rank_parameters(spec: ModelSpec, tp: int) -> float:
-    """Weights that a rank of the generating engine needs; keys and values are repeated where tp exceeds their heads."""
-    kv = 2 * spec.num_layers * spec.hidden_size * spec.num_kv_heads * spec.head_dim
-    return (num_parameters(spec) - kv) / tp + kv / min(tp, spec.num_kv_heads)
 
 
 def trains_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:

@@ -1,0 +1,476 @@
+"""The planner against brute force, against the simulated session, and against what must hold of any planner."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_force import BruteForce
+
+import hfsdk as hf
+from hfsdk.layout import Layout
+from hfsdk.planner.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.planning import plan_step
+from hfsdk.planner.pools import kinds_of, pack
+from hfsdk.planner.search import Search
+from hfsdk.planner.tables import Tables
+from hfsdk.session.recording import record_step
+from hfsdk.spec import ClusterSpec, LinkSpec, ModelSpec
+
+SHARDED = hf.AdamW(distributed=True)
+
+
+def model(layers=4, heads=4, kv=2, width=256, name="small"):
+    return ModelSpec(name=name, num_layers=layers, hidden_size=width, mlp_hidden_size=4 * width, num_heads=heads, num_kv_heads=kv,
+                     head_dim=width // heads, vocab_size=1024, max_positions=8192)  # fmt: skip
+
+
+def session_on(cluster, algorithm, *, spec=None, seed=0, **options):
+    """A simulated session with the roles that an algorithm needs, their layouts open."""
+    session = hf.Session.simulated(cluster, seed=seed)
+    spec = spec or model()
+    options = {"dtype": "bf16", **options}
+    actor = session.actor(spec, **options)
+    if isinstance(algorithm, (hf.PPO, hf.SafeRLHF)):
+        session.critic(spec, **options)
+    if isinstance(algorithm, hf.SafeRLHF):
+        session.critic(spec, name="cost_critic", **options)
+        session.cost(spec, dtype="bf16")
+    session.reference(actor)
+    session.reward(spec, dtype="bf16")
+    return session
+
+
+def declared(session):
+    return [(handle, session._declared(handle)) for handle in session.roles]
+
+
+def recorded(session, algorithm, workload):
+    return record_step(algorithm, declared(session), workload, session.seed, {})
+
+
+def roles_of(session):
+    return [role for _, role in declared(session)]
+
+
+def simulate(session, algorithm, workload, plan):
+    """Take one step in the simulated session under a plan and return its seconds."""
+    session.place(plan)
+    prompts = session.batch(prompt=[np.zeros(workload.prompt_tokens, dtype=np.int32)] * workload.prompts)
+    options = {"max_new_tokens": workload.response_tokens}
+    options |= {name: getattr(workload, name) for name in ("n", "epochs", "mini_batches") if getattr(workload, name)}
+    step = replace(algorithm, **options).step(session.models, prompts)
+    for metrics in (step.actor, step.critic):
+        if metrics is not None:
+            metrics.wait()
+    return session.trace.snapshot().duration_s
+
+
+# -- brute force
+
+
+def random_case(number):
+    """A small cluster, workload and models by a number."""
+    rng = np.random.default_rng([7, number])
+    nodes, devices = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)][rng.integers(6)]
+    kind = ["A100-80GB", "H100", "cpu"][rng.integers(3)]
+    cluster = ClusterSpec.parse(f"{nodes}x{devices} {kind}")
+    cluster = replace(cluster, inter_node=LinkSpec(name="x", bandwidth=float(rng.choice([1e8, 1e10])), latency_s=1e-5))
+    spec = model(layers=int(rng.choice([2, 3, 4])), heads=4, kv=int(rng.choice([1, 2, 4])), width=int(rng.choice([128, 512])))
+    small = nodes * devices <= 2
+    algorithm = [hf.PPO(mini_batches=2), hf.GRPO(n=2), hf.ReMax(), hf.RLOO(n=2)][rng.integers(4) if small else rng.integers(1, 4)]
+    options = {"dtype": str(rng.choice(["bf16", "fp32"])), "optimizer": SHARDED if rng.integers(2) else hf.AdamW(),
+               "recompute": str(rng.choice(["", "full"])), "micro_batch_tokens": int(rng.choice([256, 2048]))}  # fmt: skip
+    session = session_on(cluster, algorithm, spec=spec, **options)
+    workload = hf.Workload(
+        prompts=int(rng.integers(3, 40)), prompt_tokens=int(rng.integers(8, 300)), response_tokens=int(rng.integers(8, 300)),
+        mini_batches=int(rng.integers(1, 3)),
+    )  # fmt: skip
+    calls = recorded(session, algorithm, workload)
+    roles = roles_of(session)
+    if rng.integers(2):  # memory that only some plans fit into
+        asked = [_least_bytes(r, cluster) for r in roles]
+        cluster = cluster.with_memory(int(sum(asked) * rng.uniform(0.4, 1.3)) + 1_500 * 10**6)
+    return cluster, roles, calls, workload
+
+
+def _least_bytes(role, cluster):
+    from hfsdk.planner.memory import role_bytes
+
+    return role_bytes(replace(role, train=Layout(dp=1), rollout=Layout(dp=1) if role.rollout else None), 1).total
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_brute_force_agrees(block):
+    """The best of every way of sharing devices, on 25 x 10 random small clusters: same seconds, in the same order."""
+    compared = refused = 0
+    for number in range(25 * block, 25 * block + 25):
+        cluster, roles, calls, _ = random_case(number)
+        best = {}
+        for seconds, grouping, _, _ in BruteForce(roles, calls, cluster, PerfModel()).plans():
+            best[grouping] = min(best.get(grouping, np.inf), seconds)
+        wanted = sorted(best.values())[:5]
+        found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=5).run()
+        assert [f.seconds for f in found] == pytest.approx(wanted, rel=1e-9), number
+        for one in found:
+            assert one.seconds == pytest.approx(best[one.grouping], rel=1e-9), number
+        compared, refused = compared + bool(wanted), refused + (not wanted)
+    assert compared >= 15, f"{refused} of 25 cases had no plan at all"
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_brute_force_agrees_on_the_best_placements(block):
+    """With ``by_placement`` plans may share devices alike and differ in sizes."""
+    for number in range(1000 + 10 * block, 1010 + 10 * block):
+        cluster, roles, calls, _ = random_case(number)
+        best = {}
+        for seconds, grouping, sizes, _ in BruteForce(roles, calls, cluster, PerfModel()).plans():
+            best[grouping, sizes] = min(best.get((grouping, sizes), np.inf), seconds)
+        wanted = sorted(best.values())[:7]
+        found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=7, by_placement=True).run()
+        assert [f.seconds for f in found] == pytest.approx(wanted, rel=1e-9), number
+
+
+def test_a_cheaper_wrong_planner_would_be_noticed():
+    """The comparison can fail: without shadows some case has another optimum."""
+    differs = 0
+    for number in range(25):
+        cluster, roles, calls, _ = random_case(number)
+        every, without = (
+            Search.over(roles, calls, Tables(cluster, PerfModel()), top=1, shadows=shadows).run() for shadows in (True, False)
+        )
+        differs += [f.seconds for f in every] != [f.seconds for f in without]
+    assert differs
+
+
+# -- the prediction is what the simulated session takes
+
+
+@pytest.mark.parametrize("algorithm", [hf.PPO(mini_batches=2), hf.GRPO(n=2), hf.ReMax(), hf.RLOO(n=2), hf.SafeRLHF()])
+@pytest.mark.parametrize("cluster", ["1x4 A100-80GB", "2x4 H100"])
+def test_the_predicted_step_is_what_the_simulated_session_takes(algorithm, cluster):
+    workload = hf.Workload(prompts=30, prompt_tokens=200, response_tokens=100)
+    planned = session_on(cluster, algorithm).plan(algorithm, workload, top=3)
+    assert planned.trace.duration_s == pytest.approx(planned.seconds, rel=1e-6)
+    for other in (planned.best, *planned.runners_up):
+        if any(pool.within for pool in other.placement.pools):
+            continue
+        plan = replace(planned, best=other)
+        took = simulate(session_on(cluster, algorithm), algorithm, workload, plan)
+        assert took == pytest.approx(other.seconds, rel=0.02), other.title
+
+
+@pytest.mark.parametrize("lengths", ["uniform", "lognormal"])
+def test_lengths_that_differ(lengths):
+    algorithm = hf.PPO(mini_batches=2)
+    workload = hf.Workload(prompts=64, prompt_tokens=100, response_tokens=300, response_lengths=lengths)
+    plan = session_on("1x4 A100-80GB", algorithm).plan(algorithm, workload)
+    session = hf.Session.simulated("1x4 A100-80GB", response_lengths=lengths)
+    actor = session.actor(model(), dtype="bf16")
+    session.critic(model(), dtype="bf16")
+    session.reference(actor)
+    session.reward(model(), dtype="bf16")
+    assert simulate(session, algorithm, workload, plan) == pytest.approx(plan.seconds, rel=0.05)
+    assert plan.seconds < session_on("1x4 A100-80GB", algorithm).plan(algorithm, replace(workload, response_lengths="full")).seconds
+
+
+@pytest.fixture(scope="module")
+def every_way():
+    """The best plan of every way of sharing devices."""
+    workload = hf.Workload(prompts=32, prompt_tokens=100, response_tokens=50)
+    return session_on("2x4 A100-80GB", hf.PPO()).plan(hf.PPO(), workload, top=1000)
+
+
+@pytest.mark.parametrize("preset", ["colocate", "split", "standalone", "separation"])
+def test_every_call_of_a_preset_is_predicted_as_simulated(preset, every_way):
+    """Plans that are not the best as well: call by call, on two nodes and with shadows."""
+    algorithm, plan, workload = hf.PPO(), every_way, every_way.workload
+    session = session_on("2x4 A100-80GB", algorithm)
+    one = next(a for a in (plan.best, *plan.runners_up) if a.preset == preset)
+    simulate(session, algorithm, workload, replace(plan, best=one))
+    took = session.trace.snapshot().seconds_by_call()
+    assert set(took) == set(one.calls)
+    for name, seconds in took.items():
+        assert one.calls[name] == pytest.approx(seconds, rel=0.02, abs=1e-4), name
+
+
+def test_setups_and_links_are_those_of_the_perf_model():
+    """The tables make setups by themselves, because making thousands takes long; they have to be the same."""
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        nodes, size = int(rng.integers(1, 7)), int(rng.choice([1, 2, 4, 6, 8]))
+        cluster = ClusterSpec.parse(f"{nodes}x{size} H100")
+        session = session_on(cluster, hf.PPO(), spec=model(layers=12, heads=24, kv=24, width=384))
+        (kind,) = kinds_of(cluster)
+        search = Search.over(roles_of(session), recorded(session, hf.PPO(), hf.Workload(prompts=8)), Tables(cluster, PerfModel()))
+        item = search.spaces[0].mode.items[0]
+        for _ in range(10):
+            pool = int(rng.choice(kind.sizes))
+            tables = search.spaces[0].tables
+            layouts = list(tables.layouts(item, kind, pool))
+            chosen = layouts[rng.integers(len(layouts))]
+            devices = pack(kind, [pool])[0]
+            assert tables.links(chosen["train"], kind, pool) == Links.of(cluster, devices, chosen["train"]), (cluster, chosen)
+            role = replace(item.role, train=chosen["train"], rollout=chosen["rollout"])
+            assert tables.setup(item, chosen, kind, pool, rollout=True) == Setup.of(role, cluster, devices), (cluster, chosen)
+
+
+# -- what must hold
+
+
+def test_more_is_never_worse():
+    """Memory, bandwidth and devices (a plan may leave some idle)."""
+    for number in range(30):
+        cluster, roles, calls, _ = random_case(number)
+
+        def best(on):
+            found = Search.over(roles, calls, Tables(on, PerfModel()), top=1).run()  # noqa: B023
+            return found[0].seconds if found else np.inf
+
+        base = best(cluster)
+        fuller = cluster.with_memory(cluster.devices[0].memory_bytes * 2)
+        inter = replace(cluster.inter_node, bandwidth=cluster.inter_node.bandwidth * 3)
+        intra = replace(cluster.intra_node, bandwidth=cluster.intra_node.bandwidth * 3)
+        more = replace(cluster, node_devices=cluster.node_devices + cluster.node_devices[:1])
+        faster = tuple(tuple(replace(d, memory_bandwidth=2 * d.memory_bandwidth) for d in n) for n in cluster.node_devices)
+        for better in (fuller, replace(cluster, inter_node=inter), replace(cluster, intra_node=intra), more,
+                       replace(cluster, node_devices=faster)):  # fmt: skip
+            assert best(better) <= base * (1 + 1e-12), number
+
+
+def test_a_plan_can_leave_devices_idle():
+    session = hf.Session.simulated("7x1 A100-80GB")
+    actor = session.actor(model(), train="tp1 dp1", rollout="tp1 dp1", dtype="bf16")
+    session.reference(actor)
+    session.reward(model(), layout="tp1 dp1", dtype="bf16")
+    plan = session.plan(hf.GRPO(n=2), hf.Workload(prompts=2, prompt_tokens=8, response_tokens=8))
+    assert plan.num_idle >= 3
+    assert f"{plan.num_idle} devices idle" in repr(plan)
+
+
+def test_mixed_clusters():
+    algorithm = hf.PPO()
+    workload = hf.Workload(prompts=32, prompt_tokens=100, response_tokens=100)
+    spec = ModelSpec.preset("llama-7b")
+    plan = session_on("1x8 H100 + 1x8 A100-80GB", algorithm, spec=spec, optimizer=SHARDED).plan(algorithm, workload)
+    alone = session_on("1x8 H100", algorithm, spec=spec, optimizer=SHARDED).plan(algorithm, workload)
+    assert plan.seconds <= alone.seconds
+    kinds = [{plan.cluster.devices[d].name for d in pool.devices} for pool in plan.placement.pools]
+    assert all(len(kind) == 1 for kind in kinds) or len(plan.placement.pools) == 1
+    took = simulate(session_on("1x8 H100 + 1x8 A100-80GB", algorithm, spec=spec, optimizer=SHARDED), algorithm, workload, plan)
+    assert took == pytest.approx(plan.seconds, rel=0.02)
+
+
+def test_declared_layouts_are_kept_and_open_ones_searched():
+    session = hf.Session.simulated("2x4 A100-80GB")
+    actor = session.actor(model(), train="tp2 pp2", dtype="bf16")
+    session.reference(actor)
+    session.reward(model(), dtype="bf16", layout="tp1 dp4")
+    plan = session.plan(hf.GRPO(n=2), hf.Workload(prompts=16, prompt_tokens=64, response_tokens=64))
+    for one in (plan.best, *plan.runners_up):
+        assert (one.layouts["actor"]["train"].tp, one.layouts["actor"]["train"].pp) == (2, 2)
+        assert one.layouts["reward"]["train"] == Layout(tp=1, dp=4)
+    assert "rollout" in plan.layouts.get("actor.rollout", plan.layouts["actor"])
+    session.place(plan)
+    assert actor.layouts["train"] == plan.layouts["actor"]["train"]
+    session.place("colocate") if plan.placement.pool_of("reward").size == 8 else None
+
+
+# -- place(plan)
+
+
+def test_place_applies_a_plan():
+    algorithm, workload = hf.PPO(), hf.Workload(prompts=32, prompt_tokens=100, response_tokens=50)
+    session = session_on("2x4 A100-80GB", algorithm)
+    plan = session.plan(algorithm, workload)
+    session.place(plan)
+    for handle in session.roles:
+        assert handle.layouts["train"] == plan.layouts[handle.name]["train"]
+    assert {h.name for h in session.roles} == set(plan.models)
+    assert session.actor(model(), dtype="bf16") is session.roles[0], "declared again: the same handle, as planned"
+
+
+def test_place_refuses_a_plan_of_something_else():
+    algorithm, workload = hf.GRPO(n=2), hf.Workload(prompts=8, prompt_tokens=8, response_tokens=8)
+    plan = session_on("1x4 A100-80GB", algorithm).plan(algorithm, workload)
+    with pytest.raises(hf.PlacementError, match="the plan is for 1x4"):
+        session_on("1x2 A100-80GB", algorithm).place(plan)
+    with pytest.raises(hf.PlacementError, match="make a new one"):
+        session_on("1x4 A100-80GB", hf.PPO()).place(plan)
+    with pytest.raises(hf.PlacementError, match="and not actor"):
+        session_on("1x4 A100-80GB", algorithm, spec=model(name="other")).place(plan)
+    other = hf.Session.simulated("1x4 A100-80GB")
+    other.reference(other.actor(model(), dtype="bf16", train="tp4"))
+    other.reward(model(), dtype="bf16")
+    if plan.layouts["actor"]["train"].tp != 4:
+        with pytest.raises(hf.PlacementError, match="is declared as"):
+            other.place(plan)
+
+
+# -- what a plan tells
+
+
+@pytest.fixture(scope="module")
+def big():
+    session = session_on("16x8 A100-80GB", hf.PPO(), spec=ModelSpec.preset("llama-70b"), optimizer=SHARDED)
+    return session.plan(hf.PPO(), hf.Workload(steps=100), top=5)
+
+
+def test_a_plan_explains_itself(big):
+    text = big.why()
+    assert "128 devices" in text
+    assert all(" s more" in a.why for a in big.runners_up)
+    assert [a.seconds for a in big.runners_up] == sorted(a.seconds for a in big.runners_up)
+    assert big.band[0] < big.seconds < big.band[1]
+    frame = big.to_pandas()
+    assert len(frame) == 5
+    assert frame.seconds.tolist() == [big.seconds, *(a.seconds for a in big.runners_up)]
+    assert big.search.num_considered > 10**6
+    assert big.search.num_pruned > 0.99 * big.search.num_considered
+
+
+def test_presets_that_do_not_fit_say_by_how_much(big):
+    told = {r.preset: r for r in big.rejected}
+    for rejected in told.values():
+        assert rejected.over_bytes > 0
+        assert "out of memory by" in rejected.why
+    session = session_on("4x8 A100-80GB", hf.PPO(), spec=ModelSpec.preset("llama-34b"), optimizer=SHARDED)
+    small = session.plan(hf.PPO(), hf.Workload(prompts=64))
+    standalone = next(r for r in small.rejected if r.preset == "standalone")
+    with pytest.raises(hf.DeviceMemoryError):
+        session.place("standalone")
+    assert "of pool" in standalone.where
+
+
+def test_memory_is_what_the_memory_model_says(big):
+    for row in big.memory:
+        assert row.asked <= row.exists
+    assert max(row.asked for row in big.memory) == big.best.peak_bytes
+    assert sorted(d for row in big.memory for d in row.devices) == sorted({d for p in big.placement.pools for d in p.devices})
+
+
+def test_money():
+    session = session_on("1x4 A100-80GB", hf.GRPO(n=2))
+    session.cluster = replace(session.cluster, price_per_device_hour=2.5)
+    plan = session.plan(hf.GRPO(n=2), hf.Workload(prompts=8, prompt_tokens=64, response_tokens=64, steps=50))
+    assert plan.cost_per_step == pytest.approx(plan.seconds * 4 * 2.5 / 3600)
+    assert plan.cost == pytest.approx(50 * plan.cost_per_step)
+
+
+def test_view_is_plain_data(big):
+    import json
+
+    view = json.loads(json.dumps(big.view()))
+    assert view["seconds"] == big.seconds
+    assert len(view["calls"]) == len(big.calls)
+
+
+def test_plans_pickle(big):
+    copy = pickle.loads(pickle.dumps(big))
+    assert copy.seconds == big.seconds
+    assert copy.sensitivity == ()
+    assert copy.trace.duration_s == pytest.approx(big.seconds)
+
+
+def test_too_close_to_call():
+    """With no error nothing is; with a large one plans that differ in a call are."""
+    algorithm, workload = hf.PPO(), hf.Workload(prompts=64, prompt_tokens=200, response_tokens=200)
+    session = session_on("1x4 A100-80GB", algorithm)
+    assert not session.plan(algorithm, workload, error=0.0).too_close
+    assert session.plan(algorithm, workload, error=0.9).too_close
+
+
+def test_sensitivity_and_again():
+    spec = replace(ModelSpec.preset("llama-70b"), max_positions=16384)
+    session = session_on("16x8 A100-80GB", hf.PPO(), spec=spec, optimizer=SHARDED)
+    plan = session.plan(hf.PPO(), hf.Workload(prompts=256))
+    longer = plan.again(workload=hf.Workload(prompts=256, response_tokens=4096))
+    assert longer.seconds > plan.seconds
+    assert longer.workload.response_tokens == 4096
+    assert plan.again(cluster="32x8 A100-80GB").seconds <= plan.seconds
+    for turn in plan.sensitivity:
+        value = replace(plan.workload, **{turn.field: turn.value})
+        assert plan.again(workload=value).seconds == pytest.approx(turn.seconds)
+        assert turn.title in str(turn)
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompts": 0}, "prompts must be a whole number of at least 1; got prompts=0"),
+        ({"prompt_tokens": -5}, "prompt_tokens"),
+        ({"response_tokens": 0}, "response_tokens"),
+        ({"response_tokens": 1.5}, "response_tokens"),
+        ({"n": 0}, "n must be"),
+        ({"steps": 0}, "steps"),
+        ({"response_lengths": "short"}, "'full', 'uniform', 'lognormal'"),
+        ({"prompts": 4, "mini_batches": 5}, "mini_batches=5 needs at least as many samples"),
+    ],
+)
+def test_workloads_are_checked(options, words):
+    with pytest.raises(hf.OptionError, match=words):
+        hf.Workload(**options)
+
+
+def test_what_cannot_be_planned():
+    session = session_on("1x4 A100-80GB", hf.PPO())
+    with pytest.raises(hf.OptionError, match="generates nothing"):
+        session.plan(hf.DPO(), hf.Workload(prompts=8))
+    with pytest.raises(hf.OptionError, match="takes an algorithm"):
+        session.plan("ppo", hf.Workload(prompts=8))
+    with pytest.raises(hf.OptionError, match="workload must be"):
+        session.plan(hf.PPO(), 8)
+    with pytest.raises(hf.OptionError, match="top is"):
+        session.plan(hf.PPO(), hf.Workload(prompts=8), top=0)
+    with pytest.raises(hf.OptionError, match="context"):
+        session.plan(hf.PPO(), hf.Workload(prompts=8, prompt_tokens=5000, response_tokens=5000))
+    with pytest.raises(hf.PlacementError, match="no model to plan for"):
+        hf.Session.simulated("1x4 A100-80GB").plan(hf.PPO(), hf.Workload(prompts=8))
+    bare = hf.Session.simulated("1x4 A100-80GB")
+    bare.actor(model())
+    with pytest.raises(hf.PlacementError, match="needs a"):
+        bare.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
+
+
+def test_layouts_that_cover_no_pool():
+    session = hf.Session.simulated("3x4 A100-80GB")
+    session.reference(session.actor(model(layers=5), train="tp1 pp5", dtype="bf16"))
+    session.reward(model(), dtype="bf16")
+    with pytest.raises(hf.LayoutError, match=r"actor's declared .* cover no pool of this cluster; pools have 1, 2, 4, 8, 12"):
+        session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
+
+
+@pytest.mark.parametrize("cluster", ["1x1 A100-80GB", "1x8 A100-80GB", "2x8 A100-80GB"])
+def test_models_that_fit_nowhere(cluster):
+    """By how many bytes, and the smallest cluster that would do: which then does, and one node fewer does not."""
+    algorithm, workload = hf.GRPO(n=2), hf.Workload(prompts=8)
+    spec = ModelSpec.preset("llama-70b")
+    with pytest.raises(hf.DeviceMemoryError, match=r"too much by \d+\.\d GB") as refused:
+        session_on(cluster, algorithm, spec=spec).plan(algorithm, workload)
+    enough = str(refused.value).split("would do is '")[1].split("'")[0]
+    assert session_on(enough, algorithm, spec=spec).plan(algorithm, workload).seconds > 0
+    nodes = int(enough.split("x")[0])
+    if nodes > 1:
+        fewer = f"{nodes - 1}x{enough.split('x', 1)[1]}"
+        with pytest.raises(hf.DeviceMemoryError):
+            session_on(fewer, algorithm, spec=spec).plan(algorithm, workload)
+
+
+def test_no_number_of_nodes_would_do():
+    session = session_on("1x1 A100-80GB", hf.GRPO(n=2), micro_batch_tokens=10**9)
+    with pytest.raises(hf.DeviceMemoryError, match="No number of these nodes"):
+        session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
+
+
+def test_plan_step_is_pure():
+    session = session_on("1x4 A100-80GB", hf.PPO())
+    workload = hf.Workload(prompts=16, prompt_tokens=64, response_tokens=64)
+    calls, roles = recorded(session, hf.PPO(), workload), roles_of(session)
+    first, second = (plan_step(calls, roles, session.cluster, workload) for _ in range(2))
+    assert first.best == second.best
+    assert first.calls == second.calls
