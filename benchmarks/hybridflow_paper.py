@@ -1,14 +1,15 @@
-"""HybridFlow's experiments (arXiv 2409.19256, section 8) predicted: speed-ups by model and baseline, transitions, generation, placements.
+"""HybridFlow's experiments (arXiv 2409.19256, section 8) predicted: speed-ups, transitions, generation, placements.
 
     python benchmarks/hybridflow_paper.py --json FILE --check
 
 Targets, where the paper's text gives a number; each is predicted with ``PerfModel()`` as it is, on 16 machines of 8 A100-80GB with
 NVLink and 200 Gbit/s a machine, 1,024 prompts of 1,024 tokens, responses of 1,024, PPO with 8 mini-batches:
 
-    speed-ups over DeepSpeed-Chat, OpenRLHF, NeMo-Aligner   average 3.67, 3.25, 12.52 (at most 7.84, 5.93, 20.57): within a factor 2
-    best generation tp at 16 GPUs, trained tp8              2 for 7B, 4 for 13B
-    transition of 70B                                       89.1 % less than gathering whole models: by bytes a GPU receives, within 5 points
-    placements                                              colocate at 16-64 GPUs, split for 34B at 96-128, standalone for 13B at 128
+    speed-ups over DeepSpeed-Chat,     average 3.67, 3.25, 12.52 (at most 7.84, 5.93, 20.57): within a factor 2
+        OpenRLHF, NeMo-Aligner
+    best generation tp at 16 GPUs      2 for 7B, 4 for 13B, trained tp8
+    transition of 70B                  89.1 % less than gathering whole models: bytes a GPU receives, within 5 points
+    placements                         colocate at 16-64 GPUs, split for 34B at 96-128 and 13B at 96, standalone for 13B at 128
 
 A baseline is the system's plan and its engine's traits (``hfsdk/planner/systems.py``, ``baselines.py``); each gets its best layout.
 """
@@ -158,7 +159,8 @@ def without_cache(report: Report) -> None:
         plan = best_plan(traits, PERF, spec, cluster(32))
         if plan is not None:
             step = ppo_step(PERF, plan, spec, cluster(32))
-            report.add(f"NeMo-Aligner, 7B on 32 GPUs, {label}: share of generation (paper up to 81.2 %)", step.generation / step.total)
+            share = step.generation / step.total
+            report.add(f"NeMo-Aligner, 7B on 32 GPUs, {label}: share of generation (paper up to 81.2 %)", share)
 
 
 def main(arguments: argparse.Namespace) -> int:

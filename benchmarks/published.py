@@ -64,8 +64,10 @@ class Case:
     workload: str
     """Cases of one workload and quantity differ in their layout."""
     plan: str
-    """What tells it from others of its workload."""
+    """The layout, which tells it from others of its workload."""
     seconds: Callable[[PerfModel], float]
+    switching: str = ""
+    """What else PUZZLE could change: whether models are switched in bulk."""
 
 
 def on_test_side(row: dict[str, str]) -> bool:
@@ -118,7 +120,11 @@ def megatron() -> Iterator[Case]:
         yield Case("Megatron-LM, A100", "train", float(row["value"]), on_test_side(row),
                    f"{row['system']} {row['actor_params_b']}B {row['gpus']} GPUs tp{tp} pp{pp} {'full' if full else 'selective'}",
                    f"{row['actor_params_b']}B", found[4],
-                   lambda perf, made=made, n=batch, length=length: sum(perf.train(made, same(n, length))) + perf.optimizer(made))  # fmt: skip
+                   _step_of(made, batch, length))  # fmt: skip
+
+
+def _step_of(made: Setup, num_rows: int, length: int) -> Callable[[PerfModel], float]:
+    return lambda perf: sum(perf.train(made, same(num_rows, length))) + perf.optimizer(made)
 
 
 # -- PUZZLE (ATC 2024): logs of its artifact
@@ -153,23 +159,24 @@ def puzzle() -> Iterator[Case]:
                   batch_tokens=int(row["prompt_len"]))
             for spec, head in ((actor, "lm"), (critic, "scalar"))
         ]  # fmt: skip
+        sizes = f"{row['actor_params_b']}B/{row['critic_params_b']}B"
         yield Case(
             f"PUZZLE, {'NVLink' if device == 'A100-80GB' else 'PCIe'}", QUANTITIES[row["metric"]], float(row["value"]),
             on_test_side(row),
-            f"{row['system']} {row['actor_params_b']}B/{row['critic_params_b']}B {row['gpus']} GPUs {layout} B{row['global_batch']}",
-            f"{row['actor_params_b']}B/{row['critic_params_b']}B, {row['gpus']} {device}, batch {row['global_batch']}",
-            f"{layout}, {micro} rows, generating tp{rollout.tp} pp{rollout.pp}, {generation_rows} rows, {found[6]}",
-            _puzzle_seconds(QUANTITIES[row["metric"]], made, int(row["global_batch"]) // dp, row),
+            f"{row['system']} {sizes} {row['gpus']} GPUs {layout} B{row['global_batch']}",
+            f"{sizes}, {row['gpus']} {device}, batch {row['global_batch']}",
+            f"{layout}, {micro} rows, generating tp{rollout.tp} pp{rollout.pp}, {generation_rows} rows",
+            _puzzle_seconds(QUANTITIES[row["metric"]], made, int(row["global_batch"]) // dp, row), found[6],
         )  # fmt: skip
 
 
 def _puzzle_seconds(quantity: str, made: list[Setup], num_rows: int, row: dict[str, str]) -> Callable[[PerfModel], float]:
     prompts, responses = same(num_rows, int(row["prompt_len"])), same(num_rows, int(row["response_len"]))
-    actor, critic = made
+    actor = made[0]
 
     def train(perf: PerfModel) -> float:
-        parts = [[sum(perf.train(s, prompts + responses)) + perf.optimizer(s), s] for s in made]
-        return sum(part[0] for part in parts) - (0.0 if actor.traits.drains else overlap(perf, made, prompts + responses))
+        parts = [sum(perf.train(s, prompts + responses)) + perf.optimizer(s) for s in made]
+        return sum(parts) - (0.0 if actor.traits.drains else overlap(perf, made, prompts + responses))
 
     def generate(perf: PerfModel) -> float:
         return perf.prefill(actor, prompts) + perf.decode(actor, prompts, responses)
@@ -180,7 +187,8 @@ def _puzzle_seconds(quantity: str, made: list[Setup], num_rows: int, row: dict[s
     def step(perf: PerfModel) -> float:
         return generate(perf) + forward(perf) + train(perf)
 
-    return {"train": train, "generation": generate, "forward": forward, "reshard": lambda p: p.reshard(actor), "step": step}[quantity]
+    parts = {"train": train, "generation": generate, "forward": forward, "step": step}
+    return parts.get(quantity, lambda perf: perf.reshard(actor))
 
 
 def overlap(perf: PerfModel, made: list[Setup], lengths: np.ndarray) -> float:
@@ -245,7 +253,8 @@ def real_heuristic() -> Iterator[Case]:
         length = int(row["prompt_len"]) + int(row["response_len"])
         made = [setup(LLAMA[row[f"{who}_params_b"]], f"tp8 pp{pp} dp1", "A100-80GB", traits, head=head, recompute="full",
                       rollout=Layout(tp=8, pp=pp), max_num_seqs=4096, batch_tokens=int(row["prompt_len"]),
-                      micro_batch_tokens=num_rows * length // pp) for who, head in (("actor", "lm"), ("critic", "scalar"))]  # fmt: skip
+                      micro_batch_tokens=num_rows * length // pp)
+                for who, head in (("actor", "lm"), ("critic", "scalar"))]  # fmt: skip
         yield Case("ReaL-Heuristic, A100", "step", float(row["value"]), on_test_side(row),
                    f"ReaL-Heuristic {row['actor_params_b']}B/{row['critic_params_b']}B {gpus} GPUs, {row['response_len']} tokens",
                    f"{row['actor_params_b']}B/{row['critic_params_b']}B {row['response_len']}", "heuristic",
@@ -253,13 +262,14 @@ def real_heuristic() -> Iterator[Case]:
 
 
 def _six_calls(made: list[Setup], num_rows: int, prompt: int, response: int, pp: int) -> Callable[[PerfModel], float]:
-    """A PPO step in which every call follows the one before; the reference is of the actor's size, the reward model of the critic's."""
+    """A PPO step, one call after the other; the reference is of the actor's size, the reward model of the critic's."""
     length, part = prompt + response, num_rows // MINI_BATCHES
     training = [replace(one, micro_batch_tokens=max(1, part * length // (2 * pp))) for one in made]
 
     def seconds(perf: PerfModel) -> float:
         actor, critic = made
-        generation = perf.prefill(actor, same(num_rows, prompt)) + perf.decode(actor, same(num_rows, prompt), same(num_rows, response))
+        prompts, responses = same(num_rows, prompt), same(num_rows, response)
+        generation = perf.prefill(actor, prompts) + perf.decode(actor, prompts, responses)
         forwards = perf.forward(actor, same(num_rows, length)) + 2 * perf.forward(critic, same(num_rows, length))
         updates = sum(sum(perf.train(one, same(part, length))) + perf.optimizer(one) for one in training)
         return generation + forwards + MINI_BATCHES * updates
@@ -293,7 +303,8 @@ def nemo_rl() -> Iterator[Case]:
             continue
         mean, batch = (int(found[i].replace(",", "")) for i in (1, 2))
         yield Case("NeMo-RL, H100", "step", float(row["value"]), on_test_side(row),
-                   f"{row['system']} {dense.name} {gpus} GPUs tp{tp} pp{pp}, rollout tp{found[4]}", f"{dense.name} {gpus}", found[6],
+                   f"{row['system']} {dense.name} {gpus} GPUs tp{tp} pp{pp}, rollout tp{found[4]}",
+                   f"{dense.name} {gpus}", found[6],
                    _grpo(dense, gpus, tp, pp, int(found[4]), mean, batch))  # fmt: skip
 
 

@@ -389,7 +389,8 @@ class ClusterSpec:
                 )
             nodes += [(DEVICES[match[3]],) * int(match[2])] * int(match[1])
         kinds = {node[0].name: node[0] for node in nodes}.values()
-        near, far = (min((getattr(kind, which) for kind in kinds), key=lambda found: found.bandwidth) for which in ("link", "network"))
+        near = min((kind.link for kind in kinds), key=lambda link: link.bandwidth)
+        far = min((kind.network for kind in kinds), key=lambda link: link.bandwidth)
         return cls(node_devices=tuple(nodes), intra_node=near, inter_node=far, price_per_device_hour=price_per_device_hour)
 
     @property

@@ -1,17 +1,17 @@
 """PPO steps of published systems as plans: who lives where, in which layouts, how the weights get to the rollout.
 
-A :class:`SystemPlan` says what a system does; :func:`ppo_step` replays one PPO step of it with ``PerfModel``'s seconds and the rules
-of the simulated runtime (a pool runs its calls one after the other; a call starts when its pool is free and its inputs are
-there)::
+A :class:`SystemPlan` says what a system does; :func:`ppo_step` replays one PPO step of it with ``PerfModel``'s seconds and the
+rules of the simulated runtime (a pool runs its calls one after the other; a call starts when its pool is free and its inputs
+are there)::
 
     HybridFlow       any placement; rollout in a layout of its own; a rank receives its missing shard alone
     DeepSpeed-Chat   everything on all devices, ZeRO-3; the whole model gathered before every rollout
     OpenRLHF         every model on devices of its own, ZeRO-3; vLLM too, to which the gathered model is broadcast
     NeMo-Aligner     actor and reference on one half, critic and reward on the other; no rollout engine
 
-Memory: bf16 weights, fp32 gradients, masters and Adam moments (18 bytes a trained parameter, HybridFlow section 8.1), of which the last
-12 are sharded over dp (Megatron's distributed optimizer), with ZeRO-3 everything; frozen models 2. What is left of 90 % of a device is
-the KV cache.
+Memory: bf16 weights, fp32 gradients, masters and Adam moments (18 bytes a trained parameter, HybridFlow section 8.1), of which
+the last 12 are sharded over dp (Megatron's distributed optimizer), with ZeRO-3 everything; frozen models 2. What is left of 90 %
+of a device is the KV cache.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class SystemPlan:
         raise KeyError(pool)
 
     def __str__(self) -> str:
-        pools = ", ".join(f"{names.replace(' ', '+')} {n} ({self.layouts.get(names, self.rollout)})" for names, n in self.pools.items())
+        pools = ", ".join(
+            f"{names.replace(' ', '+')} {n} ({self.layouts.get(names, self.rollout)})" for names, n in self.pools.items()
+        )
         return f"{self.traits.name}: {pools}; rollout tp{self.rollout.tp}"
 
 
@@ -211,7 +213,9 @@ def _rollouts(devices: int) -> Iterator[Layout]:
     return (Layout(tp=tp) for tp in (1, 2, 4, 8) if tp <= devices)
 
 
-def placed(traits: SystemTraits, pools: Mapping[str, int], perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec) -> SystemPlan | None:
+def placed(
+    traits: SystemTraits, pools: Mapping[str, int], perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec
+) -> SystemPlan | None:
     """Return the fastest plan with these pools over all layouts that fit, or ``None`` where none does.
 
     Layouts of pools without the actor are chosen first, each by its own calls; then the actor's together with the rollout's.
@@ -237,7 +241,8 @@ def placed(traits: SystemTraits, pools: Mapping[str, int], perf: PerfModel, spec
 
 
 def _fastest(
-    traits: SystemTraits, pools: Mapping[str, int], pool: str, options: list[Layout], perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec
+    traits: SystemTraits, pools: Mapping[str, int], pool: str, options: list[Layout],
+    perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec,
 ) -> Layout | None:
     best, least = None, np.inf
     work, room = PpoWorkload(), USABLE * cluster.devices[0].memory_bytes - WORKING_BYTES
@@ -296,8 +301,8 @@ def standalone(devices: int) -> list[Mapping[str, int]]:
     """Return placements in which every model has devices of its own, the actor the most, as HybridFlow's best at 128 devices."""
     if devices < 8:
         return []
-    return [dict(zip(("actor", "critic", "reference", "reward"), (devices // 2, devices // 4, devices // 8, devices // 8), strict=True)),
-            dict(zip(("actor", "critic", "reference", "reward"), (devices // 4,) * 4, strict=True))]  # fmt: skip
+    eighth, names = devices // 8, ("actor", "critic", "reference", "reward")
+    return [dict(zip(names, (eighth * n for n in shares), strict=True)) for shares in ((4, 2, 1, 1), (2, 2, 2, 2))]
 
 
 def compare_placements(seconds: Mapping[str, float]) -> tuple[str, float]:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from hfsdk.planner.perf_model import PerfModel
 
 
+_ACTIVE = np.arange(1.0, 1025.0)
+"""Active rows of a replica, made once."""
+
+
 def slots(setup: Setup, prompts: Array, responses: Array) -> int:
     """Return how many rows one replica decodes at once."""
     found = min(len(responses), setup.max_num_seqs)
@@ -38,23 +42,24 @@ def decode_s(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) ->
 
     A step costs the larger of reading the weights and of the active rows' arithmetic (rounded: hypot), tp all-reduces, and what a
     layer and a step cost anyway; as rows end fewer are active, but the last one still reads all weights every step. In a
-    pipeline of p stages a row's next token starts when the last one is through, so p stage times are a step, until more micro-batches
-    than stages are under way. Keys and values of all earlier tokens are read once a token.
+    pipeline of p stages a row's next token starts when the last one is through, so p stage times are a step, until more
+    micro-batches than stages are under way. Keys and values of all earlier tokens are read once a token.
     """
     if not responses.any():
         return 0.0
     if not setup.traits.kv_cache:
         return _without_cache(perf, setup, prompts, responses)
-    wide = slots(setup, prompts, responses)
-    ends = np.sort(responses)[::-1].astype(np.float64)
-    if len(ends) > wide:
-        ends = np.add.reduceat(
-            np.concatenate([ends, np.zeros(-len(ends) % wide)]).reshape(-1, wide).T.ravel(), np.arange(wide) * -(-len(ends) // wide)
-        )
-    active = np.flatnonzero(np.diff(ends, append=0.0)) + 1
-    at = ends[active - 1]
-    steps = at - np.append(at[1:], 0.0)
-    per_step, spec = _step_s(perf, setup, active.astype(np.float64)), setup.spec
+    wide, spec = slots(setup, prompts, responses), setup.spec
+    ends = np.sort(responses)
+    if len(ends) > wide:  # ascending, so that the shortest rows stand in the first, incomplete round
+        ends = np.concatenate([np.zeros(-len(ends) % wide, ends.dtype), ends]).reshape(-1, wide).sum(0)
+    if ends[0] == ends[-1]:
+        steps, active = ends[:1], _ACTIVE[wide - 1 : wide] if wide <= len(_ACTIVE) else np.array([float(wide)])
+    else:
+        steps = ends.copy()
+        steps[1:] -= ends[:-1]
+        active = np.arange(wide, 0.0, -1.0)
+    per_step = _step_s(perf, setup, active)
     read = float(responses @ (prompts + responses / 2)) * spec.kv_bytes_per_token(setup.dtype)
     shards = min(setup.rollout_tp, spec.num_kv_heads)
     stages, rows = setup.rollout_pp, setup.traits.generation_rows
@@ -80,16 +85,14 @@ def _step_s(perf: PerfModel, setup: Setup, active: Array) -> Array:
     layers = spec.num_layers / stages
     local = setup.matmul_parameters / (tp * stages)
     layer_bytes = setup.layer_parameters * setup.bytes_each / tp
-    read = local * setup.bytes_each * (1 + perf.weight_half_bytes / layer_bytes) / (device.memory_bandwidth * perf.weight_efficiency)
+    bandwidth = device.memory_bandwidth * perf.weight_efficiency / (1 + perf.weight_half_bytes / layer_bytes)
+    read = local * setup.bytes_each / bandwidth
     arithmetic = 2.0 * local / (setup.peak_flops * perf.forward_efficiency) * at_once
     message = at_once * (spec.hidden_size * setup.bytes_each)
     links = setup.rollout_links or setup.links
     reduce = perf._all_reduce(2 * layers * message, tp, links.tp, 2 * layers)
-    stage = np.hypot(read, arithmetic) + reduce
-    if traits.cuda_graphs:
-        stage = stage + layers * perf.layer_s
-    else:
-        stage = stage + layers * perf.launch_s * device.launches
+    kernels = perf.layer_s if traits.cuda_graphs else perf.launch_s * device.launches
+    stage = np.hypot(read, arithmetic) + (reduce + layers * kernels)
     if stages > 1:
         stage = stage + message / perf._rate(links.pp) + links.pp.latency_s
     return _rounds(setup, active) * stage + (perf.step_s + perf.row_s * active)

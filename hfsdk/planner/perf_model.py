@@ -52,10 +52,10 @@ class PerfModel:
     """
 
     train_efficiency: float = 0.55
-    """Share of peak FLOP/s of training's matrix products alone. Source: layers of 7B and 70B at 4096 tokens reach 0.66-0.78 on
-    A100 and H100 (kernel profiles of Vidur, arXiv 2405.05465)."""
+    """Share of peak FLOP/s of training's matrix products. Between what single layers reach (7B and 70B at 4096 tokens: 0.66-0.78 on
+    A100 and H100, kernel profiles of Vidur, arXiv 2405.05465) and what whole updates of RL systems do (0.27-0.40, verl's logs)."""
     forward_efficiency: float = 0.75
-    """The same without a backward pass, and in prefill. Same source."""
+    """The same without a backward pass, and in prefill: what single layers reach (Vidur's profiles)."""
     weight_efficiency: float = 0.82
     """Share of memory bandwidth at which matrix products with few tokens read large weights. Same source: 0.78 on A100, 0.86 on
     H100, where ``weight_half_bytes`` is taken out."""
@@ -65,9 +65,9 @@ class PerfModel:
     kv_efficiency: float = 0.75
     """Share of memory bandwidth at which decode reads keys and values (FlashDecoding's kernels: 0.7-0.9)."""
     activation_bytes: float = 60.0
-    """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are not a matrix product, in bf16 and with fused
-    kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each is written
-    and nearly all are read once. Three times that where each operation is a kernel of its own."""
+    """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are no matrix product, in bf16 and with
+    fused kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each
+    is written and nearly all are read once. Three times that where each operation is a kernel of its own."""
     layer_s: float = 15e-6
     """Fixed seconds a layer and decode step replayed as a CUDA graph: the short kernels between the matrix products."""
     launch_s: float = 4e-4
@@ -229,8 +229,8 @@ class PerfModel:
     def rewrite(self, setup: Setup) -> float:
         """Return the seconds of copying what a rollout rank needs through its own memory once.
 
-        On CPU in mode ``shared`` only one engine's weights are there at a time, so a ``generate`` after the trainer computed anything
-        costs this again, with no bytes over a link.
+        On CPU in mode ``shared`` only one engine's weights are there at a time, so a ``generate`` after the trainer computed
+        anything costs this again, with no bytes over a link.
         """
         needed = setup.parameters * setup.bytes_each / setup.rollout_tp / setup.rollout_pp
         return 2 * needed / setup.device.memory_bandwidth
@@ -314,7 +314,7 @@ class PerfModel:
         return setup.parameters / (setup.layout.tp * setup.layout.pp)
 
     def _all_reduce(self, num_bytes: Array | float, ranks: int, link: LinkSpec, messages: float) -> Array | float:
-        """Seconds of a ring: every byte crosses 2 (n - 1) / n times (Patarasuk and Yuan, 2009); a short message takes a tree's hops.
+        """Seconds of a ring: every byte crosses 2 (n - 1) / n times (Patarasuk and Yuan, 2009); short messages take a tree's hops.
 
         Eager all-reduces of at most 64 KB on A100 and H100 take 21 us on 4 and 33-38 us on 8 devices (Vidur's profiles), which is
         2 log2(n) hops of 5 us.
@@ -354,9 +354,9 @@ def _setup(role: RoleSpec, cluster: ClusterSpec, devices: tuple[int, ...]) -> Se
 def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1) -> float:
     """Return the bytes the fullest rank receives in a weight transition, in closed form.
 
-    A rank needs M / (tp_g pp_g). Where tp_g divides tp it holds M / (pp tp) of that, which with pp_g = 1 gives table 2 of HybridFlow:
-    (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank holds
-    nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
+    A rank needs M / (tp_g pp_g). Where tp_g divides tp it holds M / (pp tp) of that, which with pp_g = 1 gives table 2 of
+    HybridFlow: (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank
+    holds nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
     """
     model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
     nests = (train.tp == 1 or train.tp % rollout_tp == 0) and train.pp % rollout_pp == 0

@@ -63,9 +63,10 @@ def random_setup(rng):
         mlp_hidden_size=int(rng.integers(1, 33)) * 512,
     )  # fmt: skip
     tp, pp, dp = (int(2 ** rng.integers(0, 4)) for _ in range(3))
+    layout = Layout(tp=tp, pp=pp, dp=dp)
     return Setup(
-        spec=spec, layout=Layout(tp=tp, pp=pp, dp=dp), device=A100, links=Links.of(CLUSTER, range(tp * pp * dp), Layout(tp=tp, pp=pp, dp=dp))
-        if tp * pp * dp <= 128 else FREE, micro_batch_tokens=int(rng.integers(1, 9000)), rollout=Layout(tp=int(2 ** rng.integers(0, 4))),
+        spec=spec, layout=layout, device=A100, links=Links.of(CLUSTER, range(layout.size), layout) if layout.size <= 128 else FREE,
+        micro_batch_tokens=int(rng.integers(1, 9000)), rollout=Layout(tp=int(2 ** rng.integers(0, 4))),
         max_num_seqs=int(rng.integers(1, 100)), recompute=str(rng.choice(["", "selective", "full"])),
         kv_cache_bytes=int(rng.choice([0, 10**9, 10**10])), distributed=bool(rng.integers(2)),
         traits=SystemTraits(
@@ -85,7 +86,8 @@ def test_monotone_in_everything_for_random_models_layouts_and_lengths(seed):
         where, device=replace(A100, memory_bandwidth=A100.memory_bandwidth / 2, peak_flops=A100.peak_flops / 2, host_bandwidth=1e9),
         links=Links(**{axis: replace(getattr(where.links, axis), bandwidth=1e9) for axis in ("tp", "pp", "dp")}),
     )  # fmt: skip
-    larger = replace(where, spec=replace(where.spec, hidden_size=where.spec.hidden_size + 256, num_layers=where.spec.num_layers + 8))
+    spec = where.spec
+    larger = replace(where, spec=replace(spec, hidden_size=spec.hidden_size + 256, num_layers=spec.num_layers + 8))
     for method in METHODS:
         now = MODEL.seconds(method, where, prompts, responses, stale=True)
         more = [
@@ -223,7 +225,7 @@ def test_decode_reads_weights_once_a_step_and_waits_for_the_longest():
     assert MODEL.decode(where, prompts, even) > 256 * weights
     assert MODEL.decode(where, prompts, tail) > 3 * MODEL.decode(where, prompts, even)
     fewer_slots = replace(where, max_num_seqs=32)
-    assert MODEL.decode(fewer_slots, prompts, even) > 1.8 * MODEL.decode(where, prompts, even)
+    assert MODEL.decode(fewer_slots, prompts, even) > 1.7 * MODEL.decode(where, prompts, even)
     assert MODEL.decode(where, prompts, np.zeros(64, dtype=int)) == 0
 
 
@@ -411,7 +413,7 @@ def test_one_prediction_takes_well_below_60_microseconds(method):
         start = time.thread_time()
         MODEL.costs(method, where, prompts, varied)
         best = min(best, time.thread_time() - start)
-    assert best < 200e-6
+    assert best < 120e-6  # 15-30 us on a quiet machine
 
 
 def test_pickles():
