@@ -21,7 +21,7 @@ from typing import Any, Literal, TypedDict
 
 from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_colors, seconds_text
 from hfsdk.viz.plain import cut, finite
-from hfsdk.viz.plan_svg import PlanDrawing, band_text, money_text
+from hfsdk.viz.plan_svg import PlanDrawing, band_text, money_text, step_text
 
 CPU_LANE = "CPU tasks"
 
@@ -117,7 +117,8 @@ def plan_view(data: Mapping[str, Any]) -> PlanView:
     colors = role_colors({name: name for name in names})
     choices = [_choice(one, data, order) for one in given]
     steps = finite(data["workload"].get("steps")) or 1
-    title = f"plan for {data['algorithm']} on {data['cluster']}" + (f": {_seconds(choices[0])} a step" if choices else "")
+    title = f"plan for {data['algorithm']} on {data['cluster']}"
+    title += f": {step_text(choices[0]['step_s'])} a step" if choices else ""
     top = [n for c in choices for n in (c["step_s"], c["high_s"]) if n is not None]
     held = [p["memory"] for c in choices for p in c["pools"] if p["memory"]]
     most_bytes = max([b for m in held for b in (m["asked_bytes"], m["exists_bytes"]) if b] or [1.0])
@@ -155,7 +156,8 @@ class PlanPicture(Picture):
             cost = "" if choice["dollars_step"] is None else f", {money_text(choice['dollars_step'])} a step"
             close = " (too close to call)" if choice["close"] and i > 1 else ""
             why = f": {choice['why']}" if choice["why"] else ""
-            lines.append(f"  {i}. {choice['text']}: {_seconds(choice)}" + (f" ({band})" if band else "") + cost + close + why)
+            seconds = step_text(choice["step_s"]) + (f" ({band})" if band else "")
+            lines.append(f"  {i}. {choice['text']}: {seconds}{cost}{close}{why}")
         words = (*view["rejected"], view["close"], *view["sensitivity"], view["family"], view["searched"])
         return "\n".join([*lines, *(f"  {text}" for text in words if text)])
 
@@ -242,10 +244,6 @@ def _numbers(devices: Iterable[int]) -> str:
     runs = _runs(devices)
     words = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in runs[:6]]
     return ", ".join(words) + (f" and {len(runs) - 6} more runs" if len(runs) > 6 else "")
-
-
-def _seconds(choice: Mapping[str, Any]) -> str:
-    return "not predicted" if choice["step_s"] is None else seconds_text(choice["step_s"])
 
 
 def _subtitle(data: Mapping[str, Any], steps: float) -> str:

@@ -27,10 +27,17 @@ def money_text(amount: float | None) -> str:
     return count_text(round(amount)) if abs(amount) >= 100 else f"{amount:.{2 if abs(amount) >= 1 or amount == 0 else 4}f}"
 
 
+def step_text(seconds: float | None) -> str:
+    """Seconds of a step; steps of plans differ by little, and minutes would hide it."""
+    if seconds is None:
+        return "not predicted"
+    return f"{seconds:.1f} s" if 120 <= seconds < 6000 else seconds_text(seconds)
+
+
 def band_text(choice: Mapping[str, Any]) -> str:
     """Say between which seconds a step lies."""
     low, high = choice["low_s"], choice["high_s"]
-    return "" if low is None or high is None else f"{seconds_text(low)} to {seconds_text(high)}"
+    return "" if low is None or high is None else f"{step_text(low)} to {step_text(high)}"
 
 
 class PlanDrawing:
@@ -158,7 +165,7 @@ class PlanDrawing:
         if choice["step_s"] is not None:
             parts += self._whisker(choice, LEFT, scale, axis, 5)
             end, band = LEFT + choice["step_s"] * scale, band_text(choice)
-            words = seconds_text(choice["step_s"]) + (f" ({band})" if band else "")
+            words = step_text(choice["step_s"]) + (f" ({band})" if band else "")
             anchor = "end" if end > WIDTH * 0.6 else "middle"
             parts.append(svg_text(min(end, WIDTH - 6), axis + 16, words, text_anchor=anchor, font_size=10))
         self._parts += parts
@@ -198,7 +205,7 @@ class PlanDrawing:
             y += 18
             self._parts += [
                 svg_text(8, y, str(i + 1)), svg_text(640, y, money_text(choice["dollars_step"]), font_size=10),
-                svg_text(488, y, seconds_text(choice["step_s"]) if choice["step_s"] is not None else "–", text_anchor="end"),
+                svg_text(488, y, step_text(choice["step_s"]) if choice["step_s"] is not None else "–", text_anchor="end"),
             ]  # fmt: skip
             if choice["step_s"] is not None:
                 box = {"x": 500, "y": y - 9, "width": max(1.0, choice["step_s"] * scale), "height": 8}

@@ -158,12 +158,15 @@ class LiveWhatIf:
                 self._asked = self._settled = None
             if upward.exiting.is_set():
                 return
-            if asked is not None:
-                self._request = asked[0]
-                self._what_if.attempt(asked[1])
-                self._publish()
-            elif settled is not None:
-                self._settle(settled)
+            try:
+                if asked is not None:
+                    self._request = asked[0]
+                    self._what_if.attempt(asked[1])
+                elif settled is not None:
+                    self._settle(settled)
+            except Exception as error:  # a thread has nobody to raise to: the picture says it
+                self._what_if.error = f"{type(error).__name__}: {error}"
+            self._publish()
 
     def _settle(self, dragged: str) -> None:
         """Draw the curve over what was dragged, until something is dragged again; then bring the notebook's copy up to date."""
@@ -171,7 +174,6 @@ class LiveWhatIf:
             for _ in self._what_if.draw_curve(dragged):
                 if self._asked is not None:
                     return
-            self._publish()
         self._save()
 
     def _publish(self) -> None:

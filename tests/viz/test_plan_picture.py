@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,3 +230,67 @@ def test_prices_need_no_new_plan() -> None:
     assert calls == []
     what_if.set(prompts=512)
     assert len(calls) == 1
+
+
+# ---------------------------------------------------------------- what if, over the planner
+
+
+@pytest.fixture
+def session() -> Iterator[hf.Session]:
+    with hf.Session.simulated("1x8 A100-80GB", price_per_device_hour=2.0) as session:
+        actor = session.actor("llama-7b", dtype="bf16", optimizer=hf.AdamW(distributed=True))
+        session.critic("llama-7b", dtype="bf16", optimizer=hf.AdamW(distributed=True))
+        session.reference(actor)
+        session.reward(lambda prompts, completions, **columns: [0.0] * len(prompts))
+        yield session
+
+
+WORK = hf.Workload(prompts=64, prompt_tokens=256, response_tokens=256)
+
+
+def test_it_asks_the_planner(session: hf.Session) -> None:
+    what_if = session.what_if(hf.PPO(), WORK)
+    assert what_if.plan.seconds == session.plan(hf.PPO(), WORK).seconds
+    what_if.set(response_tokens=512, prompts=128)
+    asked = hf.Workload(prompts=128, prompt_tokens=256, response_tokens=512)
+    assert what_if.plan.seconds == session.plan(hf.PPO(), asked).seconds
+    assert what_if.set(device="H100").plan.seconds < session.plan(hf.PPO(), asked).seconds
+    assert session.placement.placement is None, "nothing of the session changes"
+    assert {m["name"] for m in what_if.view()["menus"]} >= {"layout of actor", "layout of actor rollout", "layout of reference"}
+    assert "layout of reward" not in {m["name"] for m in what_if.view()["menus"]}, "a function has none"
+
+
+def test_what_is_fixed_stays_fixed(session: hf.Session) -> None:
+    free = session.what_if(hf.PPO(), WORK).plan
+    what_if = session.what_if(hf.PPO(), WORK).set(layouts={"actor": "tp2 pp2", "actor rollout": "tp1"})
+    layouts = what_if.plan.layouts["actor"]
+    assert (layouts["train"].tp, layouts["train"].pp, layouts["rollout"].tp) == (2, 2, 1)
+    assert what_if.plan.seconds >= free.seconds
+    what_if.set(layouts={"actor": "auto", "actor rollout": "auto"}, placement="split")
+    homes = what_if.plan.placement.roles
+    assert homes["actor"] == homes["reference"] != homes["critic"]
+    assert what_if.plan.runners_up == (), "who shares devices with whom is fixed"
+    assert what_if.set(placement="auto").plan.seconds == free.seconds
+    session.place(what_if.plan)
+    assert session.placement.placement == free.placement
+
+
+def test_a_runner_up_has_its_own_blocks_step_and_memory(session: hf.Session) -> None:
+    plan = session.plan(hf.PPO(), WORK)
+    view = picture_of(plan).view
+    assert len(view["choices"]) > 1
+    for choice in view["choices"]:
+        ends = [c["start_s"] + c["seconds"] for c in choice["calls"]]
+        assert max(ends) == pytest.approx(choice["step_s"])
+        placed = [p for p in choice["pools"] if p["roles"]]
+        assert all(p["memory"] is None or p["memory"]["asked_bytes"] <= p["memory"]["exists_bytes"] for p in placed)
+        assert any(p["memory"] for p in placed)
+
+
+def test_placements_that_cannot_be_are_refused(session: hf.Session) -> None:
+    what_if = session.what_if(hf.PPO(), WORK)
+    with pytest.raises(hf.PlacementError, match="at least as many devices"):
+        what_if.set(placement="split", devices=1)
+    with pytest.raises(hf.LayoutError):
+        what_if.set(layouts={"actor": "tp5"})
+    assert what_if.question.placement == "auto"

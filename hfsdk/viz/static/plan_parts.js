@@ -3,7 +3,9 @@ const PLAN_LEFT = 118, PLAN_RIGHT = 76, MEMORY_WIDTH = 190, GREY = "#8b949e", CA
 const PART_TONES = { prefill: 0.3, decode: -0.05, forward: 0.22, backward: -0.12, optimizer: -0.35 };
 const MOVES = ["reshard", "sync", "export", "export_weights", "fetch", "onload", "offload"], MOVE_COLOR = "#d64545";
 const fmtMoney = (x) => (isMissing(x) ? null : x === 0 ? "0" : Math.abs(x) >= 100 ? fmtCount(Math.round(x)) : x.toFixed(Math.abs(x) >= 1 ? 2 : 4));
-const bandText = (c) => (isMissing(c.low_s) || isMissing(c.high_s) ? null : `${fmtSeconds(c.low_s)} to ${fmtSeconds(c.high_s)}`);
+// steps of plans differ by little: minutes would hide it
+const fmtStep = (s) => (!isMissing(s) && s >= 120 && s < 6000 ? s.toFixed(1) + " s" : fmtSeconds(s));
+const bandText = (c) => (isMissing(c.low_s) || isMissing(c.high_s) ? null : `${fmtStep(c.low_s)} to ${fmtStep(c.high_s)}`);
 
 // draws into `host`; `draw(view)` shows a view, keeping which of its plans is looked at where that plan is still there
 function planBoard(f, host) {
@@ -141,7 +143,7 @@ function planBoard(f, host) {
     if (!isMissing(c.step_s)) {
       whisker(svg, c, X, axis, 5);
       const end = bandText(c), x = X(c.step_s);
-      S("text", { x: Math.min(x, width - 6), y: axis + 22, "text-anchor": x > width * 0.6 ? "end" : "middle", "font-size": 10, class: "hf-fg" }, svg, `${fmtSeconds(c.step_s)}${end ? ` (${end})` : ""}`);
+      S("text", { x: Math.min(x, width - 6), y: axis + 22, "text-anchor": x > width * 0.6 ? "end" : "middle", "font-size": 10, class: "hf-fg" }, svg, `${fmtStep(c.step_s)}${end ? ` (${end})` : ""}`);
     }
     line.replaceChildren(svg);
   }
@@ -174,10 +176,10 @@ function planBoard(f, host) {
       const b = H("button", { type: "button", "aria-pressed": String(i === chosen), "aria-label": `show plan ${i + 1}`, "data-lm-suppress-shortcuts": "true" }, H("td", { class: "hf-left" }, row), String(i + 1));
       row.onclick = () => select(i, b === document.activeElement);
       H("td", { class: "hf-wrap hf-left", style: "max-width:330px" }, row, c.text);
-      H("td", { class: "hf-num" + (isMissing(c.step_s) ? " hf-missing" : "") }, row, fmtSeconds(c.step_s) || "–");
+      H("td", { class: "hf-num" + (isMissing(c.step_s) ? " hf-missing" : "") }, row, fmtStep(c.step_s) || "–");
       const bar = S("svg", { width: 130, height: 14, role: "img", "aria-label": bandText(c) || "no band", class: "hf-plan-bar", style: "min-width:130px" }, H("td", {}, row)), hatch = hatches(bar), main = view.roles.length ? "#3b76c4" : GREY;
       if (!isMissing(c.step_s)) { S("rect", { x: 3, y: 3, width: Math.max(1, X(c.step_s) - 3), height: 8, rx: 1, fill: hatch(main), stroke: main, "stroke-width": 0.6, class: "hf-predicted" }, bar); whisker(bar, c, X, 7, 4); }
-      addMark(bar, `plan ${i + 1}`, [["a step takes", fmtSeconds(c.step_s)], ["band", bandText(c)], ["too close to call", c.close ? "yes" : "no"]]);
+      addMark(bar, `plan ${i + 1}`, [["a step takes", fmtStep(c.step_s)], ["band", bandText(c)], ["too close to call", c.close ? "yes" : "no"]]);
       if (priced) H("td", isMissing(c.dollars_step) ? { class: "hf-missing" } : {}, row, fmtMoney(c.dollars_step) || "–");
       if (run) H("td", isMissing(c.dollars_run) ? { class: "hf-missing" } : {}, row, fmtMoney(c.dollars_run) || "–");
       H("td", { class: "hf-wrap hf-left hf-why" }, row, (c.close && i ? "too close to call. " : "") + (c.why || (i ? "" : "the plan")));
@@ -219,7 +221,7 @@ function planBoard(f, host) {
     f.hideTip();
     drawAll();
     const c = choice();
-    f.say(`plan ${i + 1}: ${c.text}, ${fmtSeconds(c.step_s) || "not predicted"}` + (c.why ? `. ${c.why}` : ""));
+    f.say(`plan ${i + 1}: ${c.text}, ${fmtStep(c.step_s) || "not predicted"}` + (c.why ? `. ${c.why}` : ""));
     if (focus) table.querySelectorAll("button")[i].focus();
   }
   return {

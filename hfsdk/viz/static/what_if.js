@@ -81,7 +81,7 @@ function render({ model, el }) {
     curves.replaceChildren();
     const c = view.curve;
     if (!c || !c.points.length) return;
-    panel(c, "a step takes", (p) => p.seconds, fmtSeconds);
+    panel(c, "a step takes", (p) => p.seconds, fmtStep);
     if (c.points.some((p) => !isMissing(p.dollars))) panel(c, "a step costs", (p) => p.dollars, fmtMoney);
   }
   function panel(c, title, of, fmt) {
@@ -120,7 +120,7 @@ function render({ model, el }) {
     if (c.points.some((p) => isMissing(of(p)))) S("text", { x: L, y: B + 26, "font-size": 9, class: "hf-sub" }, svg, "×: nothing fits");
     svg.addEventListener("pointermove", (ev) => {
       const r = svg.getBoundingClientRect(), x = ((ev.clientX - r.left) / r.width) * CURVE_W, p = c.points.reduce((best, q) => (Math.abs(X(q.value) - x) < Math.abs(X(best.value) - x) ? q : best));
-      f.showTip(ev.clientX, ev.clientY, `${c.label} ${fmtCount(p.value)}`, [["a step takes", fmtSeconds(p.seconds)], ["a step costs", fmtMoney(p.dollars)], ["plan", p.plan || "nothing fits"]], false);
+      f.showTip(ev.clientX, ev.clientY, `${c.label} ${fmtCount(p.value)}`, [["a step takes", fmtStep(p.seconds)], ["a step costs", fmtMoney(p.dollars)], ["plan", p.plan || "nothing fits"]], false);
     });
     svg.addEventListener("pointerleave", () => f.hideTip());
   }
