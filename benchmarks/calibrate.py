@@ -5,14 +5,14 @@ Calibrates (``PerfModel.fit``) on one step of `tiny` and one of SmolLM2-135M, ea
 - one step of `tiny` in three other layouts, call by call;
 - one step under the six strategies of ``strategies.py``: their seconds, and their order.
 
-Every prediction is ``session.predict()``: the same calls, with the lengths that were measured, on a simulated twin of the session. It is
-made with the constants of the two calibration steps; no step that is predicted is fitted to.
+Every prediction is ``session.predict()``: the same calls, with the lengths that were measured, on a simulated twin of the session.
+It is made with the constants of the two calibration steps; no step that is predicted is fitted to.
 
-Targets: median absolute error of the three layouts' calls and steps, and of the six strategies' steps, at most 25 %; the predicted order
-of two strategies is wrong only where their measured times differ by less than 10 %.
+Targets: median absolute error of the three layouts' calls and steps, and of the six strategies' steps, at most 25 %; the predicted
+order of two strategies is wrong only where their measured times differ by less than 10 %.
 
-Uses two worker processes of one thread for calibration and layouts, four for the strategies: there ranks may share cores, by the rule of
-``hfsdk.engine.simulated_cores`` (n ranks at work on C cores run at C / n of their speed).
+Uses two worker processes of one thread for calibration and layouts, four for the strategies: there ranks may share cores, by the
+rule of ``hfsdk.engine.simulated_cores`` (n ranks at work on C cores run at C / n of their speed).
 
     python benchmarks/calibrate.py --check          about 6 minutes on two quiet cores
 """

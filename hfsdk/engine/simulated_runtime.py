@@ -36,6 +36,7 @@ from hfsdk.engine.simulated_reports import transport_reports
 from hfsdk.engine.simulated_spans import Held, Phases, SimulatedSpans, Timeline
 from hfsdk.engine.simulated_values import (
     GENERATE,
+    TOKEN_ENDINGS,
     SimulatedPart,
     SimulatedRow,
     SimulatedValue,
@@ -52,6 +53,11 @@ from hfsdk.roles import RoleSpec
 from hfsdk.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
+
+__all__ = [
+    "GENERATE", "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
+    "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
+]  # fmt: skip
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""
@@ -100,12 +106,35 @@ class Question:
 class Estimate(Protocol):
     """Bytes of a role on one device, as a memory model predicts them (``hfsdk.planner.memory.MemoryEstimate`` is one)."""
 
-    weights: int
-    gradients: int
-    optimizer: int
-    rollout_weights: int
-    kv_cache: int
-    offloaded: str
+    @property
+    def weights(self) -> int:
+        """The trainer's weights."""
+        ...
+
+    @property
+    def gradients(self) -> int:
+        """Their gradients."""
+        ...
+
+    @property
+    def optimizer(self) -> int:
+        """Masters and moments."""
+        ...
+
+    @property
+    def rollout_weights(self) -> int:
+        """The generating engine's copy."""
+        ...
+
+    @property
+    def kv_cache(self) -> int:
+        """Its key/value cache."""
+        ...
+
+    @property
+    def offloaded(self) -> str:
+        """Which of these is in host memory while it is not used, or nothing."""
+        ...
 
     @property
     def resident(self) -> int:

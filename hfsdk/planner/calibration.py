@@ -6,9 +6,9 @@ a call took besides (``.rest``), and every CPU task. With constants c = c0 exp(t
     minimise   sum_i  w_i^2 huber(log predicted_i(theta) - log measured_i)  +  PRIOR sum_k theta_k^2
 
 Logarithms make an error of a factor the same everywhere; ``w_i^2 = sqrt(t_i / t_max)`` lets long phases count more without
-silencing short ones; Huber's loss (1964) bounds what one odd measurement can do, and the prior keeps each constant where the run says
-nothing of it. Solved by Gauss and Newton's method with Levenberg's damping, in numpy. A constant that no observation depends on is not
-fitted at all, and is named in the report.
+silencing short ones; Huber's loss (1964) bounds what one odd measurement can do, and the prior keeps each constant where the run
+says nothing of it. Solved by Gauss and Newton's method with Levenberg's damping, in numpy. A constant that no observation depends
+on is not fitted at all, and is named in the report.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ HUBER = 0.2
 """Log error from which on an observation counts linearly: about 20 %."""
 MOST = math.log(100.0)
 """No constant moves by more than a factor of a hundred."""
-LEAST_SHARE = 2e-3
-"""A constant is fitted if observations depend on it by at least this share of what they weigh."""
+LEAST_ELASTICITY = 0.02
+"""A constant is fitted if doubling it changes some observation, weighed, by at least about this share."""
 SHORTEST_S = 1e-4
 """Phases shorter than this are not observed: clocks and Python's own time are most of them."""
 PASSES = ("forward", "backward", "wait")
@@ -51,12 +51,35 @@ PASSES = ("forward", "backward", "wait")
 class Asked(Protocol):
     """What the simulated runtime asks of a performance model for a call (``hfsdk.engine.simulated_runtime.Question`` is one)."""
 
-    method: str
-    role: RoleSpec
-    devices: tuple[int, ...]
-    rows: tuple[tuple[Array, Array], ...]
-    weights: tuple[int, ...]
-    stale: bool
+    @property
+    def method(self) -> str:
+        """Of the role, e.g. ``"step"``."""
+        ...
+
+    @property
+    def role(self) -> RoleSpec:
+        """As it is placed."""
+        ...
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Of its pool, by rank."""
+        ...
+
+    @property
+    def rows(self) -> tuple[tuple[Array, Array], ...]:
+        """By group of ranks: prompt lengths and response lengths."""
+        ...
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """By group: its number of ranks."""
+        ...
+
+    @property
+    def stale(self) -> bool:
+        """Whether the rollout lacks the trainer's weights."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +109,8 @@ class Observation:
     call: str
     """E.g. ``"actor.generate"``."""
     phase: str
+    step: int = 0
+    """Number of the measured step among those that were given."""
     measured_s: float
     before_s: float
     after_s: float
@@ -134,11 +159,15 @@ class Calibration:
         return tuple(c.name for c in self.constants if not c.determined)
 
     def by_call(self) -> dict[str, tuple[float, float, float]]:
-        """Return call -> seconds (measured, predicted before, predicted after), summed over its phases."""
+        """Return call -> seconds (measured, predicted before, predicted after), summed over its phases.
+
+        Of several steps, the calls of the second are ``"actor.generate (2)"``.
+        """
         found: dict[str, tuple[float, float, float]] = {}
         for o in self.observations:
-            m, b, a = found.get(o.call, (0.0, 0.0, 0.0))
-            found[o.call] = m + o.measured_s, b + o.before_s, a + o.after_s
+            call = f"{o.call} ({o.step + 1})" if o.step else o.call
+            m, b, a = found.get(call, (0.0, 0.0, 0.0))
+            found[call] = m + o.measured_s, b + o.before_s, a + o.after_s
         return found
 
     def band(self, kind: str = "") -> tuple[float, float]:
@@ -146,12 +175,13 @@ class Calibration:
         return self.bands.get(kind, self.bands[""])
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row per observation: call, phase, measured_s, before_s, after_s, error_before, error_after."""
+        """Return one row per observation: step, call, phase, measured_s, before_s, after_s, error_before and error_after."""
         import pandas as pd
 
         rows = [
             {
-                "call": o.call, "phase": o.phase, "measured_s": o.measured_s, "before_s": o.before_s, "after_s": o.after_s,
+                "step": o.step, "call": o.call, "phase": o.phase,
+                "measured_s": o.measured_s, "before_s": o.before_s, "after_s": o.after_s,
                 "error_before": o.before_s / o.measured_s - 1, "error_after": o.after_s / o.measured_s - 1,
             }
             for o in self.observations
@@ -192,7 +222,7 @@ def fit(
     if not observed:
         raise OptionError("there is nothing to calibrate from: no call of a model in the measured step; run a step first")
     seconds = np.array([one.seconds for one in observed])
-    weights = (seconds / seconds.max()) ** 0.25
+    logs, weights = np.log(seconds), (seconds / seconds.max()) ** 0.25
     names = [name for name in constants if hasattr(start, name)]
 
     def predict(theta: Array, chosen: Sequence[str]) -> Array:
@@ -201,15 +231,19 @@ def fit(
         predicted: Array = np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
         return predicted
 
-    jacobian = _jacobian(lambda t: predict(t, names), np.zeros(len(names)))
-    share = ((weights[:, None] * jacobian) ** 2).sum(0) / (weights**2).sum()
-    chosen = [name for name, one in zip(names, share, strict=True) if one >= LEAST_SHARE]
-    theta = _solve(lambda t: predict(t, chosen) - np.log(seconds), np.zeros(len(chosen)), weights)
+    # judged where all of them fit best: a constant far below its true value hardly shows where it stands
+    jacobian = _jacobian(lambda t: predict(t, names), _solve(lambda t: predict(t, names) - logs, np.zeros(len(names)), weights))
+    most = np.abs(weights[:, None] * jacobian).max(axis=0)
+    chosen = [name for name, one in zip(names, most, strict=True) if one >= LEAST_ELASTICITY]
+    theta = _solve(lambda t: predict(t, chosen) - logs, np.zeros(len(chosen)), weights)
     after = dict(zip(chosen, theta, strict=True))
     fitted = replace(start, **{n: getattr(start, n) * math.exp(t) for n, t in after.items()})
     before_s, after_s = np.exp(predict(np.zeros(0), [])), np.exp(predict(theta, chosen))
     observations = tuple(
-        Observation(call=o.call, phase=o.phase, measured_s=o.seconds, before_s=float(b), after_s=float(a))
+        Observation(
+            call=o.call, phase=o.phase, step=[one is o.step for one in steps].index(True), measured_s=o.seconds, before_s=float(b),
+            after_s=float(a),
+        )
         for o, b, a in zip(observed, before_s, after_s, strict=True)
     )
     found = tuple(Constant(name=n, before=getattr(start, n), after=getattr(fitted, n), determined=n in after) for n in names)

@@ -71,7 +71,8 @@ class PerfModel:
     layer_s: float = 15e-6
     """Fixed seconds a layer and decode step replayed as a CUDA graph: the short kernels between the matrix products."""
     launch_s: float = 4e-4
-    """Seconds in which the host launches one layer's kernels where there is no graph: about 50 at 8 microseconds."""
+    """Seconds in which the host launches one layer's kernels where there is no graph: about 50 at 8 microseconds. On CPU, where the
+    host does the work as well, they come on top of it."""
     step_s: float = 1e-3
     """Seconds of scheduling and sampling a decode step on the host."""
     row_s: float = 2e-5
@@ -142,7 +143,9 @@ class PerfModel:
         if not traits.flash_attention:
             traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
         seconds = math.hypot(arithmetic, weights) + times * traffic / bandwidth
-        seconds = max(seconds, times * layer_passes * self.launch_s * device.launches)
+        launching = times * layer_passes * self.launch_s
+        # the host of an accelerator runs ahead of it; where the device is the host, one comes after the other
+        seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
         message = layer_tokens * hidden * setup.bytes_each
         seconds += 2 * reduces * float(self._all_reduce(message, tp, setup.links.tp, layer_passes))
         if traits.zero3:  # gathering the next layer's weights hides behind this layer's work

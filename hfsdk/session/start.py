@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfsdk.errors import ModelNotFoundError, OptionError
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.runtime import Runtime
 from hfsdk.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from hfsdk.engine.simulated_runtime import SimulatedRuntime
 
 
 def start_runtime(devices: int | str | None) -> Runtime:
@@ -45,7 +48,7 @@ def _default_devices() -> int | None:
     return None if Path("/dev/nvidia0").exists() else min(2, os.cpu_count() or 1)
 
 
-def start_simulated(cluster: ClusterSpec, response_lengths: Any, perf: PerfModel | None = None) -> Runtime:
+def start_simulated(cluster: ClusterSpec, response_lengths: Any, perf: PerfModel | None = None) -> SimulatedRuntime:
     """Return the simulated runtime with a performance model, by default the presets', and the memory model of the planner."""
     from hfsdk.engine.simulated_runtime import SimulatedRuntime
     from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
