@@ -94,7 +94,7 @@ def alternative(
         preset=preset_of(found, space.tables.cluster.num_devices), placement=found.leaf.placement(),
         layouts={item.name: found.layouts[i] for i, item in enumerate(space.mode.items)}, seconds=_makespan(found, seconds),
         band=(_makespan(found, seconds * (1 - errors)), _makespan(found, seconds * (1 + errors))), calls=calls,
-        facts=_facts(found), peak_bytes=_peak_bytes(found),
+        facts=_facts(found, seconds), peak_bytes=_peak_bytes(found),
     )  # fmt: skip
     if best is None or against is None:
         return made
@@ -144,7 +144,7 @@ def _why(one: Alternative, best: Alternative) -> str:
     return f"{more:.1f} s more ({more / best.seconds:+.0%})" + (f": {', '.join(words)}" if words else "")
 
 
-def _facts(found: Found) -> dict[str, dict[str, float]]:
+def _facts(found: Found, seconds: Array) -> dict[str, dict[str, float]]:
     space, leaf = found.leaf.space, found.leaf
     homes = {i: leaf.num_devices(b) for b, block in enumerate(leaf.blocks) for i in block}
     facts = {}
@@ -153,15 +153,10 @@ def _facts(found: Found) -> dict[str, dict[str, float]]:
         for j in space.jobs_of[i]:
             call = space.mode.jobs[j].call
             if call is not None:
-                took = space.tables.seconds(item, space.mode.jobs[j], found.layouts[i], _kind_of(found, i), homes[i])
-                for name, number in _call_facts(call, item.role, found.layouts[i], homes[i], took).items():
+                for name, number in _call_facts(call, item.role, found.layouts[i], homes[i], float(seconds[j])).items():
                     numbers[name] += number
         facts[item.name] = numbers
     return facts
-
-
-def _kind_of(found: Found, item: int) -> Kind:
-    return found.leaf.kind(next(b for b, block in enumerate(found.leaf.blocks) if item in block))
 
 
 def _call_facts(call: RecordedCall, role: RoleSpec, layouts: LayoutsOf, size: int, took: float) -> dict[str, float]:

@@ -155,8 +155,7 @@ class Search:
 
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
-        for space in self.spaces:
-            self._prime(space)
+        self._prime(self.spaces[0])  # without shadows, which are seldom best
         for space in self.spaces:
             self._branch(space)
         return self.best.ranked()
@@ -262,13 +261,9 @@ class Search:
             over = space.sizes[rows[np.arange(len(rows)), host], high[np.arange(len(rows)), host]]
             total = np.where(part, over, space.devices[kinds[:, b]])
             room = np.where(there, total - used, 0)
-            for row in np.unique(rows[:, b]):
-                mine = rows[:, b] == row
-                sizes = space.sizes[row, : space.num_sizes[row]]
-                side = np.where(part[mine], np.searchsorted(sizes, room[mine], "left"), np.searchsorted(sizes, room[mine], "right"))
-                alone = part[mine] & ((hosts[mine] == hosts[mine][:, b, None]).sum(1) > 1)
-                side = np.where(alone, np.searchsorted(sizes, room[mine], "right"), side)
-                high[mine, b] = np.minimum(high[mine, b], side - 1)
+            alone = part & ((hosts == hosts[:, b, None]).sum(1) == 1)
+            most = np.where(alone, room - 1, room)  # a part is smaller than its pool
+            high[:, b] = np.minimum(high[:, b], (space.sizes[rows[:, b]] <= most[:, None]).sum(1) - 1)
         keep &= (low <= high).all(1)
         return which[keep], low[keep], high[keep]
 

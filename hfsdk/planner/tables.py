@@ -101,6 +101,9 @@ class Tables:
         rows: list[tuple[LayoutsOf, list[float], int, int]] = []
         most = room(kind)
         for layouts in self.layouts(item, kind, size):
+            train = layouts.get("train")
+            if train is not None and _layer_bytes(item.role) > most * train.tp * train.pp:
+                continue  # said at once what the memory model says of most layouts of a large model
             held = self.bytes_of(item, layouts, kind, size)
             if held.total <= most:
                 seconds = [self.seconds(item, job, layouts, kind, size) for job in jobs]
@@ -214,7 +217,7 @@ class Tables:
         key = id(setup), method, mark, stale
         if key not in self._costs:
             every = [list(self.perf.costs(method, setup, p, r, stale).items()) for p, r in rows]
-            self._costs[key] = max(every, key=lambda phases: sum(seconds for _, seconds in phases))
+            self._costs[key] = every[0] if len(every) == 1 else max(every, key=lambda phases: sum(s for _, s in phases))
         return self._costs[key]
 
     # -- setups
@@ -271,6 +274,16 @@ def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
 def num_parameters(spec: ModelSpec) -> int:
     """Return a model's weights; counting its tensors takes longer than a prediction."""
     return spec.num_parameters()
+
+
+def _layer_bytes(role: RoleSpec) -> float:
+    """Bytes of the layers' weights, and of their gradients where they are trained: what a role holds at least, over all ranks."""
+    spec = role.model
+    assert spec is not None
+    if role.offload:
+        return 0.0
+    layers = num_parameters(spec) - 2 * spec.vocab_size * spec.hidden_size
+    return layers * (DTYPE_BYTES[role.dtype] + 4 * role.trainable)
 
 
 def trains_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:

@@ -134,12 +134,12 @@ def test_brute_force_agrees_on_the_best_placements(block):
 
 
 def test_a_cheaper_wrong_planner_would_be_noticed():
-    """The comparison can fail: without shadows some case has another optimum."""
+    """The comparison can fail: without shadows the five best are others in some case."""
     differs = 0
-    for number in range(25):
+    for number in range(15):
         cluster, roles, calls, _ = random_case(number)
         every, without = (
-            Search.over(roles, calls, Tables(cluster, PerfModel()), top=1, shadows=shadows).run() for shadows in (True, False)
+            Search.over(roles, calls, Tables(cluster, PerfModel()), top=5, shadows=shadows).run() for shadows in (True, False)
         )
         differs += [f.seconds for f in every] != [f.seconds for f in without]
     assert differs

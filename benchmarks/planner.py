@@ -1,0 +1,124 @@
+"""How long an exact plan takes, from 8 to 4,096 devices, and a step of the simulated session. One core.
+
+Targets, PPO with four llama-70b models (bf16, distributed optimizer), 1,024 prompts of 1,024 tokens, responses of 1,024, A100-80GB;
+the second of two plans, the step recorded anew, best of five (of two beyond 1,024 devices):
+
+a. `session.plan` for 128 devices at most 150 ms, for 1,024 at most 2 s.
+b. One PPO step of the simulated session on 128 devices, warm, at most 20 ms.
+c. Every plan fits, and none is slower than the best placement of half as many devices.
+
+HybridFlow's mapping takes up to half an hour (arXiv 2409.19256, section 8.5), ReaL searches 120 s without a proof of optimality
+(arXiv 2406.14088, the code's default budget).
+
+Uses: one thread of this process; nothing is started.
+
+    python benchmarks/planner.py --check                 about 1 minute; --only 8 16 128
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+from common import Report, parser, say, table  # noqa: E402
+
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+TARGETS_S = {128: 0.150, 1024: 2.0}
+STEP_S, STEP_DEVICES = 0.020, 128
+MODEL, TIMES, FEW = "llama-70b", 5, 2
+
+
+def session_of(devices: int, model: str = MODEL) -> Any:
+    """Return a simulated session of A100 nodes with the four roles of PPO, their layouts open."""
+    import hfsdk as hf
+
+    session = hf.Session.simulated(f"{max(1, devices // 8)}x{min(8, devices)} A100-80GB", price_per_device_hour=2.0)
+    sharded = hf.AdamW(distributed=True)
+    actor = session.actor(model, dtype="bf16", optimizer=sharded)
+    session.critic(model, dtype="bf16", optimizer=sharded)
+    session.reference(actor)
+    session.reward(model, dtype="bf16")
+    return session
+
+
+def best_of(times: int, function: Any) -> tuple[float, Any]:
+    """Return the least seconds of several runs, and what the last one returned."""
+    least, found = float("inf"), None
+    for _ in range(times):
+        began = time.perf_counter()
+        found = function()
+        least = min(least, time.perf_counter() - began)
+    return least, found
+
+
+def measure_plans(report: Report, sizes: Sequence[int]) -> list[tuple[str, ...]]:
+    """Plan for every number of devices; return the rows of the table."""
+    import hfsdk as hf
+
+    rows, before = [], float("inf")
+    for devices in sizes:
+        session = session_of(devices)
+        try:
+            session.plan(hf.PPO(), hf.Workload())
+        except hf.DeviceMemoryError as error:
+            did = str(error).split("The smallest")[-1].split("'")[1]
+            rows.append((str(devices), "", "", "", "", f"does not fit; the smallest cluster is {did}"))
+            continue
+        seconds, plan = best_of(TIMES if devices <= 1024 else FEW, lambda s=session: s.plan(hf.PPO(), hf.Workload()))
+        report.add(f"plan for {devices} devices", seconds, "s", at_most=TARGETS_S.get(devices))
+        if plan.seconds > before * (1 + 1e-9):
+            report.add(f"step on {devices} devices against half as many", plan.seconds / before, "times", at_most=1.0)
+        before = plan.seconds
+        found = plan.search
+        rows.append((str(devices), f"{seconds * 1e3:.0f} ms", f"{found.num_considered:,}", f"{found.num_layouts:,}",
+                     f"{plan.seconds:.1f} s", plan.best.title))  # fmt: skip
+        say(f"{devices} devices: {seconds * 1e3:.0f} ms (tables {found.tables_s * 1e3:.0f}, calls {found.record_s * 1e3:.0f})")
+    return rows
+
+
+def measure_step(report: Report) -> None:
+    """Take simulated steps under the plan."""
+    import numpy as np
+
+    import hfsdk as hf
+
+    session = session_of(STEP_DEVICES)
+    workload = hf.Workload()
+    plan = session.plan(hf.PPO(), workload)
+    session.place(plan)
+    tokens = np.zeros(workload.prompt_tokens, dtype=np.int32)
+    prompts = session.batch(prompt=[tokens] * workload.prompts, position=np.arange(workload.prompts))
+    algorithm = hf.PPO(max_new_tokens=workload.response_tokens)
+
+    def step() -> None:
+        made = algorithm.step(session.models, prompts)
+        made.critic.wait()
+        made.actor.wait()
+
+    step()
+    predicted = session.trace.snapshot().duration_s
+    report.add("predicted step against the simulated one", plan.seconds / predicted, "times", at_least=0.98, at_most=1.02)
+    report.add(f"simulated PPO step on {STEP_DEVICES} devices", best_of(TIMES, step)[0], "s", at_most=STEP_S)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and return the exit code."""
+    given = parser(__doc__)
+    given.add_argument("--only", type=int, nargs="+", default=list(SIZES), metavar="DEVICES", help="plan for these numbers alone")
+    arguments = given.parse_args(argv)
+    report = Report("planner", "one thread")
+    rows = measure_plans(report, arguments.only)
+    measure_step(report)
+    report.details["plans"] = rows
+    print("\n" + table(("devices", "plan", "placements in the family", "layouts predicted", "a step", "best placement"), rows))
+    return report.finish(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
