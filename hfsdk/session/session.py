@@ -332,7 +332,7 @@ class Session(Branching, Predicting):
         self._client.check_open()
         handles = [(handle, self._declared(handle)) for handle in self._book]
         return ask(
-            algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or PerfModel(),
+            algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or self.perf,
             options=options,
         )  # fmt: skip
 
