@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from hfsdk.errors import LayoutError
 from hfsdk.spec import ModelSpec
@@ -159,6 +160,11 @@ class Mesh:
         """All ranks."""
         return range(self.layout.size)
 
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Of every rank the number of its data-parallel replica."""
+        return _replicas(self.layout)  # which the permutation of the tp axis leaves as they are
+
     def groups(self, axis: str) -> list[list[int]]:
         """Return the rank groups along ``axis`` ("tp", "pp" or "dp"), each in the order of that axis."""
         found: dict[tuple[int, ...], list[int]] = {}
@@ -167,6 +173,11 @@ class Mesh:
             key = tuple(getattr(at, other) for other in ("tp", "pp", "dp") if other != axis)
             found.setdefault(key, []).append(rank)
         return [sorted(group, key=lambda r: getattr(self.coordinates(r), axis)) for group in found.values()]
+
+
+@lru_cache(maxsize=256)
+def _replicas(layout: Layout) -> tuple[int, ...]:
+    return tuple(layout.coordinates(rank).dp for rank in range(layout.size))
 
 
 def _tp_fits(spec: ModelSpec, tp: int) -> bool:

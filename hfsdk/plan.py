@@ -11,7 +11,7 @@ device holds, what it costs. Beside it stand the runners-up, each with why it lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -189,6 +189,10 @@ class Alternative:
     """Of the fullest device."""
     why: str = ""
     """Why it lost, in words; empty for the plan itself."""
+    timeline: tuple[PlannedCall, ...] = ()
+    """Of a runner-up, the calls of one step, as in :attr:`Plan.calls`."""
+    memory: tuple[PlannedMemory, ...] = ()
+    """Of a runner-up, what every device holds, as in :attr:`Plan.memory`."""
     too_close: bool = False
     """Whether the model cannot tell it from the plan: the difference is within the error of the calls that differ."""
 
@@ -374,15 +378,7 @@ class Plan:
             "price_per_device_hour": self.cluster.price_per_device_hour,
             "nodes": [len(node) for node in self.cluster.node_devices],
             "best": _alternative_view(self.best),
-            "calls": [{
-                "id": c.id, "name": c.name, "role": c.role, "method": c.method, "phase": c.phase, "pool": c.pool,
-                "start_s": c.start_s, "seconds": c.seconds, "after": list(c.after),
-                "parts": [{"name": name, "start_s": c.start_s + shift, "seconds": s} for name, shift, s in c.parts],
-            } for c in self.calls],
-            "memory": [{
-                "pool": m.pool, "devices": list(m.devices), "device_name": m.device_name, "exists": m.exists, "asked": m.asked,
-                "process": m.process, "roles": {name: dict(parts) for name, parts in m.roles.items()},
-            } for m in self.memory],
+            "calls": _calls_view(self.calls), "memory": _memory_view(self.memory),
             "runners_up": [_alternative_view(a) for a in self.runners_up],
             "rejected": [{**asdict(r), "why": r.why} for r in self.rejected],
             "sensitivity": [{**asdict(t), "text": str(t)} for t in self.__dict__.get("sensitivity", ())],
@@ -419,7 +415,23 @@ def _alternative_view(one: Alternative) -> dict[str, Any]:
             "name": pool.name, "devices": list(pool.devices), "within": pool.within,
             "roles": [role for role, home in one.placement.roles.items() if home == pool.name],
         } for pool in one.placement.pools],
+        "timeline": _calls_view(one.timeline), "memory": _memory_view(one.memory),
     }  # fmt: skip
+
+
+def _calls_view(calls: Iterable[PlannedCall]) -> list[dict[str, Any]]:
+    return [{
+        "id": c.id, "name": c.name, "role": c.role, "method": c.method, "phase": c.phase, "pool": c.pool,
+        "start_s": c.start_s, "seconds": c.seconds, "after": list(c.after),
+        "parts": [{"name": name, "start_s": c.start_s + shift, "seconds": s} for name, shift, s in c.parts],
+    } for c in calls]  # fmt: skip
+
+
+def _memory_view(memory: Iterable[PlannedMemory]) -> list[dict[str, Any]]:
+    return [{
+        "pool": m.pool, "devices": list(m.devices), "device_name": m.device_name, "exists": m.exists, "asked": m.asked,
+        "process": m.process, "roles": {name: dict(parts) for name, parts in m.roles.items()},
+    } for m in memory]  # fmt: skip
 
 
 def _line(one: Alternative) -> str:

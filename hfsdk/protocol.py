@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ def balanced_split(weights: Sequence[int] | npt.NDArray[np.int64], parts: int) -
     Ties go to the group with fewer rows, then to the lower number, so the result is the same everywhere.
     """
     values = np.asarray(weights, dtype=np.int64)
+    if len(values) and (values == values[0]).all() and values[0] >= 0:  # by turns, without the heap
+        return [np.arange(number, len(values), parts) for number in range(parts)]
     groups: list[list[int]] = [[] for _ in range(parts)]
     heap = [(0, 0, number) for number in range(parts)]  # (weight so far, rows so far, group): the lightest is on top
     for row in np.argsort(-values, kind="stable").tolist():
@@ -72,7 +75,7 @@ def _all_rows(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -
 
 def _by_dp(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[Rows, ...]:
     shards = _split(num_rows, tokens, mesh.layout.num_replicas)
-    return tuple(shards[mesh.coordinates(rank).dp] for rank in mesh.ranks)
+    return tuple(shards[dp] for dp in mesh.replicas)
 
 
 def _by_rank(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[Rows, ...]:
@@ -88,6 +91,7 @@ def _every_rank(mesh: Mesh) -> tuple[int, ...]:
     return tuple(mesh.ranks)
 
 
+@lru_cache(maxsize=256)
 def _dp_leaders(mesh: Mesh) -> tuple[int, ...]:
     return tuple(r for r in mesh.ranks if (at := mesh.coordinates(r)).tp == 0 and at.pp == mesh.layout.pp - 1)
 
@@ -96,6 +100,7 @@ def _micro_dp_leaders(mesh: Mesh) -> tuple[int, ...]:
     return tuple(r for r in mesh.ranks if r % mesh.rollout_tp == 0)
 
 
+@lru_cache(maxsize=256)
 def _pp_leaders(mesh: Mesh) -> tuple[int, ...]:
     return tuple(r for r in mesh.ranks if (at := mesh.coordinates(r)).tp == 0 and at.dp == 0)
 

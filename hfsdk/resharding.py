@@ -487,7 +487,7 @@ class ReshardPlan:
             ranks.append({
                 "rank": rank, "held": self.bytes_held(rank), "needed": self.bytes_needed(rank), "own": self.bytes_copied(rank),
                 "received": self.bytes_received(rank), "aside": 0 if apart else self.bytes_redundant(rank),
-                "measured": measured.ranks[rank].bytes_received if measured else None,
+                "measured": measured.ranks[rank].bytes_received if measured and not measured.predicted else None,
                 "from": [int(s) for s in np.flatnonzero(self.matrix[:, rank]) if s != rank],
             })  # fmt: skip
         ladder = [
@@ -495,8 +495,8 @@ class ReshardPlan:
         ]
         if measured:
             most = max(rank.bytes_received for rank in measured.ranks)
-            counts = f"measured: the fullest rank's, in {measured.seconds:.3f} s"
-            ladder.append({"name": "wire", "received": most, "peak": None, "counts": counts, "measured": True})
+            counts = f"{'predicted' if measured.predicted else 'measured'}: the fullest rank's, in {measured.seconds:.3f} s"
+            ladder.append({"name": "wire", "received": most, "peak": None, "counts": counts, "measured": not measured.predicted})
         return {
             "title": repr(measured or self), "summary": self._summary(), "ranks": ranks, "matrix": self.bytes_matrix(),
             "ladder": ladder,
@@ -566,6 +566,8 @@ class ReshardReport:
     plan: ReshardPlan
     ranks: tuple[TransportReport, ...]
     """Measured, by rank."""
+    predicted: bool = False
+    """Whether nothing was measured: the session is simulated, the bytes are the plan's and the seconds a performance model's."""
 
     @property
     def planned_bytes(self) -> int:
@@ -619,7 +621,8 @@ class ReshardReport:
 
     def __repr__(self) -> str:
         return (
-            f"ReshardReport {self.plan.spec.name}: planned {_size(self.planned_bytes)} between ranks, measured "
+            f"ReshardReport {self.plan.spec.name}: planned {_size(self.planned_bytes)} between ranks, "
+            f"{'predicted' if self.predicted else 'measured'} "
             f"{_size(self.measured_bytes)} (ratio {self.ratio:.3f}) in {self.seconds:.3f} s"
         )
 

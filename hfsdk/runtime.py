@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,12 +48,18 @@ class Stored:
 
     def locate(self, rows: Array) -> tuple[Array, Array]:
         """Return (number of the part, row inside the part) for each of ``rows``."""
+        part_of, local = self._places
+        return part_of[rows], local[rows]
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array]:
+        """Of every row the number of its part and its row there: every rank of every reader asks for them."""
         part_of = np.full(self.num_rows, -1, dtype=np.int64)
         local = np.zeros(self.num_rows, dtype=np.int64)
         for number, part in enumerate(self.parts):
             part_of[part.rows] = number
             local[part.rows] = np.arange(len(part.rows))
-        return part_of[rows], local[rows]
+        return part_of, local
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +80,17 @@ class Pick:
     def of(cls, stored: Stored, rows: Array, columns: Mapping[str, str]) -> Pick:
         """Find the parts that hold ``rows`` (numbers in the stored call's batch)."""
         part_of, local = stored.locate(rows)
-        used = [int(p) for p in np.unique(part_of)] or [0]  # without rows: an empty piece, which has the dtype
-        positions = [np.flatnonzero(part_of == p) for p in used]
-        taken = np.concatenate(positions) if positions else np.zeros(0, dtype=np.int64)
-        order = None if np.array_equal(taken, np.arange(len(taken))) else np.argsort(taken, kind="stable")
+        taken = np.argsort(part_of, kind="stable")
+        sorted_parts = part_of[taken]
+        edges = [0, *(np.flatnonzero(sorted_parts[1:] != sorted_parts[:-1]) + 1).tolist(), len(taken)]
+        used = sorted_parts[edges[:-1]].tolist() if len(rows) else [0]  # without rows: an empty piece, which has the dtype
+        order = None if len(used) == 1 else np.argsort(taken, kind="stable")
+        if order is not None and np.array_equal(taken, np.arange(len(taken))):
+            order = None
+        local = local[taken]
         return cls(
             tuple(stored.parts[p].handle for p in used),
-            tuple(local[at] for at in positions),
+            tuple(local[a:b] for a, b in pairwise(edges)),
             order,
             dict(columns),
             stored.name,
@@ -175,7 +187,7 @@ class Outcome:
 
     stored: Stored | None
     results: tuple[Any, ...] = ()
-    spans: tuple[Span, ...] = ()
+    spans: Sequence[Span] = ()
     error: HfsdkError | None = None
     """What the call ended with on its ranks; the spans then say how far they came."""
 

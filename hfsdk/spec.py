@@ -7,9 +7,11 @@ that again backward, plus the attention term.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +125,7 @@ class ModelSpec:
             ModelNotFoundError: no preset has this name.
         """
         if name not in PRESETS:
-            raise ModelNotFoundError(f"no model preset {name!r}; there are {sorted(PRESETS)}")
+            raise ModelNotFoundError(f"no model preset {name!r}; {nearest(name, PRESETS)}. Or give its numbers: hf.ModelSpec(...)")
         return PRESETS[name]
 
     @property
@@ -192,35 +194,99 @@ def _require(condition: bool, name: str, has: str, runs: str) -> None:
         raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
 
 
-def _llama(name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int = 32000) -> ModelSpec:
-    return ModelSpec(
-        name=name, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads, num_kv_heads=kv_heads,
-        head_dim=hidden // heads, vocab_size=vocab, max_positions=4096,
-    )  # fmt: skip
+Sizes = tuple[int, int, int, int, int]
+"""Layers, hidden size, MLP hidden size, query heads, key/value heads."""
+
+LLAMA_SIZES: dict[str, Sizes] = {
+    "llama-7b": (32, 4096, 11008, 32, 32), "llama-13b": (40, 5120, 13824, 40, 40), "llama-33b": (60, 6656, 17920, 52, 52),
+    "llama-34b": (48, 8192, 22016, 64, 8), "llama-65b": (80, 8192, 22016, 64, 64), "llama-70b": (80, 8192, 28672, 64, 8),
+}  # fmt: skip
+"""Llama 2 (arXiv 2307.09288), its size 34b as Code Llama (2308.12950) has it, and 33b and 65b of the first Llama (2302.13971)."""
+
+LLAMA3_SIZES: dict[str, Sizes] = {
+    "llama3-1b": (16, 2048, 8192, 32, 8), "llama3-3b": (28, 3072, 8192, 24, 8), "llama3-8b": (32, 4096, 14336, 32, 8),
+    "llama3-70b": (80, 8192, 28672, 64, 8), "llama3-405b": (126, 16384, 53248, 128, 8),
+}  # fmt: skip
+"""Llama 3, 3.1 and, below 8b, 3.2 (arXiv 2407.21783 and the published configs); the rope of 3.1 changes no size."""
+
+QWEN_SIZES: dict[str, Sizes] = {
+    "qwen2.5-0.5b": (24, 896, 4864, 14, 2), "qwen2.5-1.5b": (28, 1536, 8960, 12, 2), "qwen2.5-3b": (36, 2048, 11008, 16, 2),
+    "qwen2.5-7b": (28, 3584, 18944, 28, 4), "qwen2.5-14b": (48, 5120, 13824, 40, 8), "qwen2.5-32b": (64, 5120, 27648, 40, 8),
+    "qwen2.5-72b": (80, 8192, 29568, 64, 8),
+    "qwen3-0.6b": (28, 1024, 3072, 16, 8), "qwen3-1.7b": (28, 2048, 6144, 16, 8), "qwen3-4b": (36, 2560, 9728, 32, 8),
+    "qwen3-8b": (36, 4096, 12288, 32, 8), "qwen3-14b": (40, 5120, 17408, 40, 8), "qwen3-32b": (64, 5120, 25600, 64, 8),
+}  # fmt: skip
+"""Qwen2.5 (arXiv 2412.15115) and the dense models of Qwen3 (2505.09388), and the published configs."""
+
+SMOLLM2_SIZES: dict[str, Sizes] = {
+    "smollm2-135m": (30, 576, 1536, 9, 3), "smollm2-360m": (32, 960, 2560, 15, 5), "smollm2-1.7b": (24, 2048, 8192, 32, 32),
+}  # fmt: skip
+"""SmolLM2 (arXiv 2502.02737) and the published configs."""
+
+TIED = ("llama3-1b", "llama3-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b")
+"""Of these, the sizes whose output layer is the embedding; SmolLM2's all are."""
 
 
-def _qwen(
-    name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int = 151936, *, tied: bool = False
-) -> ModelSpec:
-    family = name[:5]
+def _preset(name: str, sizes: Sizes, **more: Any) -> ModelSpec:
+    layers, hidden, mlp, heads, kv_heads = sizes
+    more = {"head_dim": hidden // heads, "tied_embeddings": name in TIED, **more}
     return ModelSpec(
-        name=name, family=family, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads,
-        num_kv_heads=kv_heads, head_dim=128 if family == "qwen3" else hidden // heads, vocab_size=vocab,
-        max_positions=32768 if family == "qwen2" else 40960, tied_embeddings=tied, norm_eps=1e-6, rope_theta=1e6,
-    )  # fmt: skip
+        name=name, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads, num_kv_heads=kv_heads, **more
+    )
+
+
+def _qwen(name: str, sizes: Sizes) -> ModelSpec:
+    common = {"norm_eps": 1e-6, "rope_theta": 1e6}
+    if name.startswith("qwen3"):
+        return _preset(name, sizes, family="qwen3", head_dim=128, vocab_size=151936, max_positions=40960, **common)
+    vocab = 151936 if name in TIED else 152064
+    return _preset(name, sizes, family="qwen2", vocab_size=vocab, max_positions=32768, **common)
 
 
 PRESETS: dict[str, ModelSpec] = {
-    "llama-7b": _llama("llama-7b", 32, 4096, 11008, 32, 32),
-    "llama-13b": _llama("llama-13b", 40, 5120, 13824, 40, 40),
-    "llama-34b": _llama("llama-34b", 48, 8192, 22016, 64, 8),
-    "llama-70b": _llama("llama-70b", 80, 8192, 28672, 64, 8),
-    "qwen2.5-0.5b": _qwen("qwen2.5-0.5b", 24, 896, 4864, 14, 2, tied=True),
-    "qwen2.5-7b": _qwen("qwen2.5-7b", 28, 3584, 18944, 28, 4, 152064),
-    "qwen3-0.6b": _qwen("qwen3-0.6b", 28, 1024, 3072, 16, 8, tied=True),
-    "qwen3-8b": _qwen("qwen3-8b", 36, 4096, 12288, 32, 8),
+    **{name: _preset(name, sizes, vocab_size=32000, max_positions=4096) for name, sizes in LLAMA_SIZES.items()},
+    **{
+        name: _preset(name, sizes, vocab_size=128256, max_positions=8192, rope_theta=5e5) for name, sizes in LLAMA3_SIZES.items()
+    },
+    **{name: _qwen(name, sizes) for name, sizes in QWEN_SIZES.items()},
+    **{
+        name: _preset(name, sizes, vocab_size=49152, max_positions=8192, rope_theta=1e5, tied_embeddings=True)
+        for name, sizes in SMOLLM2_SIZES.items()
+    },
 }
-"""Architectures by name, as published for Llama 2 (arXiv 2307.09288), Code Llama 34B, Qwen2.5 (2412.15115) and Qwen3."""
+"""Published architectures by name, for planning and simulation."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return words for the known names nearest to an unknown one, e.g. ``"did you mean 'llama-70b'?"``, or all of them."""
+    names = list(known)
+    folded = {one.lower(): one for one in names}
+    asked = name.strip().lower()
+    close = difflib.get_close_matches(asked, list(folded), n=3, cutoff=0.5)
+    found = [folded[one] for one in dict.fromkeys([one for one in folded if asked and one.startswith(asked)] + close)][:3]
+    every = f"here are {', '.join(names)}"
+    return f"did you mean {' or '.join(map(repr, found))}? T{every}" if found else f"t{every}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """A connection between two devices, or of a node to the network."""
+
+    name: str
+    bandwidth: float
+    """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
+    latency_s: float
+
+
+NVLINK_3 = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
+NVLINK_4 = LinkSpec(name="NVLink 4", bandwidth=450e9, latency_s=5e-6)
+PCIE_4 = LinkSpec(name="PCIe 4 x16", bandwidth=32e9, latency_s=1e-5)
+SHARED_MEMORY = LinkSpec(name="shared memory", bandwidth=4e9, latency_s=1e-4)
+NETWORK_200G = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
+NETWORK_8X400G = LinkSpec(name="8 x 400 Gbit/s", bandwidth=400e9, latency_s=2e-5)
+NETWORK_10G = LinkSpec(name="10 Gbit/s", bandwidth=1.25e9, latency_s=1e-4)
+"""Links by data sheet, one direction. 200 Gbit/s a machine is HybridFlow's testbed (arXiv 2409.19256, section 8.1), 8 x 400 Gbit/s
+a DGX H100; shared memory is gloo between processes of one machine, a round figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,29 +295,51 @@ class DeviceSpec:
 
     name: str
     peak_flops: float
-    """Dense FLOP/s in the training dtype."""
+    """Dense FLOP/s in bf16 (on CPU: in fp32)."""
     memory_bytes: int
     memory_bandwidth: float
     """Bytes per second of the device's own memory."""
+    fp32_flops: float = 0.0
+    """Dense FLOP/s in fp32 without tensor cores, which is PyTorch's default; 0 takes ``peak_flops``."""
+    host_bandwidth: float = 25e9
+    """Bytes per second between host memory and the device, one direction."""
+    launches: float = 1.0
+    """Whether kernels are launched from a host (0: the device is the host)."""
+    link: LinkSpec = NVLINK_3
+    """Between devices of this kind in one node."""
+    network: LinkSpec = NETWORK_200G
+    """Of a node with such devices."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class LinkSpec:
-    """A connection between two devices."""
-
-    name: str
-    bandwidth: float
-    """Bytes per second, one direction."""
-    latency_s: float
+    def flops(self, dtype: str) -> float:
+        """Return the peak FLOP/s in ``"bf16"`` or ``"fp32"``."""
+        return self.fp32_flops or self.peak_flops if dtype == "fp32" else self.peak_flops
 
 
 DEVICES: dict[str, DeviceSpec] = {
-    "A100-80GB": DeviceSpec(name="A100-80GB", peak_flops=312e12, memory_bytes=80 * 10**9, memory_bandwidth=2.04e12),
-    "H100": DeviceSpec(name="H100", peak_flops=989e12, memory_bytes=80 * 10**9, memory_bandwidth=3.35e12),
-    "H200": DeviceSpec(name="H200", peak_flops=989e12, memory_bytes=141 * 10**9, memory_bandwidth=4.8e12),
-    "cpu": DeviceSpec(name="cpu", peak_flops=5e10, memory_bytes=8 * 10**9, memory_bandwidth=2e10),
-}
-"""Device presets by name (vendors' data sheets, dense bf16; ``cpu`` is a round figure for one core)."""
+    "A100-80GB": DeviceSpec(
+        name="A100-80GB", peak_flops=312e12, fp32_flops=19.5e12, memory_bytes=80 * 10**9, memory_bandwidth=2.04e12
+    ),
+    "A100-80GB-PCIe": DeviceSpec(
+        name="A100-80GB-PCIe", peak_flops=312e12, fp32_flops=19.5e12, memory_bytes=80 * 10**9, memory_bandwidth=1.94e12,
+        link=PCIE_4,
+    ),
+    "H100": DeviceSpec(
+        name="H100", peak_flops=989e12, fp32_flops=67e12, memory_bytes=80 * 10**9, memory_bandwidth=3.35e12,
+        host_bandwidth=55e9, link=NVLINK_4, network=NETWORK_8X400G,
+    ),
+    "H200": DeviceSpec(
+        name="H200", peak_flops=989e12, fp32_flops=67e12, memory_bytes=141 * 10**9, memory_bandwidth=4.8e12,
+        host_bandwidth=55e9, link=NVLINK_4, network=NETWORK_8X400G,
+    ),
+    "cpu": DeviceSpec(
+        name="cpu", peak_flops=5e10, memory_bytes=8 * 10**9, memory_bandwidth=2e10, host_bandwidth=1e10, launches=0.0,
+        link=SHARED_MEMORY, network=NETWORK_10G,
+    ),
+}  # fmt: skip
+"""Device presets by name (vendors' data sheets, dense; ``cpu`` is a round figure for one core of a server).
+
+The PCIe card of the A100 has the SXM module's peak on paper and less power to reach it; its links are what differs most.
+"""
 
 _GROUP = re.compile(r"^\s*(\d+)\s*x\s*(\d+)\s+(\S+)\s*$")
 
@@ -262,11 +350,19 @@ class ClusterSpec:
 
     node_devices: tuple[tuple[DeviceSpec, ...], ...]
     """For every node its devices."""
-    intra_node: LinkSpec = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
-    inter_node: LinkSpec = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
+    intra_node: LinkSpec = NVLINK_3
+    """Between devices of a node."""
+    inter_node: LinkSpec = NETWORK_200G
+    """Of a node to the others, shared by its devices."""
     price_per_device_hour: float = 0.0
+    node_cores: tuple[int, ...] = ()
+    """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
 
     def __post_init__(self) -> None:
+        if self.node_cores and (len(self.node_cores) != len(self.node_devices) or min(self.node_cores) < 1):
+            raise OptionError(
+                f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {self.node_cores}"
+            )
         price = self.price_per_device_hour
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
             raise OptionError(f"price_per_device_hour must be a number of at least 0; got {price!r}")
@@ -275,19 +371,27 @@ class ClusterSpec:
     def parse(cls, text: str, price_per_device_hour: float = 0.0) -> ClusterSpec:
         """Parse ``"nodes x devices name"``, joined by ``+`` for mixed clusters.
 
+        The links are those of the device preset; in a mixed cluster, of the kind whose links are slowest.
+
         Raises:
             OptionError: the text does not parse or names an unknown device.
         """
         nodes: list[tuple[DeviceSpec, ...]] = []
         for part in text.split("+"):
             match = _GROUP.match(part)
-            if not match or match[3] not in DEVICES:
+            if match and match[3] not in DEVICES:
+                known = nearest(match[3], DEVICES)
+                raise OptionError(f"cluster {text!r} names the device {match[3]!r}, which is not known; {known}")
+            if not match or not int(match[1]) or not int(match[2]):
                 raise OptionError(
                     f"cluster {text!r} does not parse at {part.strip()!r}; write nodes x devices and a device name, "
                     f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {sorted(DEVICES)}"
                 )
             nodes += [(DEVICES[match[3]],) * int(match[2])] * int(match[1])
-        return cls(node_devices=tuple(nodes), price_per_device_hour=price_per_device_hour)
+        kinds = {node[0].name: node[0] for node in nodes}.values()
+        near = min((kind.link for kind in kinds), key=lambda link: link.bandwidth)
+        far = min((kind.network for kind in kinds), key=lambda link: link.bandwidth)
+        return cls(node_devices=tuple(nodes), intra_node=near, inter_node=far, price_per_device_hour=price_per_device_hour)
 
     @property
     def devices(self) -> tuple[DeviceSpec, ...]:
@@ -306,6 +410,23 @@ class ClusterSpec:
                 return node
             device -= len(devices)
         raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {device + self.num_devices}")
+
+    def cores_of(self, node: int) -> int:
+        """Return the cores that the workers of a node share; as many as workers where each has its own."""
+        return self.node_cores[node] if self.node_cores else len(self.node_devices[node])
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some node has fewer cores than workers."""
+        return any(cores < len(node) for cores, node in zip(self.node_cores, self.node_devices, strict=False))
+
+    def with_cores(self, cores: int) -> ClusterSpec:
+        """Return the same cluster whose workers share ``cores`` processor cores on each node (CPU devices).
+
+        Raises:
+            OptionError: it is not at least 1.
+        """
+        return replace(self, node_cores=(cores,) * len(self.node_devices))
 
     def with_memory(self, memory_bytes: int) -> ClusterSpec:
         """Return the same cluster with every device's memory set to ``memory_bytes``."""

@@ -297,11 +297,11 @@ class Trace:
 
 def _measured(span: Span) -> Span:
     """Leave out what is no number."""
+    unended = span.duration_s is not None and not math.isfinite(span.duration_s)
+    if not unended and all(not isinstance(v, float) or math.isfinite(v) for v in span.attrs.values()):
+        return span
     attrs = {k: v for k, v in span.attrs.items() if not isinstance(v, float) or math.isfinite(v)}
-    unended = span.duration_s is not None and span.end_ns is None
-    if unended or len(attrs) < len(span.attrs):
-        return replace(span, duration_s=None if unended else span.duration_s, attrs=attrs)
-    return span
+    return replace(span, duration_s=None if unended else span.duration_s, attrs=attrs)
 
 
 def _end_ns(span: Span) -> int:

@@ -96,6 +96,27 @@ def session_plates(plates: list[Plate]) -> None:
     plates.append(grouping())
 
 
+def planned_plates(plates: list[Plate]) -> None:
+    """Pictures of a plan for four 70B models on 128 GPUs; nothing runs."""
+    session = hf.Session.simulated("16x8 A100-80GB", price_per_device_hour=2.0)
+    actor = session.actor("llama-70b", dtype="bf16", optimizer=hf.AdamW(distributed=True))
+    session.critic("llama-70b", dtype="bf16", optimizer=hf.AdamW(distributed=True))
+    session.reference(actor)
+    session.reward("llama-70b", dtype="bf16")
+    workload = hf.Workload(prompts=1024, prompt_tokens=1024, response_tokens=1024, steps=500)
+    plan = session.plan(hf.PPO(), workload)
+    sys.stdout.write("\n".join(map(str, plan.sensitivity)) + "\n")  # found when it is asked for, and drawn from then on
+    what_if = session.what_if(hf.PPO(), workload)
+    what_if.draw("response_tokens")
+    plates += [
+        Plate("plan", "Plan", "session.plan(hf.PPO(), hf.Workload(...))", hf.viz.picture(plan),
+              "Four 70B models on 128 GPUs: who shares devices, the step as predicted, and the runners-up with why they lost; "
+              "here the second one is looked at.", lambda page: page.locator(".hf-plan-row").nth(1).click()),
+        Plate("what_if", "What if", "session.what_if(hf.PPO(), hf.Workload(...))", hf.viz.picture(what_if),
+              "The same with sliders: in a notebook the plan is found anew while one is dragged. A saved one keeps the last plan."),
+    ]  # fmt: skip
+
+
 def longest(batch: hf.Batch) -> int:
     """Return the row with the longest response."""
     return int(batch["response"].lengths.argmax())
@@ -169,10 +190,11 @@ def main() -> None:
     """Run, draw, photograph, write the page."""
     plates: list[Plate] = []
     session_plates(plates)
+    planned_plates(plates)
     photograph(plates)
     parts = [
-        "# Gallery\n\nEvery picture from real runs: PPO of `tiny` on two worker processes of a CPU. `make gallery` draws them\n"
-        "again. "
+        "# Gallery\n\nEvery picture from real runs: PPO of `tiny` on two worker processes of a CPU; plans are of a simulated\n"
+        "cluster. `make gallery` draws them again. "
         "In a notebook they are live while calls run and can be hovered, zoomed and walked through with the keyboard.\n"
     ]
     for plate in plates:

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.dataflow import Call, CallFlow, Transfer
+from hfsdk.dataflow import Call, CallFlow
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders, task_order
-from hfsdk.engine.flows import column_bytes, transfers_of, weights_taken
+from hfsdk.engine.flows import Reads, column_bytes, weights_taken
 from hfsdk.engine.keeping import CHANGES, Keeping
 from hfsdk.engine.lane import Lane
 from hfsdk.engine.records import (
@@ -39,6 +39,7 @@ from hfsdk.engine.records import (
     stored_table,
     tokens_of,
 )
+from hfsdk.engine.rerun import Rerun
 from hfsdk.errors import (
     CallCancelledError,
     CallError,
@@ -434,7 +435,8 @@ class Controller:
             record.pool, record.mesh = pool, mesh_of(role.spec)
         else:
             work = Work(record.call, None, (task_order(request, stored),), request.timeout_s)
-        self._note_reads(record, transfers_of(request, work.orders, stored, task=work.pool is None))
+        self._note_reads(record, Reads(request, work.orders, stored, task=work.pool is None))
+        record.rerun = Rerun.of(record.call, request, stored)
         if not record.begin():
             raise CallCancelledError("cancelled before it started")
         self._emit_call("call_started", record)
@@ -443,10 +445,11 @@ class Controller:
         except WorkerDiedError as error:
             self._pool_died(record, error)
             return
+        record.rerun = record.rerun.ended(outcome.stored)
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
         record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
-        if work.weights is not None and record.sync is not None:
-            record.reads += (weights_taken(record.sync.call.call.id, work.weights.bundles),)
+        if work.weights is not None and record.sync is not None and record.reads is not None:
+            record.reads.add(weights_taken(record.sync.call.call.id, work.weights.bundles))
         if outcome.error is not None:
             if role is not None and request.method == "update":
                 self._recount_updates(role, record, work)
@@ -462,13 +465,14 @@ class Controller:
             self._count_updates(role, record)
         self._finish(record, None)
 
-    def _note_reads(self, record: CallRecord, reads: tuple[Transfer, ...]) -> None:
+    def _note_reads(self, record: CallRecord, reads: Reads) -> None:
         """Remember what a call reads, for the picture; of the last calls only."""
         record.reads = reads
         with self._flows_lock:  # not the controller's: a place that drains this lane holds that one
             self._flows.append(record)
             if len(self._flows) > MOST_FLOWS:
-                self._flows.popleft().reads = ()
+                old = self._flows.popleft()
+                old.reads = old.rerun = None
 
     @staticmethod
     def _weights_for(shadow: RoleRecord, sync: Sync) -> Weights | None:
@@ -658,6 +662,9 @@ class Controller:
             return [record.change for record in records if record.made is not None]
         if message.what == "dataflow":
             return self._dataflow([r for r in records if message.step in (None, r.call.step)])
+        if message.what == "reruns":
+            done = [r for r in records if message.step in (None, r.call.step) and r.state == "done"]
+            return [record.rerun for record in done if record.rerun is not None]
         if message.what == "running":
             return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
         if message.what == "placement":
@@ -670,7 +677,8 @@ class Controller:
 
     def _dataflow(self, records: list[CallRecord]) -> tuple[CallFlow, ...]:
         there = {r.call.id for r in records}
-        sources = {t.source for r in records for t in r.reads} | {i for r in records for i in r.call.inputs}
+        sources = {t.source for r in records if r.reads is not None for t in r.reads.transfers}
+        sources |= {i for r in records for i in r.call.inputs}
         others = (self._calls[number] for number in sorted(sources - there) if number in self._calls)
         return tuple(record.flow for record in (*others, *records))
 

@@ -6,7 +6,7 @@ tokens and cut into micro-batches here, once, so that all tp and pp ranks of a d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,21 @@ def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -
         rows = list(protocol.scatter(request.num_rows, mesh, _tokens(inputs, stored)))
         options = [dict(request.options)] * mesh.layout.size
     keepers = set(protocol.collectors(mesh))
+    shared = one_array_each(rows)
+    picks = {id(mine): picks_for(inputs, mine, stored) for mine in {id(mine): mine for mine in shared}.values()}
     return tuple(
-        Order(rows[rank], picks_for(inputs, rows[rank], stored), options[rank], rank in keepers) for rank in mesh.ranks
+        Order(shared[rank], picks[id(shared[rank])], options[rank], rank in keepers) for rank in mesh.ranks
     )
+
+
+def one_array_each(rows: Sequence[Array]) -> list[Array]:
+    """Return equal rows as one and the same array: whatever depends on a rank's rows alone is then found once by its ``id``."""
+    by_id: dict[int, Array] = {}
+    by_content: dict[bytes, Array] = {}
+    for mine in rows:
+        if id(mine) not in by_id:
+            by_id[id(mine)] = by_content.setdefault(mine.tobytes(), mine)
+    return [by_id[id(mine)] for mine in rows]
 
 
 def task_order(request: Submit, stored: Mapping[int, Stored]) -> Order:
@@ -124,12 +136,9 @@ def _plan_pass(
 ) -> tuple[list[Array], list[dict[str, Any]]]:
     total = input_lengths(request.inputs, "prompt", stored) + input_lengths(request.inputs, "response", stored)
     plan = plan_pass(total, mesh.layout.num_replicas, role.micro_batch_tokens)
-    rows, options = [], []
-    for rank in mesh.ranks:
-        micro_batches = plan.micro_batches[mesh.coordinates(rank).dp]
-        rows.append(np.array(sorted(row for micro in micro_batches for row in micro), dtype=np.int64))
-        options.append({**request.options, "micro_batches": micro_batches})
-    return rows, options
+    shares = [np.sort(np.array(plan.rows_of(dp), dtype=np.int64)) for dp in range(mesh.layout.num_replicas)]
+    options = [{**request.options, "micro_batches": micro_batches} for micro_batches in plan.micro_batches]
+    return [shares[dp] for dp in mesh.replicas], [options[dp] for dp in mesh.replicas]
 
 
 def _plan_update(
@@ -148,9 +157,7 @@ def _plan_update(
         together=options.pop("together", 1),
         shuffle=request.method == "update",
     )
-    rows = []
-    for rank in mesh.ranks:
-        dp = mesh.coordinates(rank).dp
-        mine = {row for mini in plan for micro in mini.passes.micro_batches[dp] for row in micro}
-        rows.append(np.array(sorted(mine), dtype=np.int64))
-    return rows, [{**options, "plan": plan}] * mesh.layout.size
+    shares = []
+    for dp in range(mesh.layout.num_replicas):
+        shares.append(np.unique(np.array([row for mini in plan for row in mini.passes.rows_of(dp)], dtype=np.int64)))
+    return [shares[dp] for dp in mesh.replicas], [{**options, "plan": plan}] * mesh.layout.size

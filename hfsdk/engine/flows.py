@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from hfsdk.dataflow import MOST_RANKS, Holder, Piece, Share, Transfer
+from hfsdk.engine.dispatch import one_array_each
 from hfsdk.engine.messages import Submit
 from hfsdk.pending import ColumnInfo
-from hfsdk.runtime import Bundle, Order, Pick, Stored
+from hfsdk.runtime import Bundle, Order, Stored
 from hfsdk.table import Array
 
 MOST_RUNS = 8
@@ -23,23 +26,67 @@ def transfers_of(
 
     Ranks with the same rows have the same picks, and are counted once.
     """
-    groups: dict[bytes, list[int | None]] = {}
-    first: dict[bytes, Order] = {}
-    for rank, order in enumerate(orders):
-        key = order.rows.tobytes()
-        groups.setdefault(key, []).append(None if task else rank)
-        first.setdefault(key, order)
-    found: dict[int, _Reading] = {}
-    for key, ranks in groups.items():
-        shares: dict[int, dict[int, Piece]] = {}
-        for pick in first[key].picks:
-            source = request.inputs[next(iter(pick.columns))].call_id
-            if source not in found:
-                found[source] = _Reading(source, stored[source], tell_rows=len(groups) <= MOST_RANKS)
-            found[source].add(pick, shares.setdefault(source, {}))
-        for source, pieces in shares.items():
-            found[source].shares.append(Share(tuple(ranks), tuple(pieces.values())))
-    return tuple(reading.transfer() for reading in found.values())
+    return Reads(request, orders, stored, task=task).transfers
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Ranks with the same rows, and what they pick: (columns, numbers of the parts, rows in each)."""
+
+    ranks: tuple[int | None, ...]
+    picks: tuple[tuple[Mapping[str, str], tuple[int, ...], tuple[Array, ...]], ...]
+
+
+class Reads:
+    """What a planned call reads, counted when somebody looks: most calls' is never looked at.
+
+    It holds row numbers and lengths, no handle: the objects that are read may be freed meanwhile.
+    """
+
+    def __init__(self, request: Submit, orders: Sequence[Order], stored: Mapping[int, Stored], *, task: bool = False) -> None:
+        self._sources = {name: ref.call_id for name, ref in request.inputs.items()}
+        numbers = {id(part.handle): n for one in stored.values() for n, part in enumerate(one.parts)}
+        ranks: dict[int, list[int | None]] = {}
+        first: dict[int, Order] = {}
+        for rank, (rows, order) in enumerate(zip(one_array_each([order.rows for order in orders]), orders, strict=True)):
+            ranks.setdefault(id(rows), []).append(None if task else rank)
+            first.setdefault(id(rows), order)
+        self._groups = [
+            _Group(tuple(ranks[key]), tuple(
+                (pick.columns, tuple(numbers[id(handle)] for handle in pick.handles), pick.local_rows) for pick in order.picks
+            ))
+            for key, order in first.items()
+        ]  # fmt: skip
+        read = {self._sources[next(iter(columns))] for group in self._groups for columns, _, _ in group.picks}
+        self._stored = {call_id: _without_handles(one) for call_id, one in stored.items() if call_id in read}
+        self._more: tuple[Transfer, ...] = ()
+
+    def add(self, transfer: Transfer) -> None:
+        """Note something that was counted otherwise."""
+        self._more += (transfer,)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """One for every call that is read from."""
+        return self._counted + self._more
+
+    @cached_property
+    def _counted(self) -> tuple[Transfer, ...]:
+        found: dict[int, _Reading] = {}
+        for group in self._groups:
+            shares: dict[int, dict[int, Piece]] = {}
+            for columns, numbers, local_rows in group.picks:
+                source = self._sources[next(iter(columns))]
+                if source not in found:
+                    found[source] = _Reading(source, self._stored[source], tell_rows=len(self._groups) <= MOST_RANKS)
+                found[source].add(columns, numbers, local_rows, shares.setdefault(source, {}))
+            for source, pieces in shares.items():
+                found[source].shares.append(Share(group.ranks, tuple(pieces.values())))
+        return tuple(reading.transfer() for reading in found.values())
+
+
+def _without_handles(stored: Stored) -> Stored:
+    return replace(stored, parts=tuple(replace(part, handle=None) for part in stored.parts))
 
 
 def column_bytes(stored: Stored) -> dict[str, int]:
@@ -69,19 +116,19 @@ class _Reading:
     def __init__(self, source: int, stored: Stored, *, tell_rows: bool) -> None:
         self.source, self.stored, self._tell_rows = source, stored, tell_rows
         self.shares: list[Share] = []
-        self._number = {id(part.handle): number for number, part in enumerate(stored.parts)}
         self._sets: dict[tuple[tuple[str, str], ...], tuple[Array, Array]] = {}
         """Columns that are read together -> bytes of every row, and which rows are read."""
 
-    def add(self, pick: Pick, pieces: dict[int, Piece]) -> None:
+    def add(
+        self, columns: Mapping[str, str], numbers: Sequence[int], local_rows: Sequence[Array], pieces: dict[int, Piece]
+    ) -> None:
         """Count one pick of a group of ranks."""
-        key = tuple(pick.columns.items())
+        key = tuple(columns.items())
         if key not in self._sets:
             size = sum((self._row_bytes(stored) for _, stored in key), np.zeros(self.stored.num_rows))
             self._sets[key] = size, np.zeros(self.stored.num_rows, dtype=bool)
         size, wanted = self._sets[key]
-        for handle, local in zip(pick.handles, pick.local_rows, strict=True):
-            number = self._number[id(handle)]
+        for number, local in zip(numbers, local_rows, strict=True):
             rows = self.stored.parts[number].rows[local]
             if not len(rows):
                 continue
@@ -121,16 +168,12 @@ def _row_bytes(info: ColumnInfo | None, num_rows: int) -> Array:
 
 def _runs(rows: Array) -> str:
     """Return row numbers as text, e.g. ``"0-3, 7"``."""
-    runs: list[list[int]] = []
-    for row in sorted(rows.tolist()):
-        if runs and row == runs[-1][1] + 1:
-            runs[-1][1] = row
-        elif len(runs) == MOST_RUNS:
-            return _told(runs) + "…"
-        else:
-            runs.append([row, row])
-    return _told(runs)
+    ordered = np.sort(rows)
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 2) != 1)
+    ends = np.append(starts[1:], len(ordered)) - 1
+    runs = list(zip(ordered[starts[:MOST_RUNS]].tolist(), ordered[ends[:MOST_RUNS]].tolist(), strict=True))
+    return _told(runs) + "…" * (len(starts) > MOST_RUNS)
 
 
-def _told(runs: list[list[int]]) -> str:
+def _told(runs: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)

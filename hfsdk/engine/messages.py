@@ -116,6 +116,7 @@ class Look:
     ``"step"`` gives the number of the current step.
     ``"controller_bytes"`` gives the column bytes that passed through the controller.
     ``"dataflow"`` gives a :class:`~hfsdk.dataflow.CallFlow` for every call of a step and for those whose columns they read.
+    ``"reruns"`` gives a :class:`~hfsdk.engine.rerun.Rerun` for every call of a step that is done, while they are kept.
     ``"changes"`` gives a :class:`~hfsdk.engine.lineage.Change` for every optimizer step or update, in the order of submission.
     ``"roles"`` gives name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet).
     """

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +41,7 @@ class PassPlan:
 
     def rows_of(self, dp_rank: int) -> tuple[int, ...]:
         """Return the row numbers a dp rank works on, in order of its micro-batches."""
-        return tuple(row for rows in self.micro_batches[dp_rank] for row in rows)
+        return tuple(chain.from_iterable(self.micro_batches[dp_rank]))
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,23 @@ def plan_pass(total_lengths: Lengths, dp: int, max_tokens: int, rows: Sequence[i
         raise OptionError(f"dp and max_tokens must be at least 1; got dp={dp}, max_tokens={max_tokens}")
     lengths = np.asarray(total_lengths, dtype=np.int64)
     chosen = np.arange(len(lengths)) if rows is None else np.asarray(rows, dtype=np.int64)
-    shares = [chosen[share].tolist() for share in balanced_split(lengths[chosen], dp)]
-    for share in shares:
-        share.sort(key=lambda row: (-lengths[row], row))
-    cut = [_cut(share, lengths, max_tokens) for share in shares]
+    return _plan_pass(lengths.tobytes(), chosen.tobytes(), dp, max_tokens)
+
+
+@lru_cache(maxsize=16)
+def _plan_pass(lengths_bytes: bytes, chosen_bytes: bytes, dp: int, max_tokens: int) -> PassPlan:
+    """See :func:`plan_pass`; the models of a step pass over the same rows one after the other."""
+    lengths, chosen = (np.frombuffer(data, dtype=np.int64) for data in (lengths_bytes, chosen_bytes))
+    shares = [chosen[share] for share in balanced_split(lengths[chosen], dp)]
+    cut = [_cut(share[np.lexsort((share, -lengths[share]))], lengths, max_tokens) for share in shares]
     count = max(len(micro_batches) for micro_batches in cut)
     return PassPlan(tuple(tuple(m + [()] * (count - len(m))) for m in cut))
 
 
-def _cut(share: list[int], lengths: npt.NDArray[np.int64], max_tokens: int) -> list[tuple[int, ...]]:
+def _cut(share: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], max_tokens: int) -> list[tuple[int, ...]]:
     """Cut rows, sorted from long to short, into as few micro-batches as fit, about equally large."""
-    alone = [row for row in share if lengths[row] >= max_tokens]
-    rest = np.asarray(share[len(alone) :], dtype=np.int64)
+    num_alone = int((lengths[share] >= max_tokens).sum())
+    alone, rest = share[:num_alone].tolist(), share[num_alone:]
     count = -(-int(lengths[rest].sum()) // max_tokens)
     while True:
         parts = balanced_split(lengths[rest], count) if count else ()
@@ -131,7 +138,7 @@ def plan_update(
     for epoch in range(epochs):
         order = np.random.default_rng([seed, epoch]).permutation(len(total)) if shuffle else np.arange(len(total))
         for index, part in enumerate(np.array_split(order, mini_batches)):
-            rows = tuple(int(row) for row in part)
+            rows = tuple(part.tolist())
             passes = plan_pass(total, dp, max_tokens, rows)
             plans.append(MiniBatchPlan(epoch, index, rows, passes, int(response[part].sum()), len(rows)))
     return tuple(plans)

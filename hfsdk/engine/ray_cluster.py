@@ -77,7 +77,9 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
         Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == mine)
         for number, (node, _) in enumerate(used)
     ]
-    return ClusterSpec(node_devices=devices), tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
+    cores = tuple(int(node["Resources"].get("CPU", count)) for node, count in used) if kind == "CPU" else ()
+    each = tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
+    return ClusterSpec(node_devices=devices, node_cores=cores), each
 
 
 def _packed(room: Sequence[int], count: int) -> list[int]:

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfsdk.dataflow import Call, CallFlow, CallRun, Transfer
+from hfsdk.dataflow import Call, CallFlow, CallRun
+from hfsdk.engine.flows import Reads
 from hfsdk.engine.lineage import Change, Version
 from hfsdk.engine.messages import Submit
+from hfsdk.engine.rerun import Rerun
 from hfsdk.errors import CallError, LayoutError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Mesh
@@ -68,14 +70,16 @@ class CallRecord:
     start_ns: int = 0
     start_s: float = 0.0
     duration_s: float | None = None
-    spans: tuple[Span, ...] = ()
+    spans: Sequence[Span] = ()
     num_tokens: int = 0
     """Tokens generated, or passed through the model."""
     after: tuple[CallRecord, ...] = ()
     """Earlier calls on pools that share devices with this one's, which must be over first."""
     sync: Sync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
-    reads: tuple[Transfer, ...] = ()
+    rerun: Rerun | None = None
+    """How to carry it out again on a simulated twin."""
+    reads: Reads | None = None
     """What its ranks read, as planned when it ran."""
     column_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of every column it wrote."""
@@ -134,7 +138,7 @@ class CallRecord:
             pool=self.pool.name if self.pool else "", devices=self.pool.devices if self.pool else (), mesh=self.mesh,
             column_bytes=self.column_bytes, fetched=fetched, resharded=sum(weights) if weights else None,
         )  # fmt: skip
-        return CallFlow(self.call, run, self.reads)
+        return CallFlow(self.call, run, self.reads.transfers if self.reads is not None else ())
 
     @property
     def span(self) -> Span:

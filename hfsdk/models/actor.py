@@ -216,18 +216,19 @@ class ActorModel(TrainedHandle):
     def last_reshard(self) -> ReshardReport:
         """What moved the last time that the generating engine took the trainer's weights, beside the plan; waits.
 
-        Where a shadow generates, on a pool of its own, its ranks come after the trainer's, as in the plan.
+        In a simulated session the report is predicted: bytes of the plan, seconds of the performance model. Where a shadow
+        generates, on a pool of its own, its ranks come after the trainer's, as in the plan.
 
         Raises:
             OptionError: they have not moved yet.
-            SimulatedValueError: the session is simulated; ``reshard_plan`` is what it goes by.
         """
         self._host.ready(self)
         plan, shadow = self.reshard_plan, self._role.generated_by
         sides = [self._of_ranks("last_reshard", TransportReport, role) for role in (self.name, shadow) if role]
         if not all(sides):
             raise OptionError(f"{self.name}'s weights have not moved yet; call {self.name}.generate(...) first")
-        return ReshardReport(plan, tuple(report for side in sides for report in side))
+        reports = tuple(report for side in sides for report in side)
+        return ReshardReport(plan, reports, predicted=self._host.simulated_time)
 
     def census(self) -> DataFrame:
         """Return the weights that are on each rank now: a row per rank, bytes counted from storages that are not empty; waits.

@@ -62,6 +62,11 @@ class Host(Protocol):
         """The model folder whose tokenizer turns text into tokens, or ``""``."""
         ...
 
+    @property
+    def simulated_time(self) -> bool:
+        """Whether seconds are those of a virtual clock."""
+        ...
+
     def ready(self, handle: ModelHandle) -> None:
         """Place and load the handle's role where that has not happened; refuse a handle that was replaced or released."""
         ...

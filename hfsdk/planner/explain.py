@@ -29,6 +29,15 @@ NAMED = ("colocate", "split", "standalone", "interleaving", "separation")
 """Presets that plans are named by."""
 
 
+def relative_errors(bands: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Turn a calibration's bands (multipliers by ``method.phase``) into relative errors by method: those of its widest phase."""
+    found: dict[str, float] = {}
+    for kind, (low, high) in bands.items():
+        method = kind.partition(".")[0]
+        found[method] = max(found.get(method, 0.0), min(1.0, max(high - 1, 1 - low)))
+    return found
+
+
 def job_seconds(found: Found) -> Array:
     """Return the seconds of every job of a plan, [job]."""
     return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in job_phases(found)])
@@ -63,12 +72,13 @@ def preset_of(found: Found, num_devices: int) -> str:
     """Return the name of the preset whose way of sharing devices a plan has, or nothing."""
     roles = [item.name for item in found.leaf.space.mode.items if not item.role.shadow_of]
     for name in NAMED:
-        if _preset_grouping(name, roles, num_devices) == found.grouping:
+        if preset_grouping(name, roles, num_devices) == found.grouping:
             return name
     return ""
 
 
-def _preset_grouping(name: str, roles: Sequence[str], num_devices: int) -> object:
+def preset_grouping(name: str, roles: Sequence[str], num_devices: int) -> object:
+    """Return who shares devices with whom in a preset, as ``Found.grouping`` gives it; ``None`` where it does not fit the roles."""
     try:
         placement = Placement.of(name, roles, num_devices)
     except PlacementError:
@@ -197,7 +207,7 @@ def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Ki
     has = {one.grouping for one in found}
     rows = []
     for preset in NAMED:
-        grouping = _preset_grouping(preset, names, num_devices)
+        grouping = preset_grouping(preset, names, num_devices)
         if grouping is None or grouping in has or preset == "separation":
             continue
         placement = Placement.of(preset, names, num_devices)

@@ -121,7 +121,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         rollout_weights = copies * size * rollout_parameters(spec, tp)
         if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
             rollout_weights = max(0, rollout_weights - size * parameters)
-        kv_cache = _kv_cache_bytes(role, spec, tp, on_cpu)
+        kv_cache = kv_cache_bytes(role, tp, on_cpu=on_cpu)
     return MemoryEstimate(
         weights=size * parameters,
         gradients=4 * parameters if role.trainable else 0,
@@ -221,12 +221,14 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     return round(activations), round(tokens * width * 4 * copies)
 
 
-def _kv_cache_bytes(role: RoleSpec, spec: ModelSpec, tp: int, on_cpu: bool) -> int:
+def kv_cache_bytes(role: RoleSpec, tp: int, *, on_cpu: bool) -> int:
+    """Return the bytes of key/value cache of one rank of the role's rollout, as declared or as the engine sizes it."""
+    assert role.model is not None
     options = role.rollout_options
     if options.kv_cache_bytes:
         return options.kv_cache_bytes
-    longest = options.max_model_len or min(spec.max_positions, 2048)
-    one = longest * spec.kv_bytes_per_token(role.dtype) // min(tp, spec.num_kv_heads)
+    longest = options.max_model_len or min(role.model.max_positions, 2048)
+    one = longest * role.model.kv_bytes_per_token(role.dtype) // min(tp, role.model.num_kv_heads)
     wanted = options.max_num_seqs * one
     return max(one, min(wanted, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
 

@@ -1,145 +1,89 @@
 """How long a call takes, from the model's size, the layout and the device: a roofline, call by call.
 
-Every prediction is the larger of arithmetic and memory traffic, plus communication, plus a fixed cost::
+A pass of a pipeline stage over tokens, forward or backward (``docs/perf-model.md`` derives every term)::
 
-    train          3 passes' FLOPs / (tp pp peak e)   x  (1 + (pp - 1) micro-batches)   + tp all-reduces  + dp reduction
-    forward        1 pass's FLOPs                     x  the same                        + tp all-reduces
-    decode         per token: max(weights / bandwidth, FLOPs) + layers x overhead, and the KV cache read once a token
-    reshard        bytes the fullest rank lacks / link, and one copy of what it needs through its own memory
+    stage     hypot(FLOPs / (tp peak e), weights read per micro-batch)  + traffic of everything that is not a matrix product
+              + tp all-reduces; at least the host's kernel launches
+    pass      micro-batches x slowest stage, and once all the others (the bubble), + hops between stages
+    train     forward + backward (twice the work, what is computed again, gradients), + dp reduction that nothing hides
+    decode    per step: hypot(weights read, FLOPs) + layers x overhead + tp all-reduces, and the KV cache read once a token
+    reshard   bytes the fullest rank lacks / its part of the link, and one copy of what it needs through its own memory
 
-A roofline model (as LLM-Viewer, arXiv 2402.16363). **The constants are plausible, not fitted to a machine**: times are made up
-until a calibration exists. What holds: the same input gives the same output, and more tokens or a larger model never take less
-time.
+A roofline model (as LLM-Viewer, arXiv 2402.16363) whose corner is rounded: ``hypot`` is within 8 % of the larger of its arguments
+a factor 2.4 from the corner, which is how measured layers bend (Vidur's profiles, arXiv 2405.05465: flat to 64 tokens on
+A100, FLOP-bound from 512). Nothing is looked up per configuration. What holds for any constants: the same input gives the same
+output, and more tokens, a larger model or less bandwidth never take less time.
 
 Symbols: P parameters, L layers, h hidden size, T tokens, tp/pp/dp the layout; a *row* is one sample.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hfsdk.layout import Layout
-from hfsdk.resharding import ReshardPlan
+from hfsdk.planner.decoding import decode_s
+from hfsdk.planner.setup import Links, Setup, parameters
+from hfsdk.resharding import LINKS, ReshardPlan
 from hfsdk.roles import RoleSpec
-from hfsdk.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
+from hfsdk.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.table import Array
+
+if TYPE_CHECKING:
+    from hfsdk.planner.calibration import Calibration, Measurable, Measured
+
+__all__ = ["Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
-    """The slowest link each axis of a layout crosses."""
-
-    tp: LinkSpec
-    pp: LinkSpec
-    dp: LinkSpec
-
-    @classmethod
-    def of(cls, cluster: ClusterSpec, devices: Sequence[int], layout: Layout) -> Links:
-        """Find which axes cross nodes when ``layout`` (filled) lies on ``devices`` in rank order (tp, then dp, then pp)."""
-        node_of = [node for node, members in enumerate(cluster.node_devices) for _ in members]
-        nodes = np.array([node_of[d] for d in devices]).reshape(layout.pp, layout.num_replicas, layout.tp)
-        crossing = [bool((nodes != nodes.take([0], axis)).any()) for axis in range(3)]
-        pp, dp, tp = (cluster.inter_node if crosses else cluster.intra_node for crosses in crossing)
-        return cls(tp=tp, pp=pp, dp=dp)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A model on its devices: everything a formula needs but the tokens."""
-
-    spec: ModelSpec
-    layout: Layout
-    """Filled: training or inference."""
-    device: DeviceSpec
-    """The slowest of the pool."""
-    links: Links
-    dtype: str = "bf16"
-    head: str = "lm"
-    micro_batch_tokens: int = 2048
-    recompute: str = ""
-    """What the backward pass computes again, as ``RoleSpec`` has it."""
-    rollout: Layout | None = None
-    """Layout of the generating engine; ``None`` takes ``layout``'s tp."""
-    max_num_seqs: int = 64
-    """Rows decoded at once on one replica."""
-
-    @classmethod
-    def of(cls, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int]) -> Setup:
-        """Describe a role with a model on a pool's devices."""
-        assert role.model is not None
-        layout = (role.train or Layout()).fill(len(devices))
-        every = cluster.devices
-        kinds = {id(every[d]): every[d] for d in devices}
-        return cls(
-            spec=role.model, layout=layout, device=min(kinds.values(), key=lambda d: (d.peak_flops, d.name)),
-            links=Links.of(cluster, devices, layout), dtype=role.dtype, head=role.head,
-            micro_batch_tokens=role.micro_batch_tokens, recompute=role.recompute, rollout=role.rollout,
-            max_num_seqs=role.rollout_options.max_num_seqs,
-        )  # fmt: skip
-
-    @property
-    def rollout_tp(self) -> int:
-        """Tensor-parallel size of the generating engine."""
-        return self.layout.tp if self.rollout is None else self.rollout.tp
-
-    @cached_property
-    def parameters(self) -> int:
-        """All weights."""
-        return _parameters(self.spec)
-
-    @cached_property
-    def matmul_parameters(self) -> int:
-        """Weights each token is multiplied with: the embedding is a lookup, and a scalar head has no vocabulary."""
-        table = self.spec.vocab_size * self.spec.hidden_size
-        tables = (0 if self.spec.tied_embeddings else 1) + (1 if self.head == "scalar" else 0)
-        return self.parameters - tables * table
-
-    @property
-    def forwards_again(self) -> float:
-        """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small beside them)."""
-        mlps = 3 * self.spec.num_layers * self.spec.hidden_size * self.spec.mlp_hidden_size
-        return {"": 0.0, "selective": mlps / self.matmul_parameters, "full": 1.0}[self.recompute]
-
-    def forward_flops(self, lengths: Array) -> float:
-        """Return the FLOPs of a pass over rows of these lengths: 2 per weight and token, and causal attention."""
-        spec = self.spec
-        tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
-        attention = 2 * spec.num_layers * spec.num_heads * spec.head_dim * squares / 2
-        return 2.0 * (tokens * self.matmul_parameters + attention)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PerfModel:
     """Predicts seconds. Frozen: another calibration is another ``PerfModel``.
 
-    Example: ``PerfModel(train_efficiency=0.3).seconds("update", setup, prompts, responses)``.
+    Example: ``PerfModel(train_efficiency=0.7).seconds("update", setup, prompts, responses)``.
     """
 
-    train_efficiency: float = 0.5
-    """Share of peak FLOP/s of training's matrix products (Megatron reaches 0.41-0.48 with communication)."""
-    forward_efficiency: float = 0.6
-    """The same without a backward pass, and in prefill (measured layers: 0.7-0.78 at 4096 tokens)."""
-    weight_efficiency: float = 0.8
-    """Share of memory bandwidth at which decode reads weights (large layers on A100 and H100: 0.75-0.86)."""
-    kv_efficiency: float = 0.6
-    """The same for the key/value cache."""
-    layer_s: float = 20e-6
-    """Fixed seconds a layer and decode step: launches and short kernels; with it tp8 of 7B reads at 0.5 of the bandwidth."""
+    train_efficiency: float = 0.55
+    """Share of peak FLOP/s of training's matrix products. Between what single layers reach (7B and 70B at 4096 tokens: 0.66-0.78 on
+    A100 and H100, kernel profiles of Vidur, arXiv 2405.05465) and what whole updates of RL systems do (0.27-0.40, verl's logs)."""
+    forward_efficiency: float = 0.75
+    """The same without a backward pass, and in prefill: what single layers reach (Vidur's profiles)."""
+    weight_efficiency: float = 0.82
+    """Share of memory bandwidth at which matrix products with few tokens read large weights. Same source: 0.78 on A100, 0.86 on
+    H100, where ``weight_half_bytes`` is taken out."""
+    weight_half_bytes: float = 32e6
+    """Bytes of one layer's weights on a device at which that share is halved. Same source: 7B reads at 0.75 with tp1 and at 0.48
+    with tp8 on A100, at 0.77 and 0.52 on H100."""
+    kv_efficiency: float = 0.75
+    """Share of memory bandwidth at which decode reads keys and values (FlashDecoding's kernels: 0.7-0.9)."""
+    activation_bytes: float = 60.0
+    """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are no matrix product, in bf16 and with
+    fused kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each
+    is written and nearly all are read once. Three times that where each operation is a kernel of its own."""
+    layer_s: float = 15e-6
+    """Fixed seconds a layer and decode step replayed as a CUDA graph: the short kernels between the matrix products."""
+    launch_s: float = 4e-4
+    """Seconds in which the host launches one layer's kernels where there is no graph: about 50 at 8 microseconds. On CPU, where the
+    host does the work as well, they come on top of it."""
     step_s: float = 1e-3
-    """Seconds of scheduling a decode step on the host."""
+    """Seconds of scheduling and sampling a decode step on the host."""
+    row_s: float = 2e-5
+    """The same for every row of the step."""
     link_efficiency: float = 0.7
-    """Share of a link's bandwidth that collectives reach (0.6 on A100, 0.8 on H100 within a node)."""
+    """Share of a link's bandwidth that collectives reach (0.6 on A100, 0.8 on H100 within a node: Vidur's profiles)."""
     exposed_reduction: float = 0.3
     """Share of the gradient reduction that does not hide behind the backward pass."""
     optimizer_bytes: float = 20.0
-    """Bytes of memory traffic of Adam per parameter it updates."""
+    """Bytes of memory traffic of Adam per parameter it updates: read and write two moments and the master, read the gradient, write
+    the weight."""
     storage_bandwidth: float = 1e9
     """Bytes per second and replica to and from a checkpoint."""
     dispatch_s: float = 5e-3
@@ -149,85 +93,113 @@ class PerfModel:
     task_token_s: float = 2e-7
     """Seconds of a CPU task per token: decoding and the user's arithmetic."""
 
-    # -- formulas
+    # -- passes
 
     def forward(self, setup: Setup, lengths: Array) -> float:
         """Return the seconds of one forward pass of one dp rank over rows of these lengths (prompt + response)."""
-        return self._pass(setup, lengths, 1.0, self.forward_efficiency)
+        return self._pass(setup, lengths, 1.0, 1.0, self.forward_efficiency)
 
     def train(self, setup: Setup, lengths: Array) -> tuple[float, float]:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
 
-        6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the reduction of the gradients
-        (fp32 reduce-scatter, all-gather of the weights) is part of the backward pass, and so is what is computed again.
+        6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the backward pass also reads and writes the
+        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp.
         """
-        forward = self._pass(setup, lengths, 1.0, self.train_efficiency)
-        backward = self._pass(setup, lengths, 2.0 + setup.forwards_again, self.train_efficiency)
-        return forward, backward + self.exposed_reduction * self._reduction(setup)
+        forward = self._pass(setup, lengths, 1.0, 1.0, self.train_efficiency)
+        again = setup.forwards_again
+        backward = self._pass(setup, lengths, 2.0 + again, 2.0 + again, self.train_efficiency, reduces=1.0 + again)
+        num_micro = math.ceil(float(lengths.sum()) / setup.micro_batch_tokens)
+        kept = (8 + 2 * setup.bytes_each) * num_micro * self._local(setup) / setup.device.memory_bandwidth
+        return forward, backward + kept + (self.exposed_reduction * self.reduction(setup) if len(lengths) else 0.0)
 
-    def _pass(self, setup: Setup, lengths: Array, times: float, efficiency: float) -> float:
-        """Seconds of ``times`` forward passes' work, with the tp all-reduces of one (2 a layer) and pp's bubble.
+    def _pass(
+        self, setup: Setup, lengths: Array, times: float, reads: float, efficiency: float, reduces: float = 1.0
+    ) -> float:
+        """Seconds of ``times`` forward passes' work in which weights are read ``reads`` times.
 
-        The bubble is pp - 1 full micro-batches, so that m micro-batches take (m + pp - 1) / m of their arithmetic.
+        In layers' worth of work: m micro-batches take m of the slowest stage and, once, all the others (GPipe, arXiv 1811.06965;
+        1F1B has the same bubble), which is (m + pp - 1) stages where all are alike.
         """
-        spec, layout = setup.spec, setup.layout
+        spec, layout, device, traits = setup.spec, setup.layout, setup.device, setup.traits
         tokens = float(lengths.sum())
         if not tokens:
             return 0.0
-        micro_batches = np.ceil(tokens / setup.micro_batch_tokens)
-        arithmetic = times * setup.forward_flops(lengths) / (layout.tp * layout.pp * setup.device.peak_flops * efficiency)
-        message = tokens * spec.hidden_size * DTYPE_BYTES[setup.dtype]
-        stage_layers = spec.num_layers / layout.pp
-        reduce = 2 * stage_layers * self._all_reduce(message, layout.tp, setup.links.tp, micro_batches)
-        hops = (message / layout.tp / self._rate(setup.links.pp) + micro_batches * setup.links.pp.latency_s) * (layout.pp > 1)
-        filling = 1 + (layout.pp - 1) * min(tokens, setup.micro_batch_tokens) / tokens
-        return float((arithmetic + reduce + hops) * filling)
+        tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
+        filling = min(tokens, float(setup.micro_batch_tokens)) / traits.interleave
+        num_micro = math.ceil(tokens / setup.micro_batch_tokens)
+        slowest, every, most = setup.stage_layers
+        layer_tokens = tokens * slowest + filling * (every - slowest)
+        layer_passes = num_micro * slowest + (every - slowest) / traits.interleave
+        # attention: causal, so half of the square; the bubble is filled by micro-batches of the longest rows
+        floats = lengths.astype(np.float64)
+        squares = float(floats @ floats) * most + filling * float(floats.max()) * (spec.num_layers - most)
+        attention = 2.0 * spec.num_heads * spec.head_dim * squares
+        flops = 2.0 * setup.layer_parameters * layer_tokens + attention
+        arithmetic = times * flops / (tp * setup.peak_flops * efficiency)
+        weights = reads * layer_passes * setup.layer_parameters * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
+        share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
+        kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
+        traffic = kept * hidden * share * layer_tokens
+        if not traits.flash_attention:
+            traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
+        seconds = math.hypot(arithmetic, weights) + times * traffic / bandwidth
+        launching = times * layer_passes * self.launch_s
+        # the host of an accelerator runs ahead of it; where the device is the host, one comes after the other
+        seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
+        message = layer_tokens * hidden * setup.bytes_each
+        seconds += 2 * reduces * float(self._all_reduce(message, tp, setup.links.tp, layer_passes))
+        if traits.zero3:  # gathering the next layer's weights hides behind this layer's work
+            seconds = max(seconds, num_micro * (1 + (times > 1)) * self.gather(setup))
+        return seconds + self._hops(setup, tokens, filling, num_micro)
 
-    def _reduction(self, setup: Setup) -> float:
-        """Seconds of reduce-scatter of fp32 gradients and all-gather of the weights over dp."""
-        layout, dp = setup.layout, setup.layout.num_replicas
-        local = setup.parameters / (layout.tp * layout.pp)
-        return (dp - 1) / dp * local * (4 + DTYPE_BYTES[setup.dtype]) / self._rate(setup.links.dp)
+    def _hops(self, setup: Setup, tokens: float, filling: float, num_micro: int) -> float:
+        """Seconds of activations between stages, of which each tp rank sends its part (as Megatron-LM does)."""
+        layout, link = setup.layout, setup.links.pp
+        if layout.pp == 1:
+            return 0.0
+        sent = (tokens + (layout.pp - 1) * filling) * setup.spec.hidden_size * setup.bytes_each / layout.tp
+        return sent / self._rate(link) + (num_micro + layout.pp - 1) * link.latency_s
+
+    def reduction(self, setup: Setup) -> float:
+        """Return the seconds of making the gradients alike over dp.
+
+        An all-reduce in fp32; with the distributed optimizer (ZeRO stage 1, arXiv 1910.02054) a reduce-scatter, and an all-gather
+        of the updated weights.
+        """
+        dp = setup.layout.num_replicas
+        sent = 4 + setup.bytes_each if setup.distributed or setup.traits.zero3 else 8
+        return (dp - 1) / dp * self._local(setup) * sent / self._rate(setup.links.dp)
+
+    def gather(self, setup: Setup) -> float:
+        """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
+        dp = setup.layout.num_replicas
+        return (dp - 1) / dp * self._local(setup) * setup.bytes_each / self._rate(setup.links.dp)
 
     def optimizer(self, setup: Setup) -> float:
-        """Return the seconds of one optimizer step: memory traffic over this rank's share of the state."""
-        layout = setup.layout
-        local = setup.parameters / (layout.tp * layout.pp * layout.num_replicas)
-        clip = setup.links.dp.latency_s * (layout.size > 1)
-        return self.optimizer_bytes * local / setup.device.memory_bandwidth + clip
+        """Return the seconds of one optimizer step: memory traffic over this rank's share of the state.
+
+        Every dp rank updates all of its weights, or 1 / dp of them with ``AdamW(distributed=True)``.
+        """
+        shards = setup.layout.num_replicas if setup.distributed or setup.traits.zero3 else 1
+        clip = setup.links.dp.latency_s * (setup.layout.size > 1)
+        return self.optimizer_bytes * self._local(setup) / shards / setup.device.memory_bandwidth + clip
+
+    # -- generation
 
     def prefill(self, setup: Setup, prompts: Array) -> float:
-        """Return the seconds one rollout replica takes to read its prompts."""
-        tokens, tp = float(prompts.sum()), setup.rollout_tp
+        """Return the seconds one rollout replica takes to read its prompts: forward passes over chunks of them."""
+        tokens = float(prompts.sum())
         if not tokens:
             return 0.0
-        flops = setup.forward_flops(prompts) / (tp * setup.device.peak_flops * self.forward_efficiency)
-        message = tokens * setup.spec.hidden_size * DTYPE_BYTES[setup.dtype]
-        batches = np.ceil(tokens / 4096)
-        reduce = 2 * setup.spec.num_layers * self._all_reduce(message, tp, setup.links.tp, batches)
-        return float(max(flops, self._weight_read(setup)) + reduce + batches * self.step_s)
+        generating = setup.generating
+        chunks = math.ceil(tokens / generating.micro_batch_tokens)
+        return self._pass(generating, prompts, 1.0, 1.0, self.forward_efficiency) + chunks * self.step_s
 
     def decode(self, setup: Setup, prompts: Array, responses: Array) -> float:
-        """Return the seconds one rollout replica takes to produce responses of these lengths.
+        """Return the seconds one rollout replica takes to produce responses of these lengths (see ``hfsdk.planner.decoding``)."""
+        return decode_s(self, setup, prompts, responses)
 
-        Rows beyond ``max_num_seqs`` wait for a free slot. A step takes the larger of reading the weights and of the active
-        rows' arithmetic; as rows end, fewer are active, but the last one still reads all weights every step.
-        """
-        if not responses.sum():
-            return 0.0
-        spec, tp, device = setup.spec, setup.rollout_tp, setup.device
-        slots = min(len(responses), setup.max_num_seqs)
-        ends = np.sort(np.bincount(np.arange(len(responses)) % slots, weights=responses, minlength=slots))
-        steps = np.diff(ends, prepend=0.0)
-        active = np.arange(len(ends), 0, -1)
-        arithmetic = 2.0 * setup.matmul_parameters * active / (tp * device.peak_flops * self.forward_efficiency)
-        message = active * spec.hidden_size * DTYPE_BYTES[setup.dtype]
-        reduce = 2 * spec.num_layers * self._all_reduce(message, tp, setup.links.tp, 1)
-        fixed = spec.num_layers * self.layer_s + self.step_s
-        per_step = np.maximum(self._weight_read(setup), arithmetic) + reduce + fixed
-        read = float((responses * (prompts + responses / 2)).sum()) * spec.kv_bytes_per_token(setup.dtype)
-        cache = read / (min(tp, spec.num_kv_heads) * device.memory_bandwidth * self.kv_efficiency)
-        return float((steps * per_step).sum()) + cache
+    # -- weights on the move
 
     def reshard(self, setup: Setup, received_bytes: float | None = None) -> float:
         """Return the seconds of a weight transition on the slowest rank.
@@ -238,17 +210,48 @@ class PerfModel:
         """
         layout = setup.layout
         if received_bytes is None:
-            received_bytes = reshard_bytes(setup.spec, layout, setup.rollout_tp, setup.dtype)
-        needed = setup.parameters * DTYPE_BYTES[setup.dtype] / setup.rollout_tp
+            received_bytes = reshard_bytes(setup.spec, layout, setup.rollout_tp, setup.dtype, setup.rollout_pp)
         link = setup.links.pp if layout.pp > 1 else setup.links.tp if layout.tp > 1 else setup.links.dp
-        latency = link.latency_s * setup.spec.num_layers * (received_bytes > 0)
-        return received_bytes / self._rate(link) + latency + 2 * needed / setup.device.memory_bandwidth
+        link = setup.links.within if setup.rollout_pp > 1 else link  # stages are folded with their neighbours only
+        latency = link.latency_s * setup.spec.num_layers / setup.rollout_pp * (received_bytes > 0)
+        return received_bytes / self._rate(link) + latency + self.rewrite(setup)
 
     def planned_reshard(self, setup: Setup, plan: ReshardPlan) -> float:
-        """Return the seconds of a planned weight transition, from the bytes the plan counts for its fullest rank."""
-        matrix = plan.bytes_matrix()
-        received = [sum(row[target] for source, row in enumerate(matrix) if source != target) for target in range(len(matrix))]
-        return self.reshard(setup, float(max(received)))
+        """Return the seconds of a planned weight transition: the rank whose bytes, link by link, take longest."""
+        matrix = plan.matrix
+        nodes = np.asarray(plan.nodes)
+        same = (nodes[:, None] == nodes[None, :]) & ~np.eye(plan.num_ranks, dtype=bool)
+        near, far = (matrix * same).sum(0), (matrix * (nodes[:, None] != nodes[None, :])).sum(0)
+        links = dict(zip(LINKS[1:], (setup.links.within, setup.links.across), strict=True))
+        seconds = sum(
+            received / self._rate(link) + (received > 0) * link.latency_s * setup.spec.num_layers
+            for received, link in zip((near, far), links.values(), strict=True)
+        )
+        return float(np.max(seconds)) + self.rewrite(setup)
+
+    def rewrite(self, setup: Setup) -> float:
+        """Return the seconds of copying what a rollout rank needs through its own memory once.
+
+        On CPU in mode ``shared`` only one engine's weights are there at a time, so a ``generate`` after the trainer computed
+        anything costs this again, with no bytes over a link.
+        """
+        needed = setup.parameters * setup.bytes_each / setup.rollout_tp / setup.rollout_pp
+        return 2 * needed / setup.device.memory_bandwidth
+
+    def onload(self, setup: Setup, what: str) -> float:
+        """Return the seconds of bringing ``"weights"`` or ``"optimizer"`` from host memory (or back: the links are symmetric).
+
+        In bf16 the optimizer's part is the fp32 master and two moments, in fp32 the moments; sharded over dp with
+        ``AdamW(distributed=True)``.
+        """
+        each = float(setup.bytes_each)
+        if what == "optimizer":
+            each = (8 if setup.dtype == "fp32" else 12) / (setup.layout.num_replicas if setup.distributed else 1)
+        return self._local(setup) * each / (setup.device.host_bandwidth * self.link_efficiency)
+
+    def move(self, num_bytes: float, link: LinkSpec, messages: int = 1) -> float:
+        """Return the seconds of a batch's columns between pools: bytes of the fullest receiver over its link."""
+        return num_bytes / self._rate(link) + messages * link.latency_s
 
     def host_task(self, num_rows: int, num_tokens: int) -> float:
         """Return the seconds of a function of the user's over columns, in a CPU task."""
@@ -256,26 +259,41 @@ class PerfModel:
 
     # -- calls
 
-    def costs(self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False) -> dict[str, float]:
+    def costs(
+        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, away: bool = False
+    ) -> dict[str, float]:
         """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
 
-        ``update`` is one optimizer step over the rows.
+        ``update`` is one optimizer step over the rows. With ``stale`` the rollout's weights are those before an update; with
+        ``away`` (CPU mode ``shared``) they are the same, but the trainer has them.
         """
         if method in ("generate", "chat"):
-            reshard = {"reshard": self.reshard(setup)} if stale else {}
+            reshard = {"reshard": self.reshard(setup) if stale else self.rewrite(setup)} if stale or away else {}
             return {**reshard, "prefill": self.prefill(setup, prompts), "decode": self.decode(setup, prompts, responses)}
         if method in ("update", "forward_backward"):
             forward, backward = self.train(setup, prompts + responses)
-            end = {"optimizer": self.optimizer(setup)} if method == "update" else {}
+            end = self._step(setup) if method == "update" else {}
             return {"forward": forward, "backward": backward, **end}
+        if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
+            return {"reshard": self.rewrite(setup)}
         if method == "step":
-            return {"optimizer": self.optimizer(setup)}
+            return self._step(setup)
         if method in ("save_pretrained", "save_state", "load_state"):
-            state = 16 if method.endswith("state") else DTYPE_BYTES[setup.dtype]
+            state = 16 if method.endswith("state") else setup.bytes_each
             return {method: state * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
         if method in ("run", "grad_norm", "last_reshard", "census"):
             return {method: self.task_s}
-        return {"forward": self.forward(setup, prompts + responses)}
+        found = {"forward": self.forward(setup, prompts + responses)}
+        if "weights" in setup.offloads:
+            moved = self.onload(setup, "weights")
+            return {"onload": moved, **found, "offload": moved}
+        return found
+
+    def _step(self, setup: Setup) -> dict[str, float]:
+        if "optimizer" not in setup.offloads:
+            return {"optimizer": self.optimizer(setup)}
+        moved = self.onload(setup, "optimizer")
+        return {"onload": moved, "optimizer": self.optimizer(setup), "offload": moved}
 
     def seconds(self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False) -> float:
         """Return the seconds of a call on ranks that get rows of these lengths: the sum of :meth:`costs`."""
@@ -285,7 +303,7 @@ class PerfModel:
         self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False
     ) -> list[Mapping[str, float]]:
         """Return, for each group of ranks that share rows, the call's seconds by span name (see :meth:`costs`)."""
-        setup = Setup.of(role, cluster, devices)
+        setup = _setup(role, cluster, tuple(devices))
         return [self.costs(method, setup, prompts, responses, stale) for prompts, responses in rows]
 
     # -- parts of formulas
@@ -293,30 +311,57 @@ class PerfModel:
     def _rate(self, link: LinkSpec) -> float:
         return link.bandwidth * self.link_efficiency
 
+    @staticmethod
+    def _local(setup: Setup) -> float:
+        """Parameters of a rank."""
+        return setup.parameters / (setup.layout.tp * setup.layout.pp)
+
     def _all_reduce(self, num_bytes: Array | float, ranks: int, link: LinkSpec, messages: float) -> Array | float:
-        """Seconds of a ring: every byte crosses 2 (n - 1) / n times (Patarasuk and Yuan, 2009)."""
+        """Seconds of a ring: every byte crosses 2 (n - 1) / n times (Patarasuk and Yuan, 2009); short messages take a tree's hops.
+
+        Eager all-reduces of at most 64 KB on A100 and H100 take 21 us on 4 and 33-38 us on 8 devices (Vidur's profiles), which is
+        2 log2(n) hops of 5 us.
+        """
         if ranks == 1:
             return 0.0
-        return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * link.latency_s
+        return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * 2 * math.log2(ranks) * link.latency_s
 
-    def _weight_read(self, setup: Setup) -> float:
-        local = setup.parameters * DTYPE_BYTES[setup.dtype] / setup.rollout_tp
-        return local / (setup.device.memory_bandwidth * self.weight_efficiency)
+    @classmethod
+    def fit(
+        cls, measured: Measured | Measurable | Sequence[Measured | Measurable], *, start: PerfModel | None = None,
+        constants: Sequence[str] = (),
+    ) -> Calibration:  # fmt: skip
+        """Refit at most eight constants from measured steps: robust least squares on logarithms, held to the presets.
+
+        Args:
+            measured: a real session (its last step), what ``session.measured(step)`` returns, or several of these.
+            start: the constants before; by default the presets.
+            constants: which to fit; by default ``hfsdk.planner.calibration.FITTED``.
+
+        Returns:
+            The fitted model with its report: errors by call before and after, bands, and constants the steps say nothing of.
+
+        Raises:
+            OptionError: nothing was measured, the trace was predicted, or too many or unknown constants.
+        """
+        from hfsdk.planner.calibration import FITTED, fit
+
+        return fit(measured, start or cls(), constants or FITTED)
 
 
-def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16") -> float:
+@lru_cache(maxsize=1024)
+def _setup(role: RoleSpec, cluster: ClusterSpec, devices: tuple[int, ...]) -> Setup:
+    return Setup.of(role, cluster, devices)
+
+
+def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1) -> float:
     """Return the bytes the fullest rank receives in a weight transition, in closed form.
 
-    A rank needs M / tp_g. Where tp_g divides tp it holds M / (pp tp) of that, which gives table 2 of HybridFlow:
-    (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank holds
-    nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
+    A rank needs M / (tp_g pp_g). Where tp_g divides tp it holds M / (pp tp) of that, which with pp_g = 1 gives table 2 of
+    HybridFlow: (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank
+    holds nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
     """
-    model_bytes = _parameters(spec) * DTYPE_BYTES[dtype]
-    nests = train.tp == 1 or train.tp % rollout_tp == 0
-    held = model_bytes / (train.pp * max(train.tp, rollout_tp)) if nests else 0.0
-    return model_bytes / rollout_tp - held
-
-
-@lru_cache(maxsize=64)
-def _parameters(spec: ModelSpec) -> int:
-    return spec.num_parameters()
+    model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
+    nests = (train.tp == 1 or train.tp % rollout_tp == 0) and train.pp % rollout_pp == 0
+    held = model_bytes / (max(train.pp, rollout_pp) * max(train.tp, rollout_tp)) if nests else 0.0
+    return model_bytes / (rollout_tp * rollout_pp) - held

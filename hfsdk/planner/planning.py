@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError
-from hfsdk.plan import Again, Plan, PlannedCall, PlannedMemory, Searched, Workload
+from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
+from hfsdk.placement import Placement
+from hfsdk.plan import Again, Alternative, Plan, PlannedCall, PlannedMemory, Searched, Workload
 from hfsdk.planner.explain import (
     DEFAULT_ERROR,
     alternative,
@@ -17,6 +18,7 @@ from hfsdk.planner.explain import (
     job_phases,
     job_seconds,
     least_over,
+    preset_grouping,
     rejected_presets,
 )
 from hfsdk.planner.items import Item, Job
@@ -24,7 +26,7 @@ from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.pools import Kind, kinds_of
 from hfsdk.planner.recorded import Recorded
 from hfsdk.planner.search import FAMILY, Found, Search
-from hfsdk.planner.tables import Candidates, LayoutsOf, Tables, process_bytes
+from hfsdk.planner.tables import LayoutsOf, Tables, process_bytes
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ClusterSpec
 
@@ -43,6 +45,7 @@ def plan_step(
     by_placement: bool = False,
     shadows: bool = True,
     error: float | Mapping[str, float] | None = None,
+    placement: str = "auto",
     again: Again | None = None,
 ) -> Plan:
     """Return the best placement and layouts for one step; pure: no session, no runtime.
@@ -57,9 +60,11 @@ def plan_step(
         by_placement: whether two of them may share devices in the same way and differ in pool sizes.
         shadows: whether shadows (separation) are in the family.
         error: relative error of predicted seconds, for bands: a number, or by method, e.g. ``{"generate": 0.15, "": 0.1}``.
+        placement: a preset's name (``"split"``, ...): who shares devices with whom is fixed, sizes and layouts are searched.
         again: kept as ``plan.again``.
 
     Raises:
+        PlacementError: there is no such preset, or not with these roles.
         DeviceMemoryError: nothing fits; says by how many bytes, and the smallest cluster that would do.
         LayoutError: a declared layout covers no pool of this cluster.
         OptionError: ``top`` is below 1.
@@ -71,13 +76,24 @@ def plan_step(
     kinds = kinds_of(cluster)
     _check_declared(models, kinds)
     tables = Tables(cluster, perf or PerfModel())
-    search = Search.over(models, recorded, tables, top=top, by_placement=by_placement, shadows=shadows)
+    only = None if placement == "auto" else _only(placement, models, cluster)
+    search = Search.over(models, recorded, tables, top=top, by_placement=by_placement, shadows=shadows, only=only)
+    if not search.spaces:
+        raise PlacementError(
+            f"placement {placement!r} is not among those that are searched for these roles; use 'auto', or place it yourself: "
+            f"session.place({placement!r})"
+        )
     tables_began = time.perf_counter()
     for space in search.spaces:
         _ = space.least
     tables_s = time.perf_counter() - tables_began
     found = search.run()
     if not found:
+        if only is not None:
+            raise DeviceMemoryError(
+                f"nothing fits on {cluster} with placement {placement!r}, whatever the sizes of its pools and the layouts; "
+                "placement 'auto' looks at the others as well"
+            )
         raise DeviceMemoryError(_does_not_fit(models, recorded, cluster))
     errors = dict(error) if isinstance(error, Mapping) else {"": DEFAULT_ERROR if error is None else error}
     errors.setdefault("", DEFAULT_ERROR)
@@ -88,10 +104,25 @@ def plan_step(
     )  # fmt: skip
     return Plan(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
-        memory=planned_memory(best), runners_up=tuple(alternative(one, errors, best, first) for one in found[1:]),
-        rejected=tuple(rejected_presets(list(search.best.found.values()), models, kinds[0], cluster.num_devices)),
+        memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best, first) for one in found[1:]),
+        rejected=() if only else tuple(rejected_presets(list(search.best.found.values()), models, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, search=searched, again=again,
     )  # fmt: skip
+
+
+def _only(placement: str, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> object:
+    """Return the grouping of a preset.
+
+    Raises:
+        PlacementError: there is no such preset, or not with these roles.
+    """
+    names = [role.name for role in roles]
+    Placement.of(placement, names, cluster.num_devices)
+    return preset_grouping(placement, names, cluster.num_devices)
+
+
+def _runner_up(found: Found, errors: Mapping[str, float], best: Found, first: Alternative) -> Alternative:
+    return replace(alternative(found, errors, best, first), timeline=planned_calls(found), memory=planned_memory(found))
 
 
 def planned_calls(found: Found) -> tuple[PlannedCall, ...]:
@@ -171,9 +202,6 @@ class _ByBytes(Tables):
 
     def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
         return 0.0
-
-    def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
-        return super().candidates(item, jobs, kind, size)
 
 
 def fits(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hfsdk.planner.items import groupings_of, modes_of
+from hfsdk.planner.items import Mode, groupings_of, modes_of
 from hfsdk.planner.leaf import Leaf
 from hfsdk.planner.pools import kinds_of
 from hfsdk.planner.recorded import Recorded
@@ -50,9 +50,13 @@ class Found:
     @property
     def grouping(self) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
         """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
-        names = [item.name for item in self.leaf.space.mode.items]
-        members = [frozenset(names[i] for i in block) for block in self.leaf.blocks]
-        return frozenset((m, members[h] if h >= 0 else frozenset()) for m, h in zip(members, self.leaf.hosts, strict=True))
+        return _names(self.leaf.space.mode, self.leaf.blocks, self.leaf.hosts)
+
+
+def _names(mode: Mode, blocks: Sequence[Sequence[int]], hosts: Sequence[int]) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
+    """Name who shares devices with whom."""
+    members = [frozenset(mode.items[i].name for i in block) for block in blocks]
+    return frozenset((m, members[h] if h >= 0 else frozenset()) for m, h in zip(members, hosts, strict=True))
 
 
 @dataclass(eq=False)
@@ -114,7 +118,7 @@ class Search:
     @classmethod
     def over(
         cls, roles: Sequence[RoleSpec], recorded: Recorded, tables: Tables, *, top: int = 5, by_placement: bool = False,
-        shadows: bool = True, everything: bool = False,
+        shadows: bool = True, everything: bool = False, only: object = None,
     ) -> Search:  # fmt: skip
         """Prepare the search over all plans of these roles.
 
@@ -126,9 +130,13 @@ class Search:
             by_placement: whether two of them may have the same grouping with other sizes.
             shadows: whether shadows are in the family.
             everything: keep layouts that cannot be in a best plan as well (tests).
+            only: the one grouping to look at, as :attr:`Found.grouping` gives it; by default all of them.
         """
         kinds = kinds_of(tables.cluster)
-        spaces = [Space(m, groupings_of(m), kinds, tables, everything) for m in modes_of(roles, recorded, shadows)]
+        modes = [(m, groupings_of(m)) for m in modes_of(roles, recorded, shadows)]
+        if only is not None:
+            modes = [(m, [g for g in groupings if _names(m, g.blocks, g.hosts) == only]) for m, groupings in modes]
+        spaces = [Space(m, groupings, kinds, tables, everything) for m, groupings in modes if groupings]
         return cls(spaces, Best(top, by_placement))
 
     def num_placements(self) -> int:

@@ -5,5 +5,6 @@ from hfsdk.session.running import Run
 from hfsdk.session.session import Session
 from hfsdk.session.tracking import MLflow, TensorBoard, WandB
 from hfsdk.session.views import LiveTrace, PlacementPicture, Traces
+from hfsdk.session.what_if import WhatIf
 
-__all__ = ["LiveTrace", "MLflow", "PlacementPicture", "PromptStream", "Run", "Session", "TensorBoard", "Traces", "WandB"]
+__all__ = ["LiveTrace", "MLflow", "PlacementPicture", "PromptStream", "Run", "Session", "TensorBoard", "Traces", "WandB", "WhatIf"]

@@ -18,7 +18,7 @@ from hfsdk.models.handle import ModelHandle
 from hfsdk.placement import Placement, Pool, is_shadow
 from hfsdk.plan import Plan
 from hfsdk.roles import RoleSpec
-from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec
+from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec, nearest
 
 ModelSource = str | Path | ModelSpec | ModelHandle
 """A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""
@@ -68,8 +68,8 @@ def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
 
     if ground.simulated and name.lower() not in MODELS and "/" not in name:
         raise ModelNotFoundError(
-            f"asked for the model {name!r}; a simulated session takes presets ({', '.join(PRESETS)}), {', '.join(MODELS)}, "
-            "a folder with config.json, a hub id, or a ModelSpec"
+            f"asked for the model {name!r}, which is not known; {nearest(name, (*PRESETS, *MODELS))}. A simulated session "
+            "takes presets, a folder with config.json, a hub id, or numbers: hf.ModelSpec(...)"
         )
     folder = model_folder(name)
     spec = ModelSpec.from_folder(folder)

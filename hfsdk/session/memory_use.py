@@ -23,14 +23,16 @@ GAUGES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 class MemoryUse:
     """Bytes per device through one step: the tensors after every call, the process all along, and what was planned.
 
-    In a notebook it draws itself. The numbers were taken when spans ended; what a call needed in between is in the peaks of the
-    process only as far as a span ended there.
+    Of a simulated step all of it is predicted, over virtual time. In a notebook it draws itself. Of a measured one the
+    numbers were taken when spans ended; what a call needed in between is in the peaks of the process only as far as a span ended
+    there.
     """
 
     def __init__(
         self, trace: Trace, roles: Iterable[RoleSpec], placement: Placement | None, cluster: ClusterSpec, title: str
     ) -> None:
         self.trace, self._cluster, self._title = trace, cluster, title
+        self._predicted = trace.source == "predicted"
         planned = () if placement is None else device_bytes(roles, placement, cluster)
         self._planned = {estimate.device: estimate for estimate in planned}
 
@@ -41,7 +43,7 @@ class MemoryUse:
             if span.device is not None:
                 spans.setdefault(span.device, []).append((row, span))
         return {
-            "title": self._title, "duration_s": self.trace.duration_s,
+            "title": self._title, "duration_s": self.trace.duration_s, "predicted": self._predicted,
             "devices": [self._device(number, mine) for number, mine in sorted(spans.items())],
         }  # fmt: skip
 
@@ -56,16 +58,19 @@ class MemoryUse:
         estimate, origin = self._planned.get(number), self.trace.start_ns
         calls, samples = [], []
         for row, span in spans:
-            if span.end_ns is None or span.predicted:
+            if span.end_ns is None or span.predicted != self._predicted:
                 continue
             end_s, gauges = (span.end_ns - origin) / 1e9, {k: span.attrs.get(k) for k in GAUGES}
-            if gauges["rss_bytes"] is not None:
+            if self._predicted and span.parent:  # a stretch: what it needs it needs from its beginning
+                samples.append([(span.start_ns - origin) / 1e9, *gauges.values()])
+            if any(gauge is not None for gauge in gauges.values()):
                 samples.append([end_s, *gauges.values()])
             if not span.parent and any(f"{p}_bytes" in span.attrs for p in PARTS):
                 parts = {f"{p}_bytes": int(span.attrs.get(f"{p}_bytes", 0)) for p in PARTS}
                 when = {"start_s": (span.start_ns - origin) / 1e9, "end_s": end_s}
                 calls.append({"row": row, "call": f"{span.role}.{span.method}", **when, **parts, **gauges})
         spec = self._cluster.devices[number]
+        samples = [sample for sample in samples if any(value is not None for value in sample[1:])]
         return {
             "device": number, "name": spec.name, "limit_bytes": spec.memory_bytes,
             "planned": None if estimate is None else _planned(estimate), "calls": calls, "samples": sorted(samples),
@@ -79,7 +84,9 @@ class MemoryUse:
             if calls:
                 last = calls[-1]
                 words += [f"{p} {last[f'{p}_bytes'] / 1e9:.2f}" for p in PARTS if last[f"{p}_bytes"]]
-                words.append(f"the process {max(s[1] for s in device['samples']) / 1e9:.2f} at most")
+                most = max(value for sample in device["samples"] for value in sample[1:] if value is not None)
+                what = "predicted with all that calls need" if self._predicted else "the process"
+                words.append(f"{what} {most / 1e9:.2f} at most")
             lines.append(f"  device {device['device']}: " + (", ".join(words) or "nothing planned, nothing measured"))
         return "\n".join(lines)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hfsdk.errors import PlacementError
+from hfsdk.layout import Layout
 from hfsdk.models import ModelHandle
 from hfsdk.plan import Plan, Workload, check_workload
 from hfsdk.planner.perf_model import PerfModel
@@ -60,6 +61,20 @@ class Question:
         handles = [(handle, _stretched(role, asked)) for handle, role in self.handles]
         return replace(self, workload=asked, cluster=on, handles=handles, options={**self.options, **options}).answer()
 
+    def fixed(self, cluster: ClusterSpec, workload: Workload, placement: str, layouts: Mapping[str, Layout]) -> Plan:
+        """Return the plan with some of it fixed.
+
+        Args:
+            cluster: the devices.
+            workload: what a step works on.
+            placement: a preset's name, or ``"auto"``.
+            layouts: by role, or role and ``" rollout"``; those of other roles are as declared.
+
+        Raises: as ``record_step`` and ``plan_step``.
+        """
+        handles = [(handle, _with_layouts(role, layouts)) for handle, role in self.handles]
+        return replace(self, handles=handles).again(workload=workload, cluster=cluster, placement=placement)
+
 
 def ask(
     algorithm: Any, workload: Workload, handles: Sequence[tuple[ModelHandle, RoleSpec]], cluster: ClusterSpec, *, seed: int,
@@ -85,3 +100,11 @@ def _stretched(role: RoleSpec, workload: Workload) -> RoleSpec:
         return role
     longest = max(needed, min(role.model.max_positions, 2048))
     return replace(role, rollout_options=replace(options, max_model_len=longest))
+
+
+def _with_layouts(role: RoleSpec, layouts: Mapping[str, Layout]) -> RoleSpec:
+    for use, name in (("train", role.name), ("rollout", f"{role.name} rollout")):
+        if name in layouts:
+            chosen: dict[str, Any] = {use: layouts[name]}
+            role = replace(role, **chosen, auto=tuple(a for a in role.auto if a != use))
+    return role

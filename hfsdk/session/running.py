@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -64,6 +65,18 @@ class Run:
         self._trace_steps: dict[int, int] = {}
         self._now: dict[str, Any] = {}
         self._predicted = False
+        self._num_devices, self._price_per_device_hour = 0, 0.0
+
+    @property
+    def device_hours(self) -> float:
+        """Devices of the session times the hours of the run's steps; virtual hours where the session is simulated."""
+        seconds = [row.get("seconds") for row in self.rows]
+        return self._num_devices * sum(s for s in seconds if isinstance(s, float | int) and math.isfinite(s)) / 3600
+
+    @property
+    def cost(self) -> float | None:
+        """What these device-hours cost, in the currency of ``price_per_device_hour``; ``None`` where the session has no price."""
+        return self.device_hours * self._price_per_device_hour if self._price_per_device_hour else None
 
     @property
     def history(self) -> pd.DataFrame:
@@ -161,6 +174,10 @@ class Run:
         """The loop begins."""
         self.steps, self.background, self._cancel, self.running = steps, background, cancel, True
 
+    def on_devices(self, num_devices: int, price_per_device_hour: float) -> None:
+        """Say how many devices the run holds, and what one costs."""
+        self._num_devices, self._price_per_device_hour = num_devices, price_per_device_hour
+
     def on_this_thread(self) -> None:
         """Say that the loop runs on the thread that calls this."""
         self._thread = threading.get_ident()
@@ -252,7 +269,7 @@ class Run:
         return {
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": self._asked(), "rows": rows,
-            "predicted": self._predicted,
+            "predicted": self._predicted, "device_hours": self.device_hours, "cost": self.cost,
             "now": dict(self._now) if self.running else {},
             "calls": dict(self._calls), "trace_steps": dict(self._trace_steps), "samples": dict(self._samples),
         }  # fmt: skip
@@ -265,7 +282,9 @@ class Run:
     def __repr__(self) -> str:
         score = f", score {self.rows[-1]['score_mean']:.3f}" if self.rows and "score_mean" in self.rows[-1] else ""
         of = f" of {self.steps}" if self.running else ""
-        return f"Run({len(self.rows)}{of} steps, {self.state}{score})"
+        hours = f", {self.device_hours:.3g} {'predicted ' * self._predicted}device-hours" if self.rows and self._num_devices else ""
+        cost = f", cost {self.cost:.4g}" if self.cost is not None and self.rows else ""
+        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{hours}{cost})"
 
 
 def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:

@@ -27,7 +27,8 @@ from hfsdk.session.evaluation import evaluate
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.flows import Dataflows
 from hfsdk.session.memory_use import MemoryUse
-from hfsdk.session.planning import ask
+from hfsdk.session.planning import Question, ask
+from hfsdk.session.predicting import Predicting
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.start import start_runtime, start_simulated
@@ -35,6 +36,7 @@ from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker
 from hfsdk.session.training import Algorithm, train
 from hfsdk.session.views import Traces, session_view
+from hfsdk.session.what_if import WhatIf
 from hfsdk.snapshot import Snapshot
 from hfsdk.spec import ClusterSpec
 
@@ -47,7 +49,7 @@ UNLIMITED_TOKENS = 2**31
 """Context of a prompt stream made before there is an actor."""
 
 
-class Session(Branching):
+class Session(Branching, Predicting):
     """Devices and the roles on them. ``with hf.Session(devices=2) as session: ...`` closes it at the end.
 
     Attributes:
@@ -56,6 +58,8 @@ class Session(Branching):
         cluster: the devices.
         messages: notices so far, e.g. that a role was replaced.
         run: the last ``train``.
+        perf: predicts seconds, see :meth:`predict`; :meth:`calibrate` replaces it.
+        errors: relative error of ``perf`` by method, for the bands of plans; ``None`` until :meth:`calibrate` has measured it.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Session(Branching):
         *,
         price_per_device_hour: float = 0.0,
         response_lengths: Any = None,
+        perf: PerfModel | None = None,
         wait: bool = False,
         seed: int = 0,
         name: str | None = None,
@@ -108,6 +113,7 @@ class Session(Branching):
             cluster: e.g. ``"16x8 A100-80GB"``.
             price_per_device_hour: for costs, in any currency.
             response_lengths: distribution of response lengths (see ``SimulatedRuntime``); by default its own.
+            perf: predicts the seconds, e.g. one that was fitted; by default the presets'.
             wait: as in :class:`Session`.
             seed: as in :class:`Session`.
             name: as in :class:`Session`.
@@ -116,7 +122,9 @@ class Session(Branching):
             OptionError: the cluster does not parse.
         """
         spec = ClusterSpec.parse(cluster, price_per_device_hour) if isinstance(cluster, str) else cluster
-        return cls(wait=wait, seed=seed, name=name, runtime=start_simulated(spec, response_lengths))
+        session = cls(wait=wait, seed=seed, name=name, runtime=start_simulated(spec, response_lengths, perf))
+        session.perf = perf or session.perf
+        return session
 
     @classmethod
     def over(cls, controller: Sender, cluster: ClusterSpec, kind: str = "ray", *, wait: bool = False, seed: int = 0) -> Self:
@@ -131,6 +139,8 @@ class Session(Branching):
         self.cluster = cluster
         self.messages: list[str] = []
         self.run: Run | None = None
+        self.perf = PerfModel()
+        self.errors: Mapping[str, float] | None = None
         self._begin(ControllerClient(controller, wait_each=wait), kind)
         self._begin_history()
         self._finalizer = weakref.finalize(self, self._client.close)  # also at the interpreter's exit
@@ -272,7 +282,8 @@ class Session(Branching):
             by_placement: whether two of them may share devices in the same way and differ in pool sizes.
             shadows: whether shadows (separation) may be used.
             perf: predicts seconds; by default the session's own.
-            error: relative error of predicted seconds, for the bands: a number, or by method.
+            error: relative error of predicted seconds, for the bands: a number, or by method; by default what :meth:`calibrate`
+                found, or 0.3.
 
         Returns:
             The plan; ``session.place(plan)`` applies it, ``plan.why()`` explains it.
@@ -284,13 +295,49 @@ class Session(Branching):
                 samples would be longer than a model's context.
             PlacementError: a role that the step uses is not declared.
         """
+        return self._ask(
+            algorithm, workload, perf, {"top": top, "by_placement": by_placement, "shadows": shadows, "error": error}
+        ).answer()
+
+    def what_if(
+        self,
+        algorithm: Algorithm,
+        workload: Workload,
+        *,
+        top: int = 5,
+        shadows: bool = True,
+        perf: PerfModel | None = None,
+        error: float | Mapping[str, float] | None = None,
+    ) -> WhatIf:
+        """Return the plan with sliders: in a notebook, devices, lengths, prompts, price, placement and layouts can be moved.
+
+        Whatever is moved, the plan is found anew. Nothing of the session changes; ``session.place(what_if.plan)`` applies it.
+
+        Args:
+            algorithm: as in :meth:`plan`.
+            workload: where the sliders begin.
+            top: as in :meth:`plan`.
+            shadows: as in :meth:`plan`.
+            perf: as in :meth:`plan`.
+            error: as in :meth:`plan`.
+
+        Raises: as :meth:`plan`.
+        """
+        question = self._ask(algorithm, workload, perf, {"top": top, "shadows": shadows, "error": error})
+        models = [role for _, role in question.handles if role.model is not None]
+        return WhatIf(
+            question.fixed, self.cluster, workload, roles=[role.name for role in models],
+            rollouts=[role.name for role in models if role.kind == "actor"],
+            max_tokens=min(role.model.max_positions for role in models if role.model is not None),
+        )  # fmt: skip
+
+    def _ask(self, algorithm: Algorithm, workload: Workload, perf: PerfModel | None, options: Mapping[str, Any]) -> Question:
         self._client.check_open()
         handles = [(handle, self._declared(handle)) for handle in self._book]
-        options = {"top": top, "by_placement": by_placement, "shadows": shadows, "error": error}
         return ask(
-            algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or PerfModel(),
-            options=options,
-        ).answer()  # fmt: skip
+            algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or self.perf,
+            options={**options, "error": self.errors if options["error"] is None else options["error"]},
+        )  # fmt: skip
 
     # -- looking
 
@@ -484,6 +531,9 @@ class Session(Branching):
         Returns:
             One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version and,
             where the session has a reference, kl_mean (per sequence, nats, k1).
+
+        Raises:
+            SimulatedValueError: the session is simulated and has no scores.
         """
         return evaluate(
             self, prompts, reward=reward, num_prompts=num_prompts, max_new_tokens=max_new_tokens, temperature=temperature,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfsdk.errors import ModelNotFoundError, OptionError
+from hfsdk.planner.perf_model import PerfModel
 from hfsdk.runtime import Runtime
 from hfsdk.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from hfsdk.engine.simulated_runtime import SimulatedRuntime
 
 
 def start_runtime(devices: int | str | None) -> Runtime:
@@ -44,15 +48,16 @@ def _default_devices() -> int | None:
     return None if Path("/dev/nvidia0").exists() else min(2, os.cpu_count() or 1)
 
 
-def start_simulated(cluster: ClusterSpec, response_lengths: Any) -> Runtime:
-    """Return the simulated runtime with the performance and memory model of the planner."""
+def start_simulated(cluster: ClusterSpec, response_lengths: Any, perf: PerfModel | None = None) -> SimulatedRuntime:
+    """Return the simulated runtime with a performance model, by default the presets', and the memory model of the planner."""
     from hfsdk.engine.simulated_runtime import SimulatedRuntime
-    from hfsdk.planner.memory import role_bytes
-    from hfsdk.planner.perf_model import PerfModel
+    from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
 
+    on_cpu = cluster.devices[0].name.startswith("cpu")
     return SimulatedRuntime(
         cluster,
-        PerfModel(),
+        PerfModel() if perf is None else perf,
         response_lengths="full" if response_lengths is None else response_lengths,
-        memory=lambda role, pool_size: role_bytes(role, pool_size).resident,
+        memory=lambda role, pool_size: role_bytes(role, pool_size, on_cpu=on_cpu),
+        process_bytes=CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES,
     )

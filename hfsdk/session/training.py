@@ -81,6 +81,7 @@ def train(
     tracking = start(session, algorithm, prompts, steps, chosen)
     run = session.run = Run()
     run.begins(steps, not wait, lambda: _stop_calls(session, run))
+    run.on_devices(session.cluster.num_devices, session.cluster.price_per_device_hour)
     saving = (save_every, folder) if save_every and folder is not None else (0, "")
     loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run, tracking)
     shown = wants_progress() if progress is None else progress

@@ -14,10 +14,12 @@ from hfsdk.viz.frame import Picture
 from hfsdk.viz.lineage import LineagePicture, lineage_view
 from hfsdk.viz.memory import MemoryPicture, memory_view
 from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.plan import PlanPicture, plan_view
 from hfsdk.viz.reshard_view import reshard_view
 from hfsdk.viz.resharding import ReshardPicture
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
 from hfsdk.viz.tokens import TokensPicture, tokens_view
+from hfsdk.viz.what_if import WhatIfPicture, what_if_view
 
 PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
@@ -25,10 +27,12 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.session.flows", "LiveDataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
     ("hfsdk.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
     ("hfsdk.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
+    ("hfsdk.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
     ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
     ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view())),
+    ("hfsdk.session.what_if", "WhatIf"): lambda obj: WhatIfPicture(what_if_view(obj.view())),
     ("hfsdk.session.views", "PlacementPicture"): lambda obj: PlacementPicture(placement_view(obj.view())),
     ("hfsdk.session.views", "LiveTrace"): lambda obj: TimelinePicture(timeline_view(obj.snapshot())),
     ("hfsdk.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),

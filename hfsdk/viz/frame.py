@@ -205,10 +205,14 @@ def static(name: str) -> str:
     return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
 
 
+SHARED = {"plan": ("plan_parts",), "what_if": ("plan_parts",)}
+"""Picture -> further parts that its module is made of."""
+
+
 @cache
 def esm(name: str) -> str:
-    """Return the whole ES module of a picture: the shared part and its own."""
-    return static("core.js") + "\n" + static(name + ".js")
+    """Return the whole ES module of a picture: the shared parts and its own."""
+    return "\n".join(static(f"{part}.js") for part in ("core", *SHARED.get(name, ()), name))
 
 
 def js_literal(value: Any) -> str:

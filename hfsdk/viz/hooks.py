@@ -20,6 +20,7 @@ from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, snapshot_html
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
+from hfsdk.viz.what_if import show_live
 
 WALL_CLOCK_NS = 10**18
 """Spans before this (2001) are on the virtual clock of a simulation."""
@@ -42,6 +43,7 @@ def register(ipython: Any) -> None:
     own.for_type_by_name("hfsdk.session.views", "LiveTrace", show_trace)
     own.for_type_by_name("hfsdk.session.flows", "LiveDataflow", show_dataflow)
     own.for_type_by_name("hfsdk.session.running", "Run", show_run)
+    own.for_type_by_name("hfsdk.session.what_if", "WhatIf", show_what_if)
 
 
 def _or_text(draw: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
@@ -80,6 +82,20 @@ def show_trace(obj: Any) -> None:
         return TimelinePicture(timeline_view(trace, now_ns=time.time_ns() if growing else None))
 
     _show(picture, lambda: bool(obj.running))
+
+
+def show_what_if(what_if: Any) -> None:
+    """Display a ``WhatIf``: with sliders where a kernel can answer them, frozen elsewhere."""
+    picture = picture_of(what_if)
+    if _kernel_shell() is not None:
+        try:
+            show_live(what_if)
+        except ModuleNotFoundError as error:
+            _StillPicture(picture, str(error)).display()
+        return
+    from IPython.display import display
+
+    display(picture.bundle(), raw=True)
 
 
 _cell_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -50,6 +50,8 @@ class MemoryView(TypedDict):
     summary: str
     duration_s: float
     parts: list[dict[str, str]]
+    predicted: bool
+    """Whether the tensors and the line are predicted; they are then hatched and dashed."""
     devices: list[DeviceMemoryView]
     left_out: int
     """Devices that are not drawn: those with the least planned or measured."""
@@ -67,10 +69,11 @@ def memory_view(data: Mapping[str, Any]) -> MemoryView:
         drawn: Any = {**device, "samples": samples, "top_bytes": top}
         devices.append(drawn)
     kept = sorted(sorted(devices, key=lambda d: -d["top_bytes"])[:MOST_DEVICES], key=lambda d: d["device"])
-    words = [_words(d) for d in kept[:4]]
+    predicted = bool(data.get("predicted"))
+    words = [_words(d, predicted) for d in kept[:4]]
     return {
         "picture": "memory", "title": data["title"], "summary": "Memory through a step: " + ("; ".join(words) or "no device"),
-        "duration_s": max(data["duration_s"], 1e-9), "devices": kept, "left_out": len(devices) - len(kept),
+        "duration_s": max(data["duration_s"], 1e-9), "devices": kept, "predicted": predicted, "left_out": len(devices) - len(kept),
         "parts": [{"name": name, "label": WORDS.get(name, name), "color": color} for name, color in PARTS.items()],
     }  # fmt: skip
 
@@ -82,7 +85,7 @@ class MemoryPicture(Picture):
 
     def to_text(self) -> str:
         """Return a line per device."""
-        return "\n".join([self.view["title"], *(f"  {_words(d)}" for d in self.view["devices"])])
+        return "\n".join([self.view["title"], *(f"  {_words(d, self.view['predicted'])}" for d in self.view["devices"])])
 
     def to_svg(self) -> str:
         """Return all devices as one static SVG, two side by side."""
@@ -127,11 +130,15 @@ class MemoryPicture(Picture):
                 width = max(1.0, at(call["end_s"]) - at(call["start_s"]))
                 if held:
                     y = level(base + held)
-                    parts.append(tag("rect", x=at(call["start_s"]), y=y, width=width, height=level(base) - y, fill=color))
+                    fill = hatch(color) if self.view["predicted"] else color
+                    parts.append(tag("rect", x=at(call["start_s"]), y=y, width=width, height=level(base) - y, fill=fill))
                 base += held
-        line = " ".join(f"{'L' if i else 'M'}{at(s[0]):.1f},{level(s[1]):.1f}" for i, s in enumerate(device["samples"]))
+        gauge = 1 if any(s[1] is not None for s in device["samples"]) else 2  # a simulated accelerator has no host process
+        known = [s for s in device["samples"] if s[gauge] is not None]
+        line = " ".join(f"{'L' if i else 'M'}{at(s[0]):.1f},{level(s[gauge]):.1f}" for i, s in enumerate(known))
         if line:
-            parts.append(tag("path", d=line, fill="none", class_="edge", stroke_width=1.4))
+            dashes = {"stroke_dasharray": "4 3"} if self.view["predicted"] else {}
+            parts.append(tag("path", d=line, fill="none", class_="edge", stroke_width=1.4, **dashes))
         else:
             parts.append(svg_text(LEFT + 8, (top + bottom) / 2, "not measured", font_style="italic", class_="sub"))
         if planned:
@@ -148,9 +155,12 @@ class MemoryPicture(Picture):
         return "".join(parts)
 
 
-def _words(device: Mapping[str, Any]) -> str:
-    planned, samples = device["planned"], device["samples"]
+def _words(device: Mapping[str, Any], predicted: bool) -> str:
+    planned, samples = device["planned"], [v for s in device["samples"] for v in s[1:] if v is not None]
+    if predicted and samples:
+        asked = bytes_text(planned["asked"] if planned else 0)
+        return f"device {device['device']}: {asked} planned at most, {bytes_text(max(samples))} predicted"
     told = "nothing planned" if planned is None else f"{bytes_text(planned['asked'])} planned at most"
     return f"device {device['device']}: {told}, " + (
-        f"{bytes_text(max(s[1] for s in samples))} resident at most" if samples else "not measured"
+        f"{bytes_text(max(s[1] for s in device['samples'] if s[1] is not None))} resident at most" if samples else "not measured"
     )

@@ -144,7 +144,7 @@ def _both_title(plan: ReshardPlan, variants: Sequence[VariantView]) -> str:
 
 def _variant(given: ReshardPlan | ReshardReport) -> VariantView:
     plan, data = _plan_of(given), given.view()
-    report = given if isinstance(given, ReshardReport) else None
+    report = given if isinstance(given, ReshardReport) and not given.predicted else None  # predicted: the plan's bytes
     bucket, groups = _buckets(plan)
     bars = data["ranks"][:BAR_RANKS]
     far = [[0] * len(groups) for _ in groups]

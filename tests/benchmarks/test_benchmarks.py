@@ -31,7 +31,9 @@ def modules(monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["parity", "learning", "additions_task", "overhead", "reshard", "snapshot", "trl_ppo"])
+@pytest.mark.parametrize(
+    "name", ["parity", "learning", "additions_task", "overhead", "reshard", "snapshot", "calibrate", "trl_ppo"]
+)
 def test_help_says_what_it_is(name):
     done = subprocess.run([sys.executable, FOLDER / f"{name}.py", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -103,3 +105,17 @@ def test_no_held_out_addition_is_trained_in_any_order(modules):
     assert len({*train, *held_out, *(pair[::-1] for pair in held_out)}) == (task.LARGEST + 1) ** 2
     assert all(int(answer) == sum(pair) for part, pairs in zip(task.split(), (train, held_out), strict=True)
                for answer, pair in zip(part["answer"], pairs, strict=True))  # fmt: skip
+
+
+def test_the_order_of_strategies_is_judged_but_for_ties(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    calibrate = load("calibrate")
+
+    def rows(*pairs):
+        return [{"strategy": name, "measured_s": m, "predicted_s": p} for name, m, p in pairs]
+
+    assert calibrate.misordered(rows(("a", 1.0, 1.5), ("b", 2.0, 1.6), ("c", 3.0, 9.0))) == []
+    assert calibrate.misordered(rows(("a", 1.0, 1.5), ("b", 2.0, 1.4), ("c", 3.0, 9.0))) == ["a and b"]
+    assert calibrate.misordered(rows(("a", 1.0, 1.5), ("b", 1.05, 1.4))) == []  # a tie: within 10 %
+    for name in ("calibrate", "strategies", "common"):
+        sys.modules.pop(name, None)

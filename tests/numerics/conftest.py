@@ -13,7 +13,7 @@ def plain(live):
     return Plain(live.reference.role.folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def judge(live, tmp_path_factory):
     """A reward model and a critic of one folder whose scalar head is random, and the same in transformers."""
     folder = tmp_path_factory.mktemp("judge")

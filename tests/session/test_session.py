@@ -264,7 +264,7 @@ def test_a_shadow_s_weights_age_until_it_is_used():
         critic = simulated.critic("tiny")
         simulated.place({"actor critic": 1, "critic.inference": 1})
         critic.compute_values(batch).wait()
-        assert [s.phase for s in simulated.trace if s.method == "export_weights" and s.role == "critic"] == ["preparation"]
+        assert [s.phase for s in simulated.trace.calls if s.method == "export_weights" and s.role == "critic"] == ["preparation"]
         assert set(simulated.trace[0].overlap()) <= {(), ("actor",), ("actor.rollout",), ("actor", "actor.rollout")}
 
 

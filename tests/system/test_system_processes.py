@@ -21,6 +21,7 @@ from hfsdk.pending import ColumnRef
 from hfsdk.placement import Placement
 from hfsdk.protocol import PROTOCOLS
 from hfsdk.roles import RoleSpec
+from hfsdk.runtime import Kept
 from hfsdk.table import Table
 
 TWO_SESSIONS = """
@@ -148,13 +149,15 @@ def test_interrupted_and_killed_driver(ray_here):
 def examples():
     role = RoleSpec(name="actor", kind="actor")
     ref = ColumnRef(3, "prompt", np.arange(2))
+    kept = Kept(1, "actor", "tp1 pp1 dp2", (0, 1), (10, 10), 4)
     protocol, inputs = PROTOCOLS["MICRO_DP"], {"prompt": ref}
     submit = m.Submit("actor", "generate", "generation", inputs, ("response",), 2, protocol, {"n": 1}, "cell 1", "f@1", 2.0, "all")
     return [
         m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2), (role,)),
         m.Put(Table({"x": np.arange(3)})),
         submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}), m.Ask(1, "state"), m.AskColumn(ref), m.Cancel((1,)), m.Release((1,)),
-        m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.Close(),
+        m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.NextStep(),
+        m.Snapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Forget((kept,)), m.Close(),
     ]  # fmt: skip
 
 

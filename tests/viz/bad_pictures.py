@@ -12,6 +12,8 @@ import numpy as np
 import hfsdk as hf
 from hfsdk.comparison import ComparedCall, Comparison
 from hfsdk.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
+from hfsdk.experiment import MEASURED, Experiment
+from hfsdk.history import Branch, History, Mark
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement, Pool
 from hfsdk.resharding import ReshardPlan, ReshardReport, TransportReport
@@ -24,7 +26,9 @@ from hfsdk.trace import Span, Trace
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view
-from tests.viz import demo
+from hfsdk.viz.plan import PlanPicture, plan_view
+from hfsdk.viz.what_if import WhatIfPicture, what_if_view
+from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
 
 HOSTILE = "</script><script>window.hacked=1</script>]]>&\"'<!-- \u202eabc שלום 🙂 \ud800 \udc00 \x00\x0b\ufffe " + "x" * 300
@@ -187,11 +191,60 @@ def flow_of(words: str, seconds: float | None, state: str = "done", ranks: int =
     return Dataflow.of(calls, 0, nodes=tuple(rank // 8 for rank in range(ranks)), controller_bytes=0)
 
 
+PLAN_TEXTS = ("title", "preset", "why", "text", "family", "algorithm", "cluster", "error", "label", "unit", "plan_name")
+
+
+def hostile_plan(data: Any, every: tuple[str, ...] = PLAN_TEXTS) -> Any:
+    """The same data with every text of a plan replaced, roles and pools included."""
+    if isinstance(data, dict):
+        return {HOSTILE if k == "actor" else k: HOSTILE if k in every and isinstance(v, str) else hostile_plan(v)
+                for k, v in data.items()}  # fmt: skip
+    if isinstance(data, list):
+        return [hostile_plan(v) for v in data]
+    return HOSTILE if data in ("actor", "actor+reference", "all") else data
+
+
+def planned(data: dict[str, Any]) -> Picture:
+    return PlanPicture(plan_view(data))
+
+
+def asked(change: Callable[[Any], Any] = lambda data: data, moved: str = "response_tokens", **options: Any) -> Picture:
+    what_if = demo_plans.what_if(**options).draw(moved)
+    return WhatIfPicture(what_if_view(change(what_if.view())))
+
+
+def without_points(data: dict[str, Any]) -> dict[str, Any]:
+    points = [{**p, "seconds": None, "cost_per_step": None, "plan": ""} for p in data["curve"]["points"]]
+    return {**data, "curve": {**data["curve"], "points": points}, "error": HOSTILE}
+
+
 NO_PLACE = {"title": "", "nodes": [], "devices": {}, "pools": {}, "roles": []}
 
 
 def placed(data: dict[str, Any]) -> Picture:
     return PlacementPicture(placement_view(data))
+
+
+# ---------------------------------------------------------------- branches and experiments
+
+
+def experiment_of(value: float | None, name: str = "PPO", steps: int = 3, *, judged: bool = False) -> Experiment:
+    """Two algorithms, two seeds; every measure of the second one is ``value``."""
+    rows = [
+        {"algorithm": algorithm, "seed": seed, "step": step, **dict.fromkeys(MEASURED, number)}
+        for algorithm, number in ((name, value), ("GRPO", 0.1)) for seed in (0, 1) for step in range(steps)
+    ]
+    then = {"algorithms": {name: {"final_scores": {"0": 0.2, "1": 0.4}}}} if judged else None
+    return Experiment(tuple(rows), {name: "()", "GRPO": "()"}, (0, 1), steps, then)
+
+
+def history_of(score: float | None, name: str = "again", steps: int = 4) -> History:
+    """A branch that left ``main`` after its second step."""
+    rows = [{"kind": "step", "branch": "main", "step": i, "score_mean": score} for i in range(steps)]
+    rows[min(1, steps - 1)]["snapshot"] = HOSTILE if name == HOSTILE else "before"
+    rows += [{"kind": "update", "branch": name, "role": "actor"}, {"kind": "step", "branch": name, "step": 2, "score_mean": score}]
+    mark = str(rows[min(1, steps - 1)]["snapshot"])
+    return History(tuple(rows), (Branch("main"), Branch(name, "main", mark, 1)), (Mark(mark, "main", 1),), name)
 
 
 PICTURES: dict[str, Callable[[], Picture]] = {
@@ -210,6 +263,21 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "placement: hostile, many": lambda: placed(hostile(demo.placement_data(4, 8))),
     "placement: nan": lambda: placed(broken(demo.placement_data(1, 4), NAN)),
     "placement: infinity": lambda: placed(broken(demo.placement_data(4, 8), INF)),
+    "plan: none": lambda: planned(demo_plans.no_plan()),
+    "plan: one device": lambda: planned(demo_plans.plan_data(cluster="1x1 H100", price=0.0, steps=1)),
+    "plan: 4096 devices": lambda: planned(demo_plans.plan_data(cluster="512x8 H100")),
+    "plan: odd nodes": lambda: planned(demo_plans.plan_data(cluster="3x5 H100 + 1x3 A100-80GB")),
+    "plan: hostile": lambda: planned(hostile_plan(demo_plans.plan_data())),
+    "plan: nan": lambda: planned(broken(demo_plans.plan_data(), NAN)),
+    "plan: infinity": lambda: planned(broken(demo_plans.plan_data(), INF)),
+    "plan: 0": lambda: planned(broken(demo_plans.plan_data(), 0.0)),
+    "plan: too long": lambda: planned(broken(demo_plans.plan_data(), 1e300)),
+    "what_if: hostile": lambda: asked(hostile_plan),
+    "what_if: one device": lambda: asked(cluster="1x4 H100", moved="devices"),
+    "what_if: nan": lambda: asked(lambda data: broken(data, NAN)),
+    "what_if: infinity": lambda: asked(lambda data: broken(data, INF)),
+    "what_if: nothing fits": lambda: asked(without_points),
+    "what_if: 1024 devices": lambda: asked(cluster="128x8 A100-80GB", moved="devices"),
     "dashboard: empty": lambda: picture_of(Run()),
     "dashboard: one step": lambda: picture_of(run_of(rows_of(None, 1))),
     "dashboard: 5000 steps": lambda: picture_of(run_of(rows_of(None, 5000))),
@@ -248,6 +316,18 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "dataflow: nan": lambda: picture_of(flow_of("a", NAN)),
     "dataflow: infinity": lambda: picture_of(flow_of("a", INF)),
     "dataflow: only running": lambda: picture_of(flow_of("a", None, "running")),
+    "experiment: one step": lambda: picture_of(experiment_of(0.3, steps=1)),
+    "experiment: nan": lambda: picture_of(experiment_of(NAN)),
+    "experiment: infinity": lambda: picture_of(experiment_of(INF, judged=True)),
+    "experiment: no scores": lambda: picture_of(experiment_of(None)),
+    "experiment: hostile": lambda: picture_of(experiment_of(0.3, HOSTILE, judged=True)),
+    "experiment: nothing": lambda: picture_of(Experiment((), {}, (), 0)),
+    "lineage: empty": lambda: picture_of(History((), (Branch("main"),))),
+    "lineage: nan": lambda: picture_of(history_of(NAN)),
+    "lineage: infinity": lambda: picture_of(history_of(INF)),
+    "lineage: no scores": lambda: picture_of(history_of(None)),
+    "lineage: 3000 steps": lambda: picture_of(history_of(0.5, steps=3000)),
+    "lineage: hostile": lambda: picture_of(history_of(0.5, HOSTILE)),
     "reshard: one rank": lambda: picture_of(plan_of("m", "tp1", "tp1")),
     "reshard: 1024 ranks": lambda: picture_of(plan_of("m", "tp4 dp256", "tp2 dp512")),
     "reshard: hostile": lambda: picture_of(plan_of(HOSTILE, "tp4", "tp2")),

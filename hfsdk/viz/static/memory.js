@@ -34,19 +34,20 @@ function render({ model, el }) {
       for (const p of view.parts) {
         const held = c[p.name + "_bytes"];
         if (!held) continue;
-        S("rect", { x: X(c.start_s), y: Y(base + held), width: Math.max(1, X(c.end_s) - X(c.start_s)), height: Y(base) - Y(base + held), fill: p.color, "data-part": p.name, "data-bytes": held }, g);
+        S("rect", { x: X(c.start_s), y: Y(base + held), width: Math.max(1, X(c.end_s) - X(c.start_s)), height: Y(base) - Y(base + held), fill: view.predicted ? hatch(p.color) : p.color, "data-part": p.name, "data-bytes": held }, g);
         rows.push([p.label, fmtBytes(held)]);
         base += held;
       }
-      rows.push(["tensors in all", fmtBytes(base)], ["resident (process)", fmtBytes(c.rss_bytes)]);
+      rows.push(["tensors in all", fmtBytes(base)]);
+      if (!isMissing(c.rss_bytes)) rows.push(["resident (process)", fmtBytes(c.rss_bytes)]);
       if (!isMissing(c.allocated_bytes)) rows.push(["allocated on the GPU", fmtBytes(c.allocated_bytes)], ["reserved on the GPU", fmtBytes(c.reserved_bytes)]);
-      addMark(g, `after ${c.call}`, rows);
+      addMark(g, `after ${c.call}${view.predicted ? ": predicted" : ""}`, rows);
     }
     const line = (k, dash) => {
       const known = d.samples.filter((s) => !isMissing(s[k]));
       if (known.length) S("path", { d: known.map((s, i) => `${i ? "L" : "M"}${X(s[0]).toFixed(1)},${Y(s[k]).toFixed(1)}`).join(""), fill: "none", class: "hf-edge hf-gauge", "stroke-width": 1.5, "stroke-dasharray": dash, "pointer-events": "none" }, svg);
     };
-    line(1, null); line(2, "4 2"); line(3, "1.5 2");
+    line(1, view.predicted ? "4 3" : null); line(2, view.predicted ? "4 3" : "4 2"); line(3, "1.5 2");
     if (!d.samples.length) S("text", { x: LEFT + 8, y: (TOP + BOTTOM) / 2, "font-style": "italic", class: "hf-sub hf-nomeasure" }, svg, "not measured");
     if (d.planned) {
       const y = Y(d.planned.asked);
