@@ -175,19 +175,21 @@ def test_lengths_that_differ(lengths):
 
 
 @pytest.fixture(scope="module")
-def every_way():
-    """The best plan of every way of sharing devices."""
+def any_plan():
+    """A plan to ask for others."""
     workload = hf.Workload(prompts=32, prompt_tokens=100, response_tokens=50)
-    return session_on("2x4 A100-80GB", hf.PPO()).plan(hf.PPO(), workload, top=1000)
+    return session_on("2x4 A100-80GB", hf.PPO()).plan(hf.PPO(), workload)
 
 
 @pytest.mark.parametrize("preset", ["colocate", "split", "standalone", "interleaving", "separation"])
-def test_every_call_of_a_preset_is_predicted_as_simulated(preset, every_way):
+def test_every_call_of_a_preset_is_predicted_as_simulated(preset, any_plan):
     """Plans that are not the best as well: call by call, on two nodes and with shadows."""
-    algorithm, plan, workload = hf.PPO(), every_way, every_way.workload
+    algorithm, workload = hf.PPO(), any_plan.workload
     session = session_on("2x4 A100-80GB", algorithm)
-    one = next(a for a in (plan.best, *plan.runners_up) if a.preset == preset)
-    simulate(session, algorithm, workload, replace(plan, best=one))
+    plan = any_plan.again(placement=preset)
+    one = plan.best
+    assert one.preset == preset
+    simulate(session, algorithm, workload, plan)
     took = session.trace.snapshot().seconds_by_call()
     assert set(took) == set(one.calls)
     for name, seconds in took.items():
@@ -390,7 +392,7 @@ def test_calibrated_bands_are_those_of_plans():
     session.errors = dict.fromkeys(["", "generate", "update"], 0.01)
     narrow = session.plan(hf.GRPO(n=2), workload).band
     assert narrow[1] - narrow[0] == pytest.approx((wide[1] - wide[0]) / 30)
-    slower = replace(session.perf, train_efficiency=session.perf.train_efficiency / 4)
+    slower = replace(session.perf, dispatch_s=session.perf.dispatch_s * 10)
     before = session.plan(hf.GRPO(n=2), workload).seconds
     session.perf = slower
     assert session.plan(hf.GRPO(n=2), workload).seconds > before
