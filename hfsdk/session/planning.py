@@ -103,7 +103,8 @@ def _stretched(role: RoleSpec, workload: Workload) -> RoleSpec:
 
 
 def _with_layouts(role: RoleSpec, layouts: Mapping[str, Layout]) -> RoleSpec:
-    train, rollout = layouts.get(role.name), layouts.get(f"{role.name} rollout")
-    fixed = [use for use, layout in (("train", train), ("rollout", rollout)) if layout is not None]
-    auto = tuple(use for use in role.auto if use not in fixed)
-    return replace(role, train=train or role.train, rollout=rollout or role.rollout, auto=auto)
+    for use, name in (("train", role.name), ("rollout", f"{role.name} rollout")):
+        if name in layouts:
+            chosen: dict[str, Any] = {use: layouts[name]}
+            role = replace(role, **chosen, auto=tuple(a for a in role.auto if a != use))
+    return role
