@@ -14,7 +14,7 @@ from hfsdk.errors import OptionError
 
 def is_whole(value: object) -> bool:
     """Whether a value is a whole number (numpy's too; ``True`` is none)."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 @cache

@@ -15,7 +15,8 @@ import numpy as np
 from hfsdk.batch import Batch
 from hfsdk.engine import messages as m
 from hfsdk.engine.microbatch import plan_update
-from hfsdk.engine.simulated_runtime import GENERATE, TOKEN_ENDINGS, ResponseLengths, SimulatedValue
+from hfsdk.engine.simulated_lengths import ResponseLengths
+from hfsdk.engine.simulated_values import GENERATE, TOKEN_ENDINGS, SimulatedValue
 from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.models import ModelHandle, RewardModel
 from hfsdk.models.reward import RewardSum
