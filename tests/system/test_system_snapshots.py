@@ -45,7 +45,7 @@ def test_compare_gives_the_same_numbers_again_and_comes_back(live):
 
     first = numbers()
     assert {(row["algorithm"], row["seed"]) for row in first} == {(name, seed) for name in named for seed in (0, 1)}
-    assert first[0]["score"] != first[2]["score"], "another seed samples other responses"
+    assert first[0]["entropy"] != first[2]["entropy"], "another seed samples other responses"
     assert numbers() == first
     assert weights(live) == before
     assert live.prompts.position == place
