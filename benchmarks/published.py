@@ -134,7 +134,8 @@ _SHADOW = re.compile(r"generation layout TP(\d+) PP(\d+) when shadow on")
 PUZZLE = SystemTraits(
     name="PUZZLE", cuda_graphs=False, flash_attention=False, sequence_parallel=False, handover=2.0
 )
-"""Megatron-LM for training and for generation, in stages whose sending waits; fp16, no recompute, no flash attention (notes)."""
+"""Megatron-LM for training and for generation; fp16, no recompute, no flash attention (notes). That sending waits is inferred: with
+as many micro-batches as stages generation takes twice as long as with half as many."""
 QUANTITIES = {"generation_time": "generation", "inference_time": "forward", "train_time": "train", "reshard_time": "reshard",
               "iteration_time": "step"}  # fmt: skip
 
@@ -205,7 +206,7 @@ def overlap(perf: PerfModel, made: list[Setup], lengths: np.ndarray) -> float:
 
 
 def deepspeed_chat() -> Iterator[Case]:
-    """Generation (weights already gathered) and training under ZeRO-3, from the same clusters' logs."""
+    """Generation with the weights already gathered, from the same clusters' logs; of training the micro-batch is not stated."""
     from hfsdk.planner.systems import DEEPSPEED_CHAT
 
     for row in rows():
@@ -214,24 +215,19 @@ def deepspeed_chat() -> Iterator[Case]:
         device = "A100-80GB" if row["gpu_type"] == "A100 NVLink" else "A100-80GB-PCIe"
         gpus = int(row["gpus"])
         traits = replace(DEEPSPEED_CHAT, flash_attention=False, fused=False)
-        actor = LLAMA[row["actor_params_b"]]
-        critic = OPT_350M if row["critic_params_b"] == "0.35" else LLAMA[row["critic_params_b"]]
         num_rows = int(row["global_batch"]) // gpus
-        made = [setup(spec, f"dp{gpus}", device, traits, head=head, rollout=Layout(tp=1), max_num_seqs=4096,
-                      micro_batch_tokens=512 * min(4, num_rows)) for spec, head in ((actor, "lm"), (critic, "scalar"))]  # fmt: skip
-        quantity = "generation" if row["metric"] == "generation_time" else "train"
+        made = setup(LLAMA[row["actor_params_b"]], f"dp{gpus}", device, traits, rollout=Layout(tp=1), max_num_seqs=4096)
         yield Case(
-            f"DeepSpeed-Chat, {'NVLink' if device == 'A100-80GB' else 'PCIe'}", quantity, float(row["value"]), on_test_side(row),
+            f"DeepSpeed-Chat, {'NVLink' if device == 'A100-80GB' else 'PCIe'}", "generation",
+            float(row["value"]), on_test_side(row),
             f"DeepSpeed-Chat {row['actor_params_b']}B/{row['critic_params_b']}B {gpus} GPUs",
-            f"{row['actor_params_b']}B {device}", "ZeRO-3", _zero_seconds(quantity, made, num_rows),
+            f"{row['actor_params_b']}B {device}", "ZeRO-3", _zero_seconds(made, num_rows),
         )  # fmt: skip
 
 
-def _zero_seconds(quantity: str, made: list[Setup], num_rows: int) -> Callable[[PerfModel], float]:
+def _zero_seconds(actor: Setup, num_rows: int) -> Callable[[PerfModel], float]:
     half = same(num_rows, 256)
-    if quantity == "generation":
-        return lambda perf: perf.prefill(made[0], half) + perf.decode(made[0], half, half)
-    return lambda perf: sum(sum(perf.train(one, 2 * half)) + perf.optimizer(one) for one in made)
+    return lambda perf: perf.prefill(actor, half) + perf.decode(actor, half, half)
 
 
 # -- ReaL's heuristic plan: every call tp8 pp=N/8

@@ -49,6 +49,7 @@ TOOLS = """
   const move = (name, index) => {
     const input = root.querySelector(`input[name=${name}]`);
     input.value = String(index);
+    input.dispatchEvent(new PointerEvent('pointerdown', { bubbles: true })); // a hand holds it: no curve is drawn meanwhile
     const at = performance.now();
     input.dispatchEvent(new Event('input', { bubbles: true }));
     return at;
@@ -62,6 +63,7 @@ TOOLS = """
       rows.push([name, index, end - at, planned(), root.querySelector('.hf-title').textContent]);
       await sleep(60);
     }
+    root.querySelector('input[type=range]').dispatchEvent(new PointerEvent('pointerup', { bubbles: true }));
     return rows;
   };
   window.quick = async (name, indices) => {
@@ -88,7 +90,8 @@ def in_browser() -> tuple[list[list[Any]], list[float]]:
             page.wait_for_selector(".hf-live .hf-what-if")
             page.evaluate(TOOLS)
             stops = {n: int(page.locator(f".hf-live input[name={n}]").get_attribute("max")) for n in ("response_tokens", "prompts")}
-            moves = [[n, i] for n in ("response_tokens", "prompts") for i in range(stops[n] + 1)]
+            here = int(page.locator(".hf-live input[name=prompts]").input_value())  # asked already
+            moves = [[n, i] for n in ("response_tokens", "prompts") for i in range(stops[n] + 1) if (n, i) != ("prompts", here)]
             page.evaluate("(moves) => window.drag(moves)", [["prompt_tokens", 3]])  # the first one, of a page that was just made
             rows = page.evaluate("(moves) => window.drag(moves)", moves[:DRAGS])
             page.wait_for_timeout(6000)  # the curve and the saved copy

@@ -96,7 +96,8 @@ def _cut(share: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], max_token
     """Cut rows, sorted from long to short, into as few micro-batches as fit, about equally large."""
     num_alone = int((lengths[share] >= max_tokens).sum())
     alone, rest = share[:num_alone].tolist(), share[num_alone:]
-    count = -(-int(lengths[rest].sum()) // max_tokens)
+    # never fewer than the tokens fill, nor than there are rows of which no two fit together
+    count = max(-(-int(lengths[rest].sum()) // max_tokens), int((2 * lengths[rest] > max_tokens).sum()))
     while True:
         parts = balanced_split(lengths[rest], count) if count else ()
         if all(lengths[rest[part]].sum() <= max_tokens for part in parts):

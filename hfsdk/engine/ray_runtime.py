@@ -56,7 +56,7 @@ An interrupt ends the wait.
 START_S = 300.0
 """How long a pool's processes may take to start and join."""
 
-START_TRIES = 4
+START_TRIES = 8
 """A raylet ends itself when its agent takes more than about 15 s to start, as on a busy machine: then once more."""
 
 OBJECT_STORE_BYTES = 512 * 2**20

@@ -16,21 +16,20 @@ other, and workers that share cores slow each other down (``simulated_cores``).
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from hfsdk.boxes import megatron_boxes
 from hfsdk.dataflow import Call
 from hfsdk.engine.dispatch import mesh_of, one_array_each
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.shadow_plan import exported, received_by_link
+from hfsdk.engine.simulated_asks import MEASURED_LENGTHS, Costs, Estimate, Question, Rows
 from hfsdk.engine.simulated_cores import SharedCores
+from hfsdk.engine.simulated_keeping import kept_bytes, read_checkpoint, write_checkpoint
 from hfsdk.engine.simulated_lengths import ResponseLengths
 from hfsdk.engine.simulated_reports import transport_reports
 from hfsdk.engine.simulated_spans import Held, Phases, SimulatedSpans, Timeline
@@ -46,12 +45,12 @@ from hfsdk.engine.simulated_values import (
     store,
     values_of,
 )
-from hfsdk.errors import CallError, CheckpointError
+from hfsdk.errors import CallError
 from hfsdk.placement import Pool
 from hfsdk.resharding import LINKS
 from hfsdk.roles import RoleSpec
 from hfsdk.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
-from hfsdk.spec import DTYPE_BYTES, ClusterSpec
+from hfsdk.spec import ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
 
 __all__ = [
@@ -59,92 +58,8 @@ __all__ = [
     "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
 ]  # fmt: skip
 
-Rows = tuple[Array, Array]
-"""Prompt lengths and response lengths of some rows."""
-
 WITHOUT_TRAINER = (*GENERATE, "last_reshard", "census", "num_updates")
 """Methods that leave the weights where they are, in mode ``shared``."""
-
-
-class Costs(Protocol):
-    """Who predicts seconds. Every answer must be a pure function of its arguments."""
-
-    @property
-    def dispatch_s(self) -> float:
-        """Seconds between a call's start and its work on the devices."""
-        ...
-
-    def method_costs(
-        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False
-    ) -> Sequence[Phases]:
-        """Return, for each (prompt lengths, response lengths) of ranks that share rows, seconds by span name, in order."""
-        ...
-
-    def host_task(self, num_rows: int, num_tokens: int) -> float:
-        """Return the seconds of a CPU task."""
-        ...
-
-
-MEASURED_LENGTHS = "measured_lengths"
-"""Option of a call that generates: the length of every response, in place of drawn ones."""
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """What was asked of a performance model for a call: the seconds of a method for groups of ranks that share rows."""
-
-    method: str
-    role: RoleSpec
-    devices: tuple[int, ...]
-    rows: tuple[Rows, ...]
-    """By group: prompt lengths and response lengths."""
-    weights: tuple[int, ...]
-    """By group: its number of ranks."""
-    stale: bool = False
-
-
-class Estimate(Protocol):
-    """Bytes of a role on one device, as a memory model predicts them (``hfsdk.planner.memory.MemoryEstimate`` is one)."""
-
-    @property
-    def weights(self) -> int:
-        """The trainer's weights."""
-        ...
-
-    @property
-    def gradients(self) -> int:
-        """Their gradients."""
-        ...
-
-    @property
-    def optimizer(self) -> int:
-        """Masters and moments."""
-        ...
-
-    @property
-    def rollout_weights(self) -> int:
-        """The generating engine's copy."""
-        ...
-
-    @property
-    def kv_cache(self) -> int:
-        """Its key/value cache."""
-        ...
-
-    @property
-    def offloaded(self) -> str:
-        """Which of these is in host memory while it is not used, or nothing."""
-        ...
-
-    @property
-    def resident(self) -> int:
-        """Bytes held all the time."""
-        ...
-
-    @property
-    def working(self) -> int:
-        """Further bytes while the role's greediest call runs."""
-        ...
 
 
 @dataclass(eq=False)
@@ -244,7 +159,7 @@ class SimulatedRuntime:
 
     def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
         """Record the role; loading takes no virtual time."""
-        num_updates = _read_checkpoint(role.restore) if role.restore else 0
+        num_updates = read_checkpoint(role.restore) if role.restore else 0
         if state is not None:
             num_updates = state.handles[0]
         estimate = self._memory(role, pool.size) if self._memory else None
@@ -262,7 +177,7 @@ class SimulatedRuntime:
         with self._lock:
             state = self._roles[role]
             self._kept[number] = state.num_updates
-            sizes = tuple(_kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
+            sizes = tuple(kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
             return Kept(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
 
     def holds(self, kept: Kept) -> bool:
@@ -469,10 +384,10 @@ class SimulatedRuntime:
             state.num_updates += 1
             return SimulatedRow(seconds=seconds)
         if call.method == "save_state":
-            _write_checkpoint(options["folder"], state.num_updates)
+            write_checkpoint(options["folder"], state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
         if call.method == "load_state":
-            state.num_updates, state.synced = _read_checkpoint(options["folder"]), -1
+            state.num_updates, state.synced = read_checkpoint(options["folder"]), -1
             return SimulatedRow(num_updates=state.num_updates)
         if call.method in ("run", "call", "grad_norm", "compute_loss", "census"):
             return SimulatedValue(str(call))
@@ -568,38 +483,6 @@ class SimulatedRuntime:
         with self._lock:
             self._roles.clear()
             self._last.clear()
-
-
-def _kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
-    """Return the bytes of a rank's weights, their fp32 masters where they are not fp32, and the moments after the first step."""
-    assert role.model is not None
-    mesh = mesh_of(role)
-    at = mesh.coordinates(rank)
-    numbers = sum(box.numel for box in megatron_boxes(role.model, mesh.layout, at.tp, at.pp))
-    masters = 4 * (role.dtype != "fp32")
-    return numbers * (DTYPE_BYTES[role.dtype] + masters + 8 * trained)
-
-
-CHECKPOINT = "simulated.json"
-"""All that a simulated checkpoint holds: how many updates the state had seen."""
-
-
-def _write_checkpoint(folder: str, num_updates: int) -> None:
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / CHECKPOINT).write_text(json.dumps({"num_updates": num_updates}))
-    except OSError as error:
-        raise CheckpointError(f"cannot save to {folder}: {error}") from error
-
-
-def _read_checkpoint(folder: str) -> int:
-    file = Path(folder) / CHECKPOINT
-    try:
-        return int(json.loads(file.read_text())["num_updates"])
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{folder} holds no checkpoint of a simulated session ({error}); give a folder that a simulated session saved"
-        ) from error
 
 
 def _inputs(orders: Iterable[Order]) -> list[Timeline]:

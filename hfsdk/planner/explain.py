@@ -29,6 +29,15 @@ NAMED = ("colocate", "split", "standalone", "interleaving", "separation")
 """Presets that plans are named by."""
 
 
+def relative_errors(bands: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Turn a calibration's bands (multipliers by ``method.phase``) into relative errors by method: those of its widest phase."""
+    found: dict[str, float] = {}
+    for kind, (low, high) in bands.items():
+        method = kind.partition(".")[0]
+        found[method] = max(found.get(method, 0.0), min(1.0, max(high - 1, 1 - low)))
+    return found
+
+
 def job_seconds(found: Found) -> Array:
     """Return the seconds of every job of a plan, [job]."""
     return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in job_phases(found)])

@@ -300,11 +300,12 @@ class PerfModel:
         return sum(self.costs(method, setup, prompts, responses, stale).values())
 
     def method_costs(
-        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False
+        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False,
+        away: bool = False,
     ) -> list[Mapping[str, float]]:
         """Return, for each group of ranks that share rows, the call's seconds by span name (see :meth:`costs`)."""
         setup = _setup(role, cluster, tuple(devices))
-        return [self.costs(method, setup, prompts, responses, stale) for prompts, responses in rows]
+        return [self.costs(method, setup, prompts, responses, stale, away) for prompts, responses in rows]
 
     # -- parts of formulas
 

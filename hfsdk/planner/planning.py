@@ -26,7 +26,7 @@ from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.pools import Kind, kinds_of
 from hfsdk.planner.recorded import Recorded
 from hfsdk.planner.search import FAMILY, Found, Search
-from hfsdk.planner.tables import Candidates, LayoutsOf, Tables, process_bytes
+from hfsdk.planner.tables import LayoutsOf, Tables, process_bytes
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ClusterSpec
 
@@ -202,9 +202,6 @@ class _ByBytes(Tables):
 
     def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
         return 0.0
-
-    def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
-        return super().candidates(item, jobs, kind, size)
 
 
 def fits(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> bool:

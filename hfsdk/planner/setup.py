@@ -137,7 +137,11 @@ class Setup:
 
     @cached_property
     def generating(self) -> Setup:
-        """The model as the generating engine has it: its layout is that of the rollout, nothing is trained."""
+        """The model as the generating engine has it: its layout is that of the rollout, nothing is trained.
+
+        Where rows are generated in groups (``traits.generation_rows``), ``batch_tokens`` is the longest prompt, and a pass of the
+        prefill reads a whole group.
+        """
         layout = Layout(tp=self.rollout_tp, pp=self.rollout_pp, dp=1)
         traits = replace(self.traits, zero3=False)
         rows = self.traits.generation_rows

@@ -12,7 +12,7 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,8 +35,6 @@ Phases = list[tuple[str, float]]
 """(span name, seconds), in order."""
 LayoutsOf = Mapping[str, Layout]
 """``"train"`` and ``"rollout"`` -> filled layouts."""
-
-_SETUP_FIELDS = {f.name for f in fields(Setup)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -245,8 +243,7 @@ class Tables:
         changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
         if rollout_tp:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
-            if "rollout_links" in _SETUP_FIELDS:
-                changes["rollout_links"] = self.links(changes["rollout"], kind, size)
+            changes["rollout_links"] = self.links(changes["rollout"], kind, size)
         return replace(self._setups[least], **changes)
 
     def links(self, layout: Layout, kind: Kind, size: int) -> Links:

@@ -68,8 +68,8 @@ def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
 
     if ground.simulated and name.lower() not in MODELS and "/" not in name:
         raise ModelNotFoundError(
-            f"asked for the model {name!r}, which is not known; {nearest(name, (*PRESETS, *MODELS))}. A simulated session also "
-            "takes a folder with config.json, a hub id, or numbers: hf.ModelSpec(...)"
+            f"asked for the model {name!r}, which is not known; {nearest(name, (*PRESETS, *MODELS))}. A simulated session "
+            "takes presets, a folder with config.json, a hub id, or numbers: hf.ModelSpec(...)"
         )
     folder = model_folder(name)
     spec = ModelSpec.from_folder(folder)

@@ -105,5 +105,6 @@ def _stretched(role: RoleSpec, workload: Workload) -> RoleSpec:
 def _with_layouts(role: RoleSpec, layouts: Mapping[str, Layout]) -> RoleSpec:
     for use, name in (("train", role.name), ("rollout", f"{role.name} rollout")):
         if name in layouts:
-            role = replace(role, **{use: layouts[name]}, auto=tuple(a for a in role.auto if a != use))
+            chosen: dict[str, Any] = {use: layouts[name]}
+            role = replace(role, **chosen, auto=tuple(a for a in role.auto if a != use))
     return role

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hfsdk.checks import is_whole
 from hfsdk.engine import messages as m
 from hfsdk.engine.rerun import Rerun, TwinRun, run_twin
 from hfsdk.errors import OptionError
 from hfsdk.planner.calibration import Calibration, Measured
+from hfsdk.planner.explain import relative_errors
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.placing import Placing
@@ -23,6 +24,8 @@ class Predicting(Placing):
 
     perf: PerfModel
     """Predicts the seconds of :meth:`predict`; :meth:`calibrate` replaces it."""
+    errors: Mapping[str, float] | None
+    """Its relative error by method; ``None`` before :meth:`calibrate`."""
 
     @property
     @abstractmethod
@@ -66,7 +69,7 @@ class Predicting(Placing):
             OptionError: as in :meth:`predict`; or the session is simulated, and nothing was measured.
         """
         found = PerfModel.fit([self.measured(step) for step in steps], start=self.perf)
-        self.perf = found.perf
+        self.perf, self.errors = found.perf, relative_errors(found.bands)
         return found
 
     def _step_trace(self, step: int) -> tuple[int, Trace]:

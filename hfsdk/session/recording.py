@@ -228,7 +228,7 @@ class _Host:
     """What handles need of a session, for one step."""
 
     def __init__(self, client: ControllerClient, seed: int, numbers: Mapping[str, float]) -> None:
-        self.client, self.seed = client, seed
+        self.client, self.seed, self.simulated_time = client, seed, True
         self.tokenizer_folder = ""
         self._numbers = dict(numbers)
         self.book: RoleBook | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -69,7 +70,8 @@ class Run:
     @property
     def device_hours(self) -> float:
         """Devices of the session times the hours of the run's steps; virtual hours where the session is simulated."""
-        return self._num_devices * sum(float(row["seconds"]) for row in self.rows) / 3600
+        seconds = [row.get("seconds") for row in self.rows]
+        return self._num_devices * sum(s for s in seconds if isinstance(s, float | int) and math.isfinite(s)) / 3600
 
     @property
     def cost(self) -> float | None:

@@ -59,6 +59,7 @@ class Session(Branching, Predicting):
         messages: notices so far, e.g. that a role was replaced.
         run: the last ``train``.
         perf: predicts seconds, see :meth:`predict`; :meth:`calibrate` replaces it.
+        errors: relative error of ``perf`` by method, for the bands of plans; ``None`` until :meth:`calibrate` has measured it.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Session(Branching, Predicting):
         self.messages: list[str] = []
         self.run: Run | None = None
         self.perf = PerfModel()
+        self.errors: Mapping[str, float] | None = None
         self._begin(ControllerClient(controller, wait_each=wait), kind)
         self._begin_history()
         self._finalizer = weakref.finalize(self, self._client.close)  # also at the interpreter's exit
@@ -280,7 +282,8 @@ class Session(Branching, Predicting):
             by_placement: whether two of them may share devices in the same way and differ in pool sizes.
             shadows: whether shadows (separation) may be used.
             perf: predicts seconds; by default the session's own.
-            error: relative error of predicted seconds, for the bands: a number, or by method.
+            error: relative error of predicted seconds, for the bands: a number, or by method; by default what :meth:`calibrate`
+                found, or 0.3.
 
         Returns:
             The plan; ``session.place(plan)`` applies it, ``plan.why()`` explains it.
@@ -333,7 +336,7 @@ class Session(Branching, Predicting):
         handles = [(handle, self._declared(handle)) for handle in self._book]
         return ask(
             algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or self.perf,
-            options=options,
+            options={**options, "error": self.errors if options["error"] is None else options["error"]},
         )  # fmt: skip
 
     # -- looking
@@ -528,6 +531,9 @@ class Session(Branching, Predicting):
         Returns:
             One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version and,
             where the session has a reference, kl_mean (per sequence, nats, k1).
+
+        Raises:
+            SimulatedValueError: the session is simulated and has no scores.
         """
         return evaluate(
             self, prompts, reward=reward, num_prompts=num_prompts, max_new_tokens=max_new_tokens, temperature=temperature,

@@ -3,6 +3,7 @@ import pytest
 
 from hfsdk.engine.microbatch import plan_pass, plan_update
 from hfsdk.errors import OptionError
+from hfsdk.protocol import balanced_split
 
 
 def lengths(n, seed=0, low=1, high=40):
@@ -62,3 +63,20 @@ def test_too_many_mini_batches_names_both_numbers():
         plan_update([3] * 4, [1] * 4, 1, 1, 5, 64, 0)
     with pytest.raises(OptionError, match="epochs=0"):
         plan_update([3] * 4, [1] * 4, 1, 0, 1, 64, 0)
+
+
+def test_micro_batches_are_as_few_as_the_spread_allows():
+    def one_by_one(lengths, most):
+        """Try every number of micro-batches from the least that the tokens fill."""
+        count = -(-int(lengths.sum()) // most)
+        while any(lengths[part].sum() > most for part in balanced_split(lengths, count)):
+            count += 1
+        return count
+
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        most = int(rng.integers(2, 500))
+        lengths = rng.integers(1, most, rng.integers(1, 60))
+        plan = plan_pass(lengths, 1, most)
+        assert plan.num_micro_batches == one_by_one(np.sort(lengths)[::-1], most)
+        assert max(lengths[list(rows)].sum() for rows in plan.micro_batches[0]) <= most

@@ -79,7 +79,8 @@ def test_a_fit_finds_constants_back(validate):
 
 def test_order_of_plans(validate):
     found = validate.orders({group: PerfModel() for group in {c.group for c in validate.cases()}})
-    assert len(found) >= 5
+    assert len(found) == 4
+    assert all(count >= 3 for count, _ in found.values())
     assert validate.pooled(found) > 0.7
 
 

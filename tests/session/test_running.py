@@ -63,7 +63,7 @@ def test_a_background_run_pauses_steps_resumes_and_finishes(session, ready, gate
     gate.let_in.release()
     run.wait(LIMIT_S)
     assert (run.state, len(run.rows), run.paused, run.running) == ("paused", 1, True, True)
-    assert repr(run) == "Run(1 of 4 steps, paused, score 0.500)"
+    assert repr(run).startswith("Run(1 of 4 steps, paused, score 0.500, ")
     run.step()
     gate.let_in.release()
     run.wait(LIMIT_S)

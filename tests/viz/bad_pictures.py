@@ -12,7 +12,7 @@ import numpy as np
 import hfsdk as hf
 from hfsdk.comparison import ComparedCall, Comparison
 from hfsdk.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
-from hfsdk.experiment import Experiment
+from hfsdk.experiment import MEASURED, Experiment
 from hfsdk.history import Branch, History, Mark
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement, Pool
@@ -231,7 +231,7 @@ def placed(data: dict[str, Any]) -> Picture:
 def experiment_of(value: float | None, name: str = "PPO", steps: int = 3, *, judged: bool = False) -> Experiment:
     """Two algorithms, two seeds; every measure of the second one is ``value``."""
     rows = [
-        {"algorithm": algorithm, "seed": seed, "step": step, **dict.fromkeys(("score", "kl", "length", "seconds", "tokens"), number)}
+        {"algorithm": algorithm, "seed": seed, "step": step, **dict.fromkeys(MEASURED, number)}
         for algorithm, number in ((name, value), ("GRPO", 0.1)) for seed in (0, 1) for step in range(steps)
     ]
     then = {"algorithms": {name: {"final_scores": {"0": 0.2, "1": 0.4}}}} if judged else None

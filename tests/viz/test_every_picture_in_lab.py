@@ -59,8 +59,8 @@ def shown(page: Any) -> None:
     empty = f"() => [...document.querySelectorAll('{READY}')].filter((e) => e.getBoundingClientRect().height < 40).length"
     assert page.evaluate(empty) == 0
     assert page.locator(READY).evaluate_all("all => new Set(all.map((e) => e.dataset.picture)).size") >= moving - 1
-    still = page.locator('img[alt][src^="data:image/svg+xml"]').evaluate_all("all => all.filter((e) => e.naturalWidth > 200).length")
-    assert still >= len(STILL)
+    images = page.locator('img[alt][src^="data:image/svg+xml"]')
+    assert images.evaluate_all("all => all.filter((e) => e.naturalWidth > 200).length") >= len(STILL)
 
 
 def test_what_is_saved_needs_no_kernel(saved: tuple[harness.Lab, Path]) -> None:

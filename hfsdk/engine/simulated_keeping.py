@@ -1,0 +1,54 @@
+"""What a simulated role keeps: its number of updates, in memory and in a checkpoint, and the bytes a real one would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hfsdk.boxes import megatron_boxes
+from hfsdk.engine.dispatch import mesh_of
+from hfsdk.errors import CheckpointError
+from hfsdk.roles import RoleSpec
+from hfsdk.spec import DTYPE_BYTES
+
+
+def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
+    """Return the bytes of a rank's weights, their fp32 masters where they are not fp32, and the moments after the first step."""
+    assert role.model is not None
+    mesh = mesh_of(role)
+    at = mesh.coordinates(rank)
+    numbers = sum(box.numel for box in megatron_boxes(role.model, mesh.layout, at.tp, at.pp))
+    masters = 4 * (role.dtype != "fp32")
+    return numbers * (DTYPE_BYTES[role.dtype] + masters + 8 * trained)
+
+
+CHECKPOINT = "simulated.json"
+"""All that a simulated checkpoint holds: how many updates the state had seen."""
+
+
+def write_checkpoint(folder: str, num_updates: int) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / CHECKPOINT).write_text(json.dumps({"num_updates": num_updates}))
+    except OSError as error:
+        raise CheckpointError(f"cannot save to {folder}: {error}") from error
+
+
+def read_checkpoint(folder: str) -> int:
+    """Return the number of updates in a checkpoint.
+
+    Raises:
+        CheckpointError: there is none of a simulated session.
+    """
+    file = Path(folder) / CHECKPOINT
+    try:
+        return int(json.loads(file.read_text())["num_updates"])
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{folder} holds no checkpoint of a simulated session ({error}); give a folder that a simulated session saved"
+        ) from error
