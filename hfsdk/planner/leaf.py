@@ -18,7 +18,9 @@ from hfsdk.planner.tables import Candidates, LayoutsOf, room
 from hfsdk.table import Array
 
 MOST_AT_ONCE = 4096
-"""Combinations that are looked at without ruling out any first."""
+"""Combinations of the first items that are carried on without ruling out any."""
+MOST_ROUNDS = 4
+"""How often layouts are ruled out one by one, before they are combined: fewer layouts of one leave others less room and time."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,16 +92,20 @@ class Leaf:
 
     def all_below(self, limit: float) -> tuple[Array, Array, list[Candidates]] | None:
         """Return seconds [plan], candidate numbers [plan, item] and the candidates, of all plans below ``limit``."""
-        devices = self.devices()
-        if devices is None:
+        candidates = self._candidates()
+        if candidates is None or not all(map(len, candidates)):
             return None
-        candidates = self._candidates(devices)
-        if not all(map(len, candidates)):
+        candidates = self._beside_others(candidates)
+        if not all(map(len, candidates)) or self._seconds(np.full((1, len(candidates)), -1), candidates)[0] >= limit:
             return None
+        for _ in range(MOST_ROUNDS):
+            before = sum(map(len, candidates))
+            candidates = self._promising(candidates, limit)
+            if not all(map(len, candidates)) or not all(map(len, candidates := self._beside_others(candidates))):
+                return None
+            if sum(map(len, candidates)) == before:
+                break
         chosen, seconds = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
-        product = float(np.prod([float(len(c)) for c in candidates]))
-        if product > MOST_AT_ONCE:
-            candidates = [self._promising(i, candidates, limit) for i in range(len(candidates))]
         for i in range(len(candidates)):
             count = len(candidates[i])
             chosen = np.column_stack([np.repeat(chosen, count, axis=0), np.tile(np.arange(count), len(chosen))])
@@ -111,14 +117,40 @@ class Leaf:
                 return None
         return seconds, chosen, candidates
 
-    def _candidates(self, devices: Sequence[tuple[int, ...]]) -> list[Candidates]:
+    def _candidates(self) -> list[Candidates] | None:
+        """Return the candidates of every item, ``None`` where the pools do not fit side by side.
+
+        Sizes that add up do fit where each divides the next up to the node; then device numbers are asked for syncs alone.
+        """
         space, homes = self.space, {i: b for b, block in enumerate(self.blocks) for i in block}
         kinds = space.arrangements[self.arrangement].kinds
         found = [space.candidates(i, kinds[homes[i]], self.sizes[homes[i]]) for i in range(len(homes))]
-        for i, item in enumerate(space.mode.items):
-            if item.trained is not None and len(found[i]):
-                trained = next(j for j, other in enumerate(space.mode.items) if other.name == item.trained.name)
-                found[i] = self._with_sync(i, found[i], set(devices[homes[i]]), set(devices[homes[trained]]))
+        shadows = [i for i, item in enumerate(space.mode.items) if item.trained is not None]
+        if not shadows and all(kind.node_size & (kind.node_size - 1) == 0 for kind in space.kinds):
+            return found
+        devices = self.devices()
+        if devices is None:
+            return None
+        number = {item.name: i for i, item in enumerate(space.mode.items)}
+        for i in shadows:
+            trained = space.mode.items[i].trained
+            if trained is not None and len(found[i]):
+                found[i] = self._with_sync(i, found[i], set(devices[homes[i]]), set(devices[homes[number[trained.name]]]))
+        return found
+
+    def _beside_others(self, candidates: Sequence[Candidates]) -> list[Candidates]:
+        """Leave out candidates that do not fit beside the least that others hold on the same device."""
+        least = [float(sum(candidates[i].resident.min() for i in block)) for block in self.blocks]
+        found = list(candidates)
+        for b, block in enumerate(self.blocks):
+            parts = [least[p] for p, host in enumerate(self.hosts) if host == b]
+            beside = max(parts, default=0.0) + (least[self.hosts[b]] if self.hosts[b] >= 0 else 0.0) + least[b]
+            most = room(self.kind(b))
+            for i in block:
+                one = candidates[i]
+                fits = one.resident + one.working + (beside - one.resident.min()) <= most
+                if not fits.all():
+                    found[i] = one.take(np.flatnonzero(fits))
         return found
 
     def _with_sync(self, item: int, found: Candidates, mine: set[int], theirs: set[int]) -> Candidates:
@@ -134,12 +166,16 @@ class Leaf:
         syncs = [self.space.mode.jobs[j].sync for j in self.space.jobs_of[item]]
         return replace(found, seconds=found.seconds + np.outer(more, syncs) * (1 if is_far else -1))
 
-    def _promising(self, item: int, candidates: Sequence[Candidates], limit: float) -> Candidates:
-        """Leave out an item's candidates with which the step is too long whatever the others do."""
-        count = len(candidates[item])
-        chosen = np.full((count, len(candidates)), -1)
-        chosen[:, item] = np.arange(count)
-        return candidates[item].take(np.flatnonzero(self._seconds(chosen, candidates) < limit))
+    def _promising(self, candidates: Sequence[Candidates], limit: float) -> list[Candidates]:
+        """Leave out the candidates with which the step is too long whatever the others do."""
+        counts = [len(one) for one in candidates]
+        chosen = np.full((sum(counts), len(counts)), -1)
+        first = np.cumsum([0, *counts])
+        for i, count in enumerate(counts):
+            chosen[first[i] : first[i + 1], i] = np.arange(count)
+        below = self._seconds(chosen, candidates) < limit
+        keep = [np.flatnonzero(below[first[i] : first[i + 1]]) for i in range(len(counts))]
+        return [one if len(k) == len(one) else one.take(k) for one, k in zip(candidates, keep, strict=True)]
 
     def _seconds(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return the step's seconds; of items that are not chosen yet (or have -1) every job takes its least."""

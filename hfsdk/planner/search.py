@@ -169,6 +169,7 @@ class Search:
         for n, number in enumerate(which):
             a = space.arrangements[number]
             sizes[n, : len(a.kinds)] = self._in_proportion(space, int(number))
+        which, sizes, _ = self._tighten(space, which, sizes, sizes)  # those that have room side by side
         bounds = self._bound(space, which, sizes, sizes, space.exact)
         for n in np.argsort(bounds, kind="stable"):
             leaf = self._leaf(space, int(which[n]), sizes[n])

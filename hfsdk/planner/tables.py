@@ -12,7 +12,7 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +31,9 @@ from hfsdk.table import Array
 
 EMPTY = np.zeros(0, dtype=np.int64)
 NOTHING = [(EMPTY, EMPTY)]
+LAYOUT_FREE = ("parameters", "bytes_each", "peak_flops", "matmul_parameters", "layer_parameters", "head_layers")
+"""What a setup works out of its model and device alone; thousands of setups share it."""
+SETUP_FIELDS = tuple(f.name for f in fields(Setup))
 Phases = list[tuple[str, float]]
 """(span name, seconds), in order."""
 LayoutsOf = Mapping[str, Layout]
@@ -244,7 +247,12 @@ class Tables:
         if rollout_tp:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
-        return replace(self._setups[least], **changes)
+        base = self._setups[least]
+        made = object.__new__(Setup)
+        made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
+        for name in LAYOUT_FREE:
+            made.__dict__[name] = getattr(base, name)
+        return made
 
     def links(self, layout: Layout, kind: Kind, size: int) -> Links:
         """Return ``Links.of`` a layout on a pool of this size; pools whose axes cross nodes alike share the answer."""

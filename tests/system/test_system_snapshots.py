@@ -35,6 +35,22 @@ def test_three_steps_after_a_rewind_are_the_same_bit_for_bit(live):
     assert branch in repr(history)
 
 
+def test_compare_gives_the_same_numbers_again_and_comes_back(live):
+    before, place = weights(live), live.prompts.position
+    named = {"PPO": hf.PPO(max_new_tokens=8, mini_batches=2), "RLOO": hf.RLOO(max_new_tokens=8, n=2)}
+
+    def numbers():
+        experiment = live.session.compare(named, live.prompts, steps=2, seeds=[0, 1], progress=False)
+        return [{k: v for k, v in row.items() if k not in MEASURED} for row in experiment.rows]
+
+    first = numbers()
+    assert {(row["algorithm"], row["seed"]) for row in first} == {(name, seed) for name in named for seed in (0, 1)}
+    assert first[0]["score"] != first[2]["score"], "another seed samples other responses"
+    assert numbers() == first
+    assert weights(live) == before
+    assert live.prompts.position == place
+
+
 def test_weights_and_moments_come_back_and_the_rollout_has_them(live):
     before = live.session.snapshot("whole")
     state = [state_of(role) for role in (live.actor, live.critic)]
