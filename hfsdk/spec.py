@@ -344,6 +344,12 @@ The PCIe card of the A100 has the SXM module's peak on paper and less power to r
 _GROUP = re.compile(r"^\s*(\d+)\s*x\s*(\d+)\s+(\S+)\s*$")
 
 
+def _slowest_links(nodes: Iterable[tuple[DeviceSpec, ...]]) -> tuple[LinkSpec, LinkSpec]:
+    kinds = list({node[0].name: node[0] for node in nodes}.values())
+    near, far = ([kind.link for kind in kinds], [kind.network for kind in kinds])
+    return min(near, key=lambda link: link.bandwidth), min(far, key=lambda link: link.bandwidth)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """Nodes x devices with their links. ``ClusterSpec.parse("16x8 A100-80GB")``."""
@@ -371,7 +377,7 @@ class ClusterSpec:
     def parse(cls, text: str, price_per_device_hour: float = 0.0) -> ClusterSpec:
         """Parse ``"nodes x devices name"``, joined by ``+`` for mixed clusters.
 
-        The links are those of the device preset; in a mixed cluster, of the kind whose links are slowest.
+        The links are those of the device preset; in a mixed cluster, of the kind whose links are slowest (see `links_of`).
 
         Raises:
             OptionError: the text does not parse or names an unknown device.
@@ -388,10 +394,17 @@ class ClusterSpec:
                     f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {sorted(DEVICES)}"
                 )
             nodes += [(DEVICES[match[3]],) * int(match[2])] * int(match[1])
-        kinds = {node[0].name: node[0] for node in nodes}.values()
-        near = min((kind.link for kind in kinds), key=lambda link: link.bandwidth)
-        far = min((kind.network for kind in kinds), key=lambda link: link.bandwidth)
+        near, far = _slowest_links(nodes)
         return cls(node_devices=tuple(nodes), intra_node=near, inter_node=far, price_per_device_hour=price_per_device_hour)
+
+    def links_of(self, nodes: Iterable[int]) -> tuple[LinkSpec, LinkSpec]:
+        """Return the link inside and the link between these nodes.
+
+        Where the cluster's links are those of its devices, nodes of one kind in a mixed cluster have their own.
+        """
+        if (self.intra_node, self.inter_node) != _slowest_links(self.node_devices):
+            return self.intra_node, self.inter_node
+        return _slowest_links([self.node_devices[node] for node in nodes])
 
     @property
     def devices(self) -> tuple[DeviceSpec, ...]:

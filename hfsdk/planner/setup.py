@@ -44,7 +44,7 @@ class Links:
         on = np.array([node_of[d] for d in devices])
         nodes = on.reshape(layout.pp, layout.num_replicas, layout.tp)
         fullest = int(np.bincount(on).max())
-        near, network = cluster.intra_node, cluster.inter_node
+        near, network = cluster.links_of(np.unique(on).tolist())
         found = []
         for axis in range(3):
             lines = np.moveaxis(nodes, axis, -1).reshape(-1, nodes.shape[axis])

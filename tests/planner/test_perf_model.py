@@ -418,3 +418,13 @@ def test_one_prediction_takes_well_below_60_microseconds(method):
 
 def test_pickles():
     assert pickle.loads(pickle.dumps(MODEL)) == MODEL
+
+
+def test_a_pool_of_one_kind_in_a_mixed_cluster_has_the_links_of_its_kind():
+    mixed, alone = ClusterSpec.parse("2x8 H100 + 2x8 A100-80GB"), ClusterSpec.parse("2x8 H100")
+    layout = Layout(tp=8, dp=2)
+    assert Links.of(mixed, range(16), layout) == Links.of(alone, range(16), layout)
+    across = Links.of(mixed, range(32), Layout(tp=8, dp=4))
+    assert across.tp == ClusterSpec.parse("1x8 A100-80GB").intra_node
+    own = replace(mixed, intra_node=replace(mixed.intra_node, bandwidth=1e9))
+    assert Links.of(own, range(16), layout).tp.bandwidth == 1e9, "links that were given stand"
