@@ -227,7 +227,7 @@ def fit(
 
     def predict(theta: Array, chosen: Sequence[str]) -> Array:
         perf = replace(start, **{n: getattr(start, n) * math.exp(t) for n, t in zip(chosen, theta, strict=True)})
-        answers: dict[int, Mapping[str, float]] = {}
+        answers: dict[tuple[int, int], Mapping[str, float]] = {}
         predicted: Array = np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
         return predicted
 
@@ -262,13 +262,13 @@ class _Observed:
     stretch: float
     """By which ranks that share cores take longer."""
 
-    def predict(self, perf: PerfModel, answers: dict[int, Mapping[str, float]]) -> float:
+    def predict(self, perf: PerfModel, answers: dict[tuple[int, int], Mapping[str, float]]) -> float:
         """Return the seconds; ``answers`` keeps each call's."""
         if self.phase == "rest":
             return perf.dispatch_s
         if self.phase == "task":
             return perf.host_task(*self.step.tasks[self.call_id])
-        key = id(self.step) ^ self.call_id
+        key = id(self.step), self.call_id
         if key not in answers:
             answers[key] = phase_seconds(perf, self.step.cluster, self.step.questions[self.call_id])
         found = answers[key]

@@ -232,8 +232,8 @@ class PerfModel:
     def rewrite(self, setup: Setup) -> float:
         """Return the seconds of copying what a rollout rank needs through its own memory once.
 
-        On CPU in mode ``shared`` only one engine's weights are there at a time, so a ``generate`` after the trainer computed
-        anything costs this again, with no bytes over a link.
+        On CPU in mode ``shared`` only one engine's weights are there at a time: the trainer's come back at this price, with no
+        bytes over a link (``to_training``).
         """
         needed = setup.parameters * setup.bytes_each / setup.rollout_tp / setup.rollout_pp
         return 2 * needed / setup.device.memory_bandwidth
@@ -260,15 +260,14 @@ class PerfModel:
     # -- calls
 
     def costs(
-        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, away: bool = False
+        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False
     ) -> dict[str, float]:
         """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
 
-        ``update`` is one optimizer step over the rows. With ``stale`` the rollout's weights are those before an update; with
-        ``away`` (CPU mode ``shared``) they are the same, but the trainer has them.
+        ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights.
         """
         if method in ("generate", "chat"):
-            reshard = {"reshard": self.reshard(setup) if stale else self.rewrite(setup)} if stale or away else {}
+            reshard = {"reshard": self.reshard(setup)} if stale else {}
             return {**reshard, "prefill": self.prefill(setup, prompts), "decode": self.decode(setup, prompts, responses)}
         if method in ("update", "forward_backward"):
             forward, backward = self.train(setup, prompts + responses)
@@ -300,12 +299,11 @@ class PerfModel:
         return sum(self.costs(method, setup, prompts, responses, stale).values())
 
     def method_costs(
-        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False,
-        away: bool = False,
+        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False
     ) -> list[Mapping[str, float]]:
         """Return, for each group of ranks that share rows, the call's seconds by span name (see :meth:`costs`)."""
         setup = _setup(role, cluster, tuple(devices))
-        return [self.costs(method, setup, prompts, responses, stale, away) for prompts, responses in rows]
+        return [self.costs(method, setup, prompts, responses, stale) for prompts, responses in rows]
 
     # -- parts of formulas
 

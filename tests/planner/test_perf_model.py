@@ -346,11 +346,12 @@ def test_hybridflow_table_2():
     assert reshard_bytes(spec, Layout.parse("tp1 pp8 dp1"), 2, rollout_pp=4) == pytest.approx(m / 16)
 
 
-def test_weights_that_are_away_come_back_without_a_link():
+def test_the_trainer_s_weights_come_back_without_a_link():
     where = setup("llama-7b", "tp1 dp2", "tp1")
-    fresh, away, stale = (MODEL.costs("generate", where, *rows(2), stale=s, away=a) for s, a in ((0, 0), (0, 1), (1, 0)))
+    fresh, stale = (MODEL.costs("generate", where, *rows(2), stale=s) for s in (False, True))
     assert "reshard" not in fresh
-    assert away["reshard"] == MODEL.rewrite(where) <= stale["reshard"]
+    assert MODEL.costs("to_training", where, *rows(2)) == {"reshard": MODEL.rewrite(where)}
+    assert MODEL.rewrite(where) <= stale["reshard"]
 
 
 def test_links_of_a_layout():

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+"""The kernel of the notebook in front, in JupyterLab's own page."""
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -142,6 +144,19 @@ class Notebook:
     def complaints(self) -> list[str]:
         """Console errors, without the two that JupyterLab itself makes (missing extras answer 404)."""
         return [line for line in self.console if "404" not in line and "WebSocket" not in line]
+
+
+def python(notebook: Notebook, code: str) -> str:
+    """What an expression is in the kernel."""
+    value: str = notebook.page.evaluate(
+        f"""async (code) => {{
+            const future = {KERNEL}.requestExecute({{code: "", store_history: false, user_expressions: {{value: code}}}});
+            const found = (await future.done).content.user_expressions.value;
+            return found.data ? found.data["text/plain"] : "ERROR " + found.evalue;
+        }}""",
+        code,
+    )
+    return value
 
 
 def watch(page: Any, console: list[str], outside: list[str]) -> None:

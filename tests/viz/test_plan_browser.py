@@ -14,6 +14,7 @@ import pytest
 
 from hfsdk.viz.drawn import picture_of
 from tests.viz import demo_plans, harness
+from tests.viz.harness import KERNEL, python
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytest.importorskip("jupyterlab", reason="jupyterlab is not installed")
@@ -22,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH"),
 ]
 
-KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
 CELLS = [
     "import hfsdk as hf\nfrom tests.viz import demo_plans\nwhat_if = demo_plans.what_if()",
     "what_if",
@@ -162,19 +162,6 @@ def test_frozen_the_plan_stays_and_the_sliders_say_why_they_rest(chromium: Any, 
 
 
 # ---------------------------------------------------------------- what if, live
-
-
-def python(notebook: harness.Notebook, code: str) -> str:
-    """What an expression is in the kernel."""
-    value: str = notebook.page.evaluate(
-        f"""async (code) => {{
-            const future = {KERNEL}.requestExecute({{code: "", store_history: false, user_expressions: {{value: code}}}});
-            const found = (await future.done).content.user_expressions.value;
-            return found.data ? found.data["text/plain"] : "ERROR " + found.evalue;
-        }}""",
-        code,
-    )
-    return value
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.viz import harness
+from tests.viz.harness import KERNEL, python
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytest.importorskip("jupyterlab", reason="jupyterlab is not installed")
@@ -41,7 +42,6 @@ PICTURES = [
     "session.trace", "session.placement", "session.memory",
     "hf.viz.timelines_picture({'a': session.trace[0], 'b': session.trace[1]})", "session.trace[0].compare(session.trace[1])", "run",
 ]  # fmt: skip
-KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +54,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
 def opened(lab: harness.Lab, chromium: Any, name: str, kernel: bool = True) -> harness.Notebook:
     page = chromium.new_page(viewport={"width": 1300, "height": 1600})
     return harness.Notebook(lab, page).open(name, kernel=kernel)
-
-
-def python(notebook: harness.Notebook, code: str) -> str:
-    """What an expression is in the kernel."""
-    value: str = notebook.page.evaluate(
-        f"""async (code) => {{
-            const future = {KERNEL}.requestExecute({{code: "", store_history: false, user_expressions: {{value: code}}}});
-            const found = (await future.done).content.user_expressions.value;
-            return found.data ? found.data["text/plain"] : "ERROR " + found.evalue;
-        }}""",
-        code,
-    )
-    return value
 
 
 def state(page: Any, index: int = 0) -> Any:
