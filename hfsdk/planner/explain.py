@@ -11,13 +11,12 @@ from hfsdk.errors import LayoutError, PlacementError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
 from hfsdk.plan import Alternative, Rejected
-from hfsdk.planner.items import Job
 from hfsdk.planner.leaf import describe
 from hfsdk.planner.memory import role_bytes
 from hfsdk.planner.pools import Kind
 from hfsdk.planner.recorded import GENERATING, RecordedCall
 from hfsdk.planner.search import Found
-from hfsdk.planner.tables import LayoutsOf, Phases, num_parameters, process_bytes, rollouts_of, trains_of, with_layouts
+from hfsdk.planner.tables import LayoutsOf, num_parameters, process_bytes, rollouts_of, trains_of, with_layouts
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import DTYPE_BYTES
 from hfsdk.table import Array
@@ -36,36 +35,6 @@ def relative_errors(bands: Mapping[str, tuple[float, float]]) -> dict[str, float
         method = kind.partition(".")[0]
         found[method] = max(found.get(method, 0.0), min(1.0, max(high - 1, 1 - low)))
     return found
-
-
-def job_seconds(found: Found) -> Array:
-    """Return the seconds of every job of a plan, [job]."""
-    return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in job_phases(found)])
-
-
-def job_phases(found: Found) -> list[tuple[Job, float, Phases]]:
-    """Return (job, seconds before its first span, its phases) for every job of a plan."""
-    leaf, space = found.leaf, found.leaf.space
-    devices, tables = leaf.devices(), space.tables
-    assert devices is not None
-    homes = {i: b for b, block in enumerate(leaf.blocks) for i in block}
-    number = {item.name: i for i, item in enumerate(space.mode.items)}
-    rows: list[tuple[Job, float, Phases]] = []
-    for j, job in enumerate(space.mode.jobs):
-        if not job.item:
-            rows.append((job, 0.0, [(job.method, float(space.fixed[j]))]))
-            continue
-        i = number[job.item]
-        block = homes[i]
-        far = False
-        if job.sync:
-            both = devices[block], devices[homes[number[job.source]]]
-            far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
-        phases = tables.phases(
-            space.mode.items[i], job, found.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far
-        )
-        rows.append((job, tables.perf.dispatch_s, phases))
-    return rows
 
 
 def preset_of(found: Found, num_devices: int) -> str:
@@ -92,7 +61,7 @@ def alternative(
 ) -> Alternative:
     """Return a plan as data, with why it lost against ``best`` (``against`` is that one as data)."""
     space = found.leaf.space
-    seconds = job_seconds(found)
+    seconds = found.job_seconds
     names = [job.role + "." + job.method for job in space.mode.jobs]
     calls: dict[str, float] = {}
     for name, took in zip(names, seconds, strict=True):
@@ -124,7 +93,7 @@ def _too_close(found: Found, best: Found, error: Mapping[str, float]) -> bool:
 
     A kind of call (``generate``, ``update``, ...) is off by the same factor in both plans: what both have in common does not count.
     """
-    sides = [(one, job_seconds(one), [job.method for job in one.leaf.space.mode.jobs]) for one in (found, best)]
+    sides = [(one, one.job_seconds, [job.method for job in one.leaf.space.mode.jobs]) for one in (found, best)]
     methods = sorted({name for _, _, names in sides for name in names})
 
     factors = np.array([[1 + sign * error.get(m, error[""]) if m == n else 1.0 for n in methods]
@@ -240,7 +209,7 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int:
 def every_layout(role: RoleSpec, kind: Kind, size: int) -> list[LayoutsOf]:
     """Return the layouts of a role on a pool, one for every rollout with each of the trainer's."""
     try:
-        trains, rollouts = list(trains_of(role, kind, size)), list(rollouts_of(role, kind, size)) if role.rollout else [None]
+        trains, rollouts = trains_of(role, kind, size), rollouts_of(role, kind, size) if role.rollout else [None]
     except LayoutError:
         return []
     return [{"train": t, **({"rollout": r} if r else {})} for t in trains for r in rollouts]

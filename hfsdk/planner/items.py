@@ -12,7 +12,8 @@ by one (separation), on a pool other than its own. In 2312.11819's terms::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from hfsdk.layout import Layout
@@ -113,22 +114,29 @@ def _mode(roles: Sequence[RoleSpec], recorded: Recorded, shadows: Sequence[str])
     items = []
     for role in roles:
         generates = f"{role.name}.rollout" not in shadows
-        own = role if generates else replace(role, rollout=None)
+        own = role if generates else altered(role, rollout=None)
         items.append(Item(name=role.name, role=own, like=_like(own)))
     for name in shadows:
         base, _, ending = name.rpartition(".")
         trained = next(role for role in roles if role.name == base)
-        shadow = replace(trained, name=name, optimizer=None, shadow_of=base)
-        shadow = replace(shadow, train=None) if ending == "rollout" else replace(shadow, train=Layout(), auto=())
+        shadow = altered(trained, name=name, optimizer=None, shadow_of=base)
+        shadow = altered(shadow, train=None) if ending == "rollout" else altered(shadow, train=Layout(), auto=())
         items.append(Item(name=name, role=shadow, trained=trained, like=_like(shadow)))
     return Mode(items=tuple(items), jobs=tuple(_jobs(recorded, shadows)))
 
 
 def _like(role: RoleSpec) -> RoleSpec:
-    return replace(
+    return altered(
         role, name="", folder="", train=None, rollout=Layout() if role.rollout else None, auto=(), seed=0, restore="", nodes=(),
         timeout_s=60.0, generated_by="", shadow_of="shadow" if role.shadow_of else "",
     )  # fmt: skip
+
+
+def altered(role: RoleSpec, **changes: object) -> RoleSpec:
+    """Return the role with other fields; what it was declared with is checked already, which takes longer than all the rest."""
+    made = object.__new__(RoleSpec)
+    made.__dict__.update(role.__dict__, **changes)
+    return made
 
 
 def _jobs(recorded: Recorded, shadows: Sequence[str]) -> Iterator[Job]:
@@ -158,12 +166,21 @@ def _jobs(recorded: Recorded, shadows: Sequence[str]) -> Iterator[Job]:
 
 def groupings_of(mode: Mode) -> list[Grouping]:
     """Return every way to share devices; a shadow never shares them with its role."""
-    items = mode.items
+    names = [item.name for item in mode.items]
+    return list(_groupings(
+        tuple(item.frozen for item in mode.items),
+        tuple(names.index(item.role.shadow_of) if item.role.shadow_of else -1 for item in mode.items),
+    ))  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _groupings(frozen: tuple[bool, ...], shadow_of: tuple[int, ...]) -> tuple[Grouping, ...]:
+    """Return them by which items are frozen, and of each the item it is a shadow of (-1: none)."""
     found = []
-    for blocks in _partitions(len(items)):
-        if any(items[i].role.shadow_of in [items[j].name for j in block] for block in blocks for i in block):
+    for blocks in _partitions(len(frozen)):
+        if any(shadow_of[i] in block for block in blocks for i in block):
             continue
-        parts = [b for b, block in enumerate(blocks) if all(items[i].frozen for i in block)]
+        parts = [b for b, block in enumerate(blocks) if all(frozen[i] for i in block)]
         hosts = [b for b in range(len(blocks)) if b not in parts]
         for chosen in product((-1, *hosts), repeat=len(parts)):
             homes = [-1] * len(blocks)
@@ -172,7 +189,7 @@ def groupings_of(mode: Mode) -> list[Grouping]:
             if any(chosen.count(host) == 1 for host in hosts):  # nothing runs beside a part that is alone
                 continue
             found.append(Grouping(blocks, tuple(homes)))
-    return found
+    return tuple(found)
 
 
 def _partitions(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,10 +38,27 @@ from hfsdk.table import Array
 if TYPE_CHECKING:
     from hfsdk.planner.calibration import Calibration, Measurable, Measured
 
-__all__ = ["Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
+__all__ = ["Lengths", "Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""
+
+
+class Lengths(NamedTuple):
+    """What a pass needs of its rows' lengths; whoever asks for many setups sums them once."""
+
+    tokens: float
+    squares: float
+    """Sum of the squares of the rows' lengths (attention)."""
+    longest: float
+
+    @classmethod
+    def of(cls, lengths: Array) -> Lengths:
+        """Sum the lengths of some rows."""
+        if not len(lengths):
+            return cls(0.0, 0.0, 0.0)
+        floats = lengths.astype(np.float64)
+        return cls(float(floats.sum()), float(floats @ floats), float(floats.max()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,25 +112,26 @@ class PerfModel:
 
     # -- passes
 
-    def forward(self, setup: Setup, lengths: Array) -> float:
+    def forward(self, setup: Setup, lengths: Array | Lengths) -> float:
         """Return the seconds of one forward pass of one dp rank over rows of these lengths (prompt + response)."""
         return self._pass(setup, lengths, 1.0, 1.0, self.forward_efficiency)
 
-    def train(self, setup: Setup, lengths: Array) -> tuple[float, float]:
+    def train(self, setup: Setup, lengths: Array | Lengths) -> tuple[float, float]:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
 
         6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the backward pass also reads and writes the
         fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp.
         """
+        lengths = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
         forward = self._pass(setup, lengths, 1.0, 1.0, self.train_efficiency)
         again = setup.forwards_again
         backward = self._pass(setup, lengths, 2.0 + again, 2.0 + again, self.train_efficiency, reduces=1.0 + again)
-        num_micro = math.ceil(float(lengths.sum()) / setup.micro_batch_tokens)
+        num_micro = math.ceil(lengths.tokens / setup.micro_batch_tokens)
         kept = (8 + 2 * setup.bytes_each) * num_micro * self._local(setup) / setup.device.memory_bandwidth
-        return forward, backward + kept + (self.exposed_reduction * self.reduction(setup) if len(lengths) else 0.0)
+        return forward, backward + kept + (self.exposed_reduction * self.reduction(setup) if lengths.tokens else 0.0)
 
     def _pass(
-        self, setup: Setup, lengths: Array, times: float, reads: float, efficiency: float, reduces: float = 1.0
+        self, setup: Setup, lengths: Array | Lengths, times: float, reads: float, efficiency: float, reduces: float = 1.0
     ) -> float:
         """Seconds of ``times`` forward passes' work in which weights are read ``reads`` times.
 
@@ -121,7 +139,7 @@ class PerfModel:
         1F1B has the same bubble), which is (m + pp - 1) stages where all are alike.
         """
         spec, layout, device, traits = setup.spec, setup.layout, setup.device, setup.traits
-        tokens = float(lengths.sum())
+        tokens, squared, longest = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
         if not tokens:
             return 0.0
         tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
@@ -131,8 +149,7 @@ class PerfModel:
         layer_tokens = tokens * slowest + filling * (every - slowest)
         layer_passes = num_micro * slowest + (every - slowest) / traits.interleave
         # attention: causal, so half of the square; the bubble is filled by micro-batches of the longest rows
-        floats = lengths.astype(np.float64)
-        squares = float(floats @ floats) * most + filling * float(floats.max()) * (spec.num_layers - most)
+        squares = squared * most + filling * longest * (spec.num_layers - most)
         attention = 2.0 * spec.num_heads * spec.head_dim * squares
         flops = 2.0 * setup.layer_parameters * layer_tokens + attention
         arithmetic = times * flops / (tp * setup.peak_flops * efficiency)
@@ -260,17 +277,18 @@ class PerfModel:
     # -- calls
 
     def costs(
-        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False
+        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, lengths: Lengths | None = None
     ) -> dict[str, float]:
         """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
 
-        ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights.
+        ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights. ``lengths`` are
+        those of prompts and responses together, where they were summed before.
         """
         if method in ("generate", "chat"):
             reshard = {"reshard": self.reshard(setup)} if stale else {}
             return {**reshard, "prefill": self.prefill(setup, prompts), "decode": self.decode(setup, prompts, responses)}
         if method in ("update", "forward_backward"):
-            forward, backward = self.train(setup, prompts + responses)
+            forward, backward = self.train(setup, lengths or prompts + responses)
             end = self._step(setup) if method == "update" else {}
             return {"forward": forward, "backward": backward, **end}
         if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
@@ -282,7 +300,7 @@ class PerfModel:
             return {method: state * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
         if method in ("run", "grad_norm", "last_reshard", "census"):
             return {method: self.task_s}
-        found = {"forward": self.forward(setup, prompts + responses)}
+        found = {"forward": self.forward(setup, lengths or prompts + responses)}
         if "weights" in setup.offloads:
             moved = self.onload(setup, "weights")
             return {"onload": moved, **found, "offload": moved}

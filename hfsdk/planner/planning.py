@@ -15,8 +15,6 @@ from hfsdk.planner.explain import (
     DEFAULT_ERROR,
     alternative,
     every_layout,
-    job_phases,
-    job_seconds,
     least_over,
     preset_grouping,
     rejected_presets,
@@ -73,9 +71,9 @@ def plan_step(
         raise OptionError(f"top is how many plans to return, at least 1; got {top}")
     began = time.perf_counter()
     models = [role for role in roles if role.model is not None]
-    kinds = kinds_of(cluster)
-    _check_declared(models, kinds)
     tables = Tables(cluster, perf or PerfModel())
+    kinds = tables.kinds
+    _check_declared(models, kinds)
     only = None if placement == "auto" else _only(placement, models, cluster)
     search = Search.over(models, recorded, tables, top=top, by_placement=by_placement, shadows=shadows, only=only)
     if not search.spaces:
@@ -128,8 +126,8 @@ def _runner_up(found: Found, errors: Mapping[str, float], best: Found, first: Al
 def planned_calls(found: Found) -> tuple[PlannedCall, ...]:
     """Return the calls of a plan on a timeline that starts at 0."""
     leaf, space = found.leaf, found.leaf.space
-    placement, rows = leaf.placement(), job_phases(found)
-    seconds = job_seconds(found)
+    placement, rows = leaf.placement(), found.job_phases
+    seconds = found.job_seconds
     grouping = space.arrangements[leaf.arrangement].grouping
     ends = space.replay.ends(seconds[None], np.array([grouping]))[0]
     calls = []

@@ -27,7 +27,7 @@ class Replay:
     mode: Mode
     groupings: Sequence[Grouping]
 
-    @property
+    @cached_property
     def most_blocks(self) -> int:
         """Most pools of any grouping."""
         return max(len(g.blocks) for g in self.groupings)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from hfsdk.planner.items import Mode, groupings_of, modes_of
+from hfsdk.planner.items import Job, Mode, groupings_of, modes_of
 from hfsdk.planner.leaf import Leaf
-from hfsdk.planner.pools import kinds_of
 from hfsdk.planner.recorded import Recorded
 from hfsdk.planner.space import Space
-from hfsdk.planner.tables import LayoutsOf, Tables
+from hfsdk.planner.tables import LayoutsOf, Phases, Tables
 from hfsdk.roles import RoleSpec
 from hfsdk.table import Array
 
@@ -51,6 +51,36 @@ class Found:
     def grouping(self) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
         """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
         return _names(self.leaf.space.mode, self.leaf.blocks, self.leaf.hosts)
+
+    @cached_property
+    def job_phases(self) -> list[tuple[Job, float, Phases]]:
+        """(job, seconds before its first span, its phases) for every job of the plan."""
+        leaf, space = self.leaf, self.leaf.space
+        devices, tables = leaf.devices(), space.tables
+        assert devices is not None
+        homes = {i: b for b, block in enumerate(leaf.blocks) for i in block}
+        number = {item.name: i for i, item in enumerate(space.mode.items)}
+        rows: list[tuple[Job, float, Phases]] = []
+        for j, job in enumerate(space.mode.jobs):
+            if not job.item:
+                rows.append((job, 0.0, [(job.method, float(space.fixed[j]))]))
+                continue
+            i = number[job.item]
+            block = homes[i]
+            far = False
+            if job.sync:
+                both = devices[block], devices[homes[number[job.source]]]
+                far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
+            phases = tables.phases(
+                space.mode.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far
+            )
+            rows.append((job, tables.perf.dispatch_s, phases))
+        return rows
+
+    @cached_property
+    def job_seconds(self) -> Array:
+        """Seconds of every job of the plan, [job]."""
+        return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in self.job_phases])
 
 
 def _names(mode: Mode, blocks: Sequence[Sequence[int]], hosts: Sequence[int]) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
@@ -132,11 +162,10 @@ class Search:
             everything: keep layouts that cannot be in a best plan as well (tests).
             only: the one grouping to look at, as :attr:`Found.grouping` gives it; by default all of them.
         """
-        kinds = kinds_of(tables.cluster)
         modes = [(m, groupings_of(m)) for m in modes_of(roles, recorded, shadows)]
         if only is not None:
             modes = [(m, [g for g in groupings if _names(m, g.blocks, g.hosts) == only]) for m, groupings in modes]
-        spaces = [Space(m, groupings, kinds, tables, everything) for m, groupings in modes if groupings]
+        spaces = [Space(m, groupings, tables.kinds, tables, everything) for m, groupings in modes if groupings]
         return cls(spaces, Best(top, by_placement))
 
     def num_placements(self) -> int:

@@ -12,7 +12,7 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -20,19 +20,23 @@ import numpy as np
 
 from hfsdk.errors import LayoutError
 from hfsdk.layout import Layout
-from hfsdk.planner.items import Item, Job
+from hfsdk.planner.items import Item, Job, altered
 from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
-from hfsdk.planner.perf_model import Links, PerfModel, Setup
-from hfsdk.planner.pools import Kind, pack
+from hfsdk.planner.perf_model import Lengths, Links, PerfModel, Setup
+from hfsdk.planner.pools import Kind, kinds_of, pack
 from hfsdk.planner.recorded import GENERATING, UNSPLIT, RecordedCall
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
 from hfsdk.table import Array
 
 EMPTY = np.zeros(0, dtype=np.int64)
-NOTHING = [(EMPTY, EMPTY)]
+Shard = tuple[Array, Array, Lengths]
+"""Prompt and response lengths of a rank's rows, and both together, summed once for all layouts."""
+NOTHING: list[Shard] = [(EMPTY, EMPTY, Lengths.of(EMPTY))]
 LAYOUT_FREE = ("parameters", "bytes_each", "peak_flops", "matmul_parameters", "layer_parameters", "head_layers")
 """What a setup works out of its model and device alone; thousands of setups share it."""
+MOST_SETUPS = 50_000
+"""Setups that are remembered; a search over 4,096 devices makes about 10,000."""
 SETUP_FIELDS = tuple(f.name for f in fields(Setup))
 Phases = list[tuple[str, float]]
 """(span name, seconds), in order."""
@@ -73,6 +77,31 @@ def room(kind: Kind) -> int:
     return kind.device.memory_bytes - process_bytes(kind)
 
 
+@dataclass(eq=False, kw_only=True)
+class Known:
+    """What a cluster's layouts are whatever a step does: setups, links and bytes. A search takes them over from the one before."""
+
+    kinds: tuple[Kind, ...]
+    likes: dict[RoleSpec, int] = field(default_factory=dict)
+    setups: dict[Any, Setup] = field(default_factory=dict)
+    links: dict[Any, Links] = field(default_factory=dict)
+    bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=4)
+def _known(cluster: ClusterSpec) -> Known:
+    return Known(kinds=kinds_of(cluster))
+
+
+def known_of(cluster: ClusterSpec) -> Known:
+    """Return what was found of a cluster's layouts so far; anew where it has become much."""
+    found = _known(cluster)
+    if len(found.setups) > MOST_SETUPS:
+        _known.cache_clear()
+        found = _known(cluster)
+    return found
+
+
 @dataclass(eq=False)
 class Tables:
     """Predicts seconds and bytes of items and remembers them; see the module's text."""
@@ -81,19 +110,24 @@ class Tables:
     perf: PerfModel
     num_predicted: int = 0
     """Layouts of items on pools whose calls were predicted."""
-    _likes: dict[RoleSpec, int] = field(default_factory=dict)
+    known: Known = field(init=False)
     _items: dict[Item, int] = field(default_factory=dict)
     _found: dict[Any, Candidates] = field(default_factory=dict)
-    _setups: dict[Any, Setup] = field(default_factory=dict)
-    _links: dict[Any, Links] = field(default_factory=dict)
-    _bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
-    _rows: dict[Any, list[tuple[Array, Array]]] = field(default_factory=dict)
+    _rows: dict[Any, list[Shard]] = field(default_factory=dict)
     _costs: dict[Any, Phases] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.known = known_of(self.cluster)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of the cluster's nodes."""
+        return self.known.kinds
 
     def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
         """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
         about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.sync) for job in jobs)
-        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, id(kind), size, everything
+        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything
         if key not in self._found:
             self._found[key] = self._candidates(item, jobs, kind, size, everything)
         return self._found[key]
@@ -122,8 +156,8 @@ class Tables:
         """Yield the layouts of an item that cover a pool: as declared, or every one that fits the model (tp within a node)."""
         role = item.role
         assert role.model is not None
-        rollouts = [None] if role.rollout is None else list(rollouts_of(role, kind, size))
-        trains = [None] if role.train is None else list(trains_of(role, kind, size))
+        rollouts = [None] if role.rollout is None else rollouts_of(role, kind, size)
+        trains = [None] if role.train is None else trains_of(role, kind, size)
         for train in trains:
             for rollout in rollouts:
                 yield {use: layout for use, layout in (("train", train), ("rollout", rollout)) if layout is not None}
@@ -137,9 +171,9 @@ class Tables:
         sharded = role.optimizer is not None and role.optimizer.distributed
         shape = (train.tp, train.pp, train.dp if sharded else 0) if train else (0, 0, 0)
         key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu
-        if key not in self._bytes:
-            self._bytes[key] = role_bytes(with_layouts(role, layouts), size, on_cpu=kind.on_cpu)
-        return self._bytes[key]
+        if key not in self.known.bytes:
+            self.known.bytes[key] = role_bytes(with_layouts(role, layouts), size, on_cpu=kind.on_cpu)
+        return self.known.bytes[key]
 
     # -- seconds
 
@@ -185,7 +219,7 @@ class Tables:
         """What moving stale weights takes does not depend on the rows, and what generating takes not on the trainer's layout."""
         assert job.call is not None
         tp = layouts["rollout"].tp
-        parts, key = size // tp, (self._like(item), id(kind), size, tp, job.call.id)
+        parts, key = size // tp, (self._like(item), kind, size, tp, job.call.id)
         setup = self.setup(item, layouts, kind, size, rollout=True)
         if key not in self._costs:
             self._costs[key] = self._priced(job.method, setup, self._slowest(job.call, parts), (job.call.id, parts))
@@ -205,19 +239,19 @@ class Tables:
                 total[name] = total.get(name, 0.0) + seconds
         return list(total.items())
 
-    def _slowest(self, call: RecordedCall, parts: int, rows: Array | None = None, mark: Any = None) -> list[tuple[Array, Array]]:
+    def _slowest(self, call: RecordedCall, parts: int, rows: Array | None = None, mark: Any = None) -> list[Shard]:
         key = mark or (call.id, parts)
         if key not in self._rows:
-            self._rows[key] = call.slowest_rows(parts, rows)
+            self._rows[key] = [(p, r, Lengths.of(p + r)) for p, r in call.slowest_rows(parts, rows)]
         return self._rows[key]
 
     def _priced(
-        self, method: str, setup: Setup, rows: Sequence[tuple[Array, Array]], mark: object, *, stale: bool = False
+        self, method: str, setup: Setup, rows: Sequence[Shard], mark: object, *, stale: bool = False
     ) -> Phases:
         """Return the phases of the slowest of some ranks; ``mark`` says which rows they are."""
         key = id(setup), method, mark, stale
         if key not in self._costs:
-            every = [list(self.perf.costs(method, setup, p, r, stale).items()) for p, r in rows]
+            every = [list(self.perf.costs(method, setup, p, r, stale, both).items()) for p, r, both in rows]
             self._costs[key] = every[0] if len(every) == 1 else max(every, key=lambda phases: sum(s for _, s in phases))
         return self._costs[key]
 
@@ -227,27 +261,27 @@ class Tables:
         """Return ``Setup.of`` the item on a pool of this size, at a fraction of its price."""
         train = layouts.get("train") or Layout(dp=size)
         tp = layouts["rollout"].tp if rollout else 0
-        key = self._like(item), id(kind), size, train.tp, train.pp, tp
-        if key not in self._setups:
-            self._setups[key] = self._setup(item, train, tp, kind, size)
-        return self._setups[key]
+        key = self._like(item), kind, size, train.tp, train.pp, tp
+        if key not in self.known.setups:
+            self.known.setups[key] = self._setup(item, train, tp, kind, size)
+        return self.known.setups[key]
 
     def _setup(self, item: Item, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
-        least = (self._like(item), id(kind), rollout_tp)
-        if least not in self._setups:
+        least = (self._like(item), kind, rollout_tp)
+        if least not in self.known.setups:
             few = max(1, rollout_tp)
             small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
-            role = replace(item.role, train=small["train"], rollout=small.get("rollout"))
+            role = altered(item.role, train=small["train"], rollout=small.get("rollout"))
             home = kind.devices if kind.whole else kind.devices[:few]
             if kind.whole:
                 rollout = Layout(tp=few, dp=len(home) // few) if rollout_tp else None
-                role = replace(role, train=Layout(dp=len(home)), rollout=rollout)
-            self._setups[least] = Setup.of(role, self.cluster, home)
+                role = altered(role, train=Layout(dp=len(home)), rollout=rollout)
+            self.known.setups[least] = Setup.of(role, self.cluster, home)
         changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
         if rollout_tp:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
-        base = self._setups[least]
+        base = self.known.setups[least]
         made = object.__new__(Setup)
         made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
         for name in LAYOUT_FREE:
@@ -256,23 +290,21 @@ class Tables:
 
     def links(self, layout: Layout, kind: Kind, size: int) -> Links:
         """Return ``Links.of`` a layout on a pool of this size; pools whose axes cross nodes alike share the answer."""
-        key = id(kind), _crossings(layout, kind.node_size, size) if not kind.whole else layout
-        if key not in self._links:
+        key = kind, _crossings(layout, kind.node_size, size) if not kind.whole else layout
+        if key not in self.known.links:
             home = kind.devices if kind.whole else (pack(kind, [size]) or [()])[0]
-            self._links[key] = Links.of(self.cluster, home, layout)
-        return self._links[key]
+            self.known.links[key] = Links.of(self.cluster, home, layout)
+        return self.known.links[key]
 
     def _like(self, item: Item) -> int:
         if item not in self._items:
-            self._items[item] = self._likes.setdefault(item.like, len(self._likes))
+            self._items[item] = self.known.likes.setdefault(item.like, len(self.known.likes))
         return self._items[item]
 
 
 def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
-    """Return the role in these layouts; its other fields were checked when it was made, which takes longer than all the rest."""
-    made = object.__new__(RoleSpec)
-    made.__dict__.update(role.__dict__, train=layouts.get("train"), rollout=layouts.get("rollout"))
-    return made
+    """Return the role in these layouts."""
+    return altered(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
 
 
 @lru_cache(maxsize=64)
@@ -291,44 +323,50 @@ def _layer_bytes(role: RoleSpec) -> float:
     return layers * (DTYPE_BYTES[role.dtype] + 4 * role.trainable)
 
 
-def trains_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
-    """Yield a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
+def trains_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
+    """Return a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
     assert role.model is not None
     assert role.train is not None
-    if "train" not in role.auto:
-        try:
-            yield role.train.fill(size)
-        except LayoutError:
-            return
-        return
-    for tp in _fitting_tp(role.model, kind.node_size, size):
-        for pp in range(1, min(role.model.num_layers, size // tp) + 1):
-            if role.model.num_layers % pp == 0 and size // tp % pp == 0:
-                yield Layout(tp=tp, pp=pp, dp=size // tp // pp)
+    return _every_train(role.model, kind.node_size, size) if "train" in role.auto else _declared(role.train, size)
 
 
-def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Iterator[Layout]:
-    """Yield a role's rollout layouts on a pool, as :func:`trains_of`."""
+def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
+    """Return a role's rollout layouts on a pool, as :func:`trains_of`."""
     assert role.model is not None
     assert role.rollout is not None
     if "rollout" not in role.auto:
-        try:
-            yield role.rollout.fill(size)
-        except LayoutError:
-            return
-        return
-    for tp in _fitting_tp(role.model, kind.node_size, size):
-        yield Layout(tp=tp, dp=size // tp)
+        return _declared(role.rollout, size)
+    return [Layout(tp=tp, dp=size // tp) for tp in _fitting_tp(role.model, kind.node_size, size)]
 
 
-def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Iterator[int]:
-    for tp in range(1, min(node_size, size) + 1):
-        if size % tp == 0 and node_size % tp == 0:
-            try:
-                Layout(tp=tp).check_model(spec)
-            except LayoutError:
-                continue
-            yield tp
+def _declared(layout: Layout, size: int) -> Sequence[Layout]:
+    try:
+        return [layout.fill(size)]
+    except LayoutError:
+        return []
+
+
+@lru_cache(maxsize=1024)
+def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]:
+    return [
+        Layout(tp=tp, pp=pp, dp=size // tp // pp)
+        for tp in _fitting_tp(spec, node_size, size)
+        for pp in range(1, min(spec.num_layers, size // tp) + 1)
+        if spec.num_layers % pp == 0 and size // tp % pp == 0
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Sequence[int]:
+    return [tp for tp in range(1, min(node_size, size) + 1) if size % tp == 0 and node_size % tp == 0 and _divides(spec, tp)]
+
+
+def _divides(spec: ModelSpec, tp: int) -> bool:
+    try:
+        Layout(tp=tp).check_model(spec)
+    except LayoutError:
+        return False
+    return True
 
 
 def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ import hfsdk as hf
 from hfsdk.layout import Layout
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.planning import plan_step
-from hfsdk.planner.pools import kinds_of, pack
+from hfsdk.planner.pools import pack
 from hfsdk.planner.search import Search
 from hfsdk.planner.tables import Tables
 from hfsdk.session.recording import record_step
@@ -203,12 +203,12 @@ def test_setups_and_links_are_those_of_the_perf_model():
         nodes, size = int(rng.integers(1, 7)), int(rng.choice([1, 2, 4, 6, 8]))
         cluster = ClusterSpec.parse(f"{nodes}x{size} H100")
         session = session_on(cluster, hf.PPO(), spec=model(layers=12, heads=24, kv=24, width=384))
-        (kind,) = kinds_of(cluster)
-        search = Search.over(roles_of(session), recorded(session, hf.PPO(), hf.Workload(prompts=8)), Tables(cluster, PerfModel()))
+        tables = Tables(cluster, PerfModel())
+        (kind,) = tables.kinds
+        search = Search.over(roles_of(session), recorded(session, hf.PPO(), hf.Workload(prompts=8)), tables)
         item = search.spaces[0].mode.items[0]
         for _ in range(10):
             pool = int(rng.choice(kind.sizes))
-            tables = search.spaces[0].tables
             layouts = list(tables.layouts(item, kind, pool))
             chosen = layouts[rng.integers(len(layouts))]
             devices = pack(kind, [pool])[0]
