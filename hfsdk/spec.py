@@ -394,8 +394,14 @@ class ClusterSpec:
                     f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {sorted(DEVICES)}"
                 )
             nodes += [(DEVICES[match[3]],) * int(match[2])] * int(match[1])
-        near, far = _slowest_links(nodes)
-        return cls(node_devices=tuple(nodes), intra_node=near, inter_node=far, price_per_device_hour=price_per_device_hour)
+        return cls.of(nodes, price_per_device_hour=price_per_device_hour)
+
+    @classmethod
+    def of(cls, nodes: Iterable[tuple[DeviceSpec, ...]], **more: Any) -> ClusterSpec:
+        """Return the cluster of these nodes with their devices' own links; of several kinds, of the one whose links are slowest."""
+        node_devices = tuple(nodes)
+        near, far = _slowest_links(node_devices)
+        return cls(node_devices=node_devices, intra_node=near, inter_node=far, **more)
 
     def links_of(self, nodes: Iterable[int]) -> tuple[LinkSpec, LinkSpec]:
         """Return the link inside and the link between these nodes.

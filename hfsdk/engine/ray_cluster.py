@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,10 @@ PACKAGE = Path(engine.__file__).parents[1]
 
 ANSWER_S = 5.0
 """How long a cluster's address may take to answer."""
+
+ACCELERATORS = {"A100": ("A100-80GB", 0), "A100-80G": ("A100-80GB", 0), "A100-40G": ("A100-80GB", 40)}
+"""Ray's name of an accelerator -> the device preset, and its gigabytes where they are others. Names that are not here are those of
+presets; what is neither is planned for as an H100."""
 
 SHIPPED: dict[str, Any] = {"py_modules": [str(PACKAGE)], "excludes": ["**/__pycache__"]}
 """Ray's runtime environment that gives every node of a cluster the user's version of this package."""
@@ -77,9 +82,9 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
         Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == mine)
         for number, (node, _) in enumerate(used)
     ]
-    cores = tuple(int(node["Resources"].get("CPU", count)) for node, count in used) if kind == "CPU" else ()
+    cores = tuple(_cores(node, count, node["NodeID"] == mine) for node, count in used) if kind == "CPU" else ()
     each = tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
-    return ClusterSpec(node_devices=devices, node_cores=cores), each
+    return ClusterSpec.of(devices, node_cores=cores), each
 
 
 def _packed(room: Sequence[int], count: int) -> list[int]:
@@ -103,9 +108,16 @@ def _device(node: Mapping[str, Any], kind: str, count: int, here: bool) -> Devic
     resources = node["Resources"]
     if kind == "GPU":
         name = next((k.split(":", 1)[1] for k in resources if k.startswith("accelerator_type:")), "GPU")
-        return replace(DEVICES.get(name, DEVICES["H100"]), name=name)
+        preset, gigabytes = ACCELERATORS.get(name, (name, 0))
+        known = DEVICES.get(preset) or replace(DEVICES["H100"], name=name)
+        return replace(known, memory_bytes=gigabytes * 10**9) if gigabytes else known
     free = psutil.virtual_memory().available if here else int(resources.get("memory", 0))
     return replace(DEVICES["cpu"], memory_bytes=free // count)
+
+
+def _cores(node: Mapping[str, Any], count: int, here: bool) -> int:
+    """Return the processors that a node's workers share: here all there are, whatever Ray was told to hand out."""
+    return max(1, os.cpu_count() or 1 if here else int(node["Resources"].get("CPU", count)))
 
 
 def check_answers(address: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hfsdk.placement import Placement, Pool
 from hfsdk.planner.pools import Kind, pack, pack_parts
+from hfsdk.planner.sharing import shared_times
 from hfsdk.planner.space import Space
 from hfsdk.planner.tables import Candidates, LayoutsOf, room
 from hfsdk.table import Array
@@ -112,6 +113,8 @@ class Leaf:
             chosen = chosen[self._fits(chosen, candidates)]
             if len(chosen) and (len(chosen) > MOST_AT_ONCE or i == len(candidates) - 1):
                 seconds = self._seconds(chosen, candidates)
+                if i == len(candidates) - 1 and self.space.tables.cluster.shares_cores:
+                    seconds = self._beside_other_pools(chosen, candidates, seconds, limit)
                 chosen, seconds = chosen[seconds < limit], seconds[seconds < limit]
             if not len(chosen):
                 return None
@@ -179,6 +182,19 @@ class Leaf:
 
     def _seconds(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return the step's seconds; of items that are not chosen yet (or have -1) every job takes its least."""
+        space, grouping = self.space, self.space.arrangements[self.arrangement].grouping
+        return space.replay.makespan(self._jobs(chosen, candidates), np.full(len(chosen), grouping))
+
+    def _beside_other_pools(self, chosen: Array, candidates: Sequence[Candidates], least: Array, limit: float) -> Array:
+        """Return the step's seconds where pools that are at work at the same time share cores; never below ``least``."""
+        found = least.copy()
+        below = np.flatnonzero(least < limit)
+        if len(below):
+            found[below] = self.shared(self._jobs(chosen[below], candidates))[1].max(1)
+        return found
+
+    def _jobs(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
+        """Return every job's seconds, [plan, job]."""
         space = self.space
         seconds = np.tile(space.fixed, (len(chosen), 1))
         for i, one in enumerate(candidates):
@@ -190,8 +206,33 @@ class Leaf:
                 seconds[:, jobs] = least
             else:
                 seconds[:, jobs] = np.where(chosen[:, i, None] < 0, least, one.seconds[chosen[:, i]] if len(one) else least)
-        grouping = space.arrangements[self.arrangement].grouping
-        return space.replay.makespan(seconds, np.full(len(chosen), grouping))
+        return seconds
+
+    def shared(self, seconds: Array) -> tuple[Array, Array]:
+        """Return starts and ends of the jobs of some plans, [plan, job], where workers share cores.
+
+        Args:
+            seconds: of every job with all workers of its pool at work and nobody else, [plan, job].
+        """
+        space, cluster = self.space, self.space.tables.cluster
+        devices = self.devices()
+        assert devices is not None
+        homes = {space.mode.items[i].name: b for b, block in enumerate(self.blocks) for i in block}
+        number = space.arrangements[self.arrangement].grouping
+        workers = np.zeros((len(space.mode.jobs), len(cluster.node_devices)))
+        before, slower = np.zeros(len(space.mode.jobs)), np.ones(len(space.mode.jobs))
+        for j, job in enumerate(space.mode.jobs):
+            if not job.item:
+                workers[j, 0] = 1
+                continue
+            block = homes[job.item]
+            for device in devices[block]:
+                workers[j, cluster.node_of(device)] += 1
+            before[j] = space.tables.perf.dispatch_s
+            slower[j] = space.tables.slowdown(self.kind(block), self.num_devices(block))
+        cores = np.array([cluster.cores_of(node) for node in range(len(cluster.node_devices))], dtype=float)
+        work = np.maximum(0.0, seconds - before) / slower
+        return shared_times(work, before, space.replay.waits(number), workers, cores)
 
     def _fits(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return which choices of the first items fit into every device, and agree on the rollout's tp within a pool."""

@@ -23,7 +23,7 @@ from hfsdk.planner.items import Item, Job
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.pools import Kind, kinds_of
 from hfsdk.planner.recorded import Recorded
-from hfsdk.planner.search import FAMILY, Found, Search
+from hfsdk.planner.search import FAMILY, SHARING_CORES, Found, Search
 from hfsdk.planner.tables import LayoutsOf, Tables, process_bytes
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ClusterSpec
@@ -97,7 +97,8 @@ def plan_step(
     errors.setdefault("", DEFAULT_ERROR)
     best, first = found[0], alternative(found[0], errors)
     searched = Searched(
-        family=FAMILY, num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
+        family=FAMILY + SHARING_CORES * cluster.shares_cores,
+        num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
         num_layouts=tables.num_predicted, seconds=time.perf_counter() - began, tables_s=tables_s,
     )  # fmt: skip
     return Plan(
@@ -203,8 +204,9 @@ class _ByBytes(Tables):
 
 
 def fits(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> bool:
-    """Whether any placement of the roles on a cluster fits into memory."""
-    return bool(Search.over(roles, recorded, _ByBytes(cluster, PerfModel()), top=1, shadows=False).run())
+    """Whether any placement of the roles on a cluster fits into memory; those without shadows are looked at first."""
+    tables = _ByBytes(cluster, PerfModel())
+    return any(Search.over(roles, recorded, tables, top=1, shadows=shadows).run() for shadows in (False, True))
 
 
 def smallest_cluster(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> ClusterSpec | None:
@@ -213,10 +215,11 @@ def smallest_cluster(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Clu
     node_size = len(cluster.node_devices[0])
 
     def of(nodes: int, size: int) -> ClusterSpec:
-        return replace(cluster, node_devices=((device,) * size,) * nodes)
+        cores = cluster.node_cores[:1] * nodes
+        return replace(cluster, node_devices=((device,) * size,) * nodes, node_cores=cores)
 
     while len(cluster.node_devices) == 1 and node_size < 8:
-        node_size *= 2
+        node_size += 1
         if fits(roles, recorded, of(1, node_size)):
             return of(1, node_size)
     low, high = 1, 2

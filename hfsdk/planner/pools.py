@@ -74,6 +74,8 @@ def kinds_of(cluster: ClusterSpec) -> tuple[Kind, ...]:
 
 def _sizes(node_size: int, num_nodes: int) -> Array:
     below = [2**i for i in range(node_size.bit_length()) if 2**i < node_size]
+    if num_nodes == 1 and node_size & (node_size - 1):
+        below = list(range(1, node_size))
     return np.array(below + [node_size * count for count in range(1, num_nodes + 1)], dtype=np.int64)
 
 

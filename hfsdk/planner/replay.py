@@ -54,6 +54,14 @@ class Replay:
         found: Array = shares[np.arange(len(self.groupings))[:, None], self.block_of]
         return found
 
+    def waits(self, grouping: int) -> Array:
+        """Return which jobs (columns) each job (row) waits for: those it reads, and earlier ones on devices that it shares."""
+        found = np.zeros((len(self.mode.jobs), len(self.mode.jobs)), dtype=bool)
+        for j, job in enumerate(self.mode.jobs):
+            found[j, list(job.after)] = True
+            found[j, :j] |= self.excludes[grouping, j][self.block_of[grouping, :j]]
+        return found
+
     @cached_property
     def has_parts(self) -> Array:
         """[grouping]: whether any block lies on a part of another."""

@@ -32,10 +32,15 @@ FAMILY = (
     "Exact, within the performance model, among: every way of sharing devices (set partitions of roles), frozen models also side "
     "by side on parts of another pool (interleaving), the actor's generation and the critic's inference also by shadows on other "
     "pools (separation; while roles and shadows are at most six); pools of 1, 2, 4, ... devices of a node, then whole nodes, of "
-    "one kind, or of all devices; tp within a node, pp that divides the layers, dp the rest; rollout tp within a node; devices "
-    "may stay idle. Layouts that were declared are kept."
+    "one kind, or of all devices (on a single node whose size is no power of two, of any number); tp within a node, and dividing "
+    "its size where a pool has several, pp that divides the layers, dp the rest; rollout tp likewise; devices may stay idle. "
+    "Layouts that were declared are kept. Not looked at: parts of a pool of all devices of a mixed cluster, and one part alone "
+    "beside devices that idle."
 )
 """What the search covers."""
+
+SHARING_CORES = " Workers here share cores: with n at work on C cores each runs at C / n of its speed."
+"""What is said of a cluster with fewer cores than workers."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +59,23 @@ class Found:
 
     @cached_property
     def job_phases(self) -> list[tuple[Job, float, Phases]]:
-        """(job, seconds before its first span, its phases) for every job of the plan."""
+        """(job, seconds before its first span, its phases) for every job of the plan.
+
+        Where workers share cores, with what pools that are at work at the same time make each other slower.
+        """
+        found = self._alone
+        if not self.leaf.space.tables.cluster.shares_cores:
+            return found
+        starts, ends = self.leaf.shared(_seconds(found)[None])
+        rows = []
+        for j, (job, before, phases) in enumerate(found):
+            alone = sum(s for _, s in phases)
+            longer = (float(ends[0, j] - starts[0, j]) - (before if job.item else 0.0)) / alone if alone else 1.0
+            rows.append((job, before, [(name, s * longer) for name, s in phases]))
+        return rows
+
+    @property
+    def _alone(self) -> list[tuple[Job, float, Phases]]:
         leaf, space = self.leaf, self.leaf.space
         devices, tables = leaf.devices(), space.tables
         assert devices is not None
@@ -80,7 +101,11 @@ class Found:
     @cached_property
     def job_seconds(self) -> Array:
         """Seconds of every job of the plan, [job]."""
-        return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in self.job_phases])
+        return _seconds(self.job_phases)
+
+
+def _seconds(rows: Sequence[tuple[Job, float, Phases]]) -> Array:
+    return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in rows])
 
 
 def _names(mode: Mode, blocks: Sequence[Sequence[int]], hosts: Sequence[int]) -> frozenset[tuple[frozenset[str], frozenset[str]]]:

@@ -184,6 +184,17 @@ class Tables:
 
     def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool) -> Phases:
         """Return the same by the names of spans, in order, without what lies before the first one."""
+        found, slower = self._phases(item, job, layouts, kind, size, far), self.slowdown(kind, size)
+        return found if slower == 1.0 else [(name, seconds * slower) for name, seconds in found]
+
+    def slowdown(self, kind: Kind, size: int) -> float:
+        """Return how many times as long calls take because all workers of a pool are at work and share a node's cores."""
+        if not self.cluster.shares_cores:
+            return 1.0
+        cores = [(len(node), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes]
+        return max(1.0, *(min(size, workers) / there for workers, there in cores))
+
+    def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool) -> Phases:
         found: Phases = []
         if job.sync:
             found.append(("sync", self.sync_s(item, layouts, far=far)))
@@ -358,7 +369,9 @@ def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]
 
 @lru_cache(maxsize=1024)
 def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Sequence[int]:
-    return [tp for tp in range(1, min(node_size, size) + 1) if size % tp == 0 and node_size % tp == 0 and _divides(spec, tp)]
+    """Tp within a node: a pool inside one lies side by side there, one of several nodes begins anew with each."""
+    fitting = [tp for tp in range(1, min(node_size, size) + 1) if size % tp == 0 and (size <= node_size or node_size % tp == 0)]
+    return [tp for tp in fitting if _divides(spec, tp)]
 
 
 def _divides(spec: ModelSpec, tp: int) -> bool:

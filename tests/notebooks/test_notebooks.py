@@ -1,5 +1,6 @@
 """Every notebook runs from its first cell to its last, and is committed with outputs that need no kernel."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import nbformat
@@ -8,11 +9,60 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
+START = """
+import ray
+from hfsdk.engine import ray_runtime
+if not ray.is_initialized():
+    ray_runtime._start_ray(8, None)
+"""
+
+
+class Kernel:
+    """One kernel and one Ray for all notebooks; each forgets the names of the one before.
+
+    A notebook that fails takes its kernel, and what it left behind, with it.
+    """
+
+    def __init__(self):
+        self._client = None
+        self._running = ExitStack()
+
+    def run(self, notebook, folder):
+        """Run every cell in order, in ``folder``; raises what a cell raises."""
+        if self._client is None:
+            self._client = NotebookClient(notebook, timeout=300, kernel_name="python3")
+            self._running.enter_context(self._client.setup_kernel())
+        try:
+            for code in (START, "%reset -f", f"%cd -q {folder}"):
+                self._client.execute_cell(nbformat.v4.new_code_cell(code), 0)
+            self._client.nb = notebook
+            self._client.reset_execution_trackers()
+            for index, cell in enumerate(notebook.cells):
+                self._client.execute_cell(cell, index)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self):
+        """End the kernel."""
+        self._running.close()
+        self._client = None
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    made = Kernel()
+    yield made
+    made.end()
+
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_runs(path, tmp_path):
+def test_notebook_runs(kernel, path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.execution_count = None
+    kernel.run(notebook, tmp_path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
 
 

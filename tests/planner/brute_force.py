@@ -80,7 +80,13 @@ class BruteForce:
 
     def sizes(self):
         below = [1 << i for i in range(10) if 1 << i < self.node_size]
+        if len(self.cluster.node_devices) == 1 and self.node_size not in (1, 2, 4, 8, 16):
+            below = list(range(1, self.node_size))
         return below + [self.node_size * n for n in range(1, len(self.cluster.node_devices) + 1)]
+
+    def within(self, tp, size):
+        """Whether groups of ``tp`` devices never cross nodes."""
+        return tp <= self.node_size if size <= self.node_size else self.node_size % tp == 0
 
     def of_grouping(self, items, blocks, hosts):
         for sizes in product(self.sizes(), repeat=len(blocks)):
@@ -163,7 +169,7 @@ class BruteForce:
             except LayoutError:
                 return []
         grid = product(range(1, size + 1), range(1, size + 1))
-        layouts = [Layout(tp=t, pp=p, dp=size // t // p) for t, p in grid if size % (t * p) == 0 and self.node_size % t == 0]
+        layouts = [Layout(tp=t, pp=p, dp=size // t // p) for t, p in grid if size % (t * p) == 0 and self.within(t, size)]
         return [x for x in layouts if self.ok(x, role)]
 
     def rollouts(self, role, size):
@@ -174,7 +180,7 @@ class BruteForce:
                 return [role.rollout.fill(size)]
             except LayoutError:
                 return []
-        layouts = [Layout(tp=t, dp=size // t) for t in range(1, size + 1) if size % t == 0 and self.node_size % t == 0]
+        layouts = [Layout(tp=t, dp=size // t) for t in range(1, size + 1) if size % t == 0 and self.within(t, size)]
         return [x for x in layouts if self.ok(x, role)]
 
     @staticmethod

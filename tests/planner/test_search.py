@@ -71,10 +71,10 @@ def simulate(session, algorithm, workload, plan):
 # -- brute force
 
 
-def random_case(number):
+def random_case(number, shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1))):
     """A small cluster, workload and models by a number."""
     rng = np.random.default_rng([7, number])
-    nodes, devices = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)][rng.integers(6)]
+    nodes, devices = shapes[rng.integers(len(shapes))]
     kind = ["A100-80GB", "H100", "cpu"][rng.integers(3)]
     cluster = ClusterSpec.parse(f"{nodes}x{devices} {kind}")
     cluster = replace(cluster, inter_node=LinkSpec(name="x", bandwidth=float(rng.choice([1e8, 1e10])), latency_s=1e-5))
@@ -118,6 +118,14 @@ def test_brute_force_agrees(block):
             assert one.seconds == pytest.approx(best[one.grouping], rel=1e-9), number
         compared, refused = compared + bool(wanted), refused + (not wanted)
     assert compared >= 15, f"{refused} of 25 cases had no plan at all"
+
+
+def test_brute_force_agrees_on_nodes_whose_size_is_no_power_of_two():
+    for number in range(2000, 2012):
+        cluster, roles, calls, _ = random_case(number, ((1, 3), (2, 3)))
+        best = sorted(seconds for seconds, *_ in BruteForce(roles, calls, cluster, PerfModel()).plans())[:1]
+        found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=1).run()
+        assert [f.seconds for f in found] == pytest.approx(best, rel=1e-9), number
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -215,6 +223,34 @@ def test_setups_and_links_are_those_of_the_perf_model():
             assert tables.links(chosen["train"], kind, pool) == Links.of(cluster, devices, chosen["train"]), (cluster, chosen)
             role = replace(item.role, train=chosen["train"], rollout=chosen["rollout"])
             assert tables.setup(item, chosen, kind, pool, rollout=True) == Setup.of(role, cluster, devices), (cluster, chosen)
+
+
+# -- workers that share cores
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_shared_cores_are_those_of_the_simulated_session(cores):
+    """Where pools at work at the same time slow each other down, the plan says what the simulated step takes."""
+    workload = hf.Workload(prompts=16, prompt_tokens=64, response_tokens=32)
+    cluster = ClusterSpec.parse("1x4 cpu").with_cores(cores)
+    session = session_on(cluster, hf.PPO(), dtype="fp32")
+    plan = session.plan(hf.PPO(), workload, top=5)
+    assert "share cores" in plan.search.family
+    assert len(plan.runners_up) == 4
+    for one in (plan.best, *plan.runners_up):
+        ends = max(call.start_s + call.seconds for call in one.timeline or plan.calls)
+        assert ends == pytest.approx(one.seconds, rel=1e-9)
+    assert simulate(session, hf.PPO(), workload, plan) == pytest.approx(plan.seconds, rel=1e-6)
+
+
+def test_more_cores_are_never_slower():
+    workload = hf.Workload(prompts=16, prompt_tokens=64, response_tokens=32)
+    seconds = [
+        session_on(ClusterSpec.parse("1x4 cpu").with_cores(cores), hf.PPO(), dtype="fp32").plan(hf.PPO(), workload).seconds
+        for cores in (1, 2, 3, 4)
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > 2 * seconds[3]
 
 
 # -- what must hold

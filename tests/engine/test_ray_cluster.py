@@ -1,0 +1,33 @@
+"""What Ray says of its nodes, as devices of a cluster."""
+
+import os
+
+import pytest
+
+pytest.importorskip("ray")
+from hfsdk.engine.ray_cluster import _cores, _device
+from hfsdk.spec import DEVICES, SHARED_MEMORY, ClusterSpec
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "gigabytes"),
+    [("A100", "A100-80GB", 80), ("A100-40G", "A100-80GB", 40), ("H200", "H200", 141), ("L4", "L4", 80)],
+)
+def test_accelerators_are_presets_by_rays_names(label, name, gigabytes):
+    found = _device({"Resources": {f"accelerator_type:{label}": 1.0, "GPU": 4.0}}, "GPU", 4, here=False)
+    assert (found.name, found.memory_bytes) == (name, gigabytes * 10**9)
+
+
+def test_workers_here_share_all_processors_whatever_ray_hands_out():
+    node = {"Resources": {"CPU": 64.0}}
+    assert _cores(node, 64, here=True) == os.cpu_count()
+    assert _cores(node, 4, here=False) == 64
+
+
+def test_nodes_have_their_devices_links():
+    assert ClusterSpec.of([(DEVICES["cpu"],) * 2], node_cores=(2,)).intra_node == SHARED_MEMORY
+    h100, a100 = ((DEVICES[name],) * 8 for name in ("H100", "A100-80GB"))
+    assert ClusterSpec.of([h100, h100]).inter_node == DEVICES["H100"].network
+    mixed = ClusterSpec.of([h100, a100])
+    assert mixed.intra_node == DEVICES["A100-80GB"].link
+    assert mixed.links_of([0])[0] == DEVICES["H100"].link
