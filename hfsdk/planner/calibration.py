@@ -216,8 +216,9 @@ def fit(
     measured: Measured | Measurable | Sequence[Measured | Measurable], start: PerfModel, constants: Sequence[str] = FITTED
 ) -> Calibration:
     """See :meth:`PerfModel.fit`."""
-    several = isinstance(measured, Sequence) and not isinstance(measured, str | bytes | Traced)
-    steps = [_measured(one) for one in (measured if several else [measured])]  # type: ignore[union-attr, list-item]
+    given: Any = measured
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes | Traced)
+    steps = [_measured(one) for one in (given if several else [given])]
     _check(steps, constants)
     observed = [one for step in steps for one in _observations(step)]
     if not observed:

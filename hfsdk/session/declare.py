@@ -55,10 +55,10 @@ def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
         if not ground.simulated:
             raise ModelNotFoundError(f"the spec {model} has no weights to load; give a folder or a name, or use Session.simulated")
         return "", model
-    if model is ModelSpec:
+    if isinstance(model, type):
         raise ModelNotFoundError(
-            "hf.ModelSpec is the class of models; give one, with its numbers hf.ModelSpec(name=..., num_layers=..., ...) or "
-            "published, hf.ModelSpec.preset('llama-7b')"
+            f"{model.__name__} is a class; give a model: a name, hf.ModelSpec.preset('llama-7b'), or one with its numbers, "
+            "hf.ModelSpec(name=..., num_layers=..., ...)"
         )
     if not isinstance(model, (str, Path)):
         raise ModelNotFoundError(f"a model is a name, a folder or a hub id; got {type(model).__name__}")

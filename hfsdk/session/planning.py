@@ -175,7 +175,7 @@ def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _is_share(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value <= 1
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) <= 1
 
 
 def _stretched(role: RoleSpec, workload: Workload) -> RoleSpec:

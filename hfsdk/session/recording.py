@@ -106,8 +106,8 @@ def with_workload(algorithm: Any, workload: Workload) -> Any:
             f"one sample. Give hf.Workload(prompts={math.ceil(parts / copies)}) or more, or mini_batches={samples}."
         )
     if samples > MOST_SAMPLES:
-        asked = f"{counted(workload.prompts, 'prompt')} with n={copies}"
-        raise OptionError(f"a step has at most {MOST_SAMPLES:,} samples; {asked} make {samples:,}")
+        made = f"{counted(workload.prompts, 'prompt')} with n={copies} make {samples:,}"
+        raise OptionError(f"a step has at most {MOST_SAMPLES:,} samples; {made}")
     return chosen
 
 

@@ -58,7 +58,7 @@ def check_session(price_per_device_hour: object, wait: object, seed: object, nam
         OptionError: names the first that is out of its range.
     """
     price = price_per_device_hour
-    if isinstance(price, bool) or not isinstance(price, numbers.Real) or not 0 <= price < float("inf"):
+    if isinstance(price, bool) or not isinstance(price, numbers.Real) or not 0 <= float(price) < float("inf"):
         raise OptionError(f"price_per_device_hour must be a finite number of at least 0; got {price!r}")
     check_options(
         "a session", wait=(wait, bool), seed=(seed, int),

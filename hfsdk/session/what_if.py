@@ -228,7 +228,8 @@ class WhatIf:
         chosen = self._chosen(name)
         with self._lock:
             others, value = self.question, getattr(self.question, name)
-            base = replace(others, **{name: self._stops(name)[0]})
+            first: dict[str, Any] = {name: self._stops(name)[0]}
+            base = replace(others, **first)
             if self.curve is not None and self.curve.done and (self.curve.name, self.curve.others) == (name, base):
                 return
             stops = tuple(float(s) for s in self._stops(name))

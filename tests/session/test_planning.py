@@ -271,7 +271,7 @@ def test_what_is_no_trace_or_has_not_run(session):
     for what, words in (({}, "empty placement"), ("colocat", "did you mean 'colocate'")):
         with pytest.raises(hf.PlacementError, match=words):
             session.place(what)
-    with pytest.raises(hf.ModelNotFoundError, match="is the class of models"):
+    with pytest.raises(hf.ModelNotFoundError, match="ModelSpec is a class"):
         session.actor(hf.ModelSpec)
 
 
