@@ -18,6 +18,7 @@ from typing import Any
 
 from hfsdk.checks import is_whole
 from hfsdk.errors import PlacementError
+from hfsdk.spec import nearest
 
 SHADOWS = {"rollout": "generate", "inference": "compute_values"}
 """Ending of a shadow's name -> the method that it carries out in place of its role: ``actor.rollout``, ``critic.inference``."""
@@ -89,7 +90,7 @@ class Placement:
             what.check(roles, num_devices)
             return what
         if isinstance(what, Mapping):
-            _check_sizes(what)
+            _check_sizes(what, roles, num_devices)
         if isinstance(what, Mapping) and any(isinstance(share, float) for share in what.values()):
             placement = cls._from_shares(what, num_devices)
         elif isinstance(what, Mapping):
@@ -109,8 +110,8 @@ class Placement:
             placement = cls._evenly(_separated(roles, num_devices), num_devices)
         else:
             raise PlacementError(
-                f"no placement {what!r}; there are {', '.join(map(repr, PRESETS))}, "
-                "or a dict such as {'actor reference': 2, 'critic': 2}"
+                f"no placement {what!r}; {nearest(str(what)[:60], PRESETS)}, "
+                "or give a dict such as {'actor reference': 2, 'critic': 2}"
             )
         placement.check(roles, num_devices)
         return placement
@@ -212,7 +213,9 @@ class Placement:
         return [p for p in self.pools if p.name == pool.within or (pool.name and p.within == pool.name)]
 
 
-def _check_sizes(what: Mapping[Any, Any]) -> None:
+def _check_sizes(what: Mapping[Any, Any], roles: Sequence[str], num_devices: int) -> None:
+    if not what:
+        raise PlacementError(f"an empty placement; name every role, e.g. {{{' '.join(roles)!r}: {num_devices}}}, or say 'colocate'")
     for names, size in what.items():
         share = isinstance(size, float) and math.isfinite(size)
         if not isinstance(names, str) or not names.split() or not (is_whole(size) or share):

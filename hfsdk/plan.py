@@ -20,11 +20,21 @@ from hfsdk.checks import check_options, is_whole
 from hfsdk.errors import OptionError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
+from hfsdk.roles import RoleSpec
 from hfsdk.spec import ClusterSpec
 from hfsdk.trace import Span, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_SAMPLES = 1_000_000
+"""Samples (prompts times responses each) of the largest step that is planned."""
+
+MOST_OF_WORKLOAD = {
+    "prompts": MOST_SAMPLES, "prompt_tokens": 10**9, "response_tokens": 10**9, "n": MOST_SAMPLES, "mini_batches": MOST_SAMPLES,
+    "epochs": 1000, "steps": 10**9,
+}  # fmt: skip
+"""Number of a workload -> the most that is taken; lengths also have to fit the model's context."""
 
 LENGTH_KINDS = ("full", "uniform", "lognormal")
 """Names of distributions of response lengths (see ``hfsdk.engine.simulated_runtime.ResponseLengths``)."""
@@ -64,7 +74,7 @@ class Workload:
     """Steps of the whole run, for what it costs."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "prompt_tokens", "response_tokens", "steps", "n", "mini_batches", "epochs"):
+        for name, most in MOST_OF_WORKLOAD.items():
             value = getattr(self, name)
             if value is None and name in ("n", "mini_batches", "epochs"):
                 continue
@@ -73,6 +83,13 @@ class Workload:
                     f"a workload's {name} must be a whole number of at least 1; got {name}={value!r}. "
                     "Write e.g. hf.Workload(prompts=1024, prompt_tokens=1024, response_tokens=1024)."
                 )
+            if value > most:
+                raise OptionError(f"a workload's {name} is at most {most:,}; got {name}={value:,}")
+        if self.prompts * (self.n or 1) > MOST_SAMPLES:
+            raise OptionError(
+                f"a workload has at most {MOST_SAMPLES:,} samples; prompts={self.prompts:,} with n={self.n} make "
+                f"{self.prompts * (self.n or 1):,}"
+            )
         lengths = self.response_lengths
         if not (lengths in LENGTH_KINDS if isinstance(lengths, str) else isinstance(lengths, Lengths)):
             raise OptionError(
@@ -81,8 +98,8 @@ class Workload:
             )
         if self.mini_batches is not None and self.mini_batches > self.prompts * (self.n or 1):
             raise OptionError(
-                f"mini_batches={self.mini_batches} needs at least as many samples; {self.prompts} prompts with n={self.n or 1} "
-                f"give {self.prompts * (self.n or 1)}. Use fewer mini-batches or more prompts."
+                f"mini_batches={self.mini_batches} needs at least as many samples; {counted(self.prompts, 'prompt')} with "
+                f"n={self.n or 1} give {self.prompts * (self.n or 1)}. Use fewer mini-batches or more prompts."
             )
 
     @property
@@ -94,7 +111,13 @@ class Workload:
         lengths = self.response_lengths if isinstance(self.response_lengths, str) else type(self.response_lengths).__name__
         up_to = "" if lengths == "full" else f" at most ({lengths})"
         copies = f", {self.n} responses each" if self.n and self.n > 1 else ""
-        return f"{self.prompts:,} prompts of {self.prompt_tokens:,} tokens{copies}, responses of {self.response_tokens:,}{up_to}"
+        prompts = f"{counted(self.prompts, 'prompt')} of {counted(self.prompt_tokens, 'token')}"
+        return f"{prompts}{copies}, responses of {self.response_tokens:,}{up_to}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return e.g. ``"1 prompt"`` or ``"1,024 prompts"``."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +190,7 @@ class PlannedMemory:
         return self.process + sum(role["resident"] for role in self.roles.values()) + working
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Alternative:
     """A placement with its best layouts: what the plan is compared with."""
 
@@ -196,6 +219,9 @@ class Alternative:
     too_close: bool = False
     """Whether the model cannot tell it from the plan: the difference is within the error of the calls that differ."""
 
+    def __repr__(self) -> str:
+        return f"Alternative({_line(self)})" if self.why else f"Alternative({self.title}: {seconds_text(self.seconds)})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
@@ -219,7 +245,7 @@ class Turn:
     """From some value of a workload's number on, another placement is best."""
 
     field: str
-    """``"response_tokens"``, ``"prompts"`` or ``"num_devices"``."""
+    """``"response_tokens"`` or ``"prompts"``."""
     value: int
     """The first value that was looked at (a power of two apart) at which it is so."""
     title: str
@@ -228,7 +254,8 @@ class Turn:
     """What is best one value before."""
 
     def __str__(self) -> str:
-        return f"from {self.value:,} {self.field.replace('_', ' ')} on, {self.title} wins ({_seconds(self.seconds)} a step)"
+        what = counted(self.value, self.field.removesuffix("s").replace("_", " "))
+        return f"from {what} on, {self.title} wins ({seconds_text(self.seconds)} a step)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +301,10 @@ class Plan:
     """Presets that do not fit."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Role -> its model's name; functions are left out."""
+    roles: Mapping[str, RoleSpec] = field(default_factory=dict, repr=False)
+    """Role -> what it was planned as; ``session.place`` refuses a plan for roles that are declared otherwise since."""
+    notices: tuple[str, ...] = ()
+    """What has to change for this plan, in words: what :meth:`again` and ``what_if`` assume and the session has not declared."""
     search: Searched
     again: Again | None = field(default=None, repr=False, compare=False)
     """``again(workload=..., cluster=...)``: the same question with another workload or cluster, answered anew."""
@@ -315,7 +346,7 @@ class Plan:
 
     @cached_property
     def sensitivity(self) -> tuple[Turn, ...]:
-        """From where on another placement wins: lengths, prompts and devices halved and doubled, each planned anew.
+        """From where on another placement wins: response lengths and prompts halved and doubled, each planned anew.
 
         Computed when it is first looked at (some ten plans); empty for a plan that was loaded from a file.
         """
@@ -330,7 +361,7 @@ class Plan:
 
     @property
     def cost_per_step(self) -> float:
-        """Of one step, in the currency of ``cluster.price_per_device_hour``."""
+        """Of one step, in the unit of ``cluster.price_per_device_hour``."""
         return self.device_hours * self.cluster.price_per_device_hour
 
     @property
@@ -382,21 +413,24 @@ class Plan:
             "runners_up": [_alternative_view(a) for a in self.runners_up],
             "rejected": [{**asdict(r), "why": r.why} for r in self.rejected],
             "sensitivity": [{**asdict(t), "text": str(t)} for t in self.__dict__.get("sensitivity", ())],
-            "search": asdict(self.search),
+            "search": asdict(self.search), "notices": list(self.notices),
         }  # fmt: skip
 
     def __repr__(self) -> str:
         low, high = self.band
-        lines = [f"Plan({self.algorithm} on {self.cluster}: {_seconds(self.seconds)} a step ({_seconds(low)} to {_seconds(high)})"]
+        took, band = seconds_text(self.seconds), f"{seconds_text(low)} to {seconds_text(high)}"
+        lines = [f"Plan({self.algorithm} on {self.cluster}: {took} a step ({band})"]
         lines.append(f"  {self.workload}")
         for pool in self.placement.pools:
             where = f" within {pool.within}" if pool.within else ""
             mine = [name for name, home in self.placement.roles.items() if home == pool.name]
-            lines.append(f"  {pool.name}, {pool.size} device{'s' * (pool.size != 1)}{where}: " + "; ".join(map(self._role, mine)))
+            lines.append(f"  {pool.name}, {counted(pool.size, 'device')}{where}: " + "; ".join(map(self._role, mine)))
         if self.num_idle:
-            lines.append(f"  {self.num_idle} devices idle")
+            lines.append(f"  {counted(self.num_idle, 'device')} idle")
         if self.cost_per_step:
-            lines.append(f"  {self.cost_per_step:,.2f} a step, {self.cost:,.2f} for {self.workload.steps:,} steps")
+            whole = f", {money_text(self.cost)} for {counted(self.workload.steps, 'step')}" if self.workload.steps > 1 else ""
+            lines.append(f"  costs {money_text(self.cost_per_step)} a step{whole}, in the unit of the price of a device-hour")
+        lines += [f"  {notice}" for notice in self.notices]
         return "\n".join(lines) + ")" + (" too close to call" if self.too_close else "")
 
     def _role(self, name: str) -> str:
@@ -436,11 +470,17 @@ def _memory_view(memory: Iterable[PlannedMemory]) -> list[dict[str, Any]]:
 
 def _line(one: Alternative) -> str:
     name = f"{one.preset}: " if one.preset else ""
-    return f"{name}{one.title}: {_seconds(one.seconds)}; {one.why}" + (" (too close to call)" if one.too_close else "")
+    return f"{name}{one.title}: {seconds_text(one.seconds)}; {one.why}" + (" (too close to call)" if one.too_close else "")
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Return seconds with three digits, e.g. ``"0.784 s"`` or ``"1,234 s"``."""
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
+def money_text(amount: float) -> str:
+    """Return an amount with two decimals or, below one, three digits."""
+    return f"{amount:,.2f}" if amount >= 1 else f"{amount:.3g}"
 
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

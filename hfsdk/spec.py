@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hfsdk.checks import check_fields, check_options
 from hfsdk.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
@@ -29,6 +30,15 @@ HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
 
 FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
 """Hugging Face architecture name -> family."""
+
+MOST_OF_MODEL = {
+    "num_layers": 10_000, "hidden_size": 10**7, "mlp_hidden_size": 10**7, "num_heads": 10**5, "num_kv_heads": 10**5,
+    "head_dim": 10**5, "vocab_size": 10**8, "max_positions": 10**9,
+}  # fmt: skip
+"""Size of a model -> the most that is taken: some hundred times what the largest models have, so that a slip is told."""
+
+MOST_DEVICES = 100_000
+"""Devices of the largest cluster that is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +70,22 @@ class ModelSpec:
     tied_embeddings: bool = False
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.family not in CLASS_PREFIXES:
+            raise OptionError(f"{self.name}: family must be one of {', '.join(map(repr, CLASS_PREFIXES))}; got {self.family!r}")
+        for name, most in MOST_OF_MODEL.items():
+            size = getattr(self, name)
+            if not 1 <= size <= most:
+                raise OptionError(f"{self.name}: {name} must be a whole number from 1 to {most:,}; got {name}={size}")
+        if self.num_heads % self.num_kv_heads:
+            raise OptionError(
+                f"{self.name}: num_kv_heads must divide num_heads; got num_kv_heads={self.num_kv_heads}, num_heads={self.num_heads}"
+            )
+        for name in ("norm_eps", "rope_theta"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"{self.name}: {name} must be above 0; got {name}={getattr(self, name)}")
 
     @classmethod
     def from_hf_config(cls, config: dict[str, Any], name: str = "model") -> ModelSpec:
@@ -341,7 +367,30 @@ DEVICES: dict[str, DeviceSpec] = {
 The PCIe card of the A100 has the SXM module's peak on paper and less power to reach it; its links are what differs most.
 """
 
-_GROUP = re.compile(r"^\s*(\d+)\s*x\s*(\d+)\s+(\S+)\s*$")
+_GROUP = re.compile(r"^\s*(\d+)\s*[xX]\s*(\d+)\s+(\S+)\s*$")
+
+
+def _group(text: str, part: str) -> tuple[int, int, DeviceSpec]:
+    """Read one ``"nodes x devices name"`` of a cluster's text.
+
+    Raises:
+        OptionError: it does not parse, names an unknown device, or none.
+    """
+    match = _GROUP.match(part)
+    if not match:
+        joined = " Join kinds of devices by '+'." if re.search(r"[,;&]|\band\b", text) else ""
+        raise OptionError(
+            f"cluster {text!r} does not parse at {part.strip()!r}; write nodes x devices and a device name, "
+            f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {', '.join(DEVICES)}.{joined}"
+        )
+    if match[3] not in DEVICES:
+        raise OptionError(f"cluster {text!r} names the device {match[3]!r}, which is not known; {nearest(match[3], DEVICES)}")
+    count, size = (int(number[:12]) for number in match.groups()[:2])
+    if not count or not size:
+        raise OptionError(
+            f"cluster {text!r} has no devices at {part.strip()!r}: it says {count} nodes of {size}; give at least one of each"
+        )
+    return count, size, DEVICES[match[3]]
 
 
 def _slowest_links(nodes: Iterable[tuple[DeviceSpec, ...]]) -> tuple[LinkSpec, LinkSpec]:
@@ -365,13 +414,18 @@ class ClusterSpec:
     """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
 
     def __post_init__(self) -> None:
+        num_devices = sum(map(len, self.node_devices))
+        if not self.node_devices or not all(self.node_devices):
+            raise OptionError("a cluster has at least one node, and each node at least one device; e.g. '1x8 H100' has both")
+        if num_devices > MOST_DEVICES:
+            raise OptionError(f"a cluster has at most {MOST_DEVICES:,} devices; this one would have {num_devices:,}")
         if self.node_cores and (len(self.node_cores) != len(self.node_devices) or min(self.node_cores) < 1):
             raise OptionError(
                 f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {self.node_cores}"
             )
         price = self.price_per_device_hour
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
-            raise OptionError(f"price_per_device_hour must be a number of at least 0; got {price!r}")
+            raise OptionError(f"price_per_device_hour must be a finite number of at least 0; got {price!r}")
 
     @classmethod
     def parse(cls, text: str, price_per_device_hour: float = 0.0) -> ClusterSpec:
@@ -380,20 +434,14 @@ class ClusterSpec:
         The links are those of the device preset; in a mixed cluster, of the kind whose links are slowest (see `links_of`).
 
         Raises:
-            OptionError: the text does not parse or names an unknown device.
+            OptionError: the text does not parse or names an unknown device, or no devices or too many.
         """
-        nodes: list[tuple[DeviceSpec, ...]] = []
-        for part in text.split("+"):
-            match = _GROUP.match(part)
-            if match and match[3] not in DEVICES:
-                known = nearest(match[3], DEVICES)
-                raise OptionError(f"cluster {text!r} names the device {match[3]!r}, which is not known; {known}")
-            if not match or not int(match[1]) or not int(match[2]):
-                raise OptionError(
-                    f"cluster {text!r} does not parse at {part.strip()!r}; write nodes x devices and a device name, "
-                    f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {sorted(DEVICES)}"
-                )
-            nodes += [(DEVICES[match[3]],) * int(match[2])] * int(match[1])
+        check_options("cluster", text=(text, str))
+        groups = [_group(text, part) for part in text.split("+")]
+        num_devices = sum(count * size for count, size, _ in groups)
+        if num_devices > MOST_DEVICES:
+            raise OptionError(f"a cluster has at most {MOST_DEVICES:,} devices; {text!r} would have {num_devices:,}")
+        nodes = [(device,) * size for count, size, device in groups for _ in range(count)]
         return cls.of(nodes, price_per_device_hour=price_per_device_hour)
 
     @classmethod

@@ -85,6 +85,10 @@ class Traced(Protocol):
         """Return the spans so far."""
         ...
 
+    def critical_path(self) -> Trace:
+        """Return the calls that decided how long it took."""
+        ...
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -200,8 +204,9 @@ class Trace:
             sums = [sum(getattr(r, name) or 0.0 for r in rows) for name in ("this_s", "other_s")]
             total, title, source = ComparedCall(call="all of these", this_s=sums[0], other_s=sums[1]), "a guess", "guess"
         else:
-            if not isinstance(other, Traced):
-                raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}")
+            if not isinstance(other, Traced) or isinstance(other, type):
+                has = "; it has one, .trace" if isinstance(getattr(type(other), "trace", None), property) else ""
+                raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}{has}")
             theirs = other.snapshot()
             rows = side_by_side(mine, theirs.seconds_by_call())
             total = ComparedCall(call="the whole", this_s=self.duration_s, other_s=theirs.duration_s)

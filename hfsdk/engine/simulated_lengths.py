@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,23 @@ class ResponseLengths:
         normal = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)  # Box and Muller, 1958
         lengths: Array = np.rint(self.median * most * np.exp(self.sigma * normal))
         return lengths.clip(least, most).astype(np.int64)
+
+
+def draw_lengths(lengths: Any, sampling: Sampling, seed: int, positions: Array, copies: Array) -> Array:
+    """Return what a distribution of the user's draws, [rows].
+
+    Raises:
+        OptionError: it is not one whole number for every sample, from 1 to the most that is sampled.
+    """
+    most, drawn = sampling.max_new_tokens, np.asarray(lengths.draw(sampling, seed, positions, copies))
+    numeric = drawn.shape == (len(positions),) and drawn.dtype.kind in "iuf"
+    if not numeric or not ((drawn >= 1) & (drawn <= most) & (drawn == np.floor(drawn))).all():
+        raise OptionError(
+            f"{type(lengths).__name__}.draw must give a whole number from 1 to max_new_tokens={most} for each of "
+            f"{len(positions)} samples; it gave {str(drawn)[:200]}"
+        )
+    found: Array = drawn.astype(np.int64)
+    return found
 
 
 def _unit_hash(seed: int, positions: Array, copies: Array, salt: int) -> Array:

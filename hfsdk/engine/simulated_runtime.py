@@ -30,7 +30,7 @@ from hfsdk.engine.shadow_plan import exported, received_by_link
 from hfsdk.engine.simulated_asks import MEASURED_LENGTHS, Costs, Estimate, Question, Rows
 from hfsdk.engine.simulated_cores import SharedCores
 from hfsdk.engine.simulated_keeping import kept_bytes, read_checkpoint, write_checkpoint
-from hfsdk.engine.simulated_lengths import ResponseLengths
+from hfsdk.engine.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulated_reports import transport_reports
 from hfsdk.engine.simulated_spans import Held, Phases, SimulatedSpans, Timeline
 from hfsdk.engine.simulated_values import (
@@ -329,7 +329,8 @@ class SimulatedRuntime:
         positions = values_of(order, "position")
         if positions is None:
             positions = order.rows // copies
-        return self.response_lengths.draw(options["sampling"], int(options.get("seed", 0)), positions, order.rows % copies)
+        seed = int(options.get("seed", 0))
+        return draw_lengths(self.response_lengths, options["sampling"], seed, positions, order.rows % copies)
 
     def _lay_return(self, state: _Role, line: Timeline) -> None:
         """Lay down the weights' way back to the trainer, where in mode ``shared`` they are with the rollout."""

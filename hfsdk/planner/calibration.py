@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hfsdk.errors import OptionError
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf_model import MOST_SHARE, SHARES, PerfModel
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ClusterSpec
 from hfsdk.table import Array
-from hfsdk.trace import Span, Trace
+from hfsdk.trace import Span, Trace, Traced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,7 +216,9 @@ def fit(
     measured: Measured | Measurable | Sequence[Measured | Measurable], start: PerfModel, constants: Sequence[str] = FITTED
 ) -> Calibration:
     """See :meth:`PerfModel.fit`."""
-    steps = [_measured(one) for one in (measured if isinstance(measured, Sequence) else [measured])]
+    given: Any = measured
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes | Traced)
+    steps = [_measured(one) for one in (given if several else [given])]
     _check(steps, constants)
     observed = [one for step in steps for one in _observations(step)]
     if not observed:
@@ -226,7 +228,7 @@ def fit(
     names = [name for name in constants if hasattr(start, name)]
 
     def predict(theta: Array, chosen: Sequence[str]) -> Array:
-        perf = replace(start, **{n: getattr(start, n) * math.exp(t) for n, t in zip(chosen, theta, strict=True)})
+        perf = _moved(start, dict(zip(chosen, theta, strict=True)))
         answers: dict[tuple[int, int], Mapping[str, float]] = {}
         predicted: Array = np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
         return predicted
@@ -237,7 +239,7 @@ def fit(
     chosen = [name for name, one in zip(names, most, strict=True) if one >= LEAST_ELASTICITY]
     theta = _solve(lambda t: predict(t, chosen) - logs, np.zeros(len(chosen)), weights)
     after = dict(zip(chosen, theta, strict=True))
-    fitted = replace(start, **{n: getattr(start, n) * math.exp(t) for n, t in after.items()})
+    fitted = _moved(start, after)
     before_s, after_s = np.exp(predict(np.zeros(0), [])), np.exp(predict(theta, chosen))
     observations = tuple(
         Observation(
@@ -248,6 +250,12 @@ def fit(
     )
     found = tuple(Constant(name=n, before=getattr(start, n), after=getattr(fitted, n), determined=n in after) for n in names)
     return Calibration(perf=fitted, constants=found, observations=observations, bands=_bands(observations))
+
+
+def _moved(start: PerfModel, logs: Mapping[str, float]) -> PerfModel:
+    """Return a model whose constants are so many e-folds from where they start; shares stay in their range."""
+    moved = {name: getattr(start, name) * math.exp(log) for name, log in logs.items()}
+    return replace(start, **{name: min(value, MOST_SHARE) if name in SHARES else value for name, value in moved.items()})
 
 
 @dataclass(frozen=True)
@@ -337,7 +345,14 @@ def _stretch(cluster: ClusterSpec, devices: Sequence[int]) -> float:
 
 
 def _measured(one: Measured | Measurable) -> Measured:
-    return one if isinstance(one, Measured) else one.measured()
+    if isinstance(one, Measured):
+        return one
+    if not callable(getattr(one, "measured", None)) or isinstance(one, type):
+        raise OptionError(
+            "PerfModel.fit takes a real session (its last step), session.measured(step), or a list of these; "
+            f"got {type(one).__name__}"
+        )
+    return one.measured()
 
 
 def _check(steps: Sequence[Measured], constants: Sequence[str]) -> None:

@@ -108,18 +108,23 @@ def _why(one: Alternative, best: Alternative) -> str:
     """Say by which calls a plan loses; what runs side by side makes a step shorter than the sum of its calls."""
     calls = {name: one.calls.get(name, 0.0) - best.calls.get(name, 0.0) for name in {**best.calls, **one.calls}}
     ranked = sorted(calls, key=lambda name: -abs(calls[name]))
-    words = [f"{name} {calls[name]:+.1f} s" for name in ranked[:3] if abs(calls[name]) >= 0.01 * best.seconds]
+    words = [f"{name} {_signed(calls[name])} s" for name in ranked[:3] if abs(calls[name]) >= 0.01 * best.seconds]
     waits = sum(f["bubble_s"] for f in one.facts.values()) - sum(f["bubble_s"] for f in best.facts.values())
     if abs(waits) >= 0.01 * best.seconds:
-        words.append(f"pipeline bubbles {waits:+.1f} s")
+        words.append(f"pipeline bubbles {_signed(waits)} s")
     sent = sum(f["tp_bytes"] for f in one.facts.values()) - sum(f["tp_bytes"] for f in best.facts.values())
     if abs(sent) >= 0.05 * sum(f["tp_bytes"] for f in best.facts.values()):
         words.append(f"tp all-reduces {sent / 1e9:+.0f} GB a rank")
     aside = (sum(one.calls.values()) - one.seconds) - (sum(best.calls.values()) - best.seconds)
     if abs(aside) >= 0.01 * best.seconds:
-        words.append(f"{abs(aside):.1f} s {'more' if aside > 0 else 'less'} run side by side")
+        words.append(f"{_signed(abs(aside))[1:]} s {'more' if aside > 0 else 'less'} run side by side")
     more = one.seconds - best.seconds
-    return f"{more:.1f} s more ({more / best.seconds:+.0%})" + (f": {', '.join(words)}" if words else "")
+    return f"{_signed(more).lstrip('+')} s more ({more / best.seconds:+.0%})" + (f": {', '.join(words)}" if words else "")
+
+
+def _signed(seconds: float) -> str:
+    """Return seconds with their sign and one decimal or, below ten, two digits."""
+    return f"{seconds:+.1f}" if abs(seconds) >= 9.95 else f"{seconds:+.2g}"
 
 
 def _facts(found: Found, seconds: Array) -> dict[str, dict[str, float]]:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hfsdk.errors import OptionError
 from hfsdk.layout import Layout
 from hfsdk.planner.decoding import decode_s
 from hfsdk.planner.setup import Links, Setup, parameters
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
     from hfsdk.planner.calibration import Calibration, Measurable, Measured
 
 __all__ = ["Lengths", "Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
+
+SHARES = ("train_efficiency", "forward_efficiency", "weight_efficiency", "kv_efficiency", "link_efficiency")
+"""Constants of :class:`PerfModel` that are a share of what a device or a link has on paper."""
+
+MOST_SHARE = 10.0
+"""Largest such share: above 1 is where the paper's figure is a round one (the preset ``cpu``) and a run was faster."""
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""
@@ -109,6 +116,21 @@ class PerfModel:
     """Fixed seconds of a CPU task."""
     task_token_s: float = 2e-7
     """Seconds of a CPU task per token: decoding and the user's arithmetic."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, float | int | np.number) or not 0 <= value < math.inf:
+                raise OptionError(f"{name} must be a finite number of at least 0; got {name}={value!r}")
+        for name in SHARES:
+            if not 0 < getattr(self, name) <= MOST_SHARE:
+                raise OptionError(
+                    f"{name} is a share, 1 for all of it: above 0 and at most {MOST_SHARE:g}; got {name}={getattr(self, name)}"
+                )
+        if not self.storage_bandwidth or self.exposed_reduction > 1:
+            raise OptionError(
+                "storage_bandwidth must be above 0 and exposed_reduction at most 1; got "
+                f"storage_bandwidth={self.storage_bandwidth}, exposed_reduction={self.exposed_reduction}"
+            )
 
     # -- passes
 

@@ -105,7 +105,8 @@ def plan_step(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
         memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best, first) for one in found[1:]),
         rejected=() if only else tuple(rejected_presets(list(search.best.found.values()), models, kinds[0], cluster.num_devices)),
-        models={role.name: str(role.model) for role in models}, search=searched, again=again,
+        models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
+        again=again,
     )  # fmt: skip
 
 

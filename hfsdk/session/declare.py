@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hfsdk.layout import Layout
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
 from hfsdk.placement import Placement, Pool, is_shadow
-from hfsdk.plan import Plan
+from hfsdk.plan import Layouts, Plan
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec, nearest
 
@@ -55,6 +55,11 @@ def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
         if not ground.simulated:
             raise ModelNotFoundError(f"the spec {model} has no weights to load; give a folder or a name, or use Session.simulated")
         return "", model
+    if isinstance(model, type):
+        raise ModelNotFoundError(
+            f"{model.__name__} is a class; give a model: a name, hf.ModelSpec.preset('llama-7b'), or one with its numbers, "
+            "hf.ModelSpec(name=..., num_layers=..., ...)"
+        )
     if not isinstance(model, (str, Path)):
         raise ModelNotFoundError(f"a model is a name, a folder or a hub id; got {type(model).__name__}")
     name = str(model)
@@ -171,20 +176,34 @@ def planned(plan: Plan, declared: Sequence[RoleSpec], cluster: ClusterSpec) -> l
     """Return the roles with the layouts of a plan where they were left open; a shadow's rollout is its role's.
 
     Raises:
-        PlacementError: the plan is for another number of devices or other roles, or a role has other layouts than it was planned
-            with.
+        PlacementError: the plan is for another number of devices or other roles, or a role is declared otherwise than it was
+            planned.
     """
     if plan.cluster.num_devices != cluster.num_devices:
         raise PlacementError(
             f"the plan is for {plan.cluster} ({plan.cluster.num_devices} devices); this session has {cluster}. "
             "Make a plan here: session.plan(algorithm, workload)."
         )
-    roles = []
     for role in declared:
         if role.name not in plan.models or plan.models[role.name] != str(role.model):
             asked = f"{role.name} ({role.model})"
             raise PlacementError(f"the plan places {dict(plan.models)}, and not {asked}; make a new one: session.plan(...)")
-        layouts = {**plan.layouts.get(f"{role.name}.rollout", {}), **plan.layouts[role.name]}
+        if role.name in plan.roles:
+            _check_same(role, plan.roles[role.name])
+    return with_layouts(plan.layouts, declared)
+
+
+def with_layouts(planned: Mapping[str, Layouts], declared: Sequence[RoleSpec]) -> list[RoleSpec]:
+    """Return the roles with planned layouts where they were left open; a shadow's rollout is its role's.
+
+    Raises:
+        PlacementError: a role is not among them, or is declared with other layouts.
+    """
+    roles = []
+    for role in declared:
+        if role.name not in planned:
+            raise PlacementError(f"the plan places {', '.join(planned)}, and not {role.name}; make a new one: session.plan(...)")
+        layouts = {**planned.get(f"{role.name}.rollout", {}), **planned[role.name]}
         for use, own in (("train", role.train), ("rollout", role.rollout)):
             there = layouts.get(use)
             fits = own is None or use in role.auto or there is None or (own.tp, own.pp) == (there.tp, there.pp)
@@ -194,6 +213,42 @@ def planned(plan: Plan, declared: Sequence[RoleSpec], cluster: ClusterSpec) -> l
                 )
         roles.append(replace(role, train=layouts.get("train", role.train), rollout=layouts.get("rollout", role.rollout)))
     return roles
+
+
+def _check_same(role: RoleSpec, planned: RoleSpec) -> None:
+    """Check that a role is what it was planned as, in all that seconds and bytes depend on.
+
+    Raises:
+        PlacementError: names what differs.
+    """
+    mine, theirs = _facts(role), _facts(planned)
+    for name, value in mine.items():
+        if value == theirs[name]:
+            continue
+        if name == "max_model_len" and value < theirs[name]:
+            raise PlacementError(
+                f"the plan assumes samples of up to {theirs[name]} tokens, and {role.name}'s max_model_len is {value}. Declare "
+                f"session.{role.kind}(..., rollout_options=hf.RolloutOptions(max_model_len={theirs[name]})), then place the plan."
+            )
+        raise PlacementError(
+            f"the plan was made for {role.name} with {name}={theirs[name]!r}, and it is declared with {name}={value!r} now. "
+            "Plan again: session.plan(algorithm, workload)."
+        )
+
+
+def _facts(role: RoleSpec) -> dict[str, Any]:
+    """Return what a plan depends on, by the names under which it is declared; layouts are told apart from these."""
+    optimizer, options = role.optimizer, role.rollout_options
+    found = {
+        "model": role.model, "dtype": role.dtype, "head": role.head, "recompute": role.recompute, "offload": role.offload,
+        "micro_batch_tokens": role.micro_batch_tokens,
+        "optimizer": "none" if optimizer is None else "AdamW",
+        "AdamW.distributed": optimizer is not None and optimizer.distributed,
+        "AdamW.offload": optimizer is not None and optimizer.offload,
+    }  # fmt: skip
+    if role.rollout is not None and role.model is not None:
+        found |= {**asdict(options), "max_model_len": context_tokens(role.model, options)}
+    return found
 
 
 def placed(declared: Sequence[RoleSpec], placement: Placement, cluster: ClusterSpec) -> list[RoleSpec]:

@@ -14,12 +14,12 @@ from hfsdk.errors import PlacementError
 from hfsdk.models import ModelHandle
 from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.placement import Placement
-from hfsdk.plan import Plan
+from hfsdk.plan import Alternative, Plan
 from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declarations import Declarations, H
-from hfsdk.session.declare import Ground, has_scalar_head, placed, planned
+from hfsdk.session.declare import Ground, has_scalar_head, placed, planned, with_layouts
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
@@ -28,7 +28,7 @@ from hfsdk.spec import ClusterSpec
 if TYPE_CHECKING:
     from hfsdk.session.checkpoint import Saving
 
-Wish = str | Mapping[str, float] | Placement | Plan
+Wish = str | Mapping[str, float] | Placement | Plan | Alternative
 """What ``place`` takes."""
 
 
@@ -178,8 +178,8 @@ class Placing(Declarations):
 
         Args:
             what: a preset (``"colocate"``, ``"split"``, ``"standalone"``, ``"flattening"``, ``"separation"``; see
-                :meth:`hfsdk.Placement.of`), ``{"actor reference": 2, "critic": 2}``, a :class:`hfsdk.Placement`, or a plan, which
-                also sets the layouts that were left open.
+                :meth:`hfsdk.Placement.of`), ``{"actor reference": 2, "critic": 2}``, a :class:`hfsdk.Placement`, or a plan or one
+                of its runners-up, which also set the layouts that were left open.
             fresh: whether models whose place or layout changes start again from their initial weights.
 
         Returns:
@@ -197,6 +197,8 @@ class Placing(Declarations):
         if isinstance(what, Plan):
             declared = planned(what, declared, self.cluster)
             wanted: str | Mapping[str, float] | Placement = what.placement
+        elif isinstance(what, Alternative):
+            declared, wanted = with_layouts(what.layouts, declared), what.placement
         else:
             wanted = _without(what, {h.name for h in self._book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)

@@ -1,4 +1,4 @@
-"""What the planner says of steps that ran: ``session.predict``, ``session.calibrate``, and what a run has cost."""
+"""What the planner says of steps that ran: ``session.predict``, ``session.measured`` and ``session.calibrate``."""
 
 from __future__ import annotations
 
@@ -84,6 +84,11 @@ class Predicting(Placing):
 def twin_of(session: Placing, client: ControllerClient, trace: Trace, step: int, perf: PerfModel) -> TwinRun:
     """Carry a step's calls out again on a simulated twin."""
     reruns: Sequence[Rerun] = client.send(m.Look("reruns", step=step))
+    if not reruns and not len(trace) and not step:
+        raise OptionError(
+            "there is nothing to predict yet: no call of this session is done. Run a step first; what a step will take without "
+            "running it says session.plan(algorithm, workload)."
+        )
     if not reruns:
         raise OptionError(
             f"there is nothing to predict of step {step}: no call of it is done, or it is so long ago that its calls are not kept. "

@@ -6,22 +6,25 @@ a submitted call is noted with what it reads and the lengths of its rows, and co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hfsdk.batch import Batch
+from hfsdk.checks import is_whole
 from hfsdk.engine import messages as m
 from hfsdk.engine.microbatch import plan_update
-from hfsdk.engine.simulated_lengths import ResponseLengths
+from hfsdk.engine.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulated_values import GENERATE, TOKEN_ENDINGS, SimulatedValue
 from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.models import ModelHandle, RewardModel
+from hfsdk.models.actor import context_tokens
 from hfsdk.models.reward import RewardSum
 from hfsdk.pending import ColumnInfo, ColumnRef
-from hfsdk.plan import Workload
+from hfsdk.plan import MOST_SAMPLES, Workload, counted
 from hfsdk.planner.recorded import Recorded, RecordedCall
 from hfsdk.roles import RoleSpec, Sampling
 from hfsdk.session.client import ControllerClient
@@ -35,7 +38,7 @@ ONE_PASS = 2**40
 """Tokens of a micro-batch that holds everything."""
 
 
-def record_step(algorithm: Any, handles: Iterable[tuple[ModelHandle, RoleSpec]], workload: Workload, seed: int,
+def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]], workload: Workload, seed: int,
                 numbers: Mapping[str, float]) -> Recorded:  # fmt: skip
     """Run one step of an algorithm on a workload and return its calls.
 
@@ -47,11 +50,12 @@ def record_step(algorithm: Any, handles: Iterable[tuple[ModelHandle, RoleSpec]],
         numbers: the session's counters and numbers, e.g. a cost's multiplier.
 
     Raises:
-        OptionError: the algorithm has no option of a name that the workload sets, generates nothing, or samples would be longer
-            than a model's context.
+        OptionError: the algorithm has no option of a name that the workload sets, generates nothing, has more mini-batches than
+            samples, or samples would be longer than a model's context.
         PlacementError: the session lacks a role that the step uses.
     """
     chosen = with_workload(algorithm, workload)
+    _check_context([role for _, role in handles], workload)
     recorder = Recorder(workload)
     host = _Host(ControllerClient(recorder), seed, numbers)
     book = RoleBook(lambda text: None)
@@ -62,7 +66,7 @@ def record_step(algorithm: Any, handles: Iterable[tuple[ModelHandle, RoleSpec]],
             twin.weights = handle.weights
     host.book = book
     offsets = np.arange(workload.prompts + 1, dtype=np.int64) * workload.prompt_tokens
-    prompts = Ragged(np.zeros(offsets[-1], dtype=np.int32), offsets)
+    prompts = Ragged(np.broadcast_to(np.int32(0), (int(offsets[-1]),)), offsets)  # values do not exist: one token, seen often
     batch = Batch.from_columns(host.client, {"prompt": prompts, "position": np.arange(workload.prompts)})
     try:
         chosen.step(Models(book), batch)
@@ -92,7 +96,44 @@ def with_workload(algorithm: Any, workload: Workload) -> Any:
         )
     if "max_new_tokens" in has:
         changed["max_new_tokens"] = workload.response_tokens
-    return replace(algorithm, **changed) if changed else algorithm
+    chosen = replace(algorithm, **changed) if changed else algorithm
+    copies, parts = (getattr(chosen, name, 1) if name in has else 1 for name in ("n", "mini_batches"))
+    samples = workload.prompts * (copies if is_whole(copies) else 1)
+    if is_whole(parts) and parts > samples:
+        prompts = counted(workload.prompts, "prompt") + (f" with {copies} responses each" if copies != 1 else "")
+        raise OptionError(
+            f"{type(algorithm).__name__}'s mini_batches is {parts}, and the workload has {prompts}; a mini-batch needs at least "
+            f"one sample. Give hf.Workload(prompts={math.ceil(parts / copies)}) or more, or mini_batches={samples}."
+        )
+    if samples > MOST_SAMPLES:
+        made = f"{counted(workload.prompts, 'prompt')} with n={copies} make {samples:,}"
+        raise OptionError(f"a step has at most {MOST_SAMPLES:,} samples; {made}")
+    return chosen
+
+
+def _check_context(roles: Sequence[RoleSpec], workload: Workload) -> None:
+    """Check that some actor generates samples as long as the workload's.
+
+    Raises:
+        OptionError: none does; says what was asked, what the roles and models have, and what to write.
+    """
+    needed = workload.prompt_tokens + workload.response_tokens
+    actors = [role for role in roles if role.rollout is not None and role.model is not None]
+    contexts = [context_tokens(role.model, role.rollout_options) for role in actors if role.model is not None]
+    if not actors or needed <= max(contexts):
+        return
+    role, longest = max(zip(actors, contexts, strict=True), key=lambda pair: pair[1])
+    assert role.model is not None
+    positions, declared = role.model.max_positions, role.rollout_options.max_model_len
+    shorter = f"a shorter workload: prompt_tokens + response_tokens of at most {longest:,}"
+    do = f"give {shorter}"
+    if needed <= positions:
+        do = f"declare session.{role.kind}(..., rollout_options=hf.RolloutOptions(max_model_len={needed})), or {do}"
+    raise OptionError(
+        f"the workload's samples have {workload.prompt_tokens:,} prompt and {workload.response_tokens:,} response tokens, "
+        f"{needed:,} in all; {role.name}'s max_model_len is {longest:,}{'' if declared else ' (the default)'}, and the context of "
+        f"{role.model} itself is {positions:,}. To plan for it, {do}."
+    )
 
 
 class Recorder:
@@ -198,7 +239,7 @@ class Recorder:
         sampling: Sampling = request.options["sampling"]
         most = self._workload.response_tokens
         sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens))
-        return np.asarray(self._draw.draw(sampling, int(request.options.get("seed", 0)), positions, rows % copies), dtype=np.int64)
+        return draw_lengths(self._draw, sampling, int(request.options.get("seed", 0)), positions, rows % copies)
 
 
 def _per_token(method: str, column: str) -> bool:

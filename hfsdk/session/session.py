@@ -31,7 +31,7 @@ from hfsdk.session.planning import Question, ask
 from hfsdk.session.predicting import Predicting
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
-from hfsdk.session.start import start_runtime, start_simulated
+from hfsdk.session.start import check_session, start_runtime, start_simulated
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker
 from hfsdk.session.training import Algorithm, train
@@ -91,6 +91,7 @@ class Session(Branching, Predicting):
         """
         from hfsdk.engine.controller import Controller
 
+        check_session(price_per_device_hour, wait, seed, name)
         chosen = start_runtime(devices) if runtime is None else runtime
         cluster = replace(chosen.cluster, price_per_device_hour=price_per_device_hour or chosen.cluster.price_per_device_hour)
         self._setup(Controller(chosen), cluster, chosen.kind, wait=wait, seed=seed, name=name)
@@ -110,8 +111,8 @@ class Session(Branching, Predicting):
         """Return a session on a virtual clock: the same calls, with shapes and predicted times, without values.
 
         Args:
-            cluster: e.g. ``"16x8 A100-80GB"``.
-            price_per_device_hour: for costs, in any currency.
+            cluster: e.g. ``"16x8 A100-80GB"``, or an :class:`hfsdk.ClusterSpec`.
+            price_per_device_hour: for costs, in any currency; by default the cluster's.
             response_lengths: distribution of response lengths (see ``SimulatedRuntime``); by default its own.
             perf: predicts the seconds, e.g. one that was fitted; by default the presets'.
             wait: as in :class:`Session`.
@@ -119,16 +120,18 @@ class Session(Branching, Predicting):
             name: as in :class:`Session`.
 
         Raises:
-            OptionError: the cluster does not parse.
+            OptionError: the cluster does not parse, or an argument is none of these.
         """
-        spec = ClusterSpec.parse(cluster, price_per_device_hour) if isinstance(cluster, str) else cluster
-        session = cls(wait=wait, seed=seed, name=name, runtime=start_simulated(spec, response_lengths, perf))
-        session.perf = perf or session.perf
+        check_session(price_per_device_hour, wait, seed, name)
+        runtime = start_simulated(cluster, response_lengths, perf)
+        session = cls(price_per_device_hour=price_per_device_hour, wait=wait, seed=seed, name=name, runtime=runtime)
+        session.perf = session.perf if perf is None else perf
         return session
 
     @classmethod
     def over(cls, controller: Sender, cluster: ClusterSpec, kind: str = "ray", *, wait: bool = False, seed: int = 0) -> Self:
         """Return a session over a controller that exists already (one in another process, or a stand-in in tests)."""
+        check_session(cluster.price_per_device_hour, wait, seed, None)
         session = cls.__new__(cls)
         session._setup(controller, cluster, kind, wait=wait, seed=seed, name=None)
         return session
@@ -282,8 +285,8 @@ class Session(Branching, Predicting):
             by_placement: whether two of them may share devices in the same way and differ in pool sizes.
             shadows: whether shadows (separation) may be used.
             perf: predicts seconds; by default the session's own.
-            error: relative error of predicted seconds, for the bands: a number, or by method; by default what :meth:`calibrate`
-                found, or 0.3.
+            error: relative error of predicted seconds, for the bands: a number from 0 to 1, or by method; by default what
+                :meth:`calibrate` found, or 0.3.
 
         Returns:
             The plan; ``session.place(plan)`` applies it, ``plan.why()`` explains it.
@@ -291,8 +294,8 @@ class Session(Branching, Predicting):
         Raises:
             DeviceMemoryError: nothing fits; says by how many bytes, and the smallest cluster that would do.
             LayoutError: a declared layout covers no pool of this cluster.
-            OptionError: the workload is none, the algorithm generates nothing or lacks an option that the workload names, or
-                samples would be longer than a model's context.
+            OptionError: the workload is none, the algorithm generates nothing or lacks an option that the workload names, an
+                option is out of its range, or samples would be longer than the actor's ``max_model_len``.
             PlacementError: a role that the step uses is not declared.
         """
         return self._ask(
@@ -312,6 +315,7 @@ class Session(Branching, Predicting):
         """Return the plan with sliders: in a notebook, devices, lengths, prompts, price, placement and layouts can be moved.
 
         Whatever is moved, the plan is found anew. Nothing of the session changes; ``session.place(what_if.plan)`` applies it.
+        Where lengths outgrow a ``max_model_len`` that was left open, the plan assumes a larger one and says so.
 
         Args:
             algorithm: as in :meth:`plan`.
@@ -329,14 +333,15 @@ class Session(Branching, Predicting):
             question.fixed, self.cluster, workload, roles=[role.name for role in models],
             rollouts=[role.name for role in models if role.kind == "actor"],
             max_tokens=min(role.model.max_positions for role in models if role.model is not None),
+            models={role.name: role.model for role in models if role.model is not None},
         )  # fmt: skip
 
     def _ask(self, algorithm: Algorithm, workload: Workload, perf: PerfModel | None, options: Mapping[str, Any]) -> Question:
         self._client.check_open()
         handles = [(handle, self._declared(handle)) for handle in self._book]
         return ask(
-            algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(), perf=perf or self.perf,
-            options={**options, "error": self.errors if options["error"] is None else options["error"]},
+            algorithm, workload, handles, self.cluster, seed=self.seed, numbers=self.counts(),
+            perf=self.perf if perf is None else perf, options=options, errors=self.errors,
         )  # fmt: skip
 
     # -- looking

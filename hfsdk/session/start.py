@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.checks import check_options
 from hfsdk.errors import ModelNotFoundError, OptionError
+from hfsdk.plan import LENGTH_KINDS, Lengths
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.runtime import Runtime
 from hfsdk.spec import ClusterSpec
@@ -48,8 +51,40 @@ def _default_devices() -> int | None:
     return None if Path("/dev/nvidia0").exists() else min(2, os.cpu_count() or 1)
 
 
-def start_simulated(cluster: ClusterSpec, response_lengths: Any, perf: PerfModel | None = None) -> SimulatedRuntime:
-    """Return the simulated runtime with a performance model, by default the presets', and the memory model of the planner."""
+def check_session(price_per_device_hour: object, wait: object, seed: object, name: object) -> None:
+    """Check what every session takes.
+
+    Raises:
+        OptionError: names the first that is out of its range.
+    """
+    price = price_per_device_hour
+    if isinstance(price, bool) or not isinstance(price, numbers.Real) or not 0 <= float(price) < float("inf"):
+        raise OptionError(f"price_per_device_hour must be a finite number of at least 0; got {price!r}")
+    check_options(
+        "a session", wait=(wait, bool), seed=(seed, int),
+        name=(name, str | None),
+    )  # fmt: skip
+    if seed < 0:  # type: ignore[operator]
+        raise OptionError(f"a session's seed must be at least 0; got {seed!r}")
+
+
+def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: PerfModel | None = None) -> SimulatedRuntime:
+    """Return the simulated runtime with a performance model, by default the presets', and the memory model of the planner.
+
+    Raises:
+        OptionError: the cluster, the distribution or the model is none.
+    """
+    if not isinstance(cluster, str | ClusterSpec):
+        raise OptionError(f"the cluster to simulate is a text such as '16x8 A100-80GB' or an hf.ClusterSpec; got {cluster!r}")
+    cluster = ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster
+    if not (perf is None or isinstance(perf, PerfModel)):
+        raise OptionError(f"perf is an hf.PerfModel(...), e.g. that of session.calibrate().perf; got {perf!r}")
+    known = response_lengths in LENGTH_KINDS if isinstance(response_lengths, str) else isinstance(response_lengths, Lengths)
+    if response_lengths is not None and (not known or isinstance(response_lengths, type)):
+        raise OptionError(
+            f"response_lengths are one of {', '.join(map(repr, LENGTH_KINDS))}, or have a method draw(sampling, seed, positions, "
+            f"copies) that gives every sample's length, as ResponseLengths has; got {response_lengths!r}"
+        )
     from hfsdk.engine.simulated_runtime import SimulatedRuntime
     from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
 

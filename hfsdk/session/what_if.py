@@ -16,17 +16,18 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Self
 
 from hfsdk.checks import is_whole
-from hfsdk.errors import HfsdkError, OptionError
+from hfsdk.errors import HfsdkError, LayoutError, OptionError
 from hfsdk.layout import Layout
 from hfsdk.placement import PRESETS
 from hfsdk.plan import Plan, Workload
-from hfsdk.spec import DEVICES, ClusterSpec
+from hfsdk.session.planning import priced
+from hfsdk.spec import DEVICES, MOST_DEVICES, ClusterSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,12 +106,12 @@ class WhatIf:
 
     def __init__(
         self, answer: Answer, cluster: ClusterSpec, workload: Workload, *, roles: Sequence[str], rollouts: Sequence[str],
-        max_tokens: int,
+        max_tokens: int, models: Mapping[str, ModelSpec] | None = None,
     ) -> None:
         """Ask for the plan of a session's own cluster (see ``Session.what_if``)."""
         self._answer, self._cluster, self._workload = answer, cluster, workload
         self._layout_names = (*roles, *(f"{role} rollout" for role in rollouts))
-        self._max_tokens = max_tokens
+        self._max_tokens, self._models = max_tokens, dict(models or {})
         self._lock = threading.RLock()
         self._points: OrderedDict[Question, Point] = OrderedDict()
         self._plans: OrderedDict[Question, Plan] = OrderedDict()
@@ -164,6 +165,8 @@ class WhatIf:
             "prompt_tokens": prompt_tokens, "response_tokens": response_tokens, "placement": placement,
         }  # fmt: skip
         changes = {name: value for name, value in given.items() if value is not None}
+        if layouts is not None and not isinstance(layouts, Mapping):
+            raise OptionError(f"layouts are by role, e.g. layouts={{{self._layout_names[0]!r}: 'tp2'}}; got {layouts!r}")
         with self._lock:
             question = self._changed(self.question, {**changes, **_flat(layouts or {})})
             plan = self._find(question)
@@ -202,7 +205,11 @@ class WhatIf:
         """
         import pandas as pd
 
-        chosen = self._chosen(name) if values is None else values
+        if name not in LABELS:
+            raise OptionError(f"there is no slider {name!r}; there are {', '.join(LABELS)}")
+        if values is not None and (isinstance(values, str) or not isinstance(values, Iterable)):
+            raise OptionError(f"values are a list of numbers, e.g. [{getattr(self.question, name)}]; got {values!r}")
+        chosen = self._chosen(name) if values is None else list(values)
         points = [asdict(self._point(self._changed(self.question, {name: value}), value)) for value in chosen]
         return pd.DataFrame(points, columns=["value", "seconds", "cost_per_step", "plan", "error"]).set_index("value")
 
@@ -221,7 +228,8 @@ class WhatIf:
         chosen = self._chosen(name)
         with self._lock:
             others, value = self.question, getattr(self.question, name)
-            base = self._changed(others, {name: self._stops(name)[0]})
+            first: dict[str, Any] = {name: self._stops(name)[0]}
+            base = replace(others, **first)
             if self.curve is not None and self.curve.done and (self.curve.name, self.curve.others) == (name, base):
                 return
             stops = tuple(float(s) for s in self._stops(name))
@@ -246,9 +254,15 @@ class WhatIf:
         plan = self._plans.get(unpriced)
         if plan is None:
             layouts = {name: Layout.parse(text) for name, text in question.layouts}
+            for name, layout in layouts.items():
+                if layout.size > question.devices:
+                    raise LayoutError(
+                        f"{name}'s layout '{layout}' needs {layout.size} devices; what is asked for has {question.devices}. "
+                        "Use a smaller layout, or more devices."
+                    )
             plan = self._answer(self._cluster_of(unpriced), self._workload_of(question), question.placement, layouts)
         self._plans[unpriced] = plan
-        plan = replace(plan, cluster=replace(plan.cluster, price_per_device_hour=question.price_per_device_hour))
+        plan = priced(plan, question.price_per_device_hour)
         self.seconds_taken = time.perf_counter() - started
         self._points[question] = Point(0.0, plan.seconds, plan.cost_per_step, _grouping(plan))
         while len(self._plans) > 8:
@@ -273,12 +287,14 @@ class WhatIf:
             return replace(self._cluster, price_per_device_hour=question.price_per_device_hour)
         per_node = max(map(len, self._cluster.node_devices))
         size = min(per_node, question.devices)
-        spec = ClusterSpec.parse(f"{question.devices // size}x{size} {question.device}", question.price_per_device_hour)
-        if question.device == self._first.device:  # its memory and its links may have been changed
-            device = self._cluster.devices[0]
-            spec = replace(self._cluster, node_devices=tuple((device,) * len(n) for n in spec.node_devices),
-                           price_per_device_hour=question.price_per_device_hour)  # fmt: skip
-        return spec
+        if question.device != self._first.device:
+            return ClusterSpec.parse(f"{question.devices // size}x{size} {question.device}", question.price_per_device_hour)
+        # the session's own devices: no preset, or its memory and its links may have been changed
+        count, device, cores = question.devices // size, self._cluster.devices[0], self._cluster.node_cores
+        return replace(
+            self._cluster, node_devices=((device,) * size,) * count, node_cores=(min(cores),) * count if cores else (),
+            price_per_device_hour=question.price_per_device_hour,
+        )  # fmt: skip
 
     def _workload_of(self, question: Question) -> Workload:
         return replace(
@@ -299,13 +315,15 @@ class WhatIf:
                 fields[name] = self._one_of("placement", value, (AUTO, *PRESETS))
             elif name == "price_per_device_hour":
                 if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                    raise OptionError(f"price_per_device_hour is a number of at least 0; got {value!r}")
+                    raise OptionError(f"price_per_device_hour is a finite number, at least 0; got {value!r}")
                 fields[name] = float(value)
             elif name in LABELS:
                 if isinstance(value, float) and value.is_integer():  # what comes from a browser
                     value = int(value)
                 if not is_whole(value) or value < 1:
                     raise OptionError(f"{name} is a whole number of at least 1; got {value!r}")
+                if name == "devices" and value > MOST_DEVICES:
+                    raise OptionError(f"devices are at most {MOST_DEVICES:,}; got {value:,}")
                 fields[name] = int(value)
             else:
                 known = ", ".join((*LABELS, "device", "placement", "layouts"))
@@ -345,7 +363,14 @@ class WhatIf:
             raise OptionError(f"layouts are of {', '.join(map(repr, self._layout_names))}; got one of {name!r}")
         if not isinstance(value, str):
             raise OptionError(f"the layout of {name} is a text such as 'tp8 pp2', or 'auto'; got {value!r}")
-        return AUTO if value == AUTO else str(Layout.parse(value))
+        if value == AUTO:
+            return AUTO
+        layout, role = Layout.parse(value), name.removesuffix(" rollout")
+        if name in self._models or role in self._models:
+            layout.check_model(self._models.get(name) or self._models[role])
+        if name != role and layout.pp != 1:
+            raise LayoutError(f"{role}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp only")
+        return str(layout)
 
     # -- looking
 
@@ -374,6 +399,8 @@ class WhatIf:
         """Return a dozen of a slider's values, evenly."""
         if name not in LABELS:
             raise OptionError(f"there is no slider {name!r}; there are {', '.join(LABELS)}")
+        if self.question.device == AS_DECLARED and name == "devices":
+            return [self.question.devices]  # of several kinds: as many as there are
         stops = self._stops(name)
         count = min(CURVE_POINTS, len(stops))
         return [stops[round(i * (len(stops) - 1) / max(1, count - 1))] for i in range(count)]

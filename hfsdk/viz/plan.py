@@ -122,7 +122,7 @@ def plan_view(data: Mapping[str, Any]) -> PlanView:
     top = [n for c in choices for n in (c["step_s"], c["high_s"]) if n is not None]
     held = [p["memory"] for c in choices for p in c["pools"] if p["memory"]]
     most_bytes = max([b for m in held for b in (m["asked_bytes"], m["exists_bytes"]) if b] or [1.0])
-    blocks = [f"{p['title']}: {', '.join(r['name'] for r in p['roles']) or 'idle'} on {p['num_devices']} devices"
+    blocks = [f"{p['title']}: {', '.join(r['name'] for r in p['roles']) or 'idle'} on {_devices(p)}"
               for c in choices[:1] for p in c["pools"]]  # fmt: skip
     return {
         "picture": "plan", "title": title, "subtitle": _subtitle(data, steps),
@@ -131,9 +131,13 @@ def plan_view(data: Mapping[str, Any]) -> PlanView:
         "phase_colors": PHASE_COLORS, "scale_s": max([*top, 1e-9]), "memory_scale_bytes": most_bytes,
         "steps": int(steps), "choices": choices,
         "rejected": [f"{r['preset']} does not fit: {r['why']}" for r in data["rejected"]],
-        "close": _close(choices), "sensitivity": [str(turn["text"]) for turn in data["sensitivity"]],
+        "close": _close(choices), "sensitivity": [*data.get("notices", ()), *(str(turn["text"]) for turn in data["sensitivity"])],
         "family": data["search"]["family"], "searched": _searched(data["search"]),
     }  # fmt: skip
+
+
+def _devices(pool: Mapping[str, Any]) -> str:
+    return f"{pool['num_devices']} device{'s' * (pool['num_devices'] != 1)}"
 
 
 class PlanPicture(Picture):
@@ -148,7 +152,7 @@ class PlanPicture(Picture):
         for choice in view["choices"][:1]:
             for pool in choice["pools"]:
                 memory = _memory_words(pool["memory"])
-                lines.append(f"  {pool['title']}, {pool['num_devices']} devices ({pool['numbers']}){memory}")
+                lines.append(f"  {pool['title']}, {_devices(pool)} ({pool['numbers']}){memory}")
                 lines += [f"    {role['name']} {role['layout']}".rstrip() for role in pool["roles"]]
             lines += _bars(choice, view["scale_s"])
         for i, choice in enumerate(view["choices"], start=1):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-import weakref
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypedDict
@@ -123,10 +122,11 @@ class LiveWhatIf:
         self._asked: tuple[int, Mapping[str, Any]] | None = None
         self._settled: str | None = None
         self._handle: Any = None
-        self._request = 0
+        self._request, self._closed = 0, False
         self._widget = _widget_class()(view=self._view(), key=self._key)
         self._widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
-        what_if.subscribe(self.changed)
+        self._widget.observe(lambda change: None if change["new"] else self.close(), "comm")
+        self._unsubscribe = what_if.subscribe(self.changed)
         threading.Thread(target=self._answer, name="hfsdk-what-if", daemon=True).start()
 
     def show(self) -> None:
@@ -134,6 +134,14 @@ class LiveWhatIf:
         from IPython.display import display
 
         self._handle = display(self._bundle(), raw=True, display_id=True)
+
+    def close(self) -> None:
+        """End the thread and let go of the ``WhatIf``; the widget's end calls it. What is shown stays, frozen."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._unsubscribe()
+        _live.pop(self._what_if, None)
 
     def hear(self, content: Mapping[str, Any]) -> None:
         """Take a message of the browser's: ``{"set": {...}, "request": 3}`` or ``{"settle": "devices", "request": 3}``."""
@@ -153,10 +161,10 @@ class LiveWhatIf:
     def _answer(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._asked is not None or self._settled is not None)
+                self._wake.wait_for(lambda: self._closed or self._asked is not None or self._settled is not None)
                 asked, settled = self._asked, self._settled
                 self._asked = self._settled = None
-            if upward.exiting.is_set():
+            if self._closed or upward.exiting.is_set():
                 return
             try:
                 if asked is not None:
@@ -191,7 +199,8 @@ class LiveWhatIf:
         return {**frozen, "text/html": f'<div data-hf-live="{self._key}">{frozen["text/html"]}</div>'}
 
 
-_live: weakref.WeakKeyDictionary[Any, LiveWhatIf] = weakref.WeakKeyDictionary()
+_live: dict[Any, LiveWhatIf] = {}
+"""``WhatIf`` -> its picture, until the widget closes."""
 
 
 def show_live(what_if: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import threading
+import weakref
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +15,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError
+from hfsdk.viz import what_if as what_if_module
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import esm
 from hfsdk.viz.plan import PlanView, plan_view
@@ -230,6 +234,22 @@ def test_prices_need_no_new_plan() -> None:
     assert calls == []
     what_if.set(prompts=512)
     assert len(calls) == 1
+
+
+def test_a_closed_widget_lets_go_of_everything() -> None:
+    pytest.importorskip("anywidget")
+    what_if = demo_plans.what_if()
+    live = what_if_module._live[what_if] = what_if_module.LiveWhatIf(what_if)
+    threads = {t for t in threading.enumerate() if t.name == "hfsdk-what-if"}
+    assert threads
+    live._widget.close()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert not any(thread.is_alive() for thread in threads)
+    gone = weakref.ref(what_if)
+    del what_if, live
+    gc.collect()
+    assert gone() is None
 
 
 # ---------------------------------------------------------------- what if, over the planner
