@@ -11,6 +11,7 @@ from brute_force import BruteForce
 
 import hfsdk as hf
 from hfsdk.layout import Layout
+from hfsdk.planner.memory import rollout_parameters
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.planning import plan_step
 from hfsdk.planner.pools import pack
@@ -342,6 +343,36 @@ def test_presets_that_do_not_fit_say_by_how_much(big):
     with pytest.raises(hf.DeviceMemoryError):
         session.place("standalone")
     assert "of pool" in standalone.where
+
+
+@pytest.mark.parametrize("size", ["34b", "70b"])
+def test_separation_of_large_models_fits(size):
+    """What generates apart holds the weights once, split over the rollout's tp; the session holds what was planned."""
+    algorithm, workload = hf.PPO(), hf.Workload(prompts=64)
+    session = session_on("16x8 A100-80GB", algorithm, spec=ModelSpec.preset(f"llama-{size}"), optimizer=SHARDED)
+    if size == "70b":  # the critic's shadow has the whole model on every device; the actor's alone then
+        plan = session.plan(algorithm, workload, top=60)
+        plan = replace(plan, best=(one := next(a for a in plan.runners_up if "actor.rollout" in a.layouts)), memory=one.memory)
+    else:
+        plan = session.plan(algorithm, workload).again(placement="separation")
+        assert plan.best.preset == "separation"
+    rollout = plan.layouts["actor.rollout"]["rollout"]
+    (row,) = [row for row in plan.memory if "actor.rollout" in row.roles]
+    held = row.roles["actor.rollout"]
+    assert held["weights"] == held["activations"] == held["logits"] == 0
+    bare = rollout_parameters(ModelSpec.preset(f"llama-{size}"), rollout.tp)
+    assert held["rollout_weights"] == 2 * bare
+    took = simulate(session, algorithm, workload, plan)
+    assert took == pytest.approx(plan.seconds, rel=0.02)
+    planned = {d: row for row in plan.memory for d in row.devices}
+    used = session.memory.view()["devices"]
+    assert len(used) == len(planned)
+    for device in used:
+        assert device["planned"]["asked"] == planned[device["device"]].asked
+    last = {d["device"]: d["calls"][-1] for d in used}
+    device = row.devices[0]
+    parts = ("weights", "gradients", "optimizer", "rollout", "kv_cache")
+    assert sum(last[device][f"{part}_bytes"] for part in parts) == sum(r["resident"] for r in row.roles.values())
 
 
 def test_memory_is_what_the_memory_model_says(big):
