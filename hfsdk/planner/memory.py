@@ -7,8 +7,8 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
     frozen             4 or 2 weights
 
-What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). A role without a ``train``
-layout (``actor.rollout``) generates and nothing else: the engine makes no trainer, so all it has is the rollout's copy and its cache.
+What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). A role without a
+``train`` layout (``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
 layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and

@@ -126,7 +126,7 @@ class Tables:
 
     def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
         """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
-        about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.sync) for job in jobs)
+        about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
         key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything
         if key not in self._found:
             self._found[key] = self._candidates(item, jobs, kind, size, everything)
@@ -188,6 +188,8 @@ class Tables:
         if job.sync:
             found.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
+        if job.away and job.method not in GENERATING and kind.on_cpu:  # the trainer's weights come back first
+            found += self._priced("to_training", self.setup(item, layouts, kind, size, rollout=True), NOTHING, None)
         if call is None:
             return self._priced("export_weights", self.setup(item, layouts, kind, size), NOTHING, None)
         if job.method in ("update", "forward_backward"):
@@ -224,7 +226,7 @@ class Tables:
         if key not in self._costs:
             self._costs[key] = self._priced(job.method, setup, self._slowest(job.call, parts), (job.call.id, parts))
         moved: Phases = []
-        if job.stale:
+        if job.stale or (job.away and kind.on_cpu):
             before = dict(self._priced("generate", setup, NOTHING, "fresh"))
             moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced("generate", setup, NOTHING, "stale", stale=True)]
         return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]

@@ -10,7 +10,9 @@ import pytest
 from brute_force import BruteForce
 
 import hfsdk as hf
+from hfsdk.engine import simulated_runtime
 from hfsdk.layout import Layout
+from hfsdk.planner import recorded as recorded_module
 from hfsdk.planner.memory import rollout_parameters
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.planning import plan_step
@@ -28,12 +30,12 @@ def model(layers=4, heads=4, kv=2, width=256, name="small"):
                      head_dim=width // heads, vocab_size=1024, max_positions=8192)  # fmt: skip
 
 
-def session_on(cluster, algorithm, *, spec=None, seed=0, **options):
+def session_on(cluster, algorithm, *, spec=None, seed=0, cpu_weights="packed", lengths="full", **options):
     """A simulated session with the roles that an algorithm needs, their layouts open."""
-    session = hf.Session.simulated(cluster, seed=seed)
+    session = hf.Session.simulated(cluster, seed=seed, response_lengths=lengths)
     spec = spec or model()
     options = {"dtype": "bf16", **options}
-    actor = session.actor(spec, **options)
+    actor = session.actor(spec, cpu_weights=cpu_weights, **options)
     if isinstance(algorithm, (hf.PPO, hf.SafeRLHF)):
         session.critic(spec, **options)
     if isinstance(algorithm, hf.SafeRLHF):
@@ -83,7 +85,8 @@ def random_case(number):
     small = nodes * devices <= 2
     algorithm = [hf.PPO(mini_batches=2), hf.GRPO(n=2), hf.ReMax(), hf.RLOO(n=2)][rng.integers(4) if small else rng.integers(1, 4)]
     options = {"dtype": str(rng.choice(["bf16", "fp32"])), "optimizer": SHARDED if rng.integers(2) else hf.AdamW(),
-               "recompute": str(rng.choice(["", "full"])), "micro_batch_tokens": int(rng.choice([256, 2048]))}  # fmt: skip
+               "recompute": str(rng.choice(["", "full"])), "micro_batch_tokens": int(rng.choice([256, 2048])),
+               "cpu_weights": "shared" if number % 2 else "packed"}  # fmt: skip
     session = session_on(cluster, algorithm, spec=spec, **options)
     workload = hf.Workload(
         prompts=int(rng.integers(3, 40)), prompt_tokens=int(rng.integers(8, 300)), response_tokens=int(rng.integers(8, 300)),
@@ -159,6 +162,32 @@ def test_the_predicted_step_is_what_the_simulated_session_takes(algorithm, clust
         plan = replace(planned, best=other)
         took = simulate(session_on(cluster, algorithm), algorithm, workload, plan)
         assert took == pytest.approx(other.seconds, rel=0.02), other.title
+
+
+@pytest.mark.parametrize("mode", ["packed", "shared"])
+@pytest.mark.parametrize("cluster", ["1x4 cpu", "2x2 cpu", "1x4 A100-80GB"])
+@pytest.mark.parametrize("algorithm", [hf.PPO(mini_batches=2), hf.ReMax()])
+def test_weights_that_engines_share_move_back(algorithm, cluster, mode):
+    """On CPU in mode ``shared`` the trainer's first call after a generation moves the weights back; on a GPU nothing is shared."""
+    workload = hf.Workload(prompts=30, prompt_tokens=200, response_tokens=100)
+    spec = model(layers=16, width=1024)
+
+    def session():
+        return session_on(cluster, algorithm, spec=spec, cpu_weights=mode, dtype="fp32")
+
+    planned = session().plan(algorithm, workload, top=12)
+    assert any("rollout" in a.layouts["actor"] for a in (planned.best, *planned.runners_up))
+    for other in (planned.best, *planned.runners_up):
+        took = simulate(session(), algorithm, workload, replace(planned, best=other))
+        assert took == pytest.approx(other.seconds, rel=2e-3), other.title
+    moved = {(c.role, c.method) for c in planned.again(placement="colocate").calls for name, _, _ in c.parts if name == "reshard"}
+    after = {"compute_log_probs"} if isinstance(algorithm, hf.PPO) else {"update", "compute_log_probs"}
+    back = {method for role, method in moved if role == "actor"} - {"generate"}
+    assert bool(back & after) == (mode == "shared" and "cpu" in cluster)
+
+
+def test_the_planner_and_the_runtime_know_the_same_calls_that_leave_weights_where_they_are():
+    assert recorded_module.WITHOUT_TRAINER == simulated_runtime.WITHOUT_TRAINER
 
 
 @pytest.mark.parametrize("lengths", ["uniform", "lognormal"])
