@@ -204,8 +204,8 @@ class _ByBytes(Tables):
 
 
 def fits(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> bool:
-    """Whether any placement of the roles on a cluster fits into memory."""
-    return bool(Search.over(roles, recorded, _ByBytes(cluster, PerfModel()), top=1, shadows=False).run())
+    """Whether any placement of the roles on a cluster fits into memory; with shadows less may be enough."""
+    return bool(Search.over(roles, recorded, _ByBytes(cluster, PerfModel()), top=1).run())
 
 
 def smallest_cluster(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> ClusterSpec | None:

@@ -608,20 +608,22 @@ def test_layouts_that_cover_no_pool():
         session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
 
 
+@pytest.mark.parametrize("algorithm", [hf.GRPO(n=2), hf.PPO()])
 @pytest.mark.parametrize("cluster", ["1x1 A100-80GB", "1x8 A100-80GB", "2x8 A100-80GB"])
-def test_models_that_fit_nowhere(cluster):
+def test_models_that_fit_nowhere(cluster, algorithm):
     """By how many bytes, and the smallest cluster that would do: which then does, and one node fewer does not."""
-    algorithm, workload = hf.GRPO(n=2), hf.Workload(prompts=8)
-    spec = ModelSpec.preset("llama-70b")
+    workload, options = hf.Workload(prompts=8), {"spec": ModelSpec.preset("llama-70b")}
+    if isinstance(algorithm, hf.PPO):  # with shadows it fits on fewer nodes than without
+        options["optimizer"] = SHARDED
     with pytest.raises(hf.DeviceMemoryError, match=r"too much by \d+\.\d GB") as refused:
-        session_on(cluster, algorithm, spec=spec).plan(algorithm, workload)
+        session_on(cluster, algorithm, **options).plan(algorithm, workload)
     enough = str(refused.value).split("would do is '")[1].split("'")[0]
-    assert session_on(enough, algorithm, spec=spec).plan(algorithm, workload).seconds > 0
+    assert session_on(enough, algorithm, **options).plan(algorithm, workload).seconds > 0
     nodes = int(enough.split("x")[0])
-    if nodes > 1:
-        fewer = f"{nodes - 1}x{enough.split('x', 1)[1]}"
-        with pytest.raises(hf.DeviceMemoryError):
-            session_on(fewer, algorithm, spec=spec).plan(algorithm, workload)
+    assert nodes > 1
+    fewer = f"{nodes - 1}x{enough.split('x', 1)[1]}"
+    with pytest.raises(hf.DeviceMemoryError):
+        session_on(fewer, algorithm, **options).plan(algorithm, workload)
 
 
 @pytest.mark.parametrize("size", ["34b", "70b"])
