@@ -103,6 +103,14 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.temperature == 0 or self.min_new_tokens > 0
 
 
+def state_bytes(dtype: str, stepped: bool = True) -> int:
+    """Return the bytes of a parameter with all that a state keeps of it: the weight, its fp32 master where it is not fp32 itself.
+
+    After the first optimizer step (``stepped``) Adam's two moments as well.
+    """
+    return DTYPE_BYTES[dtype] + 4 * (dtype != "fp32") + 8 * stepped
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions:
     """How the generating engine is sized."""

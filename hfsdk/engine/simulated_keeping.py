@@ -8,8 +8,7 @@ from pathlib import Path
 from hfsdk.boxes import megatron_boxes
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.errors import CheckpointError
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import DTYPE_BYTES
+from hfsdk.roles import RoleSpec, state_bytes
 
 
 def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
@@ -18,8 +17,7 @@ def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
     mesh = mesh_of(role)
     at = mesh.coordinates(rank)
     numbers = sum(box.numel for box in megatron_boxes(role.model, mesh.layout, at.tp, at.pp))
-    masters = 4 * (role.dtype != "fp32")
-    return numbers * (DTYPE_BYTES[role.dtype] + masters + 8 * trained)
+    return numbers * state_bytes(role.dtype, trained)
 
 
 CHECKPOINT = "simulated.json"

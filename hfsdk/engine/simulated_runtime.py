@@ -66,6 +66,7 @@ WITHOUT_TRAINER = (*GENERATE, "last_reshard", "census", "num_updates")
 class _Role:
     spec: RoleSpec
     pool: Pool
+    on_cpu: bool
     num_updates: int = 0
     synced: int = -1
     """The number of updates that the rollout's weights have seen; -1 before the first transition."""
@@ -80,7 +81,8 @@ class _Role:
     @property
     def shares(self) -> bool:
         """Whether only one engine's weights are there at a time (``hfsdk.engine.residency``)."""
-        return self.spec.rollout_options.cpu_weights == "shared" and self.spec.rollout is not None and not self.spec.shadow_of
+        spec = self.spec
+        return self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +166,9 @@ class SimulatedRuntime:
             num_updates = state.handles[0]
         estimate = self._memory(role, pool.size) if self._memory else None
         with self._lock:
-            self._roles[role.name] = _Role(role, pool, num_updates, estimate=estimate)
+            devices = self.cluster.devices
+            on_cpu = any(devices[number].name.startswith("cpu") for number in pool.devices)
+            self._roles[role.name] = _Role(role, pool, on_cpu, num_updates, estimate=estimate)
             self._held.clear()
 
     def export(self, role: str, pool: Pool) -> RoleState:

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from hfsdk.errors import LayoutError, PlacementError
-from hfsdk.layout import Layout
 from hfsdk.placement import Placement
 from hfsdk.plan import Alternative, Rejected
 from hfsdk.planner.leaf import describe
 from hfsdk.planner.memory import role_bytes
+from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.pools import Kind
 from hfsdk.planner.recorded import GENERATING, RecordedCall
 from hfsdk.planner.search import Found
-from hfsdk.planner.tables import LayoutsOf, num_parameters, process_bytes, rollouts_of, trains_of, with_layouts
+from hfsdk.planner.setup import Setup
+from hfsdk.planner.tables import LayoutsOf, process_bytes, rollouts_of, trains_of, with_layouts
 from hfsdk.roles import RoleSpec
-from hfsdk.spec import DTYPE_BYTES
 from hfsdk.table import Array
 
 DEFAULT_ERROR = 0.3
@@ -129,37 +129,40 @@ def _signed(seconds: float) -> str:
 
 def _facts(found: Found, seconds: Array) -> dict[str, dict[str, float]]:
     space, leaf = found.leaf.space, found.leaf
-    homes = {i: leaf.num_devices(b) for b, block in enumerate(leaf.blocks) for i in block}
+    tables, homes = space.tables, {i: b for b, block in enumerate(leaf.blocks) for i in block}
     facts = {}
     for i, item in enumerate(space.mode.items):
+        size = leaf.num_devices(homes[i])
+        setup = tables.setup(item, found.layouts[i], leaf.kind(homes[i]), size)
         numbers = dict.fromkeys(("bubble_s", "tp_bytes", "dp_bytes"), 0.0)
         for j in space.jobs_of[i]:
             call = space.mode.jobs[j].call
             if call is not None:
-                for name, number in _call_facts(call, item.role, found.layouts[i], homes[i], float(seconds[j])).items():
+                for name, number in _call_facts(call, setup, tables.perf, found.layouts[i], float(seconds[j])).items():
                     numbers[name] += number
         facts[item.name] = numbers
     return facts
 
 
-def _call_facts(call: RecordedCall, role: RoleSpec, layouts: LayoutsOf, size: int, took: float) -> dict[str, float]:
-    """Bubble of GPipe and 1F1B (arXiv 1811.06965), 2 all-reduces a layer and pass (arXiv 1909.08053), one reduction a step."""
-    assert role.model is not None
-    spec, each = role.model, DTYPE_BYTES[role.dtype]
+def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: LayoutsOf, took: float) -> dict[str, float]:
+    """Bubble of GPipe and 1F1B (arXiv 1811.06965), 2 all-reduces a layer and pass (arXiv 1909.08053), one reduction a step.
+
+    What a backward pass computes again it sends again.
+    """
+    spec, each = setup.spec, setup.bytes_each
     generating = call.method in GENERATING and "rollout" in layouts
-    layout = layouts["rollout"] if generating else layouts.get("train") or Layout(dp=size)
+    layout = layouts["rollout"] if generating else setup.layout
     training = call.method in ("update", "forward_backward")
     steps = max(1, len(call.mini_batches)) if training else 1
     rows = sum(map(len, call.mini_batches)) if training else call.num_rows
     mean = float((call.prompts + call.responses).mean()) if call.num_rows else 0.0
     tokens = mean * rows / layout.num_replicas
-    filling = (layout.pp - 1) * min(tokens / steps, role.micro_batch_tokens)
+    filling = (layout.pp - 1) * min(tokens / steps, setup.micro_batch_tokens)
     message = 2 * spec.num_layers / layout.pp * tokens * spec.hidden_size * each * 2 * (layout.tp - 1) / layout.tp
-    local = num_parameters(spec) / layout.tp / layout.pp
-    reduced = (4 + each) * local * (layout.num_replicas - 1) / layout.num_replicas * steps
     return {
         "bubble_s": took * filling / (tokens / steps + filling) if tokens else 0.0,
-        "tp_bytes": message * (2 if training else 1), "dp_bytes": reduced if training else 0.0,
+        "tp_bytes": message * (2 + setup.forwards_again if training else 1),
+        "dp_bytes": perf.reduced_bytes(setup) * steps if training else 0.0,
     }  # fmt: skip
 
 
@@ -189,9 +192,14 @@ def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Ki
         for pool in placement.pools:
             mine = [r for r in roles if placement.roles[r.name] in (pool.name, pool.within)]
             sizes = {r.name: placement.pool_of(r.name).size for r in mine}
+            if not mine:
+                continue
             over = least_over([(r, sizes[r.name]) for r in mine], kind)
             where = f"each device of pool {pool.name!r} ({pool.size} x {kind.device.name})"
-            if mine and (worst is None or over > worst[0]):
+            if over is None:  # it is not for bytes that it is left out: a declared layout covers another number of devices
+                worst = None
+                break
+            if worst is None or over > worst[0]:
                 worst = over, where
         if worst is not None and worst[0] > 0:
             title = " | ".join(f"{' '.join(r for r in names if placement.roles[r] == p.name)} ({p.size})" for p in placement.pools)
@@ -199,16 +207,24 @@ def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Ki
     return rows
 
 
-def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int:
-    """Return by how many bytes roles on pools of these sizes miss one device, each in its least greedy layout (negative: room)."""
-    resident, working = 0, 0
-    for role, size in roles:
-        held = [role_bytes(with_layouts(role, x), size, on_cpu=kind.on_cpu) for x in every_layout(role, kind, size)]
-        if not held:
-            continue
-        resident += min(e.resident for e in held)
-        working = max(working, min(e.working for e in held))
-    return process_bytes(kind) + resident + working - kind.device.memory_bytes
+def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int | None:
+    """Return by how many bytes roles on pools of these sizes miss one device, in the least greedy layouts (negative: room).
+
+    ``None`` where the declared layouts of one do not cover its pool. Calls run one after the other: whatever the greediest one may
+    need while it runs, each role takes, of the layouts that need no more, the one that holds least all the time.
+    """
+    held = [
+        (bytes_.working, number, bytes_.resident)
+        for number, (role, size) in enumerate(roles) for layouts in every_layout(role, kind, size)
+        for bytes_ in [role_bytes(with_layouts(role, layouts), size, on_cpu=kind.on_cpu)]
+    ]  # fmt: skip
+    least: dict[int, int] = {}
+    asked = []
+    for working, number, resident in sorted(held):
+        least[number] = min(resident, least.get(number, resident))
+        if len(least) == len(roles):
+            asked.append(working + sum(least.values()))
+    return process_bytes(kind) + min(asked) - kind.device.memory_bytes if asked else None
 
 
 def every_layout(role: RoleSpec, kind: Kind, size: int) -> list[LayoutsOf]:

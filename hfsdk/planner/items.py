@@ -11,14 +11,14 @@ by one (separation), on a pool other than its own. In 2312.11819's terms::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
 from hfsdk.layout import Layout
 from hfsdk.placement import SHADOWS
-from hfsdk.planner.recorded import CHANGING, GENERATING, Recorded, RecordedCall
+from hfsdk.planner.recorded import CHANGING, GENERATING, WITHOUT_TRAINER, Recorded, RecordedCall
 from hfsdk.roles import RoleSpec
 
 MOST_ITEMS = 6
@@ -43,6 +43,8 @@ class Job:
     """Numbers of the jobs it waits for, in the order of submission."""
     stale: bool = False
     """Of a generation: the weights have changed since the last one."""
+    away: bool = False
+    """Whether the weights are with the other engine where only one has them at a time (CPU, ``cpu_weights="shared"``)."""
     sync: bool = False
     """Of a shadow: it takes the weights over first."""
     source: str = ""
@@ -122,7 +124,7 @@ def _mode(roles: Sequence[RoleSpec], recorded: Recorded, shadows: Sequence[str])
         shadow = altered(trained, name=name, optimizer=None, shadow_of=base)
         shadow = altered(shadow, train=None) if ending == "rollout" else altered(shadow, train=Layout(), auto=())
         items.append(Item(name=name, role=shadow, trained=trained, like=_like(shadow)))
-    return Mode(items=tuple(items), jobs=tuple(_jobs(recorded, shadows)))
+    return Mode(items=tuple(items), jobs=tuple(_jobs(recorded, shadows, _sharing(roles, shadows))))
 
 
 def _like(role: RoleSpec) -> RoleSpec:
@@ -139,9 +141,19 @@ def altered(role: RoleSpec, **changes: object) -> RoleSpec:
     return made
 
 
-def _jobs(recorded: Recorded, shadows: Sequence[str]) -> Iterator[Job]:
+def _sharing(roles: Sequence[RoleSpec], shadows: Sequence[str]) -> set[str]:
+    """Return the roles whose trainer and rollout live side by side and, on CPU, have one copy of the weights between them."""
+    return {
+        role.name for role in roles
+        if role.rollout and role.rollout_options.cpu_weights == "shared" and f"{role.name}.rollout" not in shadows
+    }  # fmt: skip
+
+
+def _jobs(recorded: Recorded, shadows: Sequence[str], sharing: Collection[str]) -> Iterator[Job]:
     """Yield the step's jobs; a shadow's first call after its role has changed waits for an export of the weights."""
     number_of: dict[int, int] = {}
+    generating: set[str] = set()
+    """Roles of ``sharing`` whose weights are with the rollout; a step begins with the trainer's."""
     fresh: set[str] = set()
     """Roles whose rollout, and shadows that, have the weights as they are."""
     number = 0
@@ -154,8 +166,13 @@ def _jobs(recorded: Recorded, shadows: Sequence[str]) -> Iterator[Job]:
             yield Job(item=call.role, role=call.role, method="export_weights", call=None, after=())
             after, number = (*after, number), number + 1
         item = "" if call.on_host else by or call.role
-        yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after, stale=stale, sync=sync,
-                  source=call.role if sync else "")  # fmt: skip
+        away = item in sharing and (
+            call.method not in WITHOUT_TRAINER if item in generating else call.method in GENERATING
+        )  # fmt: skip
+        yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after, stale=stale, away=away,
+                  sync=sync, source=call.role if sync else "")  # fmt: skip
+        if away:
+            generating ^= {item}
         if stale or sync:
             fresh.add(by or call.role)
         if call.method in CHANGING:

@@ -165,9 +165,9 @@ class Leaf:
         is_far = len({cluster.node_of(d) for d in (min(mine), max(mine), min(theirs), max(theirs))}) > 1
         if assumed == is_far:
             return found
-        more = [tables.sync_s(one, x, far=True) - tables.sync_s(one, x, far=False) for x in found.layouts]
+        more = [tables.sync_s(one, x, far=is_far) - tables.sync_s(one, x, far=assumed) for x in found.layouts]
         syncs = [self.space.mode.jobs[j].sync for j in self.space.jobs_of[item]]
-        return replace(found, seconds=found.seconds + np.outer(more, syncs) * (1 if is_far else -1))
+        return replace(found, seconds=found.seconds + np.outer(more, syncs))
 
     def _promising(self, candidates: Sequence[Candidates], limit: float) -> list[Candidates]:
         """Leave out the candidates with which the step is too long whatever the others do."""

@@ -7,7 +7,8 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
     frozen             4 or 2 weights
 
-What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory).
+What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). A role without a
+``train`` layout (``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
 layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
@@ -108,12 +109,15 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     """
     if role.model is None:
         return MemoryEstimate()
-    spec, layout = role.model, (role.train or Layout()).fill(pool_size)
-    size = DTYPE_BYTES[role.dtype]
-    parameters = _trainer_parameters(spec, layout, role.head)
+    spec, size = role.model, DTYPE_BYTES[role.dtype]
+    parameters = activations = logits = 0
+    shards = 1
+    if role.train is not None:  # a shadow that generates has no trainer
+        layout = role.train.fill(pool_size)
+        parameters = _trainer_parameters(spec, layout, role.head)
+        activations, logits = _pass_bytes(role, spec, layout, on_cpu)
+        shards = layout.num_replicas if role.optimizer is not None and role.optimizer.distributed else 1
     masters = 4 if role.dtype == "bf16" else 0
-    shards = layout.num_replicas if role.optimizer is not None and role.optimizer.distributed else 1
-    activations, logits = _pass_bytes(role, spec, layout, on_cpu)
     rollout_weights = kv_cache = 0
     if role.kind == "actor" and role.rollout is not None:
         tp = role.rollout.tp

@@ -32,7 +32,7 @@ from hfsdk.layout import Layout
 from hfsdk.planner.decoding import decode_s
 from hfsdk.planner.setup import Links, Setup, parameters
 from hfsdk.resharding import LINKS, ReshardPlan
-from hfsdk.roles import RoleSpec
+from hfsdk.roles import RoleSpec, state_bytes
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.table import Array
 
@@ -205,9 +205,13 @@ class PerfModel:
         An all-reduce in fp32; with the distributed optimizer (ZeRO stage 1, arXiv 1910.02054) a reduce-scatter, and an all-gather
         of the updated weights.
         """
+        return self.reduced_bytes(setup) / self._rate(setup.links.dp)
+
+    def reduced_bytes(self, setup: Setup) -> float:
+        """Return the bytes that a rank sends for that."""
         dp = setup.layout.num_replicas
         sent = 4 + setup.bytes_each if setup.distributed or setup.traits.zero3 else 8
-        return (dp - 1) / dp * self._local(setup) * sent / self._rate(setup.links.dp)
+        return (dp - 1) / dp * self._local(setup) * sent
 
     def gather(self, setup: Setup) -> float:
         """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
@@ -318,8 +322,8 @@ class PerfModel:
         if method == "step":
             return self._step(setup)
         if method in ("save_pretrained", "save_state", "load_state"):
-            state = 16 if method.endswith("state") else setup.bytes_each
-            return {method: state * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
+            each = state_bytes(setup.dtype) if method.endswith("state") else setup.bytes_each
+            return {method: each * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
         if method in ("run", "grad_norm", "last_reshard", "census"):
             return {method: self.task_s}
         found = {"forward": self.forward(setup, lengths or prompts + responses)}

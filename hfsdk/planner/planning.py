@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -234,19 +235,29 @@ def smallest_cluster(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Clu
     return of(high, node_size)
 
 
+def _least_over(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> tuple[float, str, int]:
+    """Return (bytes too much, device, pool size) where roles on one pool miss least; infinite where no size has layouts of all."""
+    found = [
+        (over, kind.device.name, int(size))
+        for kind in kinds for size in kind.sizes
+        if (over := least_over([(role, int(size)) for role in roles], kind)) is not None
+    ]  # fmt: skip
+    return min(found, default=(math.inf, "", 0))
+
+
 def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> str:
-    kind = max(kinds_of(cluster), key=lambda k: k.device.memory_bytes * k.num_devices)
-    overs = [(least_over([(role, int(size)) for role in roles], kind), int(size)) for size in kind.sizes]
-    alone = [(min(least_over([(role, int(size))], kind) for size in kind.sizes), role) for role in roles]
-    over, size = min(overs)
-    worst, role = max(alone, key=lambda pair: pair[0])
+    kinds = kinds_of(cluster)
+    worst, device, role = max(((*_least_over([role], kinds)[:2], role) for role in roles), key=lambda found: found[0])
+    over, together, size = _least_over(roles, kinds)
     if worst > 0:
-        what = f"{role.name} ({role.model}) alone is too much by {worst / 1e9:.1f} GB for each {kind.device.name} of any pool"
-    else:
+        what = f"{role.name} ({role.model}) alone is too much by {worst / 1e9:.1f} GB for each {device} of any pool"
+    elif 0 < over < math.inf:
         what = (
-            f"all roles together on {size} devices are too much by {over / 1e9:.1f} GB on each {kind.device.name}, "
+            f"all roles together on {size} devices are too much by {over / 1e9:.1f} GB on each {together}, "
             "and no way to spread them fits"
         )
+    else:
+        what = "each role fits alone, but their declared layouts cover no pools that lie side by side with room for all"
     enough = smallest_cluster(roles, recorded, cluster)
     none = f"No number of these nodes up to {MOST_NODES} would do."
     do = f"The smallest cluster that would do is '{enough}'." if enough else none

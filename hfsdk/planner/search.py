@@ -167,8 +167,8 @@ class Search:
     best: Best
     num_bounded: int = 0
     """Boxes whose bound was computed."""
-    num_leaves: int = 0
-    """Placements whose layouts were chosen."""
+    offered: set[tuple[int, int, tuple[int, ...]]] = field(default_factory=set)
+    """Placements whose layouts were chosen: (id of the space, arrangement, numbers of sizes)."""
 
     @classmethod
     def over(
@@ -192,6 +192,11 @@ class Search:
             modes = [(m, [g for g in groupings if _names(m, g.blocks, g.hosts) == only]) for m, groupings in modes]
         spaces = [Space(m, groupings, tables.kinds, tables, everything) for m, groupings in modes if groupings]
         return cls(spaces, Best(top, by_placement))
+
+    @property
+    def num_leaves(self) -> int:
+        """How many placements' layouts were chosen."""
+        return len(self.offered)
 
     def num_placements(self) -> int:
         """Count the placements of the family: arrangements with sizes of pools, and of parts, that fit side by side."""
@@ -244,8 +249,11 @@ class Search:
         return sizes
 
     def _offer(self, leaf: Leaf) -> None:
-        self.num_leaves += 1
-        self.best.offer(leaf)
+        """Offer a placement, once: the limits only fall, so a second look at the one that came first finds nothing."""
+        number = id(leaf.space), leaf.arrangement, leaf.sizes
+        if number not in self.offered:
+            self.offered.add(number)
+            self.best.offer(leaf)
 
     # -- branch and bound
 

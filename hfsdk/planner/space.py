@@ -65,7 +65,7 @@ class Space:
         if key not in self._found:
             jobs = [self.mode.jobs[j] for j in self.jobs_of[item]]
             devices, one = int(self.kinds[kind].sizes[size]), self.mode.items[item]
-            depends = one.trained is not None and not self.tables.far(self.kinds[kind], devices)  # on where the weights come from
+            depends = one.trained is not None and self.tables.far(self.kinds[kind], devices) is None  # on where its weights are
             self._found[key] = self.tables.candidates(one, jobs, self.kinds[kind], devices, everything=self.everything or depends)
         return self._found[key]
 

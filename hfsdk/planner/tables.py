@@ -50,7 +50,7 @@ class Candidates:
 
     layouts: tuple[LayoutsOf, ...]
     seconds: Array
-    """[candidate, job of the item]; what is taken over from a trained role comes over the near link where it might."""
+    """[candidate, job of the item]; what is taken over from a trained role comes over the faster link where it might."""
     resident: Array
     """Bytes held all the time, [candidate]."""
     working: Array
@@ -126,7 +126,7 @@ class Tables:
 
     def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
         """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
-        about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.sync) for job in jobs)
+        about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
         key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything
         if key not in self._found:
             self._found[key] = self._candidates(item, jobs, kind, size, everything)
@@ -178,11 +178,11 @@ class Tables:
     # -- seconds
 
     def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
-        """Return the seconds of a job on its slowest rank, from its start; a sync comes over the near link where it might."""
+        """Return the seconds of a job on its slowest rank, from its start; a sync over the faster link it may take."""
         far = self.far(kind, size)
         return self.perf.dispatch_s + sum(seconds for _, seconds in self.phases(item, job, layouts, kind, size, far=far))
 
-    def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool) -> Phases:
+    def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool | None) -> Phases:
         """Return the same by the names of spans, in order, without what lies before the first one."""
         found, slower = self._phases(item, job, layouts, kind, size, far), self.slowdown(kind, size)
         return found if slower == 1.0 else [(name, seconds * slower) for name, seconds in found]
@@ -199,6 +199,8 @@ class Tables:
         if job.sync:
             found.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
+        if job.away and job.method not in GENERATING and kind.on_cpu:  # the trainer's weights come back first
+            found += self._priced("to_training", self.setup(item, layouts, kind, size, rollout=True), NOTHING, None)
         if call is None:
             return self._priced("export_weights", self.setup(item, layouts, kind, size), NOTHING, None)
         if job.method in ("update", "forward_backward"):
@@ -210,15 +212,20 @@ class Tables:
         parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, setup.layout.num_replicas)
         return found + self._priced(call.method, setup, self._slowest(call, parts), (call.id, parts))
 
-    def far(self, kind: Kind, size: int) -> bool:
-        """Whether all other pools lie on other nodes than a pool of this size."""
-        return size >= kind.node_size and len(self.cluster.node_devices) > 1
+    def far(self, kind: Kind, size: int) -> bool | None:
+        """Whether other pools lie on other nodes than a pool of this size; ``None`` where that depends on which pool it is."""
+        if len(self.cluster.node_devices) == 1:
+            return False
+        return True if size >= kind.node_size else None
 
-    def sync_s(self, item: Item, layouts: LayoutsOf, *, far: bool) -> float:
+    def sync_s(self, item: Item, layouts: LayoutsOf, *, far: bool | None) -> float:
         """Return the seconds in which the fullest rank of a shadow takes over its weights (as the simulated runtime has it).
 
-        One that generates gets the weights that its rank of the rollout needs, one that infers the whole model.
+        One that generates gets the weights that its rank of the rollout needs, one that infers the whole model. Where ``far`` is
+        not known the least that it may take: a cluster's network may be faster than the links in its nodes.
         """
+        if far is None:
+            return min(self.sync_s(item, layouts, far=True), self.sync_s(item, layouts, far=False))
         link = self.cluster.inter_node if far else self.cluster.intra_node
         assert item.role.model is not None
         rollout = layouts.get("rollout")
@@ -235,7 +242,7 @@ class Tables:
         if key not in self._costs:
             self._costs[key] = self._priced(job.method, setup, self._slowest(job.call, parts), (job.call.id, parts))
         moved: Phases = []
-        if job.stale:
+        if job.stale or (job.away and kind.on_cpu):
             before = dict(self._priced("generate", setup, NOTHING, "fresh"))
             moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced("generate", setup, NOTHING, "stale", stale=True)]
         return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]

@@ -205,6 +205,7 @@ class BruteForce:
     def replay(self, items, home, hosts, devices, layouts, shadowed):
         clock, host_clock, ready = {}, 0.0, {}
         changed = dict.fromkeys(items, True)
+        lent = dict.fromkeys(items, False)  # on CPU in mode "shared": the rollout has the weights
 
         def free(b):
             related = [q for q in clock if q == b or hosts.get(q) == b or hosts.get(b) == q]
@@ -224,7 +225,11 @@ class BruteForce:
                 clock[b] = free(b) + self.perf.dispatch_s + self.priced("export_weights", layouts[call.role], devices[b], [])
                 start = max(start, clock[b])
                 extra = self.sync(layouts[who], devices[home[who]], devices[b])
-            stale = call.method == "generate" and who == call.role and changed[who]
+            shares = self.on_cpu and layouts[who].rollout is not None and layouts[who].rollout_options.cpu_weights == "shared"
+            stale = call.method == "generate" and who == call.role and (changed[who] or (shares and not lent[who]))
+            if shares and call.method != "generate" and lent[who]:
+                extra += self.priced("to_training", layouts[who], devices[home[who]], [])
+            lent[who] = call.method == "generate"
             if call.method == "generate" or who == shadow:
                 changed[who] = False
             b = home[who]

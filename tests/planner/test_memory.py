@@ -7,7 +7,7 @@ from hfsdk.errors import DeviceMemoryError, LayoutError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
-from hfsdk.planner.memory import check_fits, device_bytes, role_bytes
+from hfsdk.planner.memory import check_fits, device_bytes, role_bytes, rollout_parameters
 from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.spec import ClusterSpec, ModelSpec
 
@@ -114,6 +114,22 @@ def test_packed_rollout_holds_two_copies():
     assert rollout("shared", on_cpu=False).kv_cache == 64 * 2048 * SMOL.kv_bytes_per_token("fp32")
 
 
+@pytest.mark.parametrize("mode", ["packed", "shared"])
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_a_shadow_that_generates_has_no_trainer(mode, on_cpu):
+    """The engine makes a ``Trainer`` only where there is a ``train`` layout (``hfsdk/engine/hosted.py``)."""
+    actor = trained(SMOL_8_HEADS, "tp2", rollout=Layout(tp=2), rollout_options=RolloutOptions(cpu_weights=mode))
+    shadow = replace(actor, name="actor.rollout", shadow_of="actor", train=None, optimizer=None)
+    held = role_bytes(shadow, 4, on_cpu=on_cpu)
+    assert (held.weights, held.gradients, held.optimizer, held.activations, held.logits, held.working) == (0,) * 6
+    copies = 2 if on_cpu and mode == "packed" else 1
+    assert held.rollout_weights == copies * 4 * rollout_parameters(SMOL_8_HEADS, 2), "none is the trainer's: it has none"
+    assert held.resident == held.rollout_weights + role_bytes(actor, 4, on_cpu=on_cpu).kv_cache
+    infers = replace(trained(SMOL, kind="critic", head="scalar"), name="critic.inference", shadow_of="critic", optimizer=None)
+    alike = RoleSpec(name="reward", kind="reward", model=SMOL, train=Layout(), head="scalar")
+    assert role_bytes(infers, 1, on_cpu=on_cpu) == role_bytes(alike, 1, on_cpu=on_cpu), "one that infers is a frozen model"
+
+
 def test_kv_cache_as_asked_and_kv_heads_replicated():
     asked = trained(SMOL, rollout=Layout(tp=1), rollout_options=RolloutOptions(kv_cache_bytes=10**8))
     assert role_bytes(asked, 1, on_cpu=True).kv_cache == 10**8
@@ -132,7 +148,9 @@ def test_layouts_split_the_model():
 
 
 def test_frozen_and_function_roles():
-    frozen = role_bytes(RoleSpec(name="reference", kind="reference", model=SMOL), 1, on_cpu=True)
+    frozen = role_bytes(RoleSpec(name="reference", kind="reference", model=SMOL, train=Layout()), 1, on_cpu=True)
+    assert frozen.weights == SMOL.num_bytes("fp32")
+    assert frozen.activations > 0
     assert (frozen.gradients, frozen.optimizer, frozen.rollout_weights) == (0, 0, 0)
     assert frozen.activations < role_bytes(trained(SMOL), 1, on_cpu=True).activations / 10
     assert role_bytes(RoleSpec(name="reward", kind="reward", function=Shipped.of(len)), 1).total == 0

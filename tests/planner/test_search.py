@@ -10,11 +10,14 @@ import pytest
 from brute_force import BruteForce
 
 import hfsdk as hf
+from hfsdk.engine import simulated_runtime
 from hfsdk.layout import Layout
+from hfsdk.planner import recorded as recorded_module
+from hfsdk.planner.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.planning import plan_step
 from hfsdk.planner.pools import pack
-from hfsdk.planner.search import Search
+from hfsdk.planner.search import Best, Search
 from hfsdk.planner.tables import Tables
 from hfsdk.session.recording import record_step
 from hfsdk.spec import ClusterSpec, LinkSpec, ModelSpec
@@ -27,12 +30,12 @@ def model(layers=4, heads=4, kv=2, width=256, name="small"):
                      head_dim=width // heads, vocab_size=1024, max_positions=8192)  # fmt: skip
 
 
-def session_on(cluster, algorithm, *, spec=None, seed=0, **options):
+def session_on(cluster, algorithm, *, spec=None, seed=0, cpu_weights="packed", lengths="full", **options):
     """A simulated session with the roles that an algorithm needs, their layouts open."""
-    session = hf.Session.simulated(cluster, seed=seed)
+    session = hf.Session.simulated(cluster, seed=seed, response_lengths=lengths)
     spec = spec or model()
     options = {"dtype": "bf16", **options}
-    actor = session.actor(spec, **options)
+    actor = session.actor(spec, cpu_weights=cpu_weights, **options)
     if isinstance(algorithm, (hf.PPO, hf.SafeRLHF)):
         session.critic(spec, **options)
     if isinstance(algorithm, hf.SafeRLHF):
@@ -71,7 +74,7 @@ def simulate(session, algorithm, workload, plan):
 # -- brute force
 
 
-def random_case(number, shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1))):
+def random_case(number, lengths="full", shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1))):
     """A small cluster, workload and models by a number."""
     rng = np.random.default_rng([7, number])
     nodes, devices = shapes[rng.integers(len(shapes))]
@@ -82,11 +85,12 @@ def random_case(number, shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)))
     small = nodes * devices <= 2
     algorithm = [hf.PPO(mini_batches=2), hf.GRPO(n=2), hf.ReMax(), hf.RLOO(n=2)][rng.integers(4) if small else rng.integers(1, 4)]
     options = {"dtype": str(rng.choice(["bf16", "fp32"])), "optimizer": SHARDED if rng.integers(2) else hf.AdamW(),
-               "recompute": str(rng.choice(["", "full"])), "micro_batch_tokens": int(rng.choice([256, 2048]))}  # fmt: skip
+               "recompute": str(rng.choice(["", "full"])), "micro_batch_tokens": int(rng.choice([256, 2048])),
+               "cpu_weights": "shared" if number % 2 else "packed"}  # fmt: skip
     session = session_on(cluster, algorithm, spec=spec, **options)
     workload = hf.Workload(
         prompts=int(rng.integers(3, 40)), prompt_tokens=int(rng.integers(8, 300)), response_tokens=int(rng.integers(8, 300)),
-        mini_batches=int(rng.integers(1, 3)),
+        mini_batches=int(rng.integers(1, 3)), response_lengths=lengths,
     )  # fmt: skip
     calls = recorded(session, algorithm, workload)
     roles = roles_of(session)
@@ -97,8 +101,6 @@ def random_case(number, shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)))
 
 
 def _least_bytes(role, cluster):
-    from hfsdk.planner.memory import role_bytes
-
     return role_bytes(replace(role, train=Layout(dp=1), rollout=Layout(dp=1) if role.rollout else None), 1).total
 
 
@@ -122,7 +124,7 @@ def test_brute_force_agrees(block):
 
 def test_brute_force_agrees_on_nodes_whose_size_is_no_power_of_two():
     for number in range(2000, 2012):
-        cluster, roles, calls, _ = random_case(number, ((1, 3), (2, 3)))
+        cluster, roles, calls, _ = random_case(number, shapes=((1, 3), (2, 3)))
         best = sorted(seconds for seconds, *_ in BruteForce(roles, calls, cluster, PerfModel()).plans())[:1]
         found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=1).run()
         assert [f.seconds for f in found] == pytest.approx(best, rel=1e-9), number
@@ -139,6 +141,52 @@ def test_brute_force_agrees_on_the_best_placements(block):
         wanted = sorted(best.values())[:7]
         found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=7, by_placement=True).run()
         assert [f.seconds for f in found] == pytest.approx(wanted, rel=1e-9), number
+
+
+def test_brute_force_agrees_where_the_network_is_faster_than_the_nodes_links():
+    """A shadow's weights may come over either; what bounds a plan is the faster one.
+
+    The actor takes one of the two nodes, so that a shadow on a single device of the other has far to go, and fast.
+    """
+    with_shadows = 0
+    for number in range(8):
+        rng = np.random.default_rng([11, number])
+        slow = LinkSpec(name="slow", bandwidth=float(rng.choice([1e8, 3e8, 1e9])), latency_s=1e-5)
+        fast = LinkSpec(name="fast", bandwidth=4e11, latency_s=1e-6)
+        cluster = replace(ClusterSpec.parse("2x2 A100-80GB"), intra_node=slow, inter_node=fast)
+        algorithm = [hf.GRPO(n=2), hf.ReMax(), hf.RLOO(n=2)][rng.integers(3)]
+        spec = model(heads=32, kv=8, width=4096)
+        session = session_on(cluster, algorithm, spec=spec, micro_batch_tokens=256, train="tp1 pp2 dp1")
+        prompts, read, written = (int(rng.integers(*ends)) for ends in ((20, 60), (300, 1500), (2, 20)))
+        workload = hf.Workload(prompts=prompts, prompt_tokens=read, response_tokens=written)
+        roles, calls = roles_of(session), recorded(session, algorithm, workload)
+        best = {}
+        for seconds, grouping, _, _ in BruteForce(roles, calls, cluster, PerfModel()).plans():
+            best[grouping] = min(best.get(grouping, np.inf), seconds)
+        wanted = sorted(best.values())
+        for top in range(1, len(wanted) + 1):
+            found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=top).run()
+            assert [f.seconds for f in found] == pytest.approx(wanted[:top], rel=1e-9), (number, top)
+        with_shadows += any(f.leaf.space.mode.shadows for f in found)
+    assert with_shadows == 8
+
+
+@pytest.mark.parametrize("lengths", ["uniform", "lognormal"])
+def test_brute_force_agrees_on_lengths_that_differ(lengths):
+    """Of ragged rows the planner looks at the ranks that may be the slowest, brute force at all of them."""
+    compared = 0
+    for number in range(3000, 3008):
+        cluster, roles, calls, _ = random_case(number, lengths)
+        assert any(len(set(call.responses.tolist())) > 1 for call in calls.calls)
+        best = {}
+        for seconds, grouping, _, _ in BruteForce(roles, calls, cluster, PerfModel()).plans():
+            best[grouping] = min(best.get(grouping, np.inf), seconds)
+        found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=5).run()
+        assert [f.seconds for f in found] == pytest.approx(sorted(best.values())[:5], rel=5e-3), number
+        for one in found:
+            assert one.seconds == pytest.approx(best[one.grouping], rel=5e-3), number
+        compared += bool(best)
+    assert compared >= 5
 
 
 def test_a_cheaper_wrong_planner_would_be_noticed():
@@ -168,16 +216,38 @@ def test_the_predicted_step_is_what_the_simulated_session_takes(algorithm, clust
         assert took == pytest.approx(other.seconds, rel=0.02), other.title
 
 
+@pytest.mark.parametrize("mode", ["packed", "shared"])
+@pytest.mark.parametrize("cluster", ["1x4 cpu", "2x2 cpu", "1x4 A100-80GB"])
+@pytest.mark.parametrize("algorithm", [hf.PPO(mini_batches=2), hf.ReMax()])
+def test_weights_that_engines_share_move_back(algorithm, cluster, mode):
+    """On CPU in mode ``shared`` the trainer's first call after a generation moves the weights back; on a GPU nothing is shared."""
+    workload = hf.Workload(prompts=30, prompt_tokens=200, response_tokens=100)
+    spec = model(layers=16, width=1024)
+
+    def session():
+        return session_on(cluster, algorithm, spec=spec, cpu_weights=mode, dtype="fp32")
+
+    planned = session().plan(algorithm, workload, top=12)
+    assert any("rollout" in a.layouts["actor"] for a in (planned.best, *planned.runners_up))
+    for other in (planned.best, *planned.runners_up):
+        took = simulate(session(), algorithm, workload, replace(planned, best=other))
+        assert took == pytest.approx(other.seconds, rel=2e-3), other.title
+    moved = {(c.role, c.method) for c in planned.again(placement="colocate").calls for name, _, _ in c.parts if name == "reshard"}
+    after = {"compute_log_probs"} if isinstance(algorithm, hf.PPO) else {"update", "compute_log_probs"}
+    back = {method for role, method in moved if role == "actor"} - {"generate"}
+    assert bool(back & after) == (mode == "shared" and "cpu" in cluster)
+
+
+def test_the_planner_and_the_runtime_know_the_same_calls_that_leave_weights_where_they_are():
+    assert recorded_module.WITHOUT_TRAINER == simulated_runtime.WITHOUT_TRAINER
+
+
 @pytest.mark.parametrize("lengths", ["uniform", "lognormal"])
 def test_lengths_that_differ(lengths):
     algorithm = hf.PPO(mini_batches=2)
     workload = hf.Workload(prompts=64, prompt_tokens=100, response_tokens=300, response_lengths=lengths)
     plan = session_on("1x4 A100-80GB", algorithm).plan(algorithm, workload)
-    session = hf.Session.simulated("1x4 A100-80GB", response_lengths=lengths)
-    actor = session.actor(model(), dtype="bf16")
-    session.critic(model(), dtype="bf16")
-    session.reference(actor)
-    session.reward(model(), dtype="bf16")
+    session = session_on("1x4 A100-80GB", algorithm, lengths=lengths)
     assert simulate(session, algorithm, workload, plan) == pytest.approx(plan.seconds, rel=0.05)
     assert plan.seconds < session_on("1x4 A100-80GB", algorithm).plan(algorithm, replace(workload, response_lengths="full")).seconds
 
@@ -311,7 +381,11 @@ def test_declared_layouts_are_kept_and_open_ones_searched():
     assert "rollout" in plan.layouts.get("actor.rollout", plan.layouts["actor"])
     session.place(plan)
     assert actor.layouts["train"] == plan.layouts["actor"]["train"]
-    session.place("colocate") if plan.placement.pool_of("reward").size == 8 else None
+    assert (reward := session.models.reward).layouts["train"] == Layout(tp=1, dp=4)
+    assert plan.placement.pool_of("reward").size == 4
+    with pytest.raises(hf.PlacementError, match="reward does not fit pool 'all'"):
+        session.place("colocate")
+    assert reward.layouts["train"] == Layout(tp=1, dp=4)
 
 
 # -- place(plan)
@@ -338,11 +412,11 @@ def test_place_refuses_a_plan_of_something_else():
     with pytest.raises(hf.PlacementError, match="and not actor"):
         session_on("1x4 A100-80GB", algorithm, spec=model(name="other")).place(plan)
     other = hf.Session.simulated("1x4 A100-80GB")
+    assert plan.layouts["actor"]["train"].tp != 4
     other.reference(other.actor(model(), dtype="bf16", train="tp4"))
     other.reward(model(), dtype="bf16")
-    if plan.layouts["actor"]["train"].tp != 4:
-        with pytest.raises(hf.PlacementError, match="is declared as"):
-            other.place(plan)
+    with pytest.raises(hf.PlacementError, match="is declared as"):
+        other.place(plan)
 
 
 # -- what a plan tells
@@ -367,17 +441,90 @@ def test_a_plan_explains_itself(big):
     assert big.search.num_pruned > 0.99 * big.search.num_considered
 
 
+def test_facts_are_what_the_perf_model_sends():
+    """A reduction's bytes are those that its seconds are made of; what a backward pass computes again it sends again."""
+    perf, workload = PerfModel(), hf.Workload(prompts=64, mini_batches=2)
+    for optimizer in (SHARDED, hf.AdamW()):
+        sent = {}
+        for recompute in ("", "full", "selective"):
+            session = session_on(
+                "1x8 A100-80GB", hf.GRPO(n=2), spec=model(heads=8, kv=8, width=1024), optimizer=optimizer, train="tp4 dp2",
+                recompute=recompute,
+            )  # fmt: skip
+            best = session.plan(hf.GRPO(n=2), workload).again(placement="colocate").best
+            setup = Setup.of(replace(roles_of(session)[0], train=Layout(tp=4, dp=2)), session.cluster, range(8))
+            seconds = perf.reduction(setup) * 2
+            rate = setup.links.dp.bandwidth * perf.link_efficiency
+            assert best.facts["actor"]["dp_bytes"] / rate == pytest.approx(seconds), (optimizer, recompute)
+            sent[recompute] = best.facts["actor"]["tp_bytes"]
+            again = setup.forwards_again
+        tokens = 64 * 2 * (workload.prompt_tokens + workload.response_tokens) / 2
+        one_pass = 2 * 4 * tokens * 1024 * 2 * 2 * (4 - 1) / 4
+        assert sent["full"] - sent[""] == pytest.approx(one_pass), "one forward pass more"
+        assert sent["selective"] - sent[""] == pytest.approx(again * one_pass)
+
+
+def test_placements_are_counted_once(monkeypatch):
+    """What is ruled out is told: a placement that is offered first and met again on the way was looked at once."""
+    offered = []
+    looked = Best.offer
+
+    def offer(self, leaf):
+        offered.append((id(leaf.space), leaf.arrangement, leaf.sizes))
+        looked(self, leaf)
+
+    monkeypatch.setattr(Best, "offer", offer)
+    for number in range(10):
+        offered.clear()
+        cluster, roles, calls, _ = random_case(number)
+        search = Search.over(roles, calls, Tables(cluster, PerfModel()), top=10**6)
+        search.run()
+        assert len(offered) == len(set(offered)) == search.num_leaves <= search.num_placements()
+
+
 def test_presets_that_do_not_fit_say_by_how_much(big):
-    told = {r.preset: r for r in big.rejected}
+    assert not big.rejected, "with open layouts all presets fit on 128 devices"
+    session = session_on("4x8 A100-80GB", hf.PPO(), spec=ModelSpec.preset("llama-34b"), optimizer=SHARDED)
+    small = session.plan(hf.PPO(), hf.Workload(prompts=64))
+    told = {r.preset: r for r in small.rejected}
+    assert "standalone" in told
     for rejected in told.values():
         assert rejected.over_bytes > 0
         assert "out of memory by" in rejected.why
-    session = session_on("4x8 A100-80GB", hf.PPO(), spec=ModelSpec.preset("llama-34b"), optimizer=SHARDED)
-    small = session.plan(hf.PPO(), hf.Workload(prompts=64))
-    standalone = next(r for r in small.rejected if r.preset == "standalone")
+    standalone = told["standalone"]
     with pytest.raises(hf.DeviceMemoryError):
         session.place("standalone")
     assert "of pool" in standalone.where
+
+
+@pytest.mark.parametrize("size", ["34b", "70b"])
+def test_separation_of_large_models_fits(size):
+    """What generates apart holds the weights once, split over the rollout's tp; the session holds what was planned."""
+    algorithm, workload = hf.PPO(), hf.Workload(prompts=64)
+    session = session_on("16x8 A100-80GB", algorithm, spec=ModelSpec.preset(f"llama-{size}"), optimizer=SHARDED)
+    if size == "70b":  # the critic's shadow has the whole model on every device; the actor's alone then
+        plan = session.plan(algorithm, workload, top=60)
+        plan = replace(plan, best=(one := next(a for a in plan.runners_up if "actor.rollout" in a.layouts)), memory=one.memory)
+    else:
+        plan = session.plan(algorithm, workload).again(placement="separation")
+        assert plan.best.preset == "separation"
+    rollout = plan.layouts["actor.rollout"]["rollout"]
+    (row,) = [row for row in plan.memory if "actor.rollout" in row.roles]
+    held = row.roles["actor.rollout"]
+    assert held["weights"] == held["activations"] == held["logits"] == 0
+    bare = rollout_parameters(ModelSpec.preset(f"llama-{size}"), rollout.tp)
+    assert held["rollout_weights"] == 2 * bare
+    took = simulate(session, algorithm, workload, plan)
+    assert took == pytest.approx(plan.seconds, rel=0.02)
+    planned = {d: row for row in plan.memory for d in row.devices}
+    used = session.memory.view()["devices"]
+    assert len(used) == len(planned)
+    for device in used:
+        assert device["planned"]["asked"] == planned[device["device"]].asked
+    last = {d["device"]: d["calls"][-1] for d in used}
+    device = row.devices[0]
+    parts = ("weights", "gradients", "optimizer", "rollout", "kv_cache")
+    assert sum(last[device][f"{part}_bytes"] for part in parts) == sum(r["resident"] for r in row.roles.values())
 
 
 def test_memory_is_what_the_memory_model_says(big):
@@ -497,20 +644,47 @@ def test_layouts_that_cover_no_pool():
         session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
 
 
+@pytest.mark.parametrize("algorithm", [hf.GRPO(n=2), hf.PPO()])
 @pytest.mark.parametrize("cluster", ["1x1 A100-80GB", "1x8 A100-80GB", "2x8 A100-80GB"])
-def test_models_that_fit_nowhere(cluster):
+def test_models_that_fit_nowhere(cluster, algorithm):
     """By how many bytes, and the smallest cluster that would do: which then does, and one node fewer does not."""
-    algorithm, workload = hf.GRPO(n=2), hf.Workload(prompts=8)
-    spec = ModelSpec.preset("llama-70b")
+    workload, options = hf.Workload(prompts=8), {"spec": ModelSpec.preset("llama-70b")}
+    if isinstance(algorithm, hf.PPO):  # with shadows it fits on fewer nodes than without
+        options["optimizer"] = SHARDED
     with pytest.raises(hf.DeviceMemoryError, match=r"too much by \d+\.\d GB") as refused:
-        session_on(cluster, algorithm, spec=spec).plan(algorithm, workload)
+        session_on(cluster, algorithm, **options).plan(algorithm, workload)
     enough = str(refused.value).split("would do is '")[1].split("'")[0]
-    assert session_on(enough, algorithm, spec=spec).plan(algorithm, workload).seconds > 0
+    assert session_on(enough, algorithm, **options).plan(algorithm, workload).seconds > 0
     nodes = int(enough.split("x")[0])
-    if nodes > 1:
-        fewer = f"{nodes - 1}x{enough.split('x', 1)[1]}"
-        with pytest.raises(hf.DeviceMemoryError):
-            session_on(fewer, algorithm, spec=spec).plan(algorithm, workload)
+    assert nodes > 1
+    fewer = f"{nodes - 1}x{enough.split('x', 1)[1]}"
+    with pytest.raises(hf.DeviceMemoryError):
+        session_on(fewer, algorithm, **options).plan(algorithm, workload)
+
+
+@pytest.mark.parametrize("size", ["34b", "70b"])
+def test_declared_layouts_that_do_not_fit_are_named_with_their_bytes(size):
+    """Pools that a declared layout does not cover say nothing of what its role needs."""
+    session = session_on("1x8 A100-80GB", hf.PPO(), spec=ModelSpec.preset(f"llama-{size}"), optimizer=SHARDED, train="tp8")
+    actor = next(role for role in roles_of(session) if role.name == "actor")
+    least = min(
+        role_bytes(replace(actor, train=Layout(tp=8, dp=1), rollout=Layout(tp=tp, dp=8 // tp)), 8).total for tp in (1, 2, 4, 8)
+    )
+    over = least + GPU_PROCESS_BYTES - session.cluster.devices[0].memory_bytes
+    assert over > 0
+    with pytest.raises(hf.DeviceMemoryError, match=rf"actor \(llama-{size}\) alone is too much by {over / 1e9:.1f} GB for each"):
+        session.plan(hf.PPO(), hf.Workload(prompts=64))
+
+
+def test_declared_layouts_without_pools_side_by_side():
+    """On 8 devices a role on all of them and one on exactly four neither share nor lie side by side, however small they are."""
+    session = hf.Session.simulated("1x8 A100-80GB")
+    session.reference(session.actor(model(), train="tp4 dp2", dtype="bf16"))
+    session.critic(model(), dtype="bf16", train="tp4 dp1")
+    session.reward(model(), dtype="bf16")
+    with pytest.raises(hf.DeviceMemoryError, match="each role fits alone, but their declared layouts cover no pools") as refused:
+        session.plan(hf.PPO(), hf.Workload(prompts=8))
+    assert "too much" not in str(refused.value)
 
 
 def test_no_number_of_nodes_would_do():

@@ -37,6 +37,7 @@ def test_the_file_is_whole_and_the_split_is_by_configuration(validate):
     sides = {}
     for case in validate.cases():
         sides.setdefault((case.group, case.config, case.workload), set()).add(case.test)
+    assert all(len(found) == 1 for found in sides.values())
     published = sys.modules["published"]
     by_configuration = {}
     for row in rows:
