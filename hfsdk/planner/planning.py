@@ -98,7 +98,7 @@ def plan_step(
     errors.setdefault("", DEFAULT_ERROR)
     best, first = found[0], alternative(found[0], errors)
     searched = Searched(
-        family=FAMILY + SHARING_CORES * cluster.shares_cores,
+        family=FAMILY + SHARING_CORES * cluster.shares_cores + search.shortened,
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
         num_layouts=tables.num_predicted, seconds=time.perf_counter() - began, tables_s=tables_s,
     )  # fmt: skip

@@ -28,6 +28,10 @@ from hfsdk.table import Array
 BATCH = 4096
 """Boxes that are split at once."""
 
+MOST_FOR_ALL, MOST_FOR_BEST = (60_000, 4_000), (300_000, 12_000)
+"""Boxes bounded and placements looked at, from which on only what could be the very best plan is looked for, and at which the search
+ends: thousands of devices for little work leave many plans within a fraction of a per cent."""
+
 FAMILY = (
     "Exact, within the performance model, among: every way of sharing devices (set partitions of roles), frozen models also side "
     "by side on parts of another pool (interleaving), the actor's generation and the critic's inference also by shadows on other "
@@ -120,6 +124,8 @@ class Best:
 
     top: int
     by_placement: bool = False
+    best_alone: bool = False
+    """Whether only plans that are faster than all others still count."""
     found: dict[Hashable, Found] = field(default_factory=dict)
 
     def key(self, leaf: Leaf) -> Hashable:
@@ -132,6 +138,8 @@ class Best:
     def worst(self) -> float:
         """Seconds at which a plan of a new kind is among the best."""
         seconds = sorted(found.seconds for found in self.found.values())
+        if self.best_alone and seconds:
+            return seconds[0]
         return seconds[self.top - 1] if len(seconds) >= self.top else np.inf
 
     def limit(self, key: Hashable) -> float:
@@ -169,6 +177,8 @@ class Search:
     """Boxes whose bound was computed."""
     offered: set[tuple[int, int, tuple[int, ...]]] = field(default_factory=set)
     """Placements whose layouts were chosen: (id of the space, arrangement, numbers of sizes)."""
+    least_left: float = np.inf
+    """Seconds that a plan which was not looked at takes at least, where the search ended early."""
 
     @classmethod
     def over(
@@ -265,7 +275,11 @@ class Search:
         which, low, high = self._tighten(space, which, low, high)
         bound = self._bound(space, which, low, high, space.least)
         while len(which):
+            self.best.best_alone = self._beyond(MOST_FOR_ALL)
             alive = bound < self.best.limits(space)[which]
+            if self._beyond(MOST_FOR_BEST) and alive.any() and self.best.found:
+                self.least_left = min(self.least_left, float(bound[alive].min()))
+                return
             which, low, high, bound = which[alive], low[alive], high[alive], bound[alive]
             order = np.argsort(bound, kind="stable")
             now, later = order[:BATCH], order[BATCH:]
@@ -279,6 +293,17 @@ class Search:
             new_bound = self._bound(space, new_which, new_low, new_high, space.least)
             which, bound = np.concatenate([which[later], new_which]), np.concatenate([bound[later], new_bound])
             low, high = np.concatenate([low[later], new_low]), np.concatenate([high[later], new_high])
+
+    def _beyond(self, most: tuple[int, int]) -> bool:
+        return self.num_bounded > most[0] or self.num_leaves > most[1]
+
+    @property
+    def shortened(self) -> str:
+        """In words, what is not proven because the search ended early; empty where it did not."""
+        if np.isfinite(self.least_left):
+            gap = 1 - self.least_left / min(found.seconds for found in self.best.found.values())
+            return f" Ended early: a plan that was not looked at could be faster by at most {gap:.1%}."
+        return " Runners-up are the best of those looked at; the best plan is proven." if self.best.best_alone else ""
 
     @staticmethod
     def _leaf(space: Space, arrangement: int, sizes: Array) -> Leaf:
