@@ -29,8 +29,8 @@ BATCH = 4096
 """Boxes that are split at once."""
 
 MOST_FOR_ALL, MOST_FOR_BEST = (60_000, 4_000), (300_000, 12_000)
-"""Boxes bounded and placements looked at, from which on only what could be the very best plan is looked for, and at which the search
-ends: thousands of devices for little work leave many plans within a fraction of a per cent."""
+"""Boxes bounded and placements looked at: beyond the first only what could be the very best plan is looked for, at the second the
+search ends. Thousands of devices for little work leave many plans within a fraction of a per cent."""
 
 FAMILY = (
     "Exact, within the performance model, among: every way of sharing devices (set partitions of roles), frozen models also side "
@@ -224,9 +224,9 @@ class Search:
 
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
-        self._prime(self.spaces[0])  # without shadows, which are seldom best
         for space in self.spaces:
-            self._branch(space)
+            self._prime(space)
+        self._branch()
         return self.best.ranked()
 
     # -- a first plan
@@ -267,32 +267,43 @@ class Search:
 
     # -- branch and bound
 
-    def _branch(self, space: Space) -> None:
-        count, blocks = len(space.arrangements), space.replay.most_blocks
-        which = np.arange(count)
-        low = np.zeros((count, blocks), dtype=np.int64)
-        high = space.num_sizes[space.rows] - 1
-        which, low, high = self._tighten(space, which, low, high)
-        bound = self._bound(space, which, low, high, space.least)
-        while len(which):
+    def _branch(self) -> None:
+        """Split the boxes with the least bounds of all spaces, until none is below what is known already."""
+        fronts = [self._front(space) for space in self.spaces]
+        while True:
             self.best.best_alone = self._beyond(MOST_FOR_ALL)
-            alive = bound < self.best.limits(space)[which]
-            if self._beyond(MOST_FOR_BEST) and alive.any() and self.best.found:
-                self.least_left = min(self.least_left, float(bound[alive].min()))
+            for front in fronts:
+                front.keep(front.bound < self.best.limits(front.space)[front.which])
+            fronts = [front for front in fronts if len(front.which)]
+            if not fronts:
                 return
-            which, low, high, bound = which[alive], low[alive], high[alive], bound[alive]
-            order = np.argsort(bound, kind="stable")
-            now, later = order[:BATCH], order[BATCH:]
-            single = (low[now] == high[now]).all(1)
-            for i in now[single]:
-                leaf = self._leaf(space, int(which[i]), low[i])
-                if bound[i] < self.best.limit(self.best.key(leaf)):
-                    self._offer(leaf)
-            split = now[~single]
-            new_which, new_low, new_high = self._tighten(space, *_halves(space, which[split], low[split], high[split]))
-            new_bound = self._bound(space, new_which, new_low, new_high, space.least)
-            which, bound = np.concatenate([which[later], new_which]), np.concatenate([bound[later], new_bound])
-            low, high = np.concatenate([low[later], new_low]), np.concatenate([high[later], new_high])
+            first = min(fronts, key=lambda front: front.bound.min())
+            if self._beyond(MOST_FOR_BEST) and self.best.found:
+                self.least_left = float(first.bound.min())
+                return
+            self._split(first)
+
+    def _front(self, space: Space) -> _Front:
+        count, blocks = len(space.arrangements), space.replay.most_blocks
+        low = np.zeros((count, blocks), dtype=np.int64)
+        which, low, high = self._tighten(space, np.arange(count), low, space.num_sizes[space.rows] - 1)
+        return _Front(space, which, low, high, self._bound(space, which, low, high, space.least))
+
+    def _split(self, front: _Front) -> None:
+        """Choose the layouts of the first boxes that are placements, and split the others of them in two."""
+        space, best = front.space, np.argsort(front.bound, kind="stable")[:BATCH]
+        single = (front.low[best] == front.high[best]).all(1)
+        for i in best[single]:
+            leaf = self._leaf(space, int(front.which[i]), front.low[i])
+            if front.bound[i] < self.best.limit(self.best.key(leaf)):
+                self._offer(leaf)
+        split = best[~single]
+        which, low, high = self._tighten(space, *_halves(space, front.which[split], front.low[split], front.high[split]))
+        bound = self._bound(space, which, low, high, space.least)
+        later = np.ones(len(front.which), dtype=bool)
+        later[best] = False
+        front.keep(later)
+        front.add(which, low, high, bound)
 
     def _beyond(self, most: tuple[int, int]) -> bool:
         return self.num_bounded > most[0] or self.num_leaves > most[1]
@@ -354,6 +365,27 @@ class Search:
             high[:, b] = np.minimum(high[:, b], (space.sizes[rows[:, b]] <= most[:, None]).sum(1) - 1)
         keep &= (low <= high).all(1)
         return which[keep], low[keep], high[keep]
+
+
+@dataclass(eq=False)
+class _Front:
+    """The boxes of a space that are not ruled out yet, a row each."""
+
+    space: Space
+    which: Array
+    """Arrangement."""
+    low: Array
+    """Numbers of the least sizes, [box, block]."""
+    high: Array
+    bound: Array
+    """Seconds that no plan of the box is below."""
+
+    def keep(self, these: Array) -> None:
+        self.which, self.low, self.high, self.bound = self.which[these], self.low[these], self.high[these], self.bound[these]
+
+    def add(self, which: Array, low: Array, high: Array, bound: Array) -> None:
+        self.which, self.bound = np.concatenate([self.which, which]), np.concatenate([self.bound, bound])
+        self.low, self.high = np.concatenate([self.low, low]), np.concatenate([self.high, high])
 
 
 def _halves(space: Space, which: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:

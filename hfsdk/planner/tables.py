@@ -194,7 +194,7 @@ class Tables:
         cores = [(len(node), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes]
         return max(1.0, *(min(size, workers) / there for workers, there in cores))
 
-    def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool) -> Phases:
+    def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool | None) -> Phases:
         found: Phases = []
         if job.sync:
             found.append(("sync", self.sync_s(item, layouts, far=far)))
