@@ -18,8 +18,18 @@ class SpawnError(AssertionError):
 def run(function, world_size, *args, timeout_s=150.0):
     """Return ``[function(rank, world_size, *args) for every rank]``, each in a process of its own.
 
-    ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised.
+    ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised. On a
+    machine with many times more work than cores gloo may lose a connection while it makes a group: then all start anew, once.
     """
+    try:
+        return _run(function, world_size, args, timeout_s)
+    except SpawnError as error:
+        if "connectFullMesh failed" not in str(error):
+            raise
+        return _run(function, world_size, args, timeout_s)
+
+
+def _run(function, world_size, args, timeout_s):
     # a server that has imported the engine once forks the processes: importing it in each would take most of the time
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hfsdk.engine.trainer"])
