@@ -224,8 +224,7 @@ class Search:
 
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
-        for space in self.spaces:
-            self._prime(space)
+        self._prime(self.spaces[0])  # without shadows, which are seldom best
         self._branch()
         return self.best.ranked()
 
