@@ -39,6 +39,7 @@ MODELS = {"tiny": ("tiny", PROMPTS, NEW_TOKENS), "smollm2": ("smollm2-135m-instr
 """What is calibrated on: model, prompts, longest response."""
 LAYOUTS = {"tp2": ("tp2", "tp2"), "tp2, rollout tp1": ("tp2", "tp1"), "pp2": ("pp2", "tp1")}
 """Training and rollout layouts that are predicted; calibration is data parallel."""
+ROUNDS = 2
 SHORT_S = 0.02
 """Calls shorter than this are shown, not judged: they are mostly dispatch."""
 
@@ -95,17 +96,24 @@ def layout_rows(perf: PerfModel, count: int) -> list[dict[str, Any]]:
 
 
 def strategy_rows(perf: PerfModel, strategies: list[str], count: int) -> list[dict[str, Any]]:
-    """Predict and measure a step under each strategy: medians of ``count`` steps."""
-    found = []
+    """Predict and measure a step under each strategy: medians of ``count`` steps in each of ``ROUNDS`` rounds.
+
+    In rounds, because a machine's speed drifts: two strategies that place all roles alike differed by a quarter in one.
+    """
+    seen: dict[str, list[tuple[float, float]]] = {strategy: [] for strategy in strategies}
     with hf.Session(devices=DEVICES, seed=0) as session:
         declare(session, "tiny")
-        for strategy in strategies:
-            session.place(strategy)
-            numbers = steps(session, PROMPTS, NEW_TOKENS, count)
-            measured = float(np.median([session.trace[number].duration_s for number in numbers]))
-            predicted = float(np.median([session.predict(number, perf=perf).duration_s for number in numbers]))
-            found.append({"strategy": strategy, "measured_s": measured, "predicted_s": predicted})
-            say(f"{strategy}: {measured:.2f} s measured, {predicted:.2f} s predicted")
+        for _ in range(ROUNDS):
+            for strategy in strategies:
+                session.place(strategy)
+                numbers = steps(session, PROMPTS, NEW_TOKENS, count)
+                times = [(session.trace[number].duration_s, session.predict(number, perf=perf).duration_s) for number in numbers]
+                seen[strategy] += times
+    found = []
+    for strategy, times in seen.items():
+        measured, predicted = (float(x) for x in np.median(times, axis=0))
+        found.append({"strategy": strategy, "measured_s": measured, "predicted_s": predicted})
+        say(f"{strategy}: {measured:.2f} s measured, {predicted:.2f} s predicted")
     return found
 
 
