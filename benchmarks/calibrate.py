@@ -14,7 +14,7 @@ order of two strategies is wrong only where their measured times differ by less 
 Uses two worker processes of one thread for calibration and layouts, four for the strategies: there ranks may share cores, by the
 rule of ``hfsdk.engine.simulated_cores`` (n ranks at work on C cores run at C / n of their speed).
 
-    python benchmarks/calibrate.py --check          about 6 minutes on two quiet cores
+    python benchmarks/calibrate.py --check          about 10 minutes on two quiet cores
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ MODELS = {"tiny": ("tiny", PROMPTS, NEW_TOKENS), "smollm2": ("smollm2-135m-instr
 LAYOUTS = {"tp2": ("tp2", "tp2"), "tp2, rollout tp1": ("tp2", "tp1"), "pp2": ("pp2", "tp1")}
 """Training and rollout layouts that are predicted; calibration is data parallel."""
 ROUNDS = 2
+"""How often all strategies are measured, one after the other."""
 SHORT_S = 0.02
 """Calls shorter than this are shown, not judged: they are mostly dispatch."""
 

@@ -57,12 +57,6 @@ def best_of(times: int, function: Any) -> tuple[float, Any]:
     return least, found
 
 
-def asked(memory: Any) -> int:
-    """Return the bytes that a plan's roles ask of a device: what stays of all, what the greediest call needs, and the process."""
-    held = memory.roles.values()
-    return int(memory.process + sum(role["resident"] for role in held) + max(role["working"] for role in held))
-
-
 def measure_plans(report: Report, sizes: Sequence[int]) -> list[tuple[str, ...]]:
     """Plan for every number of devices; return the rows of the table."""
     import hfsdk as hf
@@ -81,7 +75,7 @@ def measure_plans(report: Report, sizes: Sequence[int]) -> list[tuple[str, ...]]
         if plan.seconds > before * (1 + 1e-9):
             report.add(f"step on {devices} devices against half as many", plan.seconds / before, "times", at_most=1.0)
         before = plan.seconds
-        fullest = max(fullest, *(asked(memory) / memory.exists for memory in plan.memory))
+        fullest = max(fullest, *(memory.asked / memory.exists for memory in plan.memory))
         found = plan.search
         rows.append((str(devices), f"{seconds * 1e3:.0f} ms", f"{found.num_considered:,}", f"{found.num_layouts:,}",
                      f"{plan.seconds:.1f} s", plan.best.title))  # fmt: skip

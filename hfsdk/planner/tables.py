@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,9 @@ class Known:
     """What a cluster's layouts are whatever a step does: setups, links and bytes. A search takes them over from the one before."""
 
     kinds: tuple[Kind, ...]
+    numbers: Iterator[int] = field(default_factory=count)
     likes: dict[RoleSpec, int] = field(default_factory=dict)
+    """Each role has a number of its own, also where a what-if's thread and a cell search at the same time."""
     setups: dict[Any, Setup] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)
     bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
@@ -316,7 +319,7 @@ class Tables:
 
     def _like(self, item: Item) -> int:
         if item not in self._items:
-            self._items[item] = self.known.likes.setdefault(item.like, len(self.known.likes))
+            self._items[item] = self.known.likes.setdefault(item.like, next(self.known.numbers))
         return self._items[item]
 
 

@@ -323,6 +323,28 @@ def test_more_cores_are_never_slower():
     assert seconds[0] > 2 * seconds[3]
 
 
+# -- searches that end early
+
+
+def test_a_search_that_ends_early_says_by_how_much_it_may_be_wrong(monkeypatch):
+    """With hardly any boxes allowed the best plan stays at or above the proven one, and that one within the gap that is told."""
+    workload = hf.Workload(prompts=64, prompt_tokens=128, response_tokens=128)
+
+    def plan():
+        return session_on(ClusterSpec.parse("4x8 A100-80GB"), hf.PPO()).plan(hf.PPO(), workload)
+
+    whole = plan()
+    assert "early" not in whole.search.family
+    monkeypatch.setattr("hfsdk.planner.search.MOST_FOR_ALL", (1, 1))
+    best = plan()
+    assert best.search.family.endswith("the best plan is proven.")
+    assert best.seconds == pytest.approx(whole.seconds, rel=1e-12)
+    monkeypatch.setattr("hfsdk.planner.search.MOST_FOR_BEST", (1, 1))
+    early = plan()
+    gap = float(early.search.family.rsplit("at most ", 1)[1].removesuffix("%.")) / 100
+    assert early.seconds * (1 - gap - 0.001) <= whole.seconds <= early.seconds
+
+
 # -- what must hold
 
 
