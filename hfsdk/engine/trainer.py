@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -459,7 +459,12 @@ class Trainer:
             except Exception as caught:  # told to the other ranks at the next agreement
                 failed.append(caught)
             self.recorder.progress = {"micro_batches": progress[0] + first + len(chunk), "total": progress[1]}
-        safe.agree(self.groups.control, next(iter(failed), None))
+        with self._agreeing():
+            safe.agree(self.groups.control, next(iter(failed), None))
+
+    def _agreeing(self) -> AbstractContextManager[Any]:
+        """Record that ranks tell each other how a pass went: those that are ahead wait here for the others."""
+        return self.recorder.span("agree") if self.mesh.layout.size > 1 else nullcontext()
 
     def _accumulate(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
@@ -511,7 +516,9 @@ class Trainer:
         failed += [error] if error else []
         self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train)
         merged = Tally()
-        for tally in self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None):
+        with self._agreeing():
+            tallies = self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None)
+        for tally in tallies:
             if tally is not None:
                 merged.merge(tally)
         return merged

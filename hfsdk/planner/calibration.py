@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FITTED = (
-    "train_efficiency", "forward_efficiency", "weight_efficiency", "launch_s", "step_s", "link_efficiency", "dispatch_s", "task_s",
+    "train_efficiency", "forward_efficiency", "weight_efficiency", "optimizer_bytes", "launch_s", "agree_s", "step_s",
+    "link_efficiency", "dispatch_s", "task_s",
 )  # fmt: skip
-"""The constants of :class:`PerfModel` that a measured run may change, at most eight."""
+"""The constants of :class:`PerfModel` that a measured run may change: those of which it says most."""
+MOST_FITTED = 8
+"""So many constants are fitted at most."""
 PRIOR = 3e-3
 """Weight of the prior: a constant a factor of ten from its preset counts as much as one observation that is 13 % off."""
 HUBER = 0.2
@@ -129,7 +132,7 @@ class Constant:
     before: float
     after: float
     determined: bool
-    """Whether the run says anything of it; otherwise it stands as it was."""
+    """Whether it was fitted; one of which the run says nothing, or less than of eight others, stands as it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +158,7 @@ class Calibration:
 
     @property
     def undetermined(self) -> tuple[str, ...]:
-        """Constants of which the run says nothing."""
+        """Constants of which the run says nothing, or less than of eight others."""
         return tuple(c.name for c in self.constants if not c.determined)
 
     def by_call(self) -> dict[str, tuple[float, float, float]]:
@@ -207,7 +210,7 @@ class Calibration:
             errors = "".join(f"{100 * (s / measured - 1):+8.0f} %" for s in (before, after))
             lines.append(f"  {call:<28} {measured:8.3f} s measured, {before:8.3f} s and {after:8.3f} s predicted {errors}")
         for c in self.constants:
-            told = f"{c.before:.4g} -> {c.after:.4g}" if c.determined else f"{c.before:.4g} (the run says nothing of it)"
+            told = f"{c.before:.4g} -> {c.after:.4g}" if c.determined else f"{c.before:.4g} (the run says too little of it)"
             lines.append(f"  {c.name:<28} {told}")
         return "\n".join(lines)
 
@@ -236,7 +239,8 @@ def fit(
     # judged where all of them fit best: a constant far below its true value hardly shows where it stands
     jacobian = _jacobian(lambda t: predict(t, names), _solve(lambda t: predict(t, names) - logs, np.zeros(len(names)), weights))
     most = np.abs(weights[:, None] * jacobian).max(axis=0)
-    chosen = [name for name, one in zip(names, most, strict=True) if one >= LEAST_ELASTICITY]
+    least = max(LEAST_ELASTICITY, np.sort(most)[-MOST_FITTED:][0])
+    chosen = [name for name, one in zip(names, most, strict=True) if one >= least]
     theta = _solve(lambda t: predict(t, chosen) - logs, np.zeros(len(chosen)), weights)
     after = dict(zip(chosen, theta, strict=True))
     fitted = _moved(start, after)
@@ -358,9 +362,9 @@ def _measured(one: Measured | Measurable) -> Measured:
 def _check(steps: Sequence[Measured], constants: Sequence[str]) -> None:
     known = {field.name for field in fields(PerfModel)}
     unknown = [name for name in constants if name not in known and name not in FITTED]
-    if unknown or not 1 <= len(constants) <= len(FITTED):
+    if unknown or not 1 <= len(constants) <= max(MOST_FITTED, len(FITTED) * (tuple(constants) == FITTED)):
         raise OptionError(
-            f"one run fits 1 to {len(FITTED)} constants of PerfModel ({', '.join(sorted(known))}); got {list(constants)}"
+            f"one run fits 1 to {MOST_FITTED} constants of PerfModel ({', '.join(sorted(known))}); got {list(constants)}"
         )
     for step in steps:
         if step.trace.source == "predicted":

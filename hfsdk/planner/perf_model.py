@@ -97,6 +97,9 @@ class PerfModel:
     launch_s: float = 4e-4
     """Seconds in which the host launches one layer's kernels where there is no graph: about 50 at 8 microseconds. On CPU, where the
     host does the work as well, they come on top of it."""
+    agree_s: float = 4e-4
+    """Seconds in which ranks agree at the end of a pass, for each doubling of their number: that all are well, and what they
+    counted. The slowest makes the others wait."""
     step_s: float = 1e-3
     """Seconds of scheduling and sampling a decode step on the host."""
     row_s: float = 2e-5
@@ -112,7 +115,7 @@ class PerfModel:
     """Bytes per second and replica to and from a checkpoint."""
     dispatch_s: float = 5e-3
     """Seconds between a call's start and its work on the devices."""
-    task_s: float = 20e-3
+    task_s: float = 10e-3
     """Fixed seconds of a CPU task."""
     task_token_s: float = 2e-7
     """Seconds of a CPU task per token: decoding and the user's arithmetic."""
@@ -227,6 +230,10 @@ class PerfModel:
         clip = setup.links.dp.latency_s * (setup.layout.size > 1)
         return self.optimizer_bytes * self._local(setup) / shards / setup.device.memory_bandwidth + clip
 
+    def agree(self, setup: Setup) -> float:
+        """Return the seconds in which a role's ranks agree at the end of a pass that all of them are well and what they counted."""
+        return self.agree_s * math.log2(setup.layout.size)
+
     # -- generation
 
     def prefill(self, setup: Setup, prompts: Array) -> float:
@@ -316,7 +323,7 @@ class PerfModel:
         if method in ("update", "forward_backward"):
             forward, backward = self.train(setup, lengths or prompts + responses)
             end = self._step(setup) if method == "update" else {}
-            return {"forward": forward, "backward": backward, **end}
+            return {"forward": forward, "backward": backward, **self._agree(setup), **end}
         if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
             return {"reshard": self.rewrite(setup)}
         if method == "step":
@@ -326,11 +333,14 @@ class PerfModel:
             return {method: each * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
         if method in ("run", "grad_norm", "last_reshard", "census"):
             return {method: self.task_s}
-        found = {"forward": self.forward(setup, lengths or prompts + responses)}
+        found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
         if "weights" in setup.offloads:
             moved = self.onload(setup, "weights")
             return {"onload": moved, **found, "offload": moved}
         return found
+
+    def _agree(self, setup: Setup) -> dict[str, float]:
+        return {"agree": self.agree(setup)} if setup.layout.size > 1 else {}
 
     def _step(self, setup: Setup) -> dict[str, float]:
         if "optimizer" not in setup.offloads:
@@ -379,7 +389,7 @@ class PerfModel:
         Args:
             measured: a real session (its last step), what ``session.measured(step)`` returns, or several of these.
             start: the constants before; by default the presets.
-            constants: which to fit; by default ``hfsdk.planner.calibration.FITTED``.
+            constants: which to fit; by default the eight of ``hfsdk.planner.calibration.FITTED`` of which the steps say most.
 
         Returns:
             The fitted model with its report: errors by call before and after, bands, and constants the steps say nothing of.

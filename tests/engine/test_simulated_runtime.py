@@ -226,7 +226,7 @@ def test_spans_of_generation_and_update():
     third = generate(driver)
     names = [[s.name for s in o.spans if s.device == 5 and s.parent] for o in (first, second, update, third)]
     assert names == [["reshard", "prefill", "decode"], ["prefill", "decode"],
-                     ["forward", "backward", "optimizer"] * 4, ["reshard", "prefill", "decode"]]  # fmt: skip
+                     ["forward", "backward", "agree", "optimizer"] * 4, ["reshard", "prefill", "decode"]]  # fmt: skip
     for outcome in (first, update):
         call, *workers = outcome.spans
         assert (call.name, call.device, call.predicted) == (call.method, None, True)
@@ -335,7 +335,7 @@ def test_halves_snapshots_and_inspection(tmp_path):
     generate(driver)
     halves = driver.run("actor", "forward_backward", ("prompt", "response"))
     assert isinstance(halves.results[0], SimulatedRow)
-    assert {s.name for s in halves.spans if s.device == 0 and s.parent} == {"forward", "backward"}
+    assert {s.name for s in halves.spans if s.device == 0 and s.parent} == {"forward", "backward", "agree"}
     assert [s.name for s in generate(driver).spans if s.device == 0 and s.parent] == ["prefill", "decode"]
     step = driver.run("actor", "step", protocol=protocols.ONE_TO_ALL)
     assert {s.name for s in step.spans if s.device == 0 and s.parent} == {"optimizer"}

@@ -201,12 +201,12 @@ def test_plain_and_distributed_optimizer():
 def test_offload_pays_the_host_link_both_ways():
     reference = setup("llama-7b", "tp2 dp1", offloads=("weights",))
     costs = MODEL.costs("compute_log_probs", reference, *rows())
-    assert list(costs) == ["onload", "forward", "offload"]
+    assert list(costs) == ["onload", "forward", "agree", "offload"]
     assert costs["onload"] == costs["offload"] == pytest.approx(reference.parameters / 2 * 2 / (25e9 * 0.7))
     actor = setup("llama-7b", "tp2 dp4", offloads=("optimizer",), distributed=True)
     assert list(MODEL.costs("step", actor, *rows())) == ["onload", "optimizer", "offload"]
     assert MODEL.onload(actor, "optimizer") == pytest.approx(actor.parameters / 2 * 12 / 4 / (25e9 * 0.7))
-    assert list(MODEL.costs("update", actor, *rows())) == ["forward", "backward", "onload", "optimizer", "offload"]
+    assert list(MODEL.costs("update", actor, *rows())) == ["forward", "backward", "agree", "onload", "optimizer", "offload"]
 
 
 def test_pipeline_bubble():
@@ -405,8 +405,8 @@ def test_links_come_with_the_device():
 def test_span_names_in_order():
     assert list(MODEL.costs("generate", setup(), *rows(), stale=True)) == ["reshard", "prefill", "decode"]
     assert list(MODEL.costs("generate", setup(), *rows())) == ["prefill", "decode"]
-    assert list(MODEL.costs("update", setup(), *rows())) == ["forward", "backward", "optimizer"]
-    assert list(MODEL.costs("compute_values", setup(), *rows())) == ["forward"]
+    assert list(MODEL.costs("update", setup(), *rows())) == ["forward", "backward", "agree", "optimizer"]
+    assert list(MODEL.costs("compute_values", setup(), *rows())) == ["forward", "agree"]
 
 
 def test_constants_are_few_and_documented():
@@ -452,3 +452,11 @@ def test_a_pool_of_one_kind_in_a_mixed_cluster_has_the_links_of_its_kind():
     assert across.tp == ClusterSpec.parse("1x8 A100-80GB").intra_node
     own = replace(mixed, intra_node=replace(mixed.intra_node, bandwidth=1e9))
     assert Links.of(own, range(16), layout).tp.bandwidth == 1e9, "links that were given stand"
+
+
+def test_ranks_agree_at_the_end_of_a_pass():
+    def costs(layout):
+        return MODEL.costs("update", setup("llama-7b", layout, links=FREE), *rows())
+
+    assert list(costs("tp1 dp1")) == ["forward", "backward", "optimizer"]
+    assert [costs(layout)["agree"] for layout in ("tp2 dp1", "tp2 dp4")] == pytest.approx([MODEL.agree_s, 3 * MODEL.agree_s])

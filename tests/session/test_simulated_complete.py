@@ -239,8 +239,8 @@ def test_offload_is_laid_down(session):
     batch = reference.compute_log_probs(actor.generate(prompts_of(session)[0], max_new_tokens=8))
     actor.update(batch, lambda out, b: out.log_probs).wait()
     names = {m: [s.name for s in session.trace if s.device == 0 and s.parent == m] for m in ("compute_log_probs", "update")}
-    assert names["compute_log_probs"] == ["onload", "forward", "offload"]
-    assert names["update"] == ["forward", "backward", "onload", "optimizer", "offload"]
+    assert names["compute_log_probs"] == ["onload", "forward", "agree", "offload"]
+    assert names["update"] == ["forward", "backward", "agree", "onload", "optimizer", "offload"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "A100-80GB"])
