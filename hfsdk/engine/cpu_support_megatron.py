@@ -14,7 +14,7 @@ F  ``torch.cuda`` random state                     the tracker behind activation
 
 A, B and C hold for the whole process, so that it cannot use a CUDA device afterwards; there is none. Call :func:`install`
 before anything else imports megatron: it then also keeps ``torch.compile`` out of megatron's decorators, which load the compiler
-(a second or two) for fused functions that run nowhere here.
+(a second or two) for fused functions that run nowhere here, and wandb (half a second), which its inference engine imports.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 import types
 import warnings
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def install() -> None:
     global _installed
     if _installed or torch.cuda.is_available():
         return
-    with _decorators_that_do_not_compile(), warnings.catch_warnings():
+    with _decorators_that_do_not_compile(), _not_there("wandb"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that Apex and Transformer Engine, which need CUDA, are not there
         for name in MODULES:
             importlib.import_module(name)
@@ -111,6 +112,19 @@ def _decorators_that_do_not_compile() -> Iterator[None]:
         yield
     finally:
         torch.compile = original
+
+
+@contextlib.contextmanager
+def _not_there(module: str) -> Iterator[None]:
+    """Let optional imports of a module fail that was not imported before."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 def _use_cpu_random_state() -> None:
