@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,12 +42,13 @@ def preset_of(found: Found, num_devices: int) -> str:
     """Return the name of the preset whose way of sharing devices a plan has, or nothing."""
     roles = [item.name for item in found.leaf.space.mode.items if not item.role.shadow_of]
     for name in NAMED:
-        if preset_grouping(name, roles, num_devices) == found.grouping:
+        if preset_grouping(name, tuple(roles), num_devices) == found.grouping:
             return name
     return ""
 
 
-def preset_grouping(name: str, roles: Sequence[str], num_devices: int) -> object:
+@lru_cache(maxsize=256)
+def preset_grouping(name: str, roles: tuple[str, ...], num_devices: int) -> object:
     """Return who shares devices with whom in a preset, as ``Found.grouping`` gives it; ``None`` where it does not fit the roles."""
     try:
         placement = Placement.of(name, roles, num_devices)
@@ -85,7 +87,7 @@ def _makespan(found: Found, seconds: Array) -> float:
 
 def _makespans(found: Found, seconds: Array) -> Array:
     space = found.leaf.space
-    return space.replay.makespan(seconds, np.full(len(seconds), space.arrangements[found.leaf.arrangement].grouping))
+    return space.replay.makespan(seconds, space.arrangements[found.leaf.arrangement].grouping)
 
 
 def _too_close(found: Found, best: Found, error: Mapping[str, float]) -> bool:
@@ -184,7 +186,7 @@ def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Ki
     has = {one.grouping for one in found}
     rows = []
     for preset in NAMED:
-        grouping = preset_grouping(preset, names, num_devices)
+        grouping = preset_grouping(preset, tuple(names), num_devices)
         if grouping is None or grouping in has or preset == "separation":
             continue
         placement = Placement.of(preset, names, num_devices)

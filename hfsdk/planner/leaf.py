@@ -183,7 +183,7 @@ class Leaf:
     def _seconds(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return the step's seconds; of items that are not chosen yet (or have -1) every job takes its least."""
         space, grouping = self.space, self.space.arrangements[self.arrangement].grouping
-        return space.replay.makespan(self._jobs(chosen, candidates), np.full(len(chosen), grouping))
+        return space.replay.makespan(self._jobs(chosen, candidates), grouping)
 
     def _beside_other_pools(self, chosen: Array, candidates: Sequence[Candidates], least: Array, limit: float) -> Array:
         """Return the step's seconds where pools that are at work at the same time share cores; never below ``least``."""

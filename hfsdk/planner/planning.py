@@ -119,7 +119,7 @@ def _only(placement: str, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> ob
     """
     names = [role.name for role in roles]
     Placement.of(placement, names, cluster.num_devices)
-    return preset_grouping(placement, names, cluster.num_devices)
+    return preset_grouping(placement, tuple(names), cluster.num_devices)
 
 
 def _runner_up(found: Found, errors: Mapping[str, float], best: Found, first: Alternative) -> Alternative:
@@ -132,7 +132,7 @@ def planned_calls(found: Found) -> tuple[PlannedCall, ...]:
     placement, rows = leaf.placement(), found.job_phases
     seconds = found.job_seconds
     grouping = space.arrangements[leaf.arrangement].grouping
-    ends = space.replay.ends(seconds[None], np.array([grouping]))[0]
+    ends = space.replay.ends(seconds[None], grouping)[0]
     calls = []
     for number, (job, before, phases) in enumerate(rows):
         pool = placement.pool_of(job.item) if job.item else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -67,16 +67,18 @@ class Replay:
         """[grouping]: whether any block lies on a part of another."""
         return np.array([any(host >= 0 for host in g.hosts) for g in self.groupings])
 
-    def ends(self, seconds: Array, grouping: Array) -> Array:
+    def ends(self, seconds: Array, grouping: Array | int) -> Array:
         """Return when every job ends.
 
         Args:
             seconds: [plan, job].
-            grouping: [plan], numbers of groupings.
+            grouping: numbers of groupings, [plan], or one of all plans, which is quicker.
 
         Returns:
             Seconds from the step's start, [plan, job].
         """
+        if not isinstance(grouping, np.ndarray):
+            return np.stack(self._ends_alike(seconds, grouping), axis=1)
         count, num_jobs = seconds.shape
         rows = np.arange(count)
         clocks = np.zeros((count, self.most_blocks + 1))
@@ -92,7 +94,21 @@ class Replay:
             clocks[rows, own] = ends[:, j]
         return ends
 
-    def makespan(self, seconds: Array, grouping: Array) -> Array:
-        """Return the seconds of the step, [plan]."""
+    def _ends_alike(self, seconds: Array, grouping: int) -> list[Array]:
+        """Return the same by job, of plans that share their devices alike."""
+        clocks: dict[int, Array] = {}
+        ends: list[Array] = []
+        by_job = np.ascontiguousarray(seconds.T)
+        for j, (job, own) in enumerate(zip(self.mode.jobs, self.block_of[grouping].tolist(), strict=True)):
+            before = clocks if self.has_parts[grouping] else (own,)
+            start = [clocks[b] for b in before if b in clocks and self.excludes[grouping, j, b]] + [ends[k] for k in job.after]
+            ends.append(reduce(np.maximum, start) + by_job[j] if start else by_job[j])
+            clocks[own] = ends[-1]
+        return ends
+
+    def makespan(self, seconds: Array, grouping: Array | int) -> Array:
+        """Return the seconds of the step, [plan]; arguments as of :meth:`ends`."""
+        if not isinstance(grouping, np.ndarray):
+            return reduce(np.maximum, self._ends_alike(seconds, grouping))
         ends: Array = self.ends(seconds, grouping).max(1)
         return ends

@@ -114,13 +114,14 @@ class Tables:
     num_predicted: int = 0
     """Layouts of items on pools whose calls were predicted."""
     known: Known = field(init=False)
+    _shares_cores: bool = field(init=False)
     _items: dict[Item, int] = field(default_factory=dict)
     _found: dict[Any, Candidates] = field(default_factory=dict)
     _rows: dict[Any, list[Shard]] = field(default_factory=dict)
     _costs: dict[Any, Phases] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.known = known_of(self.cluster)
+        self.known, self._shares_cores = known_of(self.cluster), self.cluster.shares_cores
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -138,9 +139,10 @@ class Tables:
     def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool) -> Candidates:
         rows: list[tuple[LayoutsOf, list[float], int, int]] = []
         most = room(kind)
+        layers = _layer_bytes(item.role) if item.role.train is not None else 0.0
         for layouts in self.layouts(item, kind, size):
             train = layouts.get("train")
-            if train is not None and _layer_bytes(item.role) > most * train.tp * train.pp:
+            if train is not None and layers > most * train.tp * train.pp:
                 continue  # said at once what the memory model says of most layouts of a large model
             held = self.bytes_of(item, layouts, kind, size)
             if held.total <= most:
@@ -192,7 +194,7 @@ class Tables:
 
     def slowdown(self, kind: Kind, size: int) -> float:
         """Return how many times as long calls take because all workers of a pool are at work and share a node's cores."""
-        if not self.cluster.shares_cores:
+        if not self._shares_cores:
             return 1.0
         cores = [(len(node), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes]
         return max(1.0, *(min(size, workers) / there for workers, there in cores))
