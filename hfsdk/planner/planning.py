@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-import numpy as np
-
 from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
 from hfsdk.placement import Placement
 from hfsdk.plan import Again, Alternative, Plan, PlannedCall, PlannedMemory, Searched, Workload

@@ -224,11 +224,31 @@ class Search:
 
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
-        self._prime(self.spaces[0])  # without shadows, which are seldom best
+        leads, asked = self.spaces[0].tables.known.leads, self._asked()
+        for lead in leads.get(asked, ()):
+            self._follow(*lead)
+        if len(self.best.found) < self.best.top:
+            self._prime(self.spaces[0])  # without shadows, which are seldom best
         self._branch()
-        return self.best.ranked()
+        ranked = self.best.ranked()
+        leads[asked] = [(self.spaces.index(one.leaf.space), one.leaf.arrangement, one.leaf.sizes) for one in ranked]
+        return ranked
 
-    # -- a first plan
+    # -- first plans
+
+    def _asked(self) -> Hashable:
+        """Return what is searched for but for the workload: of searches that are alike in it the best plans often are, too."""
+        spaces = tuple((tuple(item.name for item in space.mode.items), tuple(space.groupings)) for space in self.spaces)
+        return spaces, self.best.top, self.best.by_placement
+
+    def _follow(self, number: int, arrangement: int, sizes: tuple[int, ...]) -> None:
+        """Offer a placement that was among the best before, where there is still room for it."""
+        space = self.spaces[number]
+        padded = np.zeros((1, space.replay.most_blocks), dtype=np.int64)
+        padded[0, : len(sizes)] = sizes
+        which, low, _ = self._tighten(space, np.array([arrangement]), padded, padded)
+        if len(which):
+            self._offer(self._leaf(space, arrangement, low[0]))
 
     def _prime(self, space: Space) -> None:
         """Offer one placement of every grouping: pools in proportion to the work that their jobs have on all devices."""

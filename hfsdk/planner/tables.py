@@ -11,7 +11,7 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import count
@@ -89,6 +89,8 @@ class Known:
     setups: dict[Any, Setup] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)
     bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
+    leads: dict[Hashable, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=dict)
+    """By what was searched for: the placements that were best; the next search looks at them first."""
 
 
 @lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ import hfsdk as hf
 from hfsdk.engine import simulated_runtime
 from hfsdk.layout import Layout
 from hfsdk.planner import recorded as recorded_module
+from hfsdk.planner import tables as tables_module
 from hfsdk.planner.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.planning import plan_step
@@ -293,6 +294,29 @@ def test_setups_and_links_are_those_of_the_perf_model():
             assert tables.links(chosen["train"], kind, pool) == Links.of(cluster, devices, chosen["train"]), (cluster, chosen)
             role = replace(item.role, train=chosen["train"], rollout=chosen["rollout"])
             assert tables.setup(item, chosen, kind, pool, rollout=True) == Setup.of(role, cluster, devices), (cluster, chosen)
+
+
+def test_a_search_looks_first_at_what_was_best_before_and_finds_the_same():
+    """An earlier search may have been about another workload: it says where to look first, not what is best."""
+    cluster = ClusterSpec.parse("3x4 A100-80GB")
+    session = session_on(cluster, hf.PPO())
+    works = [hf.Workload(prompts=32, prompt_tokens=p, response_tokens=r) for p, r in ((16, 8), (64, 1024), (512, 16), (16, 8))]
+
+    def ranked(workload):
+        search = Search.over(roles_of(session), recorded(session, hf.PPO(), workload), Tables(cluster, PerfModel()), top=5)
+        return [(one.seconds, one.grouping) for one in search.run()], search.num_leaves
+
+    alone = []
+    for workload in works:
+        tables_module._known.cache_clear()
+        alone.append(ranked(workload))
+    tables_module._known.cache_clear()
+    after = [ranked(workload) for workload in works]
+    for (mine, _), (others, _) in zip(after, alone, strict=True):
+        assert [seconds for seconds, _ in mine] == pytest.approx([seconds for seconds, _ in others])
+    assert after[0] == alone[0]
+    assert len({tuple(others) for others, _ in alone}) == 3
+    assert sum(leaves for _, leaves in after[1:]) < sum(leaves for _, leaves in alone[1:])
 
 
 # -- workers that share cores
