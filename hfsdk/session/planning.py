@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import numbers
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +70,10 @@ class Question:
 
         Raises: as ``record_step`` and ``plan_step``.
         """
+        with _without_collector():
+            return self._answer()
+
+    def _answer(self) -> Plan:
         began = time.perf_counter()
         recorded = self.recorded()
         took = time.perf_counter() - began
@@ -134,6 +140,18 @@ def ask(
         algorithm=algorithm, handles=handles, seed=seed, numbers=numbers, cluster=cluster, workload=check_workload(workload),
         perf=perf, options=options, errors=errors,
     )  # fmt: skip
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python's garbage collector off: a search makes many objects, and it would go through all of a notebook's ten times."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def priced(plan: Plan, price_per_device_hour: float) -> Plan:
