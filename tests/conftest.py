@@ -77,11 +77,17 @@ def twin(ray_here):
     roles.session.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """Ctrl-C is ignored in whatever a shell starts in the background; tests press it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def keyboard():
     """``keyboard(when)``: a Ctrl-C on the main thread as soon as ``when()`` is true."""
     threads, ended = [], threading.Event()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest runs in the background
 
     def press(when, times=1, between_s=0.3):
         def wait():
@@ -99,4 +105,3 @@ def keyboard():
     ended.set()
     for thread in threads:
         thread.join(5)
-    signal.signal(signal.SIGINT, before)
