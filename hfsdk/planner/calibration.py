@@ -362,7 +362,7 @@ def _measured(one: Measured | Measurable) -> Measured:
 def _check(steps: Sequence[Measured], constants: Sequence[str]) -> None:
     known = {field.name for field in fields(PerfModel)}
     unknown = [name for name in constants if name not in known and name not in FITTED]
-    if unknown or not 1 <= len(constants) <= max(MOST_FITTED, len(FITTED) * (tuple(constants) == FITTED)):
+    if unknown or not constants or (len(constants) > MOST_FITTED and tuple(constants) != FITTED):
         raise OptionError(
             f"one run fits 1 to {MOST_FITTED} constants of PerfModel ({', '.join(sorted(known))}); got {list(constants)}"
         )
