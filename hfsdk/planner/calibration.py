@@ -8,7 +8,7 @@ a call took besides (``.rest``), and every CPU task. With constants c = c0 exp(t
 Logarithms make an error of a factor the same everywhere; ``w_i^2 = sqrt(t_i / t_max)`` lets long phases count more without
 silencing short ones; Huber's loss (1964) bounds what one odd measurement can do, and the prior keeps each constant where the run
 says nothing of it. Solved by Gauss and Newton's method with Levenberg's damping, in numpy. A constant that no observation depends
-on is not fitted at all, and is named in the report.
+on is not fitted at all, nor are more than eight, those on which observations depend most; the report names the others.
 """
 
 from __future__ import annotations

@@ -296,6 +296,20 @@ def test_setups_and_links_are_those_of_the_perf_model():
             assert tables.setup(item, chosen, kind, pool, rollout=True) == Setup.of(role, cluster, devices), (cluster, chosen)
 
 
+def test_plans_that_share_devices_alike_are_replayed_as_each_alone():
+    session = session_on(ClusterSpec.parse("2x4 A100-80GB"), hf.PPO())
+    search = Search.over(
+        roles_of(session), recorded(session, hf.PPO(), hf.Workload(prompts=8)), Tables(session.cluster, PerfModel())
+    )
+    rng = np.random.default_rng(0)
+    for space in search.spaces:
+        for grouping in range(len(space.groupings)):
+            took = rng.random((5, len(space.mode.jobs)))
+            many = space.replay.ends(took, np.full(5, grouping))
+            assert np.array_equal(space.replay.ends(took, grouping), many)
+            assert np.array_equal(space.replay.makespan(took, grouping), many.max(1))
+
+
 def test_a_search_looks_first_at_what_was_best_before_and_finds_the_same():
     """An earlier search may have been about another workload: it says where to look first, not what is best."""
     cluster = ClusterSpec.parse("3x4 A100-80GB")
