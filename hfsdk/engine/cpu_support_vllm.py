@@ -8,6 +8,7 @@ binds memory to a NUMA node,         :func:`construction` keeps both from happen
 makes torch.set_num_threads a no-op
 names its shared memory ``//-tp:0``  :func:`construction` gives a name per job; unlinked as soon as all ranks joined
 makes a message queue per replica    :func:`construction` leaves it out: the ranks need no lead, and it outlives them
+looks for its kernels per engine     :func:`construction` lets it do so once per process
 hides weights in packed kernels      :class:`CpuWeights`: plain ones (``shared``), or packed again after each update
 ===================================  ==========================================================================
 
@@ -23,7 +24,6 @@ Importing this module imports neither torch nor vLLM, so that :func:`environment
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -40,6 +40,8 @@ SEGMENTS = Path("/dev/shm")
 """Where POSIX shared memory appears as files."""
 
 _SEGMENT_PREFIX = "hfsdk."
+
+_kernels_replaced = False
 
 
 def on_cpu() -> bool:
@@ -129,6 +131,7 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
     import vllm._C  # noqa: F401 - registers torch.ops._C
     import vllm.distributed.parallel_state as parallel_state
     import vllm.model_executor.layers.utils as layer_utils
+    from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     def keep_plain(layer: nn.Module, remove_weight: bool) -> None:
@@ -149,6 +152,7 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
         _replaced(ExecutorWithExternalLauncher, "_distributed_args", distributed_args),
         _replaced(parallel_state, "init_model_parallel_group", without_queue),
         _replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None),
+        _replaced(current_platform, "register_triton_kernel_overrides", _once(current_platform.register_triton_kernel_overrides)),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FutureWarning)  # vLLM walks over torch's deprecated names
@@ -157,6 +161,18 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
         finally:
             torch.set_num_threads = set_num_threads
             torch.set_num_threads(num_threads)
+
+
+def _once(replace_kernels: Callable[[], None]) -> Callable[[], None]:
+    """vLLM looks through the names of all modules for its Triton kernels (half a second), and would for each engine."""
+
+    def first_time() -> None:
+        global _kernels_replaced
+        if not _kernels_replaced:
+            replace_kernels()
+            _kernels_replaced = True
+
+    return first_time
 
 
 @contextmanager
@@ -212,7 +228,6 @@ def process_state_kept() -> Iterator[None]:
                 if not name.startswith(("VLLM_", "TORCHINDUCTOR_")):
                     del os.environ[name]
             os.environ.update(before)
-            gc.unfreeze()  # vLLM freezes what exists; the trainer's models would never be collected
 
 
 def random_devices() -> list[int]:

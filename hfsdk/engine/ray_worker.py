@@ -21,6 +21,7 @@ import numpy as np
 import ray
 
 from hfsdk.dataflow import Call
+from hfsdk.engine import collector
 from hfsdk.engine.cpu_support_vllm import remove_segments
 from hfsdk.engine.model_folders import Manifest, Receiver, find
 from hfsdk.engine.tasks import run_task
@@ -169,12 +170,13 @@ class WorkerProcess(_Process):
     @ray.method(concurrency_group="compute")
     def prepare(self) -> None:
         """Import the heavy engines ahead of their first use."""
-        from hfsdk.engine import cpu_support_megatron
+        with collector.making_what_stays():
+            from hfsdk.engine import cpu_support_megatron
 
-        cpu_support_megatron.install()
-        from hfsdk.engine import hosted, rollout  # noqa: F401
+            cpu_support_megatron.install()
+            from hfsdk.engine import hosted, rollout  # noqa: F401
 
-        rollout.import_engine()
+            rollout.import_engine()
 
     @ray.method(concurrency_group="compute")
     def find_folder(self, manifest: Manifest) -> str:

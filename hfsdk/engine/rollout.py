@@ -12,7 +12,6 @@ Weights come in through ``weight_targets()`` and ``finish_update()``; between th
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import uuid
@@ -26,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
+from hfsdk.engine import collector
 from hfsdk.engine import cpu_support_vllm as cpu
 from hfsdk.engine.drain import Drain
 from hfsdk.engine.recorder import Recorder
@@ -81,7 +81,8 @@ _open_engines: set[int] = set()
 def import_engine() -> None:
     """Import vLLM ahead of the first engine; takes seconds."""
     cpu.prepare()
-    import vllm.v1.engine.llm_engine  # noqa: F401
+    with collector.making_what_stays():
+        import vllm.v1.engine.llm_engine  # noqa: F401
 
 
 def max_model_len(spec: ModelSpec, options: RolloutOptions) -> int:
@@ -376,14 +377,13 @@ class Rollout:
         return self._tokenizer
 
     def close(self) -> None:
-        """Shut vLLM down and free its memory. The trainer's process group lives on."""
+        """Shut vLLM down; its memory is free once it was collected. The trainer's process group lives on."""
         if self._engine is None:
             return
         _open_engines.discard(id(self))
         with cpu.default_group_kept(), cpu.process_state_kept(), cpu.shared_groups_kept(bool(_open_engines)):
             self._core.engine_core.shutdown()
         self._engine = self._core = self._model = self._weights = None
-        gc.collect()
 
 
 @dataclass
@@ -492,10 +492,11 @@ def _build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -
     dist.broadcast_object_list(token, src=0)
     local_rank = rank if cpu.on_cpu() else torch.cuda.current_device()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank))  # vLLM reads them; restored after
+    import_engine()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    with cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
+    with collector.making_what_stays(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     dist.barrier()
     cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies

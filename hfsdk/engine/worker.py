@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.dataflow import Call
-from hfsdk.engine import rendezvous
+from hfsdk.engine import collector, rendezvous
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
@@ -89,6 +89,7 @@ class Worker:
         self._running_call = -1
         self._cancel_asked = -1
         self._store: Any = None
+        self._half_built = False
         self.keep: Callable[[Any], Any] = lambda content: content
         """Puts an object where other processes find it and returns a reference to it; set by the runtime."""
 
@@ -99,14 +100,17 @@ class Worker:
 
     def join(self, setup: WorkerSetup) -> None:
         """Import the engines and join a pool's world; collective."""
-        import torch
+        with collector.making_what_stays():
+            import torch
 
-        from hfsdk.engine import cpu_support_megatron
+            from hfsdk.engine import cpu_support_megatron
+
+            cpu_support_megatron.install()
+            from hfsdk.engine import hosted  # noqa: F401
 
         self.setup = setup
         self.recorder.rank, self.recorder.pool = setup.rank, setup.pool
         torch.set_num_threads(self.setup.num_threads)
-        cpu_support_megatron.install()
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(0)
@@ -133,10 +137,14 @@ class Worker:
         """
         from hfsdk.engine.hosted import HostedRole
 
+        if self._half_built:  # the exception that ended it held its objects
+            collector.collect_everything()
         if role.name in self.roles:
             self.release(role.name)
         self._lane()
+        self._half_built = True
         self.roles[role.name] = HostedRole(role, self, state, first)
+        self._half_built = False
 
     def export(self, role: str) -> Parcel:
         """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""

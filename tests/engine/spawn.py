@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import time
 import traceback
@@ -18,8 +20,9 @@ class SpawnError(AssertionError):
 def run(function, world_size, *args, timeout_s=150.0):
     """Return ``[function(rank, world_size, *args) for every rank]``, each in a process of its own.
 
-    ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised. On a
-    machine with many times more work than cores gloo may lose a connection while it makes a group: then all start anew, once.
+    ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised, and
+    where the others were. On a machine with many times more work than cores gloo may lose a connection while it makes a group:
+    then all start anew, once.
     """
     try:
         return _run(function, world_size, args, timeout_s)
@@ -32,19 +35,18 @@ def run(function, world_size, *args, timeout_s=150.0):
 def _run(function, world_size, args, timeout_s):
     # a server that has imported the engine once forks the processes: importing it in each would take most of the time
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hfsdk.engine.trainer"])
+    context.set_forkserver_preload(["preloaded"])
     with tempfile.TemporaryDirectory() as folder:
-        store = os.path.join(folder, "store")
         pipes, processes = {}, []
         for rank in range(world_size):
             mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(theirs, function, rank, world_size, store, args), daemon=True)
+            process = context.Process(target=_child, args=(theirs, function, rank, world_size, folder, args), daemon=True)
             process.start()
             theirs.close()
             pipes[mine] = rank
             processes.append(process)
         try:
-            return _collect(pipes, world_size, timeout_s)
+            return _collect(pipes, world_size, timeout_s, lambda rank: _where(folder, rank, processes[rank]))
         finally:
             for process in processes:
                 process.join(0.5)
@@ -53,7 +55,7 @@ def _run(function, world_size, args, timeout_s):
                     process.join()
 
 
-def _collect(pipes, world_size, timeout_s):
+def _collect(pipes, world_size, timeout_s, where):
     results, failures = [None] * world_size, []
     end = time.monotonic() + timeout_s
     while pipes:
@@ -72,19 +74,32 @@ def _collect(pipes, world_size, timeout_s):
             else:
                 results[rank] = value
     if failures or pipes:
-        waiting = f"\nno answer from ranks {sorted(pipes.values())}" if pipes else ""
-        raise SpawnError("\n".join(failures) + waiting)
+        silent = [f"no answer from rank {rank}, it was at\n{where(rank)}" for rank in sorted(pipes.values())]
+        raise SpawnError("\n".join(failures + silent))
     return results
 
 
-def _child(pipe, function, rank, world_size, store, args):
+def _where(folder, rank, process):
+    """Let the process write where its threads are, and read it."""
+    path = os.path.join(folder, f"where{rank}")
+    if not os.path.exists(path) or not process.is_alive():
+        return "(not known: it has not begun, or ended)"
+    os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    with open(path) as written:
+        return written.read()
+
+
+def _child(pipe, function, rank, world_size, folder, args):
+    told = open(os.path.join(folder, f"where{rank}"), "w")  # noqa: SIM115  (open for the life of the process)
+    faulthandler.register(signal.SIGUSR1, file=told)
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     try:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
         answer = (False, function(rank, world_size, *args))
     except BaseException:
         answer = (True, traceback.format_exc())

@@ -1,0 +1,17 @@
+"""Imported once by the server that forks the processes of ``spawn``: the engines, set aside from their garbage collectors."""
+
+import atexit
+import os
+
+from hfsdk.engine import collector, cpu_support_vllm
+
+os.environ.update(cpu_support_vllm.environment(num_threads=1) | {"PYTHONWARNINGS": "ignore"})
+with collector.making_what_stays():
+    from hfsdk.engine import cpu_support_megatron
+
+    cpu_support_megatron.install()
+    from hfsdk.engine import hosted, rollout  # noqa: F401
+
+    rollout.import_engine()
+
+atexit.register(os._exit, 0)  # what is set aside is not taken apart in the end, which some libraries would report as a leak
