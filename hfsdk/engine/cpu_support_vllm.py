@@ -164,7 +164,7 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
 
 
 def _once(replace_kernels: Callable[[], None]) -> Callable[[], None]:
-    """vLLM looks through the names of all modules for its Triton kernels (half a second), and would for each engine."""
+    """Return what replaces vLLM's Triton kernels if they were not: it looks for them in all modules, which takes half a second."""
 
     def first_time() -> None:
         global _kernels_replaced

@@ -201,12 +201,13 @@ def poison_parallel_state() -> None:
     """
     from megatron.core import parallel_state
 
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("megatron.") and module is not None]
     endings = ("_group", "_groups", "_rank", "_ranks", "_world_size", "_group_gloo")
     for name, function in list(vars(parallel_state).items()):
         if name.startswith("get_") and name.endswith(endings) and callable(function):
             trap = _trap(name)
-            for module in list(sys.modules.values()):
-                if getattr(module, "__name__", "").startswith("megatron.") and vars(module).get(name) is function:
+            for module in modules:
+                if vars(module).get(name) is function:
                     setattr(module, name, trap)
 
 

@@ -9,7 +9,7 @@ import spawn
 from hfsdk.engine.cpu_support_vllm import environment
 
 
-def run(function, world_size, *args, timeout_s=280.0):
+def run(function, world_size, *args, timeout_s=450.0):
     """Return ``[function(rank, world_size, *args) for every rank]``, each in a fresh process with one thread."""
     before = dict(os.environ)
     os.environ.update(environment(num_threads=1) | {"PYTHONWARNINGS": "ignore"})

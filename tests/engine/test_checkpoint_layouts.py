@@ -41,7 +41,7 @@ class Layout(Harness):
 
     def learn(self, trainer, name, mini_batches=1):
         loss = value_loss if name == "critic" else policy_loss
-        return trainer.update(self.rows(), self.plan(mini_batches), loss)
+        return trainer.update(self.rows(), self.plan(mini_batches, max_tokens=80), loss)
 
     def whole(self, trainer):
         """The role's state under Hugging Face names, on rank 0; put together by other code than what is tested."""

@@ -35,6 +35,8 @@ def models_of(layout):
 
 LEARNING_RATE = 1e-3
 NUM_ROWS, EMPTY_ROW = 9, 4
+FEW = 60
+"""Tokens of a micro-batch where two or three of them do; most checks have many, of 24."""
 
 
 def rows_table():
@@ -331,7 +333,7 @@ def check_aggregations(h):
     for name in [name for name in h.models if not is_critic(name)]:
         trainer = h.trainer(name)
         for look in (trainer.grad_norm, trainer.gradients, trainer.grad_norm):
-            trainer.forward_backward(h.rows(name), h.plan()[0], policy_loss, h.rows()["temperature"])
+            trainer.forward_backward(h.rows(name), h.plan(max_tokens=FEW)[0], policy_loss, h.rows()["temperature"])
             look()
         thrice = {n: 3 * g for n, g in h.gradients[name][1].items()}
         found["thrice", name] = h.difference(trainer.gradients(), thrice)
@@ -354,7 +356,7 @@ def check_update(h):
 def check_state(h):
     import pickle
 
-    trainer, rows, plan = h.trainer("untied"), h.rows(), h.plan(mini_batches=2)
+    trainer, rows, plan = h.trainer("untied"), h.rows(), h.plan(mini_batches=2, max_tokens=FEW)
     trainer.update(rows, plan, policy_loss)
     state = pickle.loads(pickle.dumps(trainer.state()))
     first = trainer.update(rows, plan, policy_loss)
@@ -377,7 +379,7 @@ def check_distributed(h):
     found = {}
     for name, dtype in (("tied", "fp32"), ("untied", "bf16"), ("critic", "bf16")):
         plain, shared = (h.trainer(name, dtype=dtype, optimizer=h.adamw(distributed=d)) for d in (False, True))
-        rows, plan, loss = h.rows(name), h.plan(mini_batches=2, epochs=2), loss_of(name)
+        rows, plan, loss = h.rows(name), h.plan(mini_batches=2, epochs=2, max_tokens=FEW), loss_of(name)
         fresh = [equal(plain.state(), shared.state())]
         norms = [[m["grad_norm"] for m in trainer.update(rows, plan[:2], loss)] for trainer in (plain, shared)]
         states = [trainer.state() for trainer in (plain, shared)]
@@ -507,17 +509,17 @@ def check_saving(h):
 
 def check_bf16(h):
     plan, micro_batches = h.passes()
-    rows = h.mine(h.rows(), plan)
+    rows, minis = h.mine(h.rows(), plan), h.plan(max_tokens=FEW)
     trainer = h.trainer("untied", dtype="bf16")
     out = trainer.log_probs(rows, micro_batches, rows["temperature"]).get("log_probs", ())
     metrics = trainer.update(h.rows(), h.plan(mini_batches=2), policy_loss)
     state = trainer.state()
-    trainer.update(h.rows(), h.plan(), policy_loss)
+    trainer.update(h.rows(), minis, policy_loss)
     after = trainer.state()
     trainer.load_state(state)
-    trainer.update(h.rows(), h.plan(), policy_loss)
+    trainer.update(h.rows(), minis, policy_loss)
     critic = h.trainer("critic", dtype="bf16")
-    critic_metrics = critic.update(h.rows(), h.plan(), value_loss)
+    critic_metrics = critic.update(h.rows(), minis, value_loss)
     if h.groups.is_last_stage:
         assert critic.model.output_layer.weight.dtype == torch.float32
     log_probs = dict(zip(rows.row_ids.tolist() if len(out) else (), out, strict=True))
@@ -526,17 +528,17 @@ def check_bf16(h):
 
 def check_offload(h):
     """The same numbers, bit for bit, and nothing on the device between calls."""
-    found = {}
+    found, minis = {}, h.plan(max_tokens=FEW)
     for dtype in ("fp32", "bf16"):
         stays = h.trainer("untied", dtype=dtype)
         leaves = h.trainer("untied", dtype=dtype, optimizer=h.adamw(offload=True))
         for trainer in (stays, leaves):
-            trainer.update(h.rows(), h.plan(mini_batches=2), policy_loss)
+            trainer.update(h.rows(), h.plan(mini_batches=2, max_tokens=FEW), policy_loss)
         middle = leaves.state()
-        leaves.update(h.rows(), h.plan(), policy_loss)
+        leaves.update(h.rows(), minis, policy_loss)
         leaves.load_state(middle)  # and once more
         for trainer in (stays, leaves):
-            trainer.update(h.rows(), h.plan(), policy_loss)
+            trainer.update(h.rows(), minis, policy_loss)
         found[dtype] = equal(stays.state(), leaves.state()), stays.memory_bytes(), leaves.memory_bytes()
     plan, micro_batches = h.passes()
     rows = h.mine(h.rows(), plan)
@@ -624,7 +626,7 @@ def results(case):
         if size not in done:
             layouts = [name for name, n in LAYOUTS.items() if n == size]
             try:
-                done[size] = run(all_checks, size, layouts, case["root"], timeout_s=230.0)
+                done[size] = run(all_checks, size, layouts, case["root"], timeout_s=450.0)
             except SpawnError as error:
                 done[size] = error
         if isinstance(done[size], SpawnError):
