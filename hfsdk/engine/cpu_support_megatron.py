@@ -22,13 +22,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import sys
 import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from hfsdk.engine import startup
 
 CPU = torch.device("cpu")
 
@@ -87,7 +88,7 @@ def install() -> None:
     global _installed
     if _installed or torch.cuda.is_available():
         return
-    with _decorators_that_do_not_compile(), _not_there("wandb"), warnings.catch_warnings():
+    with _decorators_that_do_not_compile(), startup.not_there("wandb"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that Apex and Transformer Engine, which need CUDA, are not there
         for name in MODULES:
             importlib.import_module(name)
@@ -112,19 +113,6 @@ def _decorators_that_do_not_compile() -> Iterator[None]:
         yield
     finally:
         torch.compile = original
-
-
-@contextlib.contextmanager
-def _not_there(module: str) -> Iterator[None]:
-    """Let optional imports of a module fail that was not imported before."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
 
 
 def _use_cpu_random_state() -> None:

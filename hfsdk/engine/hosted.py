@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.distributed as dist
 
-from hfsdk.engine import bridge, collector, megatron_checkpoint, megatron_model, role_state, transport
+from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state, startup, transport
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.keepsake import Keepsake
 from hfsdk.engine.megatron_groups import RoleGroups
@@ -459,7 +459,7 @@ class HostedRole:
         self._methods.clear()  # they hold this object
         self._trainer = None
         del self.groups
-        collector.collect_everything()  # what computes on the groups goes before them
+        startup.collect_everything()  # what computes on the groups goes before them
         groups.destroy()
         if self.rollout_group is not None:
             dist.destroy_process_group(self.rollout_group)

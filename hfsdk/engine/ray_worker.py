@@ -21,7 +21,7 @@ import numpy as np
 import ray
 
 from hfsdk.dataflow import Call
-from hfsdk.engine import collector
+from hfsdk.engine import startup
 from hfsdk.engine.cpu_support_vllm import remove_segments
 from hfsdk.engine.model_folders import Manifest, Receiver, find
 from hfsdk.engine.tasks import run_task
@@ -170,7 +170,7 @@ class WorkerProcess(_Process):
     @ray.method(concurrency_group="compute")
     def prepare(self) -> None:
         """Import the heavy engines ahead of their first use."""
-        with collector.making_what_stays():
+        with startup.making_what_stays():
             from hfsdk.engine import cpu_support_megatron
 
             cpu_support_megatron.install()

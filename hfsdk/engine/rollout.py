@@ -16,6 +16,7 @@ import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
-from hfsdk.engine import collector
 from hfsdk.engine import cpu_support_vllm as cpu
+from hfsdk.engine import startup
 from hfsdk.engine.drain import Drain
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint
@@ -81,7 +82,8 @@ _open_engines: set[int] = set()
 def import_engine() -> None:
     """Import vLLM ahead of the first engine; takes seconds."""
     cpu.prepare()
-    with collector.making_what_stays():
+    compiler = startup.not_there("torch._inductor.lowering") if cpu.on_cpu() else nullcontext()
+    with startup.making_what_stays(), compiler:  # a second, to tell it of kernels; on CPU nothing is compiled
         import vllm.v1.engine.llm_engine  # noqa: F401
 
 
@@ -496,7 +498,7 @@ def _build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    with collector.making_what_stays(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
+    with startup.making_what_stays(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     dist.barrier()
     cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.dataflow import Call
-from hfsdk.engine import collector, rendezvous
+from hfsdk.engine import rendezvous, startup
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
@@ -100,7 +100,7 @@ class Worker:
 
     def join(self, setup: WorkerSetup) -> None:
         """Import the engines and join a pool's world; collective."""
-        with collector.making_what_stays():
+        with startup.making_what_stays():
             import torch
 
             from hfsdk.engine import cpu_support_megatron
@@ -138,7 +138,7 @@ class Worker:
         from hfsdk.engine.hosted import HostedRole
 
         if self._half_built:  # the exception that ended it held its objects
-            collector.collect_everything()
+            startup.collect_everything()
         if role.name in self.roles:
             self.release(role.name)
         self._lane()

@@ -3,10 +3,10 @@
 import atexit
 import os
 
-from hfsdk.engine import collector, cpu_support_vllm
+from hfsdk.engine import cpu_support_vllm, startup
 
 os.environ.update(cpu_support_vllm.environment(num_threads=1) | {"PYTHONWARNINGS": "ignore"})
-with collector.making_what_stays():
+with startup.making_what_stays():
     from hfsdk.engine import cpu_support_megatron
 
     cpu_support_megatron.install()

@@ -1,6 +1,6 @@
-"""Python's garbage collector in a worker process: what stays is not searched again and again.
+"""What makes worker processes start quickly: no import that nothing needs, and little garbage collection.
 
-The engines' modules are some 700 000 objects, which a full collection goes through in half a second; it would a dozen times while
+The engines' modules are some 700 000 objects, which a full collection goes through in half a second. It would a dozen times while
 they are imported, and vLLM asks for five more whenever it builds an engine. So what has been made to stay is frozen (``gc.freeze``:
 set aside, still freed when nothing refers to it), and only the release of a role, whose models hold themselves in cycles, searches
 everything once.
@@ -9,6 +9,7 @@ everything once.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,3 +32,16 @@ def collect_everything() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def not_there(module: str) -> Iterator[None]:
+    """Let optional imports of a module fail that was not imported before."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
