@@ -74,20 +74,23 @@ class Shipped:
         return loaded
 
 
-_judged: dict[str, tuple[ModuleType, bool]] = {}
-"""Name of a loaded module -> the module as it was looked at, and whether it is the user's own."""
+_judged: dict[str, ModuleType] = {}
+"""``sys.modules`` as it was when :func:`_user_modules` last looked."""
+_users: dict[str, ModuleType] = {}
+"""Those of them that are the user's own."""
 
 
 def _user_modules() -> list[ModuleType]:
     """Return the loaded modules that are the user's own, which workers may be unable to import."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        seen = _judged.get(name)
-        if seen is None or seen[0] is not module:
-            seen = _judged[name] = (module, _is_users(name, module))
-        if seen[1]:
-            found.append(module)
-    return found
+    if sys.modules != _judged:
+        loaded = dict(sys.modules)
+        new = {name: module for name, module in loaded.items() if _judged.get(name) is not module}
+        kept = {name: module for name, module in _users.items() if loaded.get(name) is module}
+        users = kept | {name: module for name, module in new.items() if _is_users(name, module)}
+        for mine, now in ((_users, users), (_judged, loaded)):
+            mine.clear()
+            mine.update(now)
+    return list(_users.values())
 
 
 def _is_users(name: str, module: ModuleType) -> bool:

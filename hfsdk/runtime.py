@@ -80,6 +80,8 @@ class Pick:
     def of(cls, stored: Stored, rows: Array, columns: Mapping[str, str]) -> Pick:
         """Find the parts that hold ``rows`` (numbers in the stored call's batch)."""
         part_of, local = stored.locate(rows)
+        if len(rows) and (part_of == part_of[0]).all():
+            return cls((stored.parts[part_of[0]].handle,), (local,), None, dict(columns), stored.name)
         taken = np.argsort(part_of, kind="stable")
         sorted_parts = part_of[taken]
         edges = [0, *(np.flatnonzero(sorted_parts[1:] != sorted_parts[:-1]) + 1).tolist(), len(taken)]
