@@ -43,6 +43,8 @@ Phases = list[tuple[str, float]]
 """(span name, seconds), in order."""
 LayoutsOf = Mapping[str, Layout]
 """``"train"`` and ``"rollout"`` -> filled layouts."""
+Fitting = tuple[tuple[LayoutsOf, ...], Array, Array]
+"""Layouts, and bytes resident and working of each."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,6 +91,7 @@ class Known:
     setups: dict[Any, Setup] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)
     bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
+    fitting: dict[Any, Fitting] = field(default_factory=dict)
     leads: dict[Hashable, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=dict)
     """By what was searched for: the placements that were best; the next search looks at them first."""
 
@@ -139,23 +142,32 @@ class Tables:
         return self._found[key]
 
     def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool) -> Candidates:
-        rows: list[tuple[LayoutsOf, list[float], int, int]] = []
-        most = room(kind)
-        layers = _layer_bytes(item.role) if item.role.train is not None else 0.0
-        for layouts in self.layouts(item, kind, size):
-            train = layouts.get("train")
-            if train is not None and layers > most * train.tp * train.pp:
-                continue  # said at once what the memory model says of most layouts of a large model
-            held = self.bytes_of(item, layouts, kind, size)
-            if held.total <= most:
-                seconds = [self.seconds(item, job, layouts, kind, size) for job in jobs]
-                rows.append((layouts, seconds, held.resident, held.working))
-        self.num_predicted += len(rows)
+        layouts, resident, working = self._fitting(item, kind, size)
+        seconds = [[self.seconds(item, job, each, kind, size) for job in jobs] for each in layouts]
+        self.num_predicted += len(layouts)
         found = Candidates(
-            layouts=tuple(r[0] for r in rows), seconds=np.array([r[1] for r in rows]).reshape(len(rows), len(jobs)),
-            resident=np.array([r[2] for r in rows], dtype=float), working=np.array([r[3] for r in rows], dtype=float),
-        )  # fmt: skip
-        return found if everything or len(rows) < 2 else found.take(_undominated(found))
+            layouts=layouts, seconds=np.array(seconds).reshape(len(layouts), len(jobs)), resident=resident, working=working
+        )
+        return found if everything or len(layouts) < 2 else found.take(_undominated(found))
+
+    def _fitting(self, item: Item, kind: Kind, size: int) -> Fitting:
+        """Return the layouts that the memory of a pool's devices allows, with resident and working bytes."""
+        role = item.role
+        key = self._like(item), role.train, role.rollout, role.auto, kind, size
+        if key not in self.known.fitting:
+            rows: list[tuple[LayoutsOf, int, int]] = []
+            most = room(kind)
+            layers = _layer_bytes(role) if role.train is not None else 0.0
+            for layouts in self.layouts(item, kind, size):
+                train = layouts.get("train")
+                if train is not None and layers > most * train.tp * train.pp:
+                    continue  # said at once what the memory model says of most layouts of a large model
+                held = self.bytes_of(item, layouts, kind, size)
+                if held.total <= most:
+                    rows.append((layouts, held.resident, held.working))
+            resident, working = (np.array([row[i] for row in rows], dtype=float) for i in (1, 2))
+            self.known.fitting[key] = tuple(row[0] for row in rows), resident, working
+        return self.known.fitting[key]
 
     # -- layouts
 
@@ -415,8 +427,8 @@ def _undominated(found: Candidates) -> Array:
     """Return the numbers of the candidates than which no other is at least as good in everything."""
     numbers = np.column_stack([found.seconds, found.resident, found.working])
     order = np.lexsort(numbers.T[::-1])
-    kept: list[int] = []
-    for i in order:
-        if not kept or not (numbers[kept] <= numbers[i]).all(1).any():
-            kept.append(int(i))
-    return np.array(sorted(kept), dtype=np.int64)
+    ordered = numbers[order]
+    no_worse = (ordered[:, None] <= ordered[None]).all(2)  # [i, j]: i is at least as good as j in everything
+    beaten = np.triu(no_worse, 1).any(0)  # by one before it in order: of two alike the first stays
+    kept: Array = np.sort(order[~beaten])
+    return kept
