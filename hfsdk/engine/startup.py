@@ -1,9 +1,9 @@
 """What makes worker processes start quickly: no import that nothing needs, and little garbage collection.
 
-The engines' modules are some 700 000 objects, which a full collection goes through in half a second. It would a dozen times while
-they are imported, and vLLM asks for five more whenever it builds an engine. So what has been made to stay is frozen (``gc.freeze``:
-set aside, still freed when nothing refers to it), and only the release of a role, whose models hold themselves in cycles, searches
-everything once.
+The engines' modules are hundreds of thousands of objects, all of which a full collection goes through; it would again and again
+while they are imported, and vLLM asks for more whenever it builds an engine. So what has been made to stay is frozen
+(``gc.freeze``: set aside, still freed when nothing refers to it), and only the release of a role, whose models hold themselves in
+cycles, searches everything once.
 """
 
 from __future__ import annotations

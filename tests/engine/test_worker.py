@@ -1,6 +1,8 @@
 """A worker without Ray: what a role leaves behind when it goes."""
 
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -34,9 +36,12 @@ def come_and_go(rank, world_size):
     for _ in range(3):
         for layout in ("dp2", "tp2"):
             worker.load(RoleSpec(name=layout, train=Layout.parse(layout).fill(world_size), **role))
+        models = [weakref.ref(hosted.trainer.model) for hosted in worker.roles.values()]
+        gc.freeze()  # as when an engine is built
         dist.barrier()
         for layout in ("dp2", "tp2"):
             worker.release(layout)
+        assert [model() for model in models] == [None, None]
         dist.barrier()
         found.append(held())
     with pytest.raises(CheckpointError, match=r"late's checkpoint is gone: there is no /gone/late\. "):

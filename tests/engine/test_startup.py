@@ -1,0 +1,58 @@
+"""What makes workers start quickly changes nothing else."""
+
+import gc
+import importlib
+import sys
+import weakref
+
+import pytest
+
+from hfsdk.engine import startup
+
+
+class Knot:
+    def __init__(self):
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    gc.enable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_the_collector_is_off_meanwhile_and_what_was_made_is_set_aside():
+    with startup.making_what_stays():
+        assert not gc.isenabled()
+        with pytest.raises(KeyError), startup.making_what_stays():
+            raise KeyError
+        assert not gc.isenabled(), "the inner one leaves it to the outer one"
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 1000
+
+
+def test_cycles_that_were_set_aside_are_collected_when_everything_is():
+    with startup.making_what_stays():
+        knot = Knot()
+    there = weakref.ref(knot)
+    del knot
+    gc.collect()
+    assert there() is not None
+    startup.collect_everything()
+    assert there() is None
+    assert gc.get_freeze_count() > 1000
+
+
+def test_a_module_is_not_there_unless_it_was_imported_before(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "optional_of_someone.py").write_text("here = True")
+    with startup.not_there("optional_of_someone"), pytest.raises(ImportError):
+        importlib.import_module("optional_of_someone")
+    try:
+        assert importlib.import_module("optional_of_someone").here
+        with startup.not_there("optional_of_someone"):
+            assert importlib.import_module("optional_of_someone").here
+    finally:
+        sys.modules.pop("optional_of_someone", None)
