@@ -74,23 +74,22 @@ class Shipped:
         return loaded
 
 
-_judged: dict[str, ModuleType] = {}
-"""``sys.modules`` as it was when :func:`_user_modules` last looked."""
-_users: dict[str, ModuleType] = {}
-"""Those of them that are the user's own."""
+_seen: tuple[dict[str, ModuleType], dict[str, ModuleType]] = {}, {}
+"""The loaded modules when :func:`_user_modules` last looked, and those of them that are the user's own."""
 
 
 def _user_modules() -> list[ModuleType]:
     """Return the loaded modules that are the user's own, which workers may be unable to import."""
-    if sys.modules != _judged:
-        loaded = dict(sys.modules)
-        new = {name: module for name, module in loaded.items() if _judged.get(name) is not module}
-        kept = {name: module for name, module in _users.items() if loaded.get(name) is module}
-        users = kept | {name: module for name, module in new.items() if _is_users(name, module)}
-        for mine, now in ((_users, users), (_judged, loaded)):
-            mine.clear()
-            mine.update(now)
-    return list(_users.values())
+    global _seen
+    before, users = _seen
+    if sys.modules != before:
+        now = dict(sys.modules)
+        users = {
+            name: module for name, module in now.items()
+            if (name in users if before.get(name) is module else _is_users(name, module))
+        }  # fmt: skip
+        _seen = now, users
+    return list(users.values())
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
