@@ -17,18 +17,24 @@ from system_helpers import declare, outcome, ppo_step
 
 SEED = 7
 
-WITH_WORKERS = ("system", "engine", "numerics")
-"""Folders of tests that start workers, and share sessions of them."""
+WITH_WORKERS = ("system", "numerics")
+"""Folders of tests that share sessions of workers."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With two processes (``-n 2``) one runs the tests that share sessions of workers, the other all others."""
+    """With two processes (``-n 2``) one runs the tests that share sessions of workers, the other those that need none.
+
+    Whichever is done first goes on with those of the engine, file by file: each of them starts what it needs.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "workers" if nodeid.split("/")[1] in WITH_WORKERS else "others"
+            folder = nodeid.split("/")[1]
+            if folder == "engine":
+                return nodeid.split("::")[0]
+            return "workers" if folder in WITH_WORKERS else "others"
 
     return ByFolder(config, log)
 
