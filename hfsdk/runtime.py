@@ -52,6 +52,16 @@ class Stored:
         return part_of[rows], local[rows]
 
     @cached_property
+    def numbers(self) -> dict[int, int]:
+        """``id`` of a part's handle -> the part's number."""
+        return {id(part.handle): number for number, part in enumerate(self.parts)}
+
+    @cached_property
+    def without_handles(self) -> Stored:
+        """The same, keeping no object alive; all that read it share the answer."""
+        return replace(self, parts=tuple(replace(part, handle=None) for part in self.parts))
+
+    @cached_property
     def _places(self) -> tuple[Array, Array]:
         """Of every row the number of its part and its row there: every rank of every reader asks for them."""
         part_of = np.full(self.num_rows, -1, dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -45,7 +45,9 @@ class Reads:
 
     def __init__(self, request: Submit, orders: Sequence[Order], stored: Mapping[int, Stored], *, task: bool = False) -> None:
         self._sources = {name: ref.call_id for name, ref in request.inputs.items()}
-        numbers = {id(part.handle): n for one in stored.values() for n, part in enumerate(one.parts)}
+        numbers: dict[int, int] = {}
+        for one in stored.values():
+            numbers.update(one.numbers)
         ranks: dict[int, list[int | None]] = {}
         first: dict[int, Order] = {}
         for rank, (rows, order) in enumerate(zip(one_array_each([order.rows for order in orders]), orders, strict=True)):
@@ -58,7 +60,7 @@ class Reads:
             for key, order in first.items()
         ]  # fmt: skip
         read = {self._sources[next(iter(columns))] for group in self._groups for columns, _, _ in group.picks}
-        self._stored = {call_id: _without_handles(one) for call_id, one in stored.items() if call_id in read}
+        self._stored = {call_id: one.without_handles for call_id, one in stored.items() if call_id in read}
         self._more: tuple[Transfer, ...] = ()
 
     def add(self, transfer: Transfer) -> None:
@@ -83,10 +85,6 @@ class Reads:
             for source, pieces in shares.items():
                 found[source].shares.append(Share(group.ranks, tuple(pieces.values())))
         return tuple(reading.transfer() for reading in found.values())
-
-
-def _without_handles(stored: Stored) -> Stored:
-    return replace(stored, parts=tuple(replace(part, handle=None) for part in stored.parts))
 
 
 def column_bytes(stored: Stored) -> dict[str, int]:
