@@ -6,7 +6,7 @@ responses than the one before:
 
 a. `session.plan` for 128 devices at most 150 ms, for 1,024 at most 2 s. The first one of a cluster also works out its setups and
    has no earlier plan to look at first; it is printed, without a target.
-b. One PPO step of the simulated session on 128 devices, warm, at most 20 ms.
+b. One PPO step of the simulated session on 128 devices, warm, the best of twenty, at most 20 ms.
 c. Every plan fits, and none is slower than the best placement of half as many devices.
 
 HybridFlow's mapping takes up to half an hour (arXiv 2409.19256, section 8.5), ReaL searches 120 s without a proof of optimality
@@ -34,7 +34,7 @@ from common import Report, parser, say, table  # noqa: E402
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 TARGETS_S = {128: 0.150, 1024: 2.0}
 STEP_S, STEP_DEVICES = 0.020, 128
-MODEL, TIMES, FEW = "llama-70b", 5, 2
+MODEL, TIMES, FEW, STEPS = "llama-70b", 5, 2, 20
 
 
 def session_of(devices: int, model: str = MODEL) -> Any:
@@ -117,7 +117,7 @@ def measure_step(report: Report) -> None:
     step()
     predicted = session.trace.snapshot().duration_s
     report.add("predicted step against the simulated one", plan.seconds / predicted, "times", at_least=0.98, at_most=1.02)
-    report.add(f"simulated PPO step on {STEP_DEVICES} devices", best_of(TIMES, step)[0], "s", at_most=STEP_S)
+    report.add(f"simulated PPO step on {STEP_DEVICES} devices", best_of(STEPS, step)[0], "s", at_most=STEP_S)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
