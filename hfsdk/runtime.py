@@ -90,16 +90,12 @@ class Pick:
     def of(cls, stored: Stored, rows: Array, columns: Mapping[str, str]) -> Pick:
         """Find the parts that hold ``rows`` (numbers in the stored call's batch)."""
         part_of, local = stored.locate(rows)
-        if len(rows) and (part_of == part_of[0]).all():
-            return cls((stored.parts[part_of[0]].handle,), (local,), None, dict(columns), stored.name)
-        taken = np.argsort(part_of, kind="stable")
-        sorted_parts = part_of[taken]
-        edges = [0, *(np.flatnonzero(sorted_parts[1:] != sorted_parts[:-1]) + 1).tolist(), len(taken)]
-        used = sorted_parts[edges[:-1]].tolist() if len(rows) else [0]  # without rows: an empty piece, which has the dtype
-        order = None if len(used) == 1 else np.argsort(taken, kind="stable")
-        if order is not None and np.array_equal(taken, np.arange(len(taken))):
-            order = None
-        local = local[taken]
+        order = None
+        if (part_of[1:] < part_of[:-1]).any():
+            taken = np.argsort(part_of, kind="stable")
+            part_of, local, order = part_of[taken], local[taken], np.argsort(taken, kind="stable")
+        edges = [0, *(np.flatnonzero(part_of[1:] != part_of[:-1]) + 1).tolist(), len(part_of)]
+        used = part_of[edges[:-1]].tolist() if len(rows) else [0]  # without rows: an empty piece, which has the dtype
         return cls(
             tuple(stored.parts[p].handle for p in used),
             tuple(local[a:b] for a, b in pairwise(edges)),
