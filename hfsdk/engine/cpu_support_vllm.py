@@ -24,12 +24,14 @@ Importing this module imports neither torch nor vLLM, so that :func:`environment
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +42,6 @@ SEGMENTS = Path("/dev/shm")
 """Where POSIX shared memory appears as files."""
 
 _SEGMENT_PREFIX = "hfsdk."
-
-_kernels_replaced = False
 
 
 def on_cpu() -> bool:
@@ -146,13 +146,14 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
     def without_queue(*args: Any, **options: Any) -> Any:
         return make_group(*args, **options | {"use_message_queue_broadcaster": False})
 
+    replace_kernels = current_platform.register_triton_kernel_overrides
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     with (
         _replaced(layer_utils, "dispatch_cpu_unquantized_gemm", keep_plain),
         _replaced(ExecutorWithExternalLauncher, "_distributed_args", distributed_args),
         _replaced(parallel_state, "init_model_parallel_group", without_queue),
         _replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None),
-        _replaced(current_platform, "register_triton_kernel_overrides", _once(current_platform.register_triton_kernel_overrides)),
+        _replaced(current_platform, "register_triton_kernel_overrides", partial(_once, replace_kernels)),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FutureWarning)  # vLLM walks over torch's deprecated names
@@ -163,16 +164,10 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
             torch.set_num_threads(num_threads)
 
 
-def _once(replace_kernels: Callable[[], None]) -> Callable[[], None]:
-    """Return what replaces vLLM's Triton kernels if they were not: it looks for them in all modules, which takes half a second."""
-
-    def first_time() -> None:
-        global _kernels_replaced
-        if not _kernels_replaced:
-            replace_kernels()
-            _kernels_replaced = True
-
-    return first_time
+@functools.cache
+def _once(replace_kernels: Callable[[], None]) -> None:
+    """Replace vLLM's Triton kernels, unless it was done in this process: it looks for them in all modules."""
+    replace_kernels()
 
 
 @contextmanager

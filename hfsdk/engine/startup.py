@@ -15,16 +15,25 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def making_what_stays() -> Iterator[None]:
-    """Keep the collector off (imports make few cycles), and set aside afterwards what is there."""
+def without_collector() -> Iterator[None]:
+    """Keep Python's garbage collector off, where many objects are made and few of them are garbage."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def making_what_stays() -> Iterator[None]:
+    """Keep the collector off (imports make few cycles), and set aside afterwards what is there."""
+    with without_collector():
+        try:
+            yield
+        finally:
+            gc.freeze()
 
 
 def collect_everything() -> None:

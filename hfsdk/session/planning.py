@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import numbers
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hfsdk.checks import check_options, is_whole
+from hfsdk.engine.startup import without_collector
 from hfsdk.errors import OptionError, PlacementError
 from hfsdk.layout import Layout
 from hfsdk.models import ModelHandle
@@ -70,7 +69,7 @@ class Question:
 
         Raises: as ``record_step`` and ``plan_step``.
         """
-        with _without_collector():
+        with without_collector():  # it would go through all of a notebook again and again
             return self._answer()
 
     def _answer(self) -> Plan:
@@ -140,18 +139,6 @@ def ask(
         algorithm=algorithm, handles=handles, seed=seed, numbers=numbers, cluster=cluster, workload=check_workload(workload),
         perf=perf, options=options, errors=errors,
     )  # fmt: skip
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep Python's garbage collector off: a search makes many objects, and it would go through all of a notebook's ten times."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def priced(plan: Plan, price_per_device_hour: float) -> Plan:

@@ -17,7 +17,7 @@ class SpawnError(AssertionError):
     pass
 
 
-def run(function, world_size, *args, timeout_s=300.0):
+def run(function, world_size, *args, timeout_s=450.0):
     """Return ``[function(rank, world_size, *args) for every rank]``, each in a process of its own.
 
     ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised, and

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from spawn_rollout import run
+from spawn import run
 
 import hfsdk.assets
 from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes

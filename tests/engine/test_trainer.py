@@ -626,7 +626,7 @@ def results(case):
         if size not in done:
             layouts = [name for name, n in LAYOUTS.items() if n == size]
             try:
-                done[size] = run(all_checks, size, layouts, case["root"], timeout_s=450.0)
+                done[size] = run(all_checks, size, layouts, case["root"])
             except SpawnError as error:
                 done[size] = error
         if isinstance(done[size], SpawnError):

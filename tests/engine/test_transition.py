@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from spawn_rollout import run
+from spawn import run
 from test_rollout import EIGHT, PROMPTS, draw, make
 
 from hfsdk.boxes import vllm_boxes
