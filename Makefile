@@ -3,15 +3,18 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart notebook gallery test lint bench lock clean
+.PHONY: help setup browser quickstart notebook gallery test fire lint bench lock locks clean
 
 LOCK := requirements/cpu.lock
+TORCH_LOCK := requirements/torch-cpu.txt
 BIN := .venv/bin
-TORCH := $(shell sed -n 's/^torch==/torch==/p' $(LOCK))
+TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(TORCH_LOCK))
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+# Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared.
+INSTALL := $(PIP) install --no-deps --only-binary :all: --require-hashes
 STAMP := .venv/.setup-$(shell (sha256sum $(LOCK) 2>/dev/null || shasum -a 256 $(LOCK)) | cut -c1-12)
 ARGS ?=
 
@@ -24,14 +27,14 @@ $(STAMP):
 	@test -n "$(PYTHON)" || { echo "hfsdk needs Python 3.11 or 3.12; neither is on the PATH. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
 	@echo "installing $(TORCH)"
-	@$(PIP) install --no-deps "$(TORCH)" 2>/dev/null \
-		|| $(PIP) install --no-deps "$(TORCH)" --retries 1 --index-url $(TORCH_INDEX) \
-		|| { echo "No CPU build of torch: neither pip's own index nor $(TORCH_INDEX) gave $(TORCH)." >&2; \
+	@$(INSTALL) -r $(TORCH_LOCK) 2>/dev/null \
+		|| $(INSTALL) -r $(TORCH_LOCK) --retries 1 --index-url $(TORCH_INDEX) \
+		|| { echo "No CPU build of torch: neither pip's own index nor $(TORCH_INDEX) gave a $(TORCH) with a hash of $(TORCH_LOCK)." >&2; \
 		     echo "Point pip at a folder or an index that has that wheel (pip config set global.find-links DIR), then make setup again." >&2; \
 		     exit 1; }
-	@echo "installing the other $$(grep -c == $(LOCK)) pinned packages (about two minutes)"
-	@$(PIP) install --no-deps -r $(LOCK)
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@echo "installing the other $$(($$(grep -c '^[^ ]*==' $(LOCK)) - 1)) pinned packages (about two minutes)"
+	@$(INSTALL) -r $(LOCK)
+	@$(PIP) install --no-deps --no-build-isolation --no-index -e .
 	@$(BIN)/python -m hfsdk.assets prepare \
 		|| echo "Setup goes on: what is missing is fetched when it is first asked for, or by .venv/bin/python -m hfsdk.assets prepare"
 	@rm -f .venv/.setup-* && touch $@
@@ -59,6 +62,9 @@ gallery: setup browser  ## draw every picture from real runs into docs/gallery.m
 test: setup browser  ## pytest in two processes; make test ARGS="-k layout"
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
+fire: setup  ## five minutes of kills, interrupts, damage, full disks and bad input; make fire ARGS="--minutes 60"
+	@$(BIN)/python benchmarks/under_fire.py --minutes 5 --check $(ARGS)
+
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy hfsdk
@@ -68,19 +74,30 @@ bench: setup  ## run every benchmark and check its numbers
 		$(BIN)/python benchmarks/$$1.py $$2 --check $(ARGS); done
 
 # uv resolves without installing. pip's own find-links is passed on, because that is where a CPU torch may lie.
-# Existing pins are kept where they still fit: delete a lock to start afresh.
+# Existing pins are kept where they still fit: delete a lock to start afresh. torch's own lines are kept by hand in
+# $(TORCH_LOCK), which says where its hashes come from, since PyPI does not carry that build.
 UV = .venv-lock/bin/uv
 COMPILE = $(CURDIR)/$(UV) pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
-	--custom-compile-command "make lock"
+	--generate-hashes --custom-compile-command "make lock"
+CPU = --override cpu.override --no-emit-package torch
 FIND_LINKS = $$($(PYTHON) -m pip config get global.find-links 2>/dev/null | sed 's/[^ ]*/--find-links &/g')
 
-lock:  ## pin requirements/*.in again (needs a network)
-	@test -x $(UV) || { $(PYTHON) -m venv .venv-lock; .venv-lock/bin/python -m pip install --quiet uv==0.13.8; }
+$(UV):
+	@$(PYTHON) -m venv .venv-lock
+	@.venv-lock/bin/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes -r requirements/tools.lock
+
+lock: $(UV)  ## pin requirements/*.in again, with hashes (needs a network)
 	@cd requirements; links="$(FIND_LINKS)"; \
+	$(COMPILE) tools.in -o tools.lock >/dev/null; echo "tools.lock"; \
 	$(COMPILE) base.in -o base.lock >/dev/null; echo "base.lock"; \
-	{ $(COMPILE) cpu.in --override cpu.override $$links -o cpu.lock >/dev/null 2>&1 \
-		|| $(COMPILE) cpu.in --override cpu.override --torch-backend cpu -o cpu.lock >/dev/null; }; echo "cpu.lock"; \
+	{ $(COMPILE) cpu.in $(CPU) $$links -o cpu.lock >/dev/null 2>&1 \
+		|| $(COMPILE) cpu.in $(CPU) --torch-backend cpu -o cpu.lock >/dev/null; }; \
+	sed -i.old '/^# The following packages were excluded/,$$d' cpu.lock; rm cpu.lock.old; \
+	cat $(notdir $(TORCH_LOCK)) >> cpu.lock; echo "cpu.lock"; \
 	$(COMPILE) cuda.in -o cuda.lock >/dev/null; echo "cuda.lock"
+
+locks: $(UV)  ## compare every hash of every lock with what the package index publishes (needs a network)
+	@$(BIN)/python scripts/check_locks.py $(ARGS)
 
 clean:  ## remove caches and build products; .venv and the prepared models stay
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .venv-lock

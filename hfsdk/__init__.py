@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk import upward
 from hfsdk.doctor import doctor  # at once: loaded later, the module would hide the function
+from hfsdk.engine.interrupts import held
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         NonFiniteLossError,
         OptionError,
+        OutputError,
         PlacementError,
         RewardFunctionError,
         SessionClosedError,
@@ -75,7 +77,7 @@ __version__ = "0.1.0"
 _ERRORS = (
     "CallCancelledError", "CallError", "CheckpointError", "ColumnError", "DependencyError", "DeviceMemoryError", "HfsdkError",
     "InvariantWarning", "LayoutError", "LostColumnError", "ModelNotFoundError", "NonFiniteLossError", "OptionError",
-    "PlacementError", "RewardFunctionError", "SessionClosedError", "SimulatedValueError", "StaleBatchError",
+    "OutputError", "PlacementError", "RewardFunctionError", "SessionClosedError", "SimulatedValueError", "StaleBatchError",
     "UnsupportedModelError", "WorkerDiedError",
 )  # fmt: skip
 
@@ -128,6 +130,7 @@ __all__ = [
     "ModelSpec",
     "NonFiniteLossError",
     "OptionError",
+    "OutputError",
     "PerfModel",
     "Placement",
     "PlacementError",
@@ -167,13 +170,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value: Any = importlib.import_module(f"hfsdk.{_MODULES[name]}")
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(f"hfsdk.{_HOMES[name]}"), name)
-    else:
+    if name not in _MODULES and name not in _HOMES:
         raise AttributeError(f"hfsdk has no {name!r}; it has {', '.join(__all__)}")
-    globals()[name] = value
+    with held():  # a process cannot import NumPy again once a Ctrl-C has met its import
+        module = importlib.import_module(f"hfsdk.{_MODULES.get(name) or _HOMES[name]}")
+    globals()[name] = value = module if name in _MODULES else getattr(module, name)
     return value
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from hfsdk.checks import is_whole
+from hfsdk.checks import Index, Name, checked, is_whole, shown
 from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.functions import Shipped
 from hfsdk.pending import Client, ColumnRef, Lease, Pending, Value
-from hfsdk.table import Array, Column, Ragged, Table, as_column
+from hfsdk.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
+from hfsdk.text import printable
 from hfsdk.tokens import NEW_LOG_PROBS, Tokens, choose_rows
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ MEANINGS: dict[str, str] = {
 }
 """What the built-in columns hold."""
 
+
+MOST_ROWS = 10_000_000
+"""Of a column that a user gives: what is more is a typo, and takes gigabytes."""
 
 PER_TOKEN = (
     "response", "rollout_log_probs", "old_log_probs", "ref_log_probs", "entropy", "values", "rewards", "advantages",
@@ -86,7 +90,7 @@ class Batch(Pending):
         return self.num_rows
 
     def __contains__(self, name: object) -> bool:
-        return name in self._refs
+        return isinstance(name, str) and name in self._refs
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs)
@@ -98,7 +102,7 @@ class Batch(Pending):
             ColumnError: there is no such column.
         """
         if name not in self._refs:
-            raise ColumnError(f"the batch has no column {name!r}; it has {', '.join(self._refs)}")
+            raise ColumnError(f"the batch has no column {shown(name)}; it has {', '.join(self._refs)}")
         return self._refs[name]
 
     @overload
@@ -109,31 +113,26 @@ class Batch(Pending):
         """``batch["values"]`` waits for and brings a column; ``batch[:8]`` or ``batch[[3, 1]]`` is a batch of those rows."""
         if isinstance(key, str):
             return self._client.fetch({key: self.ref(key)})[key]
-        if isinstance(key, (int, np.integer)):
-            raise ColumnError(
-                f"batch[{key}] is ambiguous; use batch[{key}:{int(key) + 1}] for rows or batch.inspect({key}) to look"
-            )
-        index = np.arange(self.num_rows)[key] if isinstance(key, slice) else np.asarray(key)
-        return self.take(index)
+        if is_whole(key):
+            at = shown(key)
+            raise ColumnError(f"batch[{at}] is ambiguous; use batch[{at}:{at} + 1] for rows or batch.inspect({at}) to look")
+        if isinstance(key, slice):
+            try:
+                key = range(*key.indices(self.num_rows))
+            except (TypeError, ValueError) as error:
+                raise ColumnError(f"batch[key] takes a slice of whole numbers; got {shown(key)}") from error
+        return self.take(key)
 
-    def take(self, rows: Sequence[int] | Array) -> Batch:
+    @checked(error=ColumnError)
+    def take(self, rows: RowNumbers) -> Batch:
         """Return a batch of these rows, in this order; rows may repeat. Nothing is copied.
 
         Raises:
             ColumnError: a row number is out of range, or none is given.
         """
-        index = np.asarray(rows)
-        if index.dtype == bool:
-            if len(index) != self.num_rows:
-                raise ColumnError(f"the row mask has {len(index)} entries; the batch has {self.num_rows} samples")
-            index = np.flatnonzero(index)
+        index = row_numbers(rows, self.num_rows, "the batch")
         if not len(index):
             raise ColumnError("no rows selected; a batch needs at least one sample")
-        index = index.astype(np.int64)
-        if index.min() < -self.num_rows or index.max() >= self.num_rows:
-            wrong = index[(index < -self.num_rows) | (index >= self.num_rows)][0]
-            raise ColumnError(f"row {wrong} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})")
-        index = index % self.num_rows
         return Batch(self._client, {n: r.take(index) for n, r in self._refs.items()}, len(index))
 
     def with_refs(self, lease: Lease, names: Sequence[str], num_rows: int | None = None) -> Batch:
@@ -141,6 +140,7 @@ class Batch(Pending):
         new = {name: ColumnRef(lease.call_id, name, lease=lease) for name in names}
         return Batch(self._client, {**self._refs, **new}, self.num_rows if num_rows is None else num_rows)
 
+    @checked
     def with_columns(self, **columns: Any) -> Batch:
         """Return the batch with own data as more (or other) columns, one entry per sample.
 
@@ -151,14 +151,16 @@ class Batch(Pending):
         for name, column in given.items():
             if len(column) != self.num_rows:
                 raise ColumnError(
-                    f"column {name!r} has {len(column)} entries; the batch has {self.num_rows} samples. Give one per sample."
+                    f"column {shown(name)} has {len(column)} entries; the batch has {self.num_rows} samples. Give one per sample."
                 )
         return self.with_refs(self._client.put(Table(given)), list(given))
 
-    def alias(self, name: str, source: str) -> Batch:
+    @checked
+    def alias(self, name: Name, source: str) -> Batch:
         """Return the batch with column ``source`` also under ``name``; nothing is copied."""
         return Batch(self._client, {**self._refs, name: self.ref(source)}, self.num_rows)
 
+    @checked
     def join(self, other: Batch, /, **columns: str) -> Batch:
         """Return the batch with columns of another batch of as many samples, row by row; nothing is copied.
 
@@ -185,6 +187,7 @@ class Batch(Pending):
         """
         return Batch.from_columns(self._client, self.table())
 
+    @checked
     def drop(self, *names: str) -> Batch:
         """Return the batch without these columns."""
         for name in names:
@@ -203,10 +206,10 @@ class Batch(Pending):
             OptionError: ``names`` is one text.
         """
         if isinstance(names, str):
-            raise OptionError(f"{what} reads a list of columns, e.g. ['prompt']; got the text {names!r}")
+            raise OptionError(f"{what} reads a list of columns, e.g. ['prompt']; got the text {shown(names)}")
         missing = [n for n in names if n not in self._refs]
         if missing:
-            hints = [f"{n!r} ({MEANINGS[n]})" if n in MEANINGS else repr(n) for n in missing]
+            hints = [f"{shown(n)} ({MEANINGS[n]})" if n in MEANINGS else shown(n) for n in missing[:10]]
             raise ColumnError(
                 f"{what} reads {', '.join(hints)}, which the batch does not have; it has {', '.join(self._refs)}. "
                 + WRITERS_HINT.get(missing[0], "Write it first, e.g. with batch.with_columns(...).")
@@ -238,7 +241,8 @@ class Batch(Pending):
                 "give one value per response token"
             )
 
-    def map(self, fn: Callable[[Table], Mapping[str, Any]], reads: Sequence[str], writes: Sequence[str]) -> Batch:
+    @checked
+    def map(self, fn: Callable[[Table], Mapping[str, Any]], reads: Sequence[str], writes: Sequence[Name]) -> Batch:
         """Run ``fn(table)`` over whole columns in a CPU task and add the columns it returns.
 
         ``fn`` gets a :class:`hfsdk.table.Table` with the columns ``reads`` (numpy and ``Ragged``) and returns a dict with
@@ -247,23 +251,24 @@ class Batch(Pending):
         Raises:
             ColumnError: a column is missing, or one per token does not fit the responses.
         """
-        if isinstance(writes, str):
-            raise OptionError(f"writes must be a list of column names, e.g. writes=[{writes!r}]; got the text {writes!r}")
         inputs = self.need(reads, f"map({_name(fn)})")
         self.check_aligned([name for name in reads if name in PER_TOKEN], f"map({_name(fn)})")
         lease = self._client.task("map", Shipped.of(fn), inputs, tuple(writes), self.num_rows)
         return self.with_refs(lease, writes)
 
+    @checked
     def reduce(self, fn: Callable[[Table], Any], reads: Sequence[str]) -> Value:
         """Run ``fn(table)`` over whole columns in a CPU task and return its (small) result as a pending value."""
         inputs = self.need(reads, f"reduce({_name(fn)})")
         self.check_aligned([name for name in reads if name in PER_TOKEN], f"reduce({_name(fn)})")
         return Value(self._client, self._client.task("reduce", Shipped.of(fn), inputs, (), self.num_rows))
 
+    @checked
     def table(self, *names: str) -> Table:
         """Bring columns here (all of them without names); waits."""
         return self._client.fetch({n: self.ref(n) for n in (names or self._refs)})
 
+    @checked
     def text(self, column: str = "response") -> list[str]:
         """Return a token column (or a text column) as one string per sample; waits."""
         values = self[column]
@@ -271,6 +276,7 @@ class Batch(Pending):
             return [self._client.decode(row.tolist()) for row in values]
         return [str(v) for v in values]
 
+    @checked
     def to_pandas(self, what: str = "samples") -> pd.DataFrame:
         """Return a DataFrame: ``"samples"`` one row per sample, ``"tokens"`` one row per response token; waits.
 
@@ -282,7 +288,7 @@ class Batch(Pending):
         if what == "tokens":
             return self._token_frame(table)
         if what != "samples":
-            raise ColumnError(f"to_pandas({what!r}): there are 'samples' and 'tokens'")
+            raise ColumnError(f"to_pandas({shown(what)}): there are 'samples' and 'tokens'")
         data: dict[str, Any] = {}
         for name, column in table.items():
             if isinstance(column, Ragged) and name in ("prompt", "response"):
@@ -316,17 +322,19 @@ class Batch(Pending):
                 data[name] = column.flat
         return pd.DataFrame(data)
 
+    @checked
     def inspect(self, row: int) -> pd.DataFrame:
         """Return one sample token by token: a row per response token with every per-token column; waits."""
-        if not is_whole(row) or not 0 <= row < self.num_rows:
+        if not 0 <= row < self.num_rows:
             raise ColumnError(
                 f"sample {row!r} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})"
             )
         return self.take([row]).to_pandas("tokens").drop(columns="sample")
 
+    @checked
     def tokens(
         self,
-        rows: slice | Sequence[int] | Array | None = None,
+        rows: slice | RowNumbers | None = None,
         *,
         new: str | Batch | None = None,
         old: str = "old_log_probs",
@@ -353,8 +361,6 @@ class Batch(Pending):
             OptionError: a clip is out of its range, or the samples asked for are too many to draw.
         """
         what = "batch.tokens()"
-        if new is not None and not isinstance(new, str | Batch):
-            raise OptionError(f"new is the name of a column or a batch, e.g. actor.compute_log_probs(batch); got {new!r}")
         self.need(["response", *([old] if new is not None else []), *([new] if isinstance(new, str) else [])], what)
         lengths = self.known_lengths("response")
         if lengths is None:
@@ -394,7 +400,8 @@ class Batch(Pending):
             })  # fmt: skip
         return found
 
-    def view(self, num_samples: int = 3) -> dict[str, Any]:
+    @checked
+    def view(self, num_samples: Index = 3) -> dict[str, Any]:
         """Return plain data for display: column states and a few samples of what is ready. Does not wait."""
         return {"num_rows": self.num_rows, "columns": self.column_states(), "samples": self._sample_view(num_samples)}
 
@@ -420,7 +427,7 @@ class Batch(Pending):
 
     def __repr__(self) -> str:
         words = [c["name"] + ("" if c["state"] == "ready" else f" ({c['state']})") for c in self.column_states()]
-        return f"Batch({self.num_rows} samples: {', '.join(words)})"
+        return printable(f"Batch({self.num_rows} samples: {', '.join(words)})")
 
 
 WRITERS_HINT: dict[str, str] = {
@@ -442,9 +449,18 @@ WRITERS_HINT: dict[str, str] = {
 
 def _given(name: str, value: Any) -> Column:
     """Turn what a user gives into a column; token ids are whole numbers."""
-    column = as_column(value)
+    try:
+        if isinstance(value, Iterator) or len(value) > MOST_ROWS:
+            raise TypeError("endless, or too long")
+        column = as_column(value)
+    except Exception as error:  # the user's own object raises what it likes
+        raise ColumnError(
+            f"column {shown(name)} must be a list of numbers, of texts or of lists of numbers, one entry per sample; got "
+            f"{shown(value)}"
+        ) from error
     if name in ("prompt", "response") and isinstance(column, Ragged) and len(column.flat) and column.dtype.kind not in "iu":
-        raise ColumnError(f"column {name!r} holds token ids, which are whole numbers; got {column.dtype} ({column.flat[0]!r}, ...)")
+        held = f"{column.dtype} ({column.flat[0]!r}, ...)"
+        raise ColumnError(f"column {shown(name)} holds token ids, which are whole numbers; got {held}")
     return column
 
 

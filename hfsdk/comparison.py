@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
+from hfsdk.checks import shown
 from hfsdk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -94,7 +95,10 @@ class Comparison:
         return "\n".join(lines)
 
 
-def against_guess(seconds: Mapping[str, float], guess: Mapping[str, Any]) -> list[ComparedCall]:
+MOST_SECONDS = 1e12
+
+
+def against_guess(seconds: Mapping[str, float], guess: Mapping[str, float]) -> list[ComparedCall]:
     """Hold measured seconds per call (``"actor.update"``) against a guess by call or by method (``"update"``: all of them).
 
     Raises:
@@ -105,11 +109,11 @@ def against_guess(seconds: Mapping[str, float], guess: Mapping[str, Any]) -> lis
     rows: list[ComparedCall] = []
     taken: set[str] = set()
     for name, value in guess.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
-            raise OptionError(f"a guess is seconds, a number of at least 0; for {name!r} it is {value!r}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= MOST_SECONDS:
+            raise OptionError(f"a guess is seconds, a number of at least 0; for {shown(name)} it is {shown(value)}")
         found = [call for call in seconds if name in (call, call.rpartition(".")[2])]
         if not found:
-            raise OptionError(f"the guess names {name!r}, which did not run; there are {', '.join(seconds) or 'no calls'}")
+            raise OptionError(f"the guess names {shown(name)}, which did not run; there are {', '.join(seconds) or 'no calls'}")
         twice = taken & set(found)
         if twice:
             raise OptionError(f"the guess counts {', '.join(sorted(twice))} twice, with {name!r} the second time; leave one out")

@@ -8,16 +8,24 @@ import random
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 
 from hfsdk.assets import reviews_file, sentiment
+from hfsdk.checks import Positive, Within, checked
 from hfsdk.errors import OptionError
 
 Split = Literal["train", "test"]
 
+Rows = Annotated[int, Within(0, 10**6)]
+"""Of a table that is made here."""
 
+Pairs = Annotated[int, Within(0, 10**5)]
+"""Of reviews: each holds two texts of its own; eight times as many took 1.1 GB."""
+
+
+@checked
 def movie_reviews(split: Split | None = "train") -> Any:
     """Return about 10,600 movie-review snippets with human ratings (Hutto and Gilbert 2014, MIT licence).
 
@@ -34,8 +42,6 @@ def movie_reviews(split: Split | None = "train") -> Any:
         OptionError: for another split.
         ModelNotFoundError: the reviews are not prepared and cannot be fetched; the message says what to do.
     """
-    if split not in ("train", "test", None):
-        raise OptionError(f'movie_reviews has the splits "train", "test" and None (both); got {split!r}')
     lines = reviews_file().read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if split is None or row["split"] == split]
     return _table({name: [row[name] for row in rows] for name in ("text", "rating", "id")})
@@ -45,7 +51,8 @@ REVIEW_PROMPT = "Review: "
 """What both reviews of a pair answer."""
 
 
-def review_pairs(split: Split = "train", num: int = 1000, *, gap: float = 2.0, seed: int = 0) -> Any:
+@checked
+def review_pairs(split: Split = "train", num: Pairs = 1000, *, gap: Positive = 2.0, seed: int = 0) -> Any:
     """Return pairs of reviews of which people rated one better: preferences that need no annotators.
 
     Args:
@@ -59,14 +66,14 @@ def review_pairs(split: Split = "train", num: int = 1000, *, gap: float = 2.0, s
         difference of the ratings), ``chosen_rating`` and ``rejected_rating``.
 
     Raises:
-        OptionError: no two ratings differ by ``gap``, or ``num`` is negative.
+        OptionError: no two ratings differ by ``gap``, or ``num`` is not from 0 to 100,000.
         ModelNotFoundError: as in `movie_reviews`.
     """
     table = movie_reviews(split)
     texts, ratings = list(table["text"]), [float(rating) for rating in table["rating"]]
     widest = max(ratings) - min(ratings)
-    if num < 0 or not widest >= gap > 0:
-        raise OptionError(f"num must not be negative, gap above 0 and at most {widest:.1f}; got num={num}, gap={gap}")
+    if gap > widest:
+        raise OptionError(f"gap must be at most {widest:.1f}, the largest difference of two ratings; got gap={gap}")
     generator = random.Random(seed)
     rows: list[tuple[int, int]] = []
     while len(rows) < num:
@@ -80,7 +87,8 @@ def review_pairs(split: Split = "train", num: int = 1000, *, gap: float = 2.0, s
     })  # fmt: skip
 
 
-def additions(num: int, seed: int = 0, largest: int = 99) -> Any:
+@checked
+def additions(num: Rows, seed: int = 0, largest: Annotated[int, Within(0, 10**18)] = 99) -> Any:
     """Return ``num`` additions with their answers: a task whose reward needs no model.
 
     Args:
@@ -94,13 +102,12 @@ def additions(num: int, seed: int = 0, largest: int = 99) -> Any:
     Raises:
         OptionError: a negative ``num`` or ``largest``.
     """
-    if num < 0 or largest < 0:
-        raise OptionError(f"num and largest must not be negative; got num={num}, largest={largest}")
     generator = random.Random(seed)
     pairs = [(generator.randint(0, largest), generator.randint(0, largest)) for _ in range(num)]
     return _table({"prompt": [f"{a}+{b}=" for a, b in pairs], "answer": [str(a + b) for a, b in pairs]})
 
 
+@checked
 def exact_match(completions: Sequence[str], answer: Sequence[str | float], **columns: Any) -> list[float]:
     """Reward that can be verified: 1 where the first number of a completion's first line is the answer, and 0 elsewhere.
 
@@ -118,9 +125,11 @@ def exact_match(completions: Sequence[str], answer: Sequence[str | float], **col
 
     Example: ``session.reward(hf.data.exact_match)`` with ``session.prompts(hf.data.additions(1000), column="prompt", ...)``.
     """
-    right = [_number(one if isinstance(one, str) else format(Decimal(str(one)), "f")) for one in answer]
+    right = [_number(one if isinstance(one, str) else format(Decimal(str(one)), "f") if abs(one) < 1e300 else "") for one in answer]
     if None in right:
         raise OptionError(f"exact_match compares numbers; answer {right.index(None)} has none: {answer[right.index(None)]!r}")
+    if len(answer) != len(completions):
+        raise OptionError(f"completions and answer must be as many; got {len(completions)} and {len(answer)}")
     replies = [_number(text.lstrip().partition("\n")[0]) for text in completions]
     return [float(reply == wanted) for reply, wanted in zip(replies, right, strict=True)]
 
@@ -138,6 +147,7 @@ def _number(text: str) -> tuple[bool, str, str] | None:
     return (sign == "-" and bool(whole or fraction), whole, fraction)
 
 
+@checked
 def vader_sentiment(texts: list[str]) -> list[float]:
     """Return VADER's compound score of each text, from -1 (most negative) to 1; see `hfsdk.assets.sentiment`."""
     return sentiment(texts)

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.checks import checked
 from hfsdk.errors import OptionError
 from hfsdk.layout import Mesh
+from hfsdk.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,6 +193,7 @@ class Dataflow:
     def _known(self) -> dict[int, Call]:
         return {call.id: call for call in (*self.inputs, *self.calls)}
 
+    @checked
     def edge(self, source: int, target: int) -> Edge:
         """Return the edge between two calls, given their ids.
 
@@ -203,13 +206,15 @@ class Dataflow:
         there = ", ".join(f"{e.source} -> {e.target}" for e in self.edges) or "none"
         raise OptionError(f"nothing flows from call {source!r} to call {target!r}; edges: {there}")
 
+    @checked
     def node_of(self, call: int, rank: int | None) -> int:
         """Return the node of a call's rank; ``None`` is a process on the user's node, which is the first."""
         devices = self.runs[call].devices if call in self.runs else ()
-        if rank is None or rank >= len(devices) or devices[rank] >= len(self.nodes):
+        if rank is None or not 0 <= rank < len(devices) or devices[rank] >= len(self.nodes):
             return 0
         return self.nodes[devices[rank]]
 
+    @checked
     def network_bytes(self, edge: Edge) -> int | None:
         """Return the bytes read by ranks on another node than the object's.
 
@@ -263,6 +268,7 @@ class Dataflow:
         ]  # fmt: skip
         return pd.DataFrame(rows)
 
+    @checked
     def transfer_to_pandas(self, source: int, target: int) -> pd.DataFrame:
         """Return one row per pair of ranks between which something flowed from one call to another, by writer, then reader.
 
@@ -336,7 +342,7 @@ class Dataflow:
             lines.append(
                 f"#{call.id} {call} [{call.phase}] writes {', '.join(call.writes) or '-'}  ({sources or 'no input'})"
             )
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __repr__(self) -> str:
         return f"Dataflow({len(self.calls)} calls, {len(self.edges)} edges)\n{self.to_text()}"

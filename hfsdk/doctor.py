@@ -55,10 +55,11 @@ CPU_BREAKERS = ("torchvision", "torchaudio", "torchcodec")
 """Packages whose published builds break a CPU torch."""
 
 NETWORK = (
-    "While a session on Ray is open, Ray's own ports (GCS, raylet, object and worker ports) listen on every network interface of "
-    "this machine; Ray cannot be told otherwise. Ray's token authentication is left on: who does not know this user's token "
-    "(~/.ray/auth_token) is refused. On a shared network also put a firewall in front. Ray's dashboard is not started, and every "
-    "server that hfsdk itself starts binds to 127.0.0.1 alone."
+    "While a session on a Ray of its own is open, Ray's ports (GCS, raylet, object and worker ports) listen on every network "
+    "interface of this machine; Ray cannot be told otherwise. Who does not know this user's token is refused; what is sent is not "
+    "encrypted. Neither dashboard nor metrics page is started, and what hfsdk itself starts on one machine binds to 127.0.0.1. "
+    "Over several machines torch's store, gloo and NCCL listen on the nodes' addresses, without encryption and without "
+    "authentication: use a network that only these machines are on."
 )
 
 
@@ -114,8 +115,17 @@ def doctor() -> Report:
 
     Changes nothing and starts nothing.
     """
-    findings = [_python(), *_packages(), *_devices(), *_memory(), _chromium(), *_assets()]
+    findings = [_python(), *_packages(), *_devices(), *_memory(), _chromium(), *_assets(), *_access()]
     return Report((*findings, Finding("network", "open ports", NOTE, NETWORK)))
+
+
+def _access() -> list[Finding]:
+    """Look who can reach a Ray of this user's."""
+    if _version("ray") is None or _version("psutil") is None or sys.platform == "win32":
+        return []
+    from hfsdk.engine import ray_state
+
+    return [Finding("network", seen.name, OK if seen.good else NOTE, seen.text) for seen in ray_state.look()]
 
 
 def _python() -> Finding:

@@ -15,6 +15,7 @@ so that ``except ValueError`` keeps working, and each pickles, because errors cr
     |-- StaleBatchError (ValueError)        training on a batch that weights of another branch wrote
     |-- SessionClosedError (RuntimeError)
     |-- CheckpointError (OSError)
+    |-- OutputError (OSError)               a report, picture or export cannot be written
     `-- CallError (RuntimeError)            a call failed while it ran: names role, rank, call and line
         |-- RewardFunctionError             the user's reward function raised, hung or returned nonsense
         |-- NonFiniteLossError              the loss or a gradient was NaN or infinite; the step was refused
@@ -81,6 +82,10 @@ class SessionClosedError(HfsdkError, RuntimeError):
 
 class CheckpointError(HfsdkError, OSError):
     """A checkpoint is missing, incomplete or of another model."""
+
+
+class OutputError(HfsdkError, OSError):
+    """A file that was asked for, e.g. a report or a picture, cannot be written."""
 
 
 class CallError(HfsdkError, RuntimeError):

@@ -17,7 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.checks import Title, checked, shown
 from hfsdk.errors import OptionError
+from hfsdk.files import export
+from hfsdk.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +82,8 @@ class Experiment:
         frame = pd.DataFrame(list(self.rows))
         return frame[[*[c for c in first if c in frame], *[c for c in frame if c not in first]]]
 
-    def final_scores(self, algorithm: str) -> dict[int, float]:
+    @checked
+    def final_scores(self, algorithm: Title) -> dict[int, float]:
         """Return each seed's final score; empty where there are no scores, as in a simulated session."""
         found = {}
         for seed in self.seeds:
@@ -110,11 +114,13 @@ class Experiment:
         """Whether no algorithm fails; true without a baseline."""
         return all(judgement.verdict != "fail" for judgement in self.verdict)
 
+    @checked
     def save_baseline(self, path: str | Path) -> Path:
         """Write the final scores to a JSON file that a later ``session.compare(..., baseline=path)`` is judged by.
 
         Raises:
-            OptionError: there are no scores, as in a simulated session, or the file cannot be written.
+            OptionError: there are no scores, as in a simulated session, or ``path`` is no path.
+            OutputError: the file cannot be written; what was there is unchanged.
         """
         algorithms = {
             name: {"options": options, "final_scores": {str(seed): score for seed, score in self.final_scores(name).items()}}
@@ -123,11 +129,7 @@ class Experiment:
         if not all(known["final_scores"] for known in algorithms.values()):
             raise OptionError("there are no scores to be a baseline: a simulated session has shapes and times only")
         content = {"format": FORMAT, "steps": self.steps, "seeds": list(self.seeds), "algorithms": algorithms}
-        try:
-            Path(path).write_text(json.dumps(content, indent=1) + "\n")
-        except OSError as error:
-            raise OptionError(f"cannot write the baseline: {error}") from error
-        return Path(path)
+        return export(path, json.dumps(content, indent=1) + "\n", "the baseline")
 
     def view(self) -> dict[str, Any]:
         """Return plain data for display: for each algorithm mean, least and most over the seeds of every step."""
@@ -154,7 +156,7 @@ class Experiment:
         for j in self.verdict:
             against = "" if j.least is None else f", baseline {j.baseline:.4f}, at least {j.least:.4f}: {j.verdict}"
             lines.append(f"  {j.algorithm}: final score {j.score:.4f} ± {j.spread:.4f}{against}")
-        return "\n".join([head, *lines])
+        return printable("\n".join([head, *lines]))
 
 
 def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -> dict[str, Any]:
@@ -171,8 +173,8 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
             raise ValueError("final_scores are numbers, at least one per algorithm")
     except FileNotFoundError:
         raise OptionError(f"there is no baseline {path}; compare(..., save_baseline=True) writes it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OptionError(f"{path} is no baseline ({error!r}); compare(..., save_baseline=True) writes one") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise OptionError(f"{path} is no baseline ({shown(error)}); compare(..., save_baseline=True) writes one") from None
     if not judged:
         raise OptionError(f"{path} has format {known['format']}; this version of hfsdk reads format {FORMAT}. Write it again.")
     if then != steps:

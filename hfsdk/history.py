@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.checks import checked, shown
 from hfsdk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -62,6 +63,23 @@ class History:
     orders: tuple[int, ...] = field(default=(), repr=False)
     """Of each row the number of its last call."""
 
+    def __post_init__(self) -> None:
+        """Refuse branches that come from each other.
+
+        Raises:
+            OptionError: names one of them.
+        """
+        known, fine = {b.name: b.parent for b in self.branches}, {""}
+        for name in known:
+            line: list[str] = []
+            while name in known and name not in fine:
+                if name in line:
+                    raise OptionError(f"branches come from one another: {' from '.join(map(repr, [*line, name]))}")
+                line.append(name)
+                name = known[name]
+            fine.update(line)
+
+    @checked
     def to_pandas(self, branch: str | None = None) -> pd.DataFrame:
         """Return the rows as a DataFrame; of one branch, those that its weights come from, older branches included.
 
@@ -72,6 +90,7 @@ class History:
 
         return pd.DataFrame(list(self.rows) if branch is None else self.path(branch))
 
+    @checked
     def path(self, branch: str | None = None) -> list[Row]:
         """Return the rows that a branch's weights come from, the oldest first; by default those of the present branch.
 
@@ -81,7 +100,7 @@ class History:
         known = {b.name: b for b in self.branches}
         name, before, found = branch or self.branch, float("inf"), list[tuple[int, Row]]()
         if name not in known:
-            raise OptionError(f"there is no branch {name!r}; the session has {', '.join(map(repr, known))}")
+            raise OptionError(f"there is no branch {shown(name)}; the session has {', '.join(map(repr, known))}")
         while name:
             found += [
                 (i, row) for i, (row, order) in enumerate(self._ordered()) if row.get("branch") == name and order <= before
@@ -99,8 +118,15 @@ class History:
         return iter(self.rows)
 
     def __getitem__(self, column: str) -> pd.Series[Any]:
-        """``history["score_mean"]``: one column, as of :meth:`to_pandas`."""
-        return self.to_pandas()[column]
+        """``history["score_mean"]``: one column, as of :meth:`to_pandas`.
+
+        Raises:
+            OptionError: there is no such column.
+        """
+        frame = self.to_pandas()
+        if not isinstance(column, str) or column not in frame:
+            raise OptionError(f"the history has no column {shown(column)}; it has {', '.join(map(str, frame)) or 'no rows yet'}")
+        return frame[column]
 
     def tree(self) -> list[dict[str, Any]]:
         """Return the branches as plain data: name, parent, snapshot, steps, updates, score of the last step, current.

@@ -14,11 +14,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Annotated
 
+from hfsdk.checks import Length, OneOf, Within, check_fields, checked, shown
 from hfsdk.errors import LayoutError
-from hfsdk.spec import ModelSpec
+from hfsdk.spec import MOST_DEVICES, ModelSpec
 
-_AXIS = re.compile(r"^(tp|pp|dp)(\d+)$")
+_AXIS = re.compile(r"^(tp|pp|dp)([0-9]{1,9})$")
+
+Size = Annotated[int, Within(1, MOST_DEVICES)]
+"""Of an axis, or of a whole layout."""
+
+Rank = Annotated[int, Within(0, MOST_DEVICES)]
 
 
 @dataclass(frozen=True)
@@ -37,18 +44,16 @@ class Layout:
     ``dp=None`` means "fill up": :meth:`fill` sets it from the number of devices.
     """
 
-    tp: int = 1
-    pp: int = 1
-    dp: int | None = None
+    tp: Size = 1
+    pp: Size = 1
+    dp: Size | None = None
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "pp", "dp"):
-            size = getattr(self, axis)
-            if size is not None and (not isinstance(size, int) or size < 1):
-                raise LayoutError(f"{axis} must be a whole number of at least 1; got {axis}={size!r}")
+        check_fields(self, LayoutError)
 
     @classmethod
-    def parse(cls, text: str | Layout) -> Layout:
+    @checked(error=LayoutError)
+    def parse(cls, text: Annotated[str, Length(0, 1000)] | Layout) -> Layout:
         """Parse ``"tp2 pp1 dp2"``; missing axes are 1, a missing dp fills up.
 
         Raises:
@@ -61,14 +66,15 @@ class Layout:
             match = _AXIS.match(word)
             if not match or match[1] in sizes:
                 raise LayoutError(
-                    f"layout {text!r} does not parse at {word!r}; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'"
+                    f"layout {shown(text)} does not parse at {shown(word)}; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'"
                 )
             sizes[match[1]] = int(match[2])
         if not sizes:
             raise LayoutError("an empty layout; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'")
         return cls(**sizes)
 
-    def fill(self, num_devices: int) -> Layout:
+    @checked(error=LayoutError)
+    def fill(self, num_devices: Size) -> Layout:
         """Return the layout with dp set so that it covers ``num_devices`` devices.
 
         Raises:
@@ -97,15 +103,18 @@ class Layout:
             raise LayoutError(f"layout '{self}' has no dp yet; call fill(num_devices) first")
         return self.dp
 
-    def coordinates(self, rank: int) -> Coordinates:
+    @checked(error=LayoutError)
+    def coordinates(self, rank: Rank) -> Coordinates:
         """Return the (tp, pp, dp) position of ``rank`` (see the module's drawing)."""
         dp = self.num_replicas
         return Coordinates(tp=rank % self.tp, dp=rank // self.tp % dp, pp=rank // (self.tp * dp))
 
-    def rank(self, *, tp: int = 0, pp: int = 0, dp: int = 0) -> int:
+    @checked(error=LayoutError)
+    def rank(self, *, tp: Rank = 0, pp: Rank = 0, dp: Rank = 0) -> int:
         """Return the rank at a position; inverse of :meth:`coordinates`."""
         return pp * (self.num_replicas * self.tp) + dp * self.tp + tp
 
+    @checked(error=LayoutError)
     def check_model(self, spec: ModelSpec) -> None:
         """Check that the model's sizes divide by this layout.
 
@@ -126,7 +135,8 @@ class Layout:
     def __str__(self) -> str:
         return f"tp{self.tp} pp{self.pp}" + (f" dp{self.dp}" if self.dp is not None else "")
 
-    def mesh(self, rollout_tp: int = 1) -> Mesh:
+    @checked(error=LayoutError)
+    def mesh(self, rollout_tp: Size = 1) -> Mesh:
         """Return who stands where, with the tp axis permuted for a rollout of ``rollout_tp`` (see :class:`Mesh`)."""
         return Mesh(layout=self, rollout_tp=rollout_tp)
 
@@ -145,9 +155,13 @@ class Mesh:
     """
 
     layout: Layout
-    rollout_tp: int = 1
+    rollout_tp: Size = 1
 
-    def coordinates(self, rank: int) -> Coordinates:
+    def __post_init__(self) -> None:
+        check_fields(self, LayoutError)
+
+    @checked(error=LayoutError)
+    def coordinates(self, rank: Rank) -> Coordinates:
         """Return the position of ``rank``."""
         at = self.layout.coordinates(rank)
         ratio, rest = divmod(self.layout.tp, self.rollout_tp)
@@ -165,7 +179,8 @@ class Mesh:
         """Of every rank the number of its data-parallel replica."""
         return _replicas(self.layout)  # which the permutation of the tp axis leaves as they are
 
-    def groups(self, axis: str) -> list[list[int]]:
+    @checked(error=LayoutError)
+    def groups(self, axis: Annotated[str, OneOf("tp", "pp", "dp")]) -> list[list[int]]:
         """Return the rank groups along ``axis`` ("tp", "pp" or "dp"), each in the order of that axis."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in self.ranks:

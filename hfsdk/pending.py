@@ -10,14 +10,19 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
 
+from hfsdk.checks import Name, Within, checked, shown
+from hfsdk.errors import OptionError
 from hfsdk.table import Array, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hfsdk.functions import Shipped
+
+Timeout = Annotated[float, Within(0, 10**9)]
+"""Seconds that somebody waits."""
 
 POLL_S = 0.02
 """How often an awaiting coroutine asks."""
@@ -124,7 +129,7 @@ class Awaited(ABC):
         """Whether it is over."""
 
     @abstractmethod
-    def wait(self, timeout: float | None = None) -> Self:
+    def wait(self, timeout: Timeout | None = None) -> Self:
         """Wait until it is over and return self; raise what it failed with."""
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -160,7 +165,8 @@ class Pending(Awaited):
         """Whether nothing is pending or running any more."""
         return self.state not in ("pending", "running")
 
-    def wait(self, timeout: float | None = None) -> Self:
+    @checked
+    def wait(self, timeout: Timeout | None = None) -> Self:
         """Wait until done and return self.
 
         Raises:
@@ -212,14 +218,22 @@ class Metrics(Pending):
         rows: list[dict[str, float]] = self._client.result(self.call_ids[0])
         return rows
 
-    def __getitem__(self, name: str) -> list[float]:
+    @checked
+    def __getitem__(self, name: Name) -> list[float]:
         try:
             return [row[name] for row in self.rows]
         except KeyError:
-            raise KeyError(f"no metric {name!r}; there are {', '.join(self.rows[0])}") from None
+            raise KeyError(f"no metric {shown(name)}; there are {', '.join(self.rows[0])}") from None
 
-    def mean(self, name: str) -> float:
-        """Return the mean of one metric over the mini-batches."""
+    @checked
+    def mean(self, name: Name) -> float:
+        """Return the mean of one metric over the mini-batches.
+
+        Raises:
+            OptionError: there is no such metric.
+        """
+        if any(name not in row for row in self.rows):
+            raise OptionError(f"name must be one of the metrics {', '.join(self.rows[0])}; got name={shown(name)}")
         values = self[name]
         return sum(values) / len(values) if values else float("nan")
 

@@ -11,20 +11,23 @@ part of one can be a pool of its own for frozen models (interleaving, arXiv 2312
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from hfsdk.checks import is_whole
+from hfsdk.checks import Within, check_fields, checked, is_whole, shown
 from hfsdk.errors import PlacementError
-from hfsdk.spec import nearest
+from hfsdk.spec import MOST_DEVICES, nearest
+from hfsdk.text import listed
 
 SHADOWS = {"rollout": "generate", "inference": "compute_values"}
 """Ending of a shadow's name -> the method that it carries out in place of its role: ``actor.rollout``, ``critic.inference``."""
 
 PRESETS = ("colocate", "flattening", "split", "standalone", "interleaving", "separation", "disaggregated")
 """Placements with names: HybridFlow's and those of arXiv 2312.11819 (and of its newer versions)."""
+
+
+NumDevices = Annotated[int, Within(1, MOST_DEVICES)]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Pool:
     devices: tuple[int, ...]
     within: str = ""
     """The pool of which this is a part, whose calls and this one's exclude each other."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, PlacementError)
 
     @property
     def size(self) -> int:
@@ -50,6 +56,10 @@ class Placement:
     roles: Mapping[str, str]
     """Role name -> pool name."""
 
+    def __post_init__(self) -> None:
+        check_fields(self, PlacementError)
+
+    @checked(error=PlacementError)
     def pool_of(self, role: str) -> Pool:
         """Return the pool a role lives in.
 
@@ -61,12 +71,13 @@ class Placement:
             if pool.name == name:
                 return pool
         raise PlacementError(
-            f"the placement has no pool for role {role!r}; it places {dict(self.roles)}. "
+            f"the placement has no pool for role {shown(role)}; it places {shown(dict(self.roles))}. "
             "Name every role, e.g. session.place('colocate')."
         )
 
     @classmethod
-    def of(cls, what: str | Mapping[str, float] | Placement, roles: Sequence[str], num_devices: int) -> Placement:
+    @checked(error=PlacementError)
+    def of(cls, what: str | Mapping[str, float] | Placement, roles: Sequence[str], num_devices: NumDevices) -> Placement:
         """Build a placement from a preset's name or from ``{"actor reference": 2, "critic reward": 2}``.
 
         Whole numbers count devices; shares such as ``{"actor critic": 1.0, "reference": 0.5, "reward": 0.5}`` are of all devices
@@ -86,6 +97,8 @@ class Placement:
         Raises:
             PlacementError: an unknown preset, a forgotten or unknown role, or more devices than there are.
         """
+        if not roles:
+            raise PlacementError("a placement is of roles; roles names none")
         if isinstance(what, Placement):
             what.check(roles, num_devices)
             return what
@@ -110,7 +123,7 @@ class Placement:
             placement = cls._evenly(_separated(roles, num_devices), num_devices)
         else:
             raise PlacementError(
-                f"no placement {what!r}; {nearest(str(what)[:60], PRESETS)}, "
+                f"no placement {shown(what)}; {nearest(what[:60], PRESETS)}, "
                 "or give a dict such as {'actor reference': 2, 'critic': 2}"
             )
         placement.check(roles, num_devices)
@@ -125,7 +138,7 @@ class Placement:
             pools.append(pool)
             for role in names.split():
                 if role in roles:
-                    raise PlacementError(f"role {role!r} stands in two pools of {dict(counts)}; name it once")
+                    raise PlacementError(f"role {shown(role)} stands in two pools of {shown(dict(counts))}; name it once")
                 roles[role] = pool.name
         return cls(tuple(pools), roles)
 
@@ -137,11 +150,11 @@ class Placement:
         for names, share in shares.items():
             if share == 1:
                 continue
-            count = round(share * num_devices)
-            if not 0 < share < 1 or count < 1 or first + count > num_devices:
+            count = round(share * num_devices) if 0 < share < 1 else 0
+            if count < 1 or first + count > num_devices:
                 raise PlacementError(
-                    f"the share {share!r} of {names!r} does not fit: shares are above 0 and at most 1, each at least one of the "
-                    f"{num_devices} devices, and those below 1 together at most 1; got {dict(shares)}"
+                    f"the share {share!r} of {shown(names)} does not fit: shares are above 0 and at most 1, each at least one of "
+                    f"the {num_devices} devices, and those below 1 together at most 1; got {shown(dict(shares))}"
                 )
             pool = Pool(names.replace(" ", "+"), tuple(range(first, first + count)), "all" if whole else "")
             first += count
@@ -160,7 +173,8 @@ class Placement:
         sizes = _even_sizes(len(groups), num_devices)
         return cls._from_counts({" ".join(group): size for group, size in zip(groups, sizes, strict=True)})
 
-    def check(self, roles: Sequence[str], num_devices: int) -> None:
+    @checked(error=PlacementError)
+    def check(self, roles: Sequence[str], num_devices: NumDevices) -> None:
         """Check that pools are disjoint, exist, and hold every role.
 
         Raises:
@@ -187,12 +201,12 @@ class Placement:
         missing = [r for r in roles if r not in self.roles]
         if missing:
             raise PlacementError(
-                f"the placement forgets {', '.join(missing)}; it places {', '.join(self.roles)}. Name every role."
+                f"the placement forgets {listed(missing)}; it places {listed(self.roles)}. Name every role."
             )
         unknown = [r for r in self.roles if r not in roles and not (is_shadow(r) and r.rpartition(".")[0] in roles)]
         if unknown:
             raise PlacementError(
-                f"the placement names {', '.join(unknown)}, which the session does not have; roles: {', '.join(roles)}"
+                f"the placement names {listed(unknown)}, which the session does not have; roles: {listed(roles)}"
             )
 
 
@@ -208,6 +222,7 @@ class Placement:
                 f"{whole.devices if whole else 'no pool of this placement'}; a part is a run of another pool's devices"
             )
 
+    @checked(error=PlacementError)
     def overlapping(self, pool: Pool) -> list[Pool]:
         """Return the pools whose calls exclude this one's: the one it is a part of, or its own parts."""
         return [p for p in self.pools if p.name == pool.within or (pool.name and p.within == pool.name)]
@@ -217,11 +232,12 @@ def _check_sizes(what: Mapping[Any, Any], roles: Sequence[str], num_devices: int
     if not what:
         raise PlacementError(f"an empty placement; name every role, e.g. {{{' '.join(roles)!r}: {num_devices}}}, or say 'colocate'")
     for names, size in what.items():
-        share = isinstance(size, float) and math.isfinite(size)
-        if not isinstance(names, str) or not names.split() or not (is_whole(size) or share):
+        if is_whole(size) and size > num_devices:
+            raise PlacementError(f"{shown(names)} asks for {size:,} devices; the session has {num_devices} devices")
+        if not names.split():
             raise PlacementError(
                 f"a placement names roles and how many devices (or which share of all) they get, e.g. {{'actor reference': 2, "
-                f"'critic': 2}}; got {names!r}: {size!r}"
+                f"'critic': 2}}; got {shown(names)}: {size!r}"
             )
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
-from hfsdk.checks import check_options, is_whole
+from hfsdk.checks import Count, Within, check_fields, check_options, shown
 from hfsdk.errors import OptionError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 1_000_000
 """Samples (prompts times responses each) of the largest step that is planned."""
 
-MOST_OF_WORKLOAD = {
-    "prompts": MOST_SAMPLES, "prompt_tokens": 10**9, "response_tokens": 10**9, "n": MOST_SAMPLES, "mini_batches": MOST_SAMPLES,
-    "epochs": 1000, "steps": 10**9,
-}  # fmt: skip
-"""Number of a workload -> the most that is taken; lengths also have to fit the model's context."""
+Samples = Annotated[int, Within(1, MOST_SAMPLES)]
 
 LENGTH_KINDS = ("full", "uniform", "lognormal")
 """Names of distributions of response lengths (see ``hfsdk.engine.simulated_runtime.ResponseLengths``)."""
@@ -56,45 +52,35 @@ class Lengths(Protocol):
 class Workload:
     """What one step works on. ``None`` leaves an option as the algorithm has it."""
 
-    prompts: int = 1024
+    prompts: Samples = 1024
     """Prompts of one step."""
-    prompt_tokens: int = 1024
+    prompt_tokens: Count = 1024
     """Tokens of every prompt."""
-    response_tokens: int = 1024
+    response_tokens: Count = 1024
     """Most tokens of a response."""
     response_lengths: str | Lengths = "full"
     """``"full"``: every response has ``response_tokens``; ``"uniform"``, ``"lognormal"``, or a ``ResponseLengths``."""
-    n: int | None = None
+    n: Samples | None = None
     """Responses per prompt."""
-    mini_batches: int | None = None
+    mini_batches: Samples | None = None
     """Optimizer steps per epoch."""
-    epochs: int | None = None
+    epochs: Annotated[int, Within(1, 1000)] | None = None
     """Passes over the batch."""
-    steps: int = 1
+    steps: Count = 1
     """Steps of the whole run, for what it costs."""
 
     def __post_init__(self) -> None:
-        for name, most in MOST_OF_WORKLOAD.items():
-            value = getattr(self, name)
-            if value is None and name in ("n", "mini_batches", "epochs"):
-                continue
-            if not is_whole(value) or value < 1:
-                raise OptionError(
-                    f"a workload's {name} must be a whole number of at least 1; got {name}={value!r}. "
-                    "Write e.g. hf.Workload(prompts=1024, prompt_tokens=1024, response_tokens=1024)."
-                )
-            if value > most:
-                raise OptionError(f"a workload's {name} is at most {most:,}; got {name}={value:,}")
+        check_fields(self)
         if self.prompts * (self.n or 1) > MOST_SAMPLES:
             raise OptionError(
                 f"a workload has at most {MOST_SAMPLES:,} samples; prompts={self.prompts:,} with n={self.n} make "
                 f"{self.prompts * (self.n or 1):,}"
             )
         lengths = self.response_lengths
-        if not (lengths in LENGTH_KINDS if isinstance(lengths, str) else isinstance(lengths, Lengths)):
+        if isinstance(lengths, type) or (isinstance(lengths, str) and lengths not in LENGTH_KINDS):
             raise OptionError(
                 f"a workload's response_lengths are one of {', '.join(map(repr, LENGTH_KINDS))} or a ResponseLengths; "
-                f"got {lengths!r}"
+                f"got response_lengths={shown(lengths)}"
             )
         if self.mini_batches is not None and self.mini_batches > self.prompts * (self.n or 1):
             raise OptionError(

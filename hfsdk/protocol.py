@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from hfsdk.checks import checked
 from hfsdk.layout import Mesh
 
 Rows = npt.NDArray[np.int64]
@@ -24,6 +25,7 @@ Scatter = Callable[[int, "npt.NDArray[np.int64] | None", Mesh], tuple[Rows, ...]
 Collect = Callable[[Mesh], tuple[int, ...]]
 
 
+@checked
 def balanced_split(weights: Sequence[int] | npt.NDArray[np.int64], parts: int) -> list[Rows]:
     """Split rows into ``parts`` groups of about equal weight: heaviest first, each to the lightest group so far.
 
@@ -53,10 +55,12 @@ class TransferProtocol:
     splits: bool = True
     """Whether every row goes to exactly one collecting rank."""
 
+    @checked
     def scatter(self, num_rows: int, mesh: Mesh, tokens: npt.NDArray[np.int64] | None = None) -> tuple[Rows, ...]:
         """Return, for every rank, the numbers of the rows it gets."""
         return self.scatter_rows(num_rows, tokens, mesh)
 
+    @checked
     def collectors(self, mesh: Mesh) -> tuple[int, ...]:
         """Return the ranks whose outputs are gathered, in gathering order."""
         return self.collect_ranks(mesh)

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,10 @@ from hfsdk.boxes import (
     vllm_ends,
     vllm_layer,
 )
-from hfsdk.checks import is_whole
+from hfsdk.checks import OneOf, checked, is_whole, shown
 from hfsdk.errors import LayoutError, OptionError
 from hfsdk.layout import Coordinates, Layout, Mesh
-from hfsdk.spec import DTYPE_BYTES, ModelSpec
+from hfsdk.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -200,14 +200,15 @@ class ReshardPlan:
     _shares: tuple[_Share, ...] = field(repr=False)
 
     @classmethod
+    @checked
     def between(
         cls,
         spec: ModelSpec,
         train: str | Layout,
         rollout: str | Layout,
-        dtype: str = "fp32",
+        dtype: Dtype = "fp32",
         *,
-        grouping: str = "strided",
+        grouping: Annotated[str, OneOf(*GROUPINGS)] = "strided",
         nodes: Sequence[int] | int | None = None,
         apart: bool = False,
     ) -> ReshardPlan:
@@ -230,17 +231,6 @@ class ReshardPlan:
             LayoutError: a layout does not fit the model, or the two cover different numbers of ranks.
             OptionError: another dtype or grouping, or nodes for another number of ranks.
         """
-        if not isinstance(spec, ModelSpec):
-            raise OptionError(
-                f"a plan needs the numbers of a model, e.g. actor.spec or hf.ModelSpec.preset('llama-7b'); got {spec!r}"
-            )
-        for name, layout in (("train", train), ("rollout", rollout)):
-            if not isinstance(layout, str | Layout):
-                raise OptionError(f"{name} must be a layout like 'tp2 dp2'; got {layout!r}")
-        if dtype not in tuple(DTYPE_BYTES) or grouping not in GROUPINGS:
-            raise OptionError(
-                f"dtype must be one of {sorted(DTYPE_BYTES)} and grouping one of {GROUPINGS}; got {dtype!r}, {grouping!r}"
-            )
         before, after = Layout.parse(train), Layout.parse(rollout)
         if apart:
             before, after = before.fill(before.size), after.fill(after.size)
@@ -275,11 +265,13 @@ class ReshardPlan:
         """Tensor-parallel size of the rollout."""
         return self.rollout.tp
 
+    @checked
     def train_at(self, rank: int) -> Coordinates | None:
         """Return the position of a rank in the training layout (``None`` for one that only generates)."""
         self._check_rank(rank)
         return _train_at(self.train, self.rollout, self.grouping, rank, self.apart) if rank < self.train.size else None
 
+    @checked
     def rollout_at(self, rank: int) -> Coordinates | None:
         """Return the position of a rank in the rollout layout (``None`` for one that only trains)."""
         self._check_rank(rank)
@@ -313,31 +305,37 @@ class ReshardPlan:
         """Return :attr:`matrix` as a list of rows."""
         return [[int(x) for x in row] for row in self.matrix]
 
+    @checked
     def bytes_copied(self, rank: int) -> int:
         """Return the bytes ``rank`` has already: shared in place, or copied from its own shard."""
         self._check_rank(rank)
         return int(self.matrix[rank, rank])
 
+    @checked
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes ``rank`` sends to other ranks."""
         own = self.bytes_copied(rank)
         return int(self.matrix[rank].sum()) - own
 
+    @checked
     def bytes_received(self, rank: int) -> int:
         """Return the bytes ``rank`` receives from other ranks."""
         own = self.bytes_copied(rank)
         return int(self.matrix[:, rank].sum()) - own
 
+    @checked
     def bytes_held(self, rank: int) -> int:
         """Return the bytes of the shard ``rank`` starts from."""
         self._check_rank(rank)
         return self._shares[rank].held * DTYPE_BYTES[self.dtype]
 
+    @checked
     def bytes_needed(self, rank: int) -> int:
         """Return the bytes of the shard ``rank`` ends with."""
         self._check_rank(rank)
         return self._shares[rank].needed * DTYPE_BYTES[self.dtype]
 
+    @checked
     def bytes_missing(self, rank: int) -> int:
         """Return the bytes ``rank`` needs and does not hold: no transition can do with receiving less.
 
@@ -347,12 +345,14 @@ class ReshardPlan:
         share = self._shares[rank]
         return (share.needed - share.common) * DTYPE_BYTES[self.dtype]
 
+    @checked
     def bytes_redundant(self, rank: int) -> int:
         """Return the bytes of the shard ``rank`` starts from that its new shard does not contain."""
         self._check_rank(rank)
         share = self._shares[rank]
         return (share.held - share.common) * DTYPE_BYTES[self.dtype]
 
+    @checked
     def bytes_peak(self, rank: int) -> int:
         """Return the bytes ``rank`` has at the end if nothing is held twice and nothing given up."""
         self._check_rank(rank)
@@ -364,6 +364,7 @@ class ReshardPlan:
         """Bytes that cross between ranks, in total."""
         return int(self.matrix.sum() - np.trace(self.matrix))
 
+    @checked
     def link(self, source: int, target: int) -> str:
         """Return how a piece goes from one rank to another, one of :data:`LINKS`."""
         for rank in (source, target):
@@ -377,6 +378,7 @@ class ReshardPlan:
         own, node, far = np.trace(self.matrix), self.matrix[near].sum(), self.matrix[~near].sum()
         return dict(zip(LINKS, (int(own), int(node - own), int(far)), strict=True))
 
+    @checked
     def pieces(self, tensor: str) -> tuple[Move, ...]:
         """Return the moves of one Hugging Face tensor, e.g. ``"model.layers.0.self_attn.q_proj.weight"``.
 
@@ -384,11 +386,11 @@ class ReshardPlan:
             OptionError: the model has no such tensor.
         """
         if tensor not in self.spec.tensors():
-            tensor = str(tensor)
             like = sorted(self.spec.tensors(), key=lambda name: len(set(name.split(".")) ^ set(tensor.split("."))))[:3]
-            raise OptionError(f"{self.spec.name} has no tensor {tensor!r}; near it are {', '.join(like)}")
+            raise OptionError(f"{self.spec.name} has no tensor {shown(tensor)}; near it are {', '.join(like)}")
         return tuple(move for move in self.moves if move.tensor == tensor)
 
+    @checked
     def shared(self, rank: int) -> dict[str, str]:
         """Return which of a rank's parameters may be one: rollout name -> training name, with the same boxes at the same places.
 
@@ -509,6 +511,7 @@ class ReshardPlan:
             f"{_size(self.bytes_needed(fullest))} and receives {_size(self.bytes_received(fullest))}"
         )
 
+    @checked
     def view_of(self, parameter: str) -> dict[str, Any]:
         """Return what a picture of one of the rollout's parameters shows, as plain data: its rows by rank, before and after.
 
@@ -522,7 +525,8 @@ class ReshardPlan:
         if not moves:
             boxes = vllm_boxes(self.spec, self.rollout.tp, 0)
             names = sorted({box.local for box in boxes if not re.search(r"layers\.[1-9]", box.local)})
-            raise OptionError(f"the rollout of {self.spec.name} has no parameter {parameter!r}; it has {', '.join(names)}, ...")
+            known = ", ".join(names)
+            raise OptionError(f"the rollout of {self.spec.name} has no parameter {shown(parameter)}; it has {known}, ...")
         tensors = {move.tensor for move in moves}
         ranks = []
         for rank in range(self.num_ranks):
@@ -647,7 +651,8 @@ def _nodes(nodes: Sequence[int] | int | None, num_ranks: int) -> tuple[int, ...]
     if isinstance(nodes, int) and is_whole(nodes) and nodes >= 1:
         return tuple(rank // nodes for rank in range(num_ranks))
     if not isinstance(nodes, list | tuple) or not all(is_whole(node) and node >= 0 for node in nodes):
-        raise OptionError(f"nodes must be how many ranks a node has, at least 1, or a list with every rank's node; got {nodes!r}")
+        wanted = "how many ranks a node has, at least 1, or a list with every rank's node"
+        raise OptionError(f"nodes must be {wanted}; got nodes={shown(nodes)}")
     if len(nodes) != num_ranks:
         raise OptionError(f"the plan has {num_ranks} ranks; nodes names {len(nodes)}")
     return tuple(int(node) for node in nodes)

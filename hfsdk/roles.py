@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from hfsdk.checks import check_fields
+from hfsdk.checks import Count, Index, Length, NonNegative, OneOf, Positive, Within, check_fields, checked
 from hfsdk.errors import OptionError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
-from hfsdk.spec import DTYPE_BYTES, ModelSpec
+from hfsdk.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 RECOMPUTE = ("", "selective", "full")
 """How much of a forward pass the backward pass may compute again, from nothing to nearly all."""
@@ -20,23 +21,26 @@ def _check(condition: bool, name: str, value: object, wanted: str) -> None:
         raise OptionError(f"{name} must be {wanted}; got {name}={value!r}")
 
 
+Beta = Annotated[float, Within(0, below=1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
     """AdamW with a learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    lr: float = 1e-5
+    lr: NonNegative = 1e-5
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Positive = 1e-8
     """Added outside the square root, as PyTorch does."""
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    max_grad_norm: NonNegative = 1.0
     """Gradients are scaled down to this global norm, over all shards; 0 turns clipping off."""
-    schedule: str = "constant"
+    schedule: Annotated[str, OneOf("constant", "linear", "cosine")] = "constant"
     """``"constant"``, ``"linear"`` or ``"cosine"``: how lr falls from its peak to ``min_lr`` after the warm-up."""
-    warmup_steps: int = 0
+    warmup_steps: Index = 0
     """Optimizer steps over which lr rises linearly from 0."""
-    total_steps: int = 0
+    total_steps: Index = 0
     """Optimizer steps after which ``min_lr`` is reached; needed by linear and cosine."""
     min_lr: float = 0.0
     distributed: bool = False
@@ -49,18 +53,11 @@ class AdamW:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(self.lr >= 0 and math.isfinite(self.lr), "lr", self.lr, "a finite number of at least 0")
-        _check(self.eps > 0, "eps", self.eps, "above 0")
-        _check(all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers in [0, 1)")
-        _check(self.max_grad_norm >= 0, "max_grad_norm", self.max_grad_norm, "at least 0 (0 = no clipping)")
-        _check(
-            self.schedule in ("constant", "linear", "cosine"), "schedule", self.schedule, "constant, linear or cosine"
-        )
-        _check(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "at least 0")
         needs_end = self.schedule == "constant" or self.total_steps > self.warmup_steps
         _check(needs_end, "total_steps", self.total_steps, f"above warmup_steps for schedule {self.schedule!r}")
 
-    def lr_at(self, step: int) -> float:
+    @checked
+    def lr_at(self, step: Index) -> float:
         """Return the learning rate of optimizer step number ``step`` (the first is 0)."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
@@ -75,27 +72,24 @@ class AdamW:
 class Sampling:
     """How responses are drawn."""
 
-    max_new_tokens: int = 64
+    max_new_tokens: Count = 64
     min_new_tokens: int = 0
     temperature: float = 1.0
     """0 is greedy."""
-    top_k: int = 0
+    top_k: Index = 0
     """0 keeps the whole vocabulary."""
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
+    top_p: Annotated[float, Within(above=0, most=1)] = 1.0
+    stop: tuple[Annotated[str, Length(0, 10_000)], ...] = ()
     """Strings that end a response (kept in it)."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         in_range = 0 <= self.min_new_tokens <= self.max_new_tokens
         _check(in_range, "min_new_tokens", self.min_new_tokens, f"between 0 and max_new_tokens ({self.max_new_tokens})")
         warm = self.temperature == 0 or (self.temperature >= 0.01 and math.isfinite(self.temperature))
         _check(warm, "temperature", self.temperature, "0 (greedy) or at least 0.01")
-        _check(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 = all)")
-        _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
 
     @property
     def renormalised(self) -> bool:
@@ -115,20 +109,18 @@ def state_bytes(dtype: str, stepped: bool = True) -> int:
 class RolloutOptions:
     """How the generating engine is sized."""
 
-    max_model_len: int = 0
+    max_model_len: Index = 0
     """Longest prompt plus response, in tokens; 0 takes the smaller of the model's own limit and 2048."""
-    max_num_seqs: int = 64
+    max_num_seqs: Annotated[int, Within(1, 10**6)] = 64
     """Sequences decoded at once on one replica."""
-    max_num_batched_tokens: int = 4096
-    kv_cache_bytes: int = 0
+    max_num_batched_tokens: Count = 4096
+    kv_cache_bytes: Annotated[int, Within(0, 10**15)] = 0
     """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences, at most 256 MB on CPU and 8 GB on GPU."""
-    cpu_weights: str = "packed"
+    cpu_weights: Annotated[str, OneOf("packed", "shared")] = "packed"
     """``"packed"``: rebuild the fast packed kernels after every update; ``"shared"``: plain weights, written in place."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(self.cpu_weights in ("packed", "shared"), "cpu_weights", self.cpu_weights, "'packed' or 'shared'")
-        _check(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,14 +141,14 @@ class RoleSpec:
     rollout: Layout | None = None
     auto: tuple[str, ...] = ()
     """Layouts that the user left open (``"train"``, ``"rollout"``): data parallel, unless a plan says otherwise."""
-    dtype: str = "fp32"
+    dtype: Dtype = "fp32"
     """Compute dtype; with bf16 the optimizer keeps fp32 masters."""
     optimizer: AdamW | None = None
     """``None`` for frozen models."""
     rollout_options: RolloutOptions = field(default_factory=RolloutOptions)
-    micro_batch_tokens: int = 2048
+    micro_batch_tokens: Count = 2048
     """Most tokens of one micro-batch on one rank."""
-    recompute: str = ""
+    recompute: Annotated[str, OneOf(*RECOMPUTE)] = ""
     """Activations computed again in the backward pass instead of kept: ``""`` none, ``"selective"`` those inside attention and
     MLP, ``"full"`` all but each layer's input (Korthikanti et al., arXiv 2205.05198)."""
     offload: bool = False
@@ -166,7 +158,7 @@ class RoleSpec:
     """Folder of a checkpoint to load after the initial weights (set when a pool is rebuilt)."""
     function: Shipped | None = None
     """A reward function in TRL's form, instead of a model."""
-    timeout_s: float = 60.0
+    timeout_s: Positive = 60.0
     """Most seconds one call of ``function`` may take."""
     per_token: bool = False
     """Whether ``function`` gives a list of numbers per completion, one per token, instead of one number."""
@@ -179,9 +171,6 @@ class RoleSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {sorted(DTYPE_BYTES)}")
-        _check(self.recompute in RECOMPUTE, "recompute", self.recompute, f"one of {RECOMPUTE}")
-        _check(self.micro_batch_tokens >= 1, "micro_batch_tokens", self.micro_batch_tokens, "at least 1")
 
     @property
     def offloads(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hfsdk.dataflow import Call
 from hfsdk.errors import HfsdkError
+from hfsdk.files import FileSum
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
@@ -124,6 +125,15 @@ class RoleState:
     handles: tuple[Any, ...]
     """One object per rank that holds a part nobody before it holds."""
     num_bytes: int = 0
+    devices: tuple[int, ...] = ()
+    """Whose workers own these objects: they are gone with them."""
+
+
+class StateGoneError(Exception):
+    """A state that a role was to be loaded with is gone with the worker that held it; the role is not loaded, its pool is well.
+
+    The controller answers it with an older state and tells the user, so that nobody outside the engine sees it.
+    """
 
 
 @dataclass(frozen=True)
@@ -242,7 +252,11 @@ class Runtime(Protocol):
         ...
 
     def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
-        """Build a role on every rank of its pool, with a state that it had elsewhere or its folder's weights."""
+        """Build a role on every rank of its pool, with a state that it had elsewhere or its folder's weights.
+
+        Raises:
+            StateGoneError: the state is gone with a worker that held it.
+        """
         ...
 
     def export(self, role: str, pool: Pool) -> RoleState:
@@ -297,8 +311,10 @@ class Runtime(Protocol):
         """Return the pool's workers as they are now."""
         ...
 
-    def saved(self, role: str, pool: Pool) -> bool:
-        """Return whether the files of a role's last ``save_state`` are complete; the look that finds them so completes them.
+    def saved(self, role: str, pool: Pool) -> Mapping[str, FileSum] | None:
+        """Return ``None`` until the files of a role's last ``save_state`` are complete; the look that finds them so completes them.
+
+        Then what each must be, by its name in the role's folder, as far as it was counted while they were written.
 
         Raises:
             CheckpointError: they cannot be written, or the workers that wrote them ended.

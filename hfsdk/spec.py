@@ -10,13 +10,26 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hfsdk.checks import check_fields, check_options
+from hfsdk.checks import (
+    Count,
+    Length,
+    Name,
+    NonNegative,
+    OneOf,
+    Positive,
+    Within,
+    check_fields,
+    checked,
+    is_whole,
+    shown,
+)
 from hfsdk.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
@@ -31,11 +44,11 @@ HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
 FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
 """Hugging Face architecture name -> family."""
 
-MOST_OF_MODEL = {
-    "num_layers": 10_000, "hidden_size": 10**7, "mlp_hidden_size": 10**7, "num_heads": 10**5, "num_kv_heads": 10**5,
-    "head_dim": 10**5, "vocab_size": 10**8, "max_positions": 10**9,
-}  # fmt: skip
-"""Size of a model -> the most that is taken: some hundred times what the largest models have, so that a slip is told."""
+Dtype = Annotated[str, OneOf(*DTYPE_BYTES)]
+
+Heads = Annotated[int, Within(1, 10**5)]
+Width = Annotated[int, Within(1, 10**7)]
+"""Sizes of a model, bounded by some hundred times what the largest models have, so that a slip is told."""
 
 MOST_DEVICES = 100_000
 """Devices of the largest cluster that is taken."""
@@ -51,107 +64,112 @@ class ModelSpec:
     Example: ``ModelSpec.from_folder(path).num_parameters()``.
     """
 
-    name: str
+    name: Annotated[str, Length(0, 200, encoded=False)]
     """A short name for messages and pictures, e.g. ``"SmolLM2-135M"``."""
-    family: str = "llama"
+    family: Annotated[str, OneOf(*CLASS_PREFIXES)] = "llama"
     """``"llama"``, ``"qwen2"`` or ``"qwen3"``."""
-    num_layers: int
-    hidden_size: int
-    mlp_hidden_size: int
-    num_heads: int
+    num_layers: Annotated[int, Within(1, 10_000)]
+    hidden_size: Width
+    mlp_hidden_size: Width
+    num_heads: Heads
     """Query heads."""
-    num_kv_heads: int
+    num_kv_heads: Heads
     """Key/value heads; fewer than ``num_heads`` is grouped-query attention."""
-    head_dim: int
+    head_dim: Heads
     """Size of one head; need not be ``hidden_size / num_heads``."""
-    vocab_size: int
+    vocab_size: Annotated[int, Within(1, 10**8)]
     """Rows of the embedding as stored, without any engine's padding."""
-    max_positions: int
+    max_positions: Count
     tied_embeddings: bool = False
-    norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    norm_eps: Positive = 1e-5
+    rope_theta: Positive = 10000.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.family not in CLASS_PREFIXES:
-            raise OptionError(f"{self.name}: family must be one of {', '.join(map(repr, CLASS_PREFIXES))}; got {self.family!r}")
-        for name, most in MOST_OF_MODEL.items():
-            size = getattr(self, name)
-            if not 1 <= size <= most:
-                raise OptionError(f"{self.name}: {name} must be a whole number from 1 to {most:,}; got {name}={size}")
         if self.num_heads % self.num_kv_heads:
             raise OptionError(
                 f"{self.name}: num_kv_heads must divide num_heads; got num_kv_heads={self.num_kv_heads}, num_heads={self.num_heads}"
             )
-        for name in ("norm_eps", "rope_theta"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{self.name}: {name} must be above 0; got {name}={getattr(self, name)}")
 
     @classmethod
-    def from_hf_config(cls, config: dict[str, Any], name: str = "model") -> ModelSpec:
+    @checked
+    def from_hf_config(cls, config: Mapping[str, Any], name: Annotated[str, Length(0, 200, encoded=False)] = "model") -> ModelSpec:
         """Read a Hugging Face ``config.json`` given as a dict.
 
         Raises:
             UnsupportedModelError: the architecture, activation, rope scaling, a sliding window or a bias is one the engines do
-                not run.
+                not run, or a number is missing or none.
         """
+        name = name if name.isprintable() else shown(name)
         architectures = config.get("architectures") or []
-        family = next((FAMILIES[a] for a in architectures if a in FAMILIES), None)
-        if family is None:
+        known = [a for a in architectures if isinstance(a, str) and a in FAMILIES] if isinstance(architectures, list) else []
+        if not known:
             raise UnsupportedModelError(
-                f"{name} has architecture {architectures or 'none'}; hfsdk runs {sorted(FAMILIES)}. "
+                f"{name} has architecture {shown(architectures or 'none')}; hfsdk runs {sorted(FAMILIES)}. "
                 "Use a model of one of these architectures."
             )
+        family = FAMILIES[known[0]]
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        _require(isinstance(rope, Mapping), name, f"rope parameters {shown(rope)}", "a mapping of them")
         rope_type = rope.get("rope_type") or rope.get("type") or "default"
-        _require(rope_type == "default", name, f"rope type {rope_type!r}", "plain rotary positions ('default')")
+        _require(rope_type == "default", name, f"rope type {shown(rope_type)}", "plain rotary positions ('default')")
         activation = config.get("hidden_act", "silu")
-        _require(activation == "silu", name, f"activation {activation!r}", "silu")
+        _require(activation == "silu", name, f"activation {shown(activation)}", "silu")
         for bias in ("attention_bias", "mlp_bias"):
             _require(not config.get(bias, False), name, f"{bias}=true", f"{bias}=false")
-        windowed = config.get("use_sliding_window", False) or set(config.get("layer_types") or ()) - {"full_attention"}
+        layers = config.get("layer_types") or []
+        whole = isinstance(layers, list) and all(layer == "full_attention" for layer in layers)
+        windowed = config.get("use_sliding_window", False) or not whole
         _require(not windowed, name, "layers with a sliding window", "attention over the whole text")
-        num_heads = config["num_attention_heads"]
+        num_heads, hidden_size = (_size(config, name, key) for key in ("num_attention_heads", "hidden_size"))
         return cls(
             name=name,
             family=family,
-            num_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"],
-            mlp_hidden_size=config["intermediate_size"],
+            num_layers=_size(config, name, "num_hidden_layers"),
+            hidden_size=hidden_size,
+            mlp_hidden_size=_size(config, name, "intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            head_dim=config.get("head_dim") or (128 if family == "qwen3" else config["hidden_size"] // num_heads),
-            vocab_size=config["vocab_size"],
-            max_positions=config["max_position_embeddings"],
+            head_dim=config.get("head_dim") or (128 if family == "qwen3" else hidden_size // num_heads),
+            vocab_size=_size(config, name, "vocab_size"),
+            max_positions=_size(config, name, "max_position_embeddings"),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            rope_theta=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
         )
 
     @classmethod
+    @checked
     def from_folder(cls, folder: str | Path) -> ModelSpec:
         """Read ``folder/config.json``.
 
         Raises:
-            ModelNotFoundError: the folder has no ``config.json``.
+            ModelNotFoundError: the folder has no ``config.json``, or one that cannot be read.
         """
         path = Path(folder) / "config.json"
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ModelNotFoundError(
-                f"{folder} has no config.json; a model folder holds config.json and *.safetensors as "
+                f"{shown(str(folder))} has no config.json; a model folder holds config.json and *.safetensors as "
                 "transformers' save_pretrained writes them. Check the path."
             )
-        return cls.from_hf_config(json.loads(path.read_text()), name=Path(folder).name)
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelNotFoundError(f"{path} cannot be read as JSON: {shown(str(error))}. Write the folder again.") from error
+        _require(isinstance(config, dict), str(path), "no mapping", "what transformers' save_pretrained writes")
+        return cls.from_hf_config(config, name=Path(folder).resolve().name[:200] or "model")
 
     @classmethod
-    def preset(cls, name: str) -> ModelSpec:
+    @checked
+    def preset(cls, name: Name) -> ModelSpec:
         """Return a published architecture by name, for planning and simulation.
 
         Raises:
             ModelNotFoundError: no preset has this name.
         """
         if name not in PRESETS:
-            raise ModelNotFoundError(f"no model preset {name!r}; {nearest(name, PRESETS)}. Or give its numbers: hf.ModelSpec(...)")
+            known = nearest(name, PRESETS)
+            raise ModelNotFoundError(f"no model preset {shown(name)}; {known}. Or give its numbers: hf.ModelSpec(...)")
         return PRESETS[name]
 
     @property
@@ -164,7 +182,8 @@ class ModelSpec:
         """Whether each head's queries and keys go through a norm."""
         return self.family == "qwen3"
 
-    def class_name(self, head: str = "lm") -> str:
+    @checked
+    def class_name(self, head: Annotated[str, OneOf(*HEAD_CLASSES)] = "lm") -> str:
         """Return the name of transformers' class with this head, ``"lm"`` or ``"scalar"``."""
         return CLASS_PREFIXES[self.family] + HEAD_CLASSES[head]
 
@@ -197,17 +216,20 @@ class ModelSpec:
         """Count the weights (tied embeddings once)."""
         return sum(math.prod(shape) for shape in self.tensors().values())
 
-    def num_bytes(self, dtype: str = "bf16") -> int:
+    @checked
+    def num_bytes(self, dtype: Dtype = "bf16") -> int:
         """Return the bytes of one copy of the weights in ``dtype``."""
         return self.num_parameters() * DTYPE_BYTES[dtype]
 
-    def forward_flops(self, num_tokens: int, context_tokens: float) -> float:
+    @checked
+    def forward_flops(self, num_tokens: Annotated[int, Within(0, 10**15)], context_tokens: NonNegative) -> float:
         """Return the FLOPs of one forward pass over ``num_tokens`` that each see ``context_tokens`` on average."""
         matmul = self.num_parameters() - (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
         attention = 2 * self.num_layers * context_tokens * self.num_heads * self.head_dim
         return 2.0 * num_tokens * (matmul + attention)
 
-    def kv_bytes_per_token(self, dtype: str = "bf16") -> int:
+    @checked
+    def kv_bytes_per_token(self, dtype: Dtype = "bf16") -> int:
         """Return the bytes of key and value cache one token needs over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
@@ -218,6 +240,14 @@ class ModelSpec:
 def _require(condition: bool, name: str, has: str, runs: str) -> None:
     if not condition:
         raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
+
+
+def _size(config: Mapping[str, Any], name: str, key: str) -> int:
+    """Return one size of a config, which is a whole number above 0."""
+    size: Any = config.get(key)
+    if not is_whole(size) or not 0 < size <= 10**9:
+        raise UnsupportedModelError(f"the config of {name} has {key}={shown(size)}; a whole number above 0 is needed. Mend it.")
+    return int(size)
 
 
 Sizes = tuple[int, int, int, int, int]
@@ -298,10 +328,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class LinkSpec:
     """A connection between two devices, or of a node to the network."""
 
-    name: str
-    bandwidth: float
+    name: Name
+    bandwidth: Positive
     """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
-    latency_s: float
+    latency_s: NonNegative
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 NVLINK_3 = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
@@ -319,24 +352,28 @@ a DGX H100; shared memory is gloo between processes of one machine, a round figu
 class DeviceSpec:
     """One accelerator (or, without one, one worker's share of this machine)."""
 
-    name: str
-    peak_flops: float
+    name: Name
+    peak_flops: Positive
     """Dense FLOP/s in bf16 (on CPU: in fp32)."""
-    memory_bytes: int
-    memory_bandwidth: float
+    memory_bytes: Annotated[int, Within(1, 10**15)]
+    memory_bandwidth: Positive
     """Bytes per second of the device's own memory."""
-    fp32_flops: float = 0.0
+    fp32_flops: NonNegative = 0.0
     """Dense FLOP/s in fp32 without tensor cores, which is PyTorch's default; 0 takes ``peak_flops``."""
-    host_bandwidth: float = 25e9
+    host_bandwidth: Positive = 25e9
     """Bytes per second between host memory and the device, one direction."""
-    launches: float = 1.0
+    launches: NonNegative = 1.0
     """Whether kernels are launched from a host (0: the device is the host)."""
     link: LinkSpec = NVLINK_3
     """Between devices of this kind in one node."""
     network: LinkSpec = NETWORK_200G
     """Of a node with such devices."""
 
-    def flops(self, dtype: str) -> float:
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
+    def flops(self, dtype: Dtype) -> float:
         """Return the peak FLOP/s in ``"bf16"`` or ``"fp32"``."""
         return self.fp32_flops or self.peak_flops if dtype == "fp32" else self.peak_flops
 
@@ -380,15 +417,17 @@ def _group(text: str, part: str) -> tuple[int, int, DeviceSpec]:
     if not match:
         joined = " Join kinds of devices by '+'." if re.search(r"[,;&]|\band\b", text) else ""
         raise OptionError(
-            f"cluster {text!r} does not parse at {part.strip()!r}; write nodes x devices and a device name, "
+            f"cluster {shown(text)} does not parse at {shown(part.strip())}; write nodes x devices and a device name, "
             f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {', '.join(DEVICES)}.{joined}"
         )
     if match[3] not in DEVICES:
-        raise OptionError(f"cluster {text!r} names the device {match[3]!r}, which is not known; {nearest(match[3], DEVICES)}")
+        near = nearest(match[3][:100], DEVICES)
+        raise OptionError(f"cluster {shown(text)} names the device {shown(match[3])}, which is not known; {near}")
     count, size = (int(number[:12]) for number in match.groups()[:2])
     if not count or not size:
         raise OptionError(
-            f"cluster {text!r} has no devices at {part.strip()!r}: it says {count} nodes of {size}; give at least one of each"
+            f"cluster {shown(text)} has no devices at {shown(part.strip())}: it says {count} nodes of {size}; "
+            "give at least one of each"
         )
     return count, size, DEVICES[match[3]]
 
@@ -409,26 +448,25 @@ class ClusterSpec:
     """Between devices of a node."""
     inter_node: LinkSpec = NETWORK_200G
     """Of a node to the others, shared by its devices."""
-    price_per_device_hour: float = 0.0
-    node_cores: tuple[int, ...] = ()
+    price_per_device_hour: NonNegative = 0.0
+    node_cores: tuple[Annotated[int, Within(1, MOST_DEVICES)], ...] = ()
     """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         num_devices = sum(map(len, self.node_devices))
         if not self.node_devices or not all(self.node_devices):
             raise OptionError("a cluster has at least one node, and each node at least one device; e.g. '1x8 H100' has both")
         if num_devices > MOST_DEVICES:
             raise OptionError(f"a cluster has at most {MOST_DEVICES:,} devices; this one would have {num_devices:,}")
-        if self.node_cores and (len(self.node_cores) != len(self.node_devices) or min(self.node_cores) < 1):
+        if self.node_cores and len(self.node_cores) != len(self.node_devices):
             raise OptionError(
-                f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {self.node_cores}"
+                f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {shown(self.node_cores)}"
             )
-        price = self.price_per_device_hour
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
-            raise OptionError(f"price_per_device_hour must be a finite number of at least 0; got {price!r}")
 
     @classmethod
-    def parse(cls, text: str, price_per_device_hour: float = 0.0) -> ClusterSpec:
+    @checked
+    def parse(cls, text: Annotated[str, Length(0, 100_000)], price_per_device_hour: NonNegative = 0.0) -> ClusterSpec:
         """Parse ``"nodes x devices name"``, joined by ``+`` for mixed clusters.
 
         The links are those of the device preset; in a mixed cluster, of the kind whose links are slowest (see `links_of`).
@@ -436,26 +474,32 @@ class ClusterSpec:
         Raises:
             OptionError: the text does not parse or names an unknown device, or no devices or too many.
         """
-        check_options("cluster", text=(text, str))
         groups = [_group(text, part) for part in text.split("+")]
         num_devices = sum(count * size for count, size, _ in groups)
         if num_devices > MOST_DEVICES:
-            raise OptionError(f"a cluster has at most {MOST_DEVICES:,} devices; {text!r} would have {num_devices:,}")
+            raise OptionError(f"a cluster has at most {MOST_DEVICES:,} devices; {shown(text)} would have {num_devices:,}")
         nodes = [(device,) * size for count, size, device in groups for _ in range(count)]
         return cls.of(nodes, price_per_device_hour=price_per_device_hour)
 
     @classmethod
-    def of(cls, nodes: Iterable[tuple[DeviceSpec, ...]], **more: Any) -> ClusterSpec:
+    @checked
+    def of(
+        cls, nodes: Sequence[tuple[DeviceSpec, ...]], *, price_per_device_hour: NonNegative = 0.0, node_cores: tuple[int, ...] = ()
+    ) -> ClusterSpec:
         """Return the cluster of these nodes with their devices' own links; of several kinds, of the one whose links are slowest."""
-        node_devices = tuple(nodes)
-        near, far = _slowest_links(node_devices)
-        return cls(node_devices=node_devices, intra_node=near, inter_node=far, **more)
+        alike = cls(node_devices=tuple(nodes), price_per_device_hour=price_per_device_hour, node_cores=node_cores)
+        near, far = _slowest_links(alike.node_devices)
+        return replace(alike, intra_node=near, inter_node=far)
 
-    def links_of(self, nodes: Iterable[int]) -> tuple[LinkSpec, LinkSpec]:
+    @checked
+    def links_of(self, nodes: Sequence[int]) -> tuple[LinkSpec, LinkSpec]:
         """Return the link inside and the link between these nodes.
 
         Where the cluster's links are those of its devices, nodes of one kind in a mixed cluster have their own.
         """
+        nodes = [self._known(node) for node in nodes]
+        if not nodes:
+            raise OptionError("links are between nodes; nodes names none")
         if (self.intra_node, self.inter_node) != _slowest_links(self.node_devices):
             return self.intra_node, self.inter_node
         return _slowest_links([self.node_devices[node] for node in nodes])
@@ -470,24 +514,37 @@ class ClusterSpec:
         """Number of devices over all nodes."""
         return len(self.devices)
 
+    @checked
     def node_of(self, device: int) -> int:
-        """Return the node that holds device number ``device``."""
+        """Return the node that holds device number ``device``.
+
+        Raises:
+            OptionError: the cluster has no such device.
+        """
+        asked = device
         for node, devices in enumerate(self.node_devices):
-            if device < len(devices):
+            if 0 <= device < len(devices):
                 return node
             device -= len(devices)
-        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {device + self.num_devices}")
+        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {asked}")
 
+    @checked
     def cores_of(self, node: int) -> int:
         """Return the cores that the workers of a node share; as many as workers where each has its own."""
-        return self.node_cores[node] if self.node_cores else len(self.node_devices[node])
+        return self.node_cores[self._known(node)] if self.node_cores else len(self.node_devices[self._known(node)])
+
+    def _known(self, node: int) -> int:
+        if not 0 <= node < len(self.node_devices):
+            raise OptionError(f"the cluster has the nodes 0 to {len(self.node_devices) - 1}; asked for node={node}")
+        return node
 
     @property
     def shares_cores(self) -> bool:
         """Whether some node has fewer cores than workers."""
         return any(cores < len(node) for cores, node in zip(self.node_cores, self.node_devices, strict=False))
 
-    def with_cores(self, cores: int) -> ClusterSpec:
+    @checked
+    def with_cores(self, cores: Annotated[int, Within(1, MOST_DEVICES)]) -> ClusterSpec:
         """Return the same cluster whose workers share ``cores`` processor cores on each node (CPU devices).
 
         Raises:
@@ -495,7 +552,8 @@ class ClusterSpec:
         """
         return replace(self, node_cores=(cores,) * len(self.node_devices))
 
-    def with_memory(self, memory_bytes: int) -> ClusterSpec:
+    @checked
+    def with_memory(self, memory_bytes: Annotated[int, Within(1, 10**15)]) -> ClusterSpec:
         """Return the same cluster with every device's memory set to ``memory_bytes``."""
         nodes = tuple(tuple(replace(d, memory_bytes=memory_bytes) for d in node) for node in self.node_devices)
         return replace(self, node_devices=nodes)

@@ -15,16 +15,43 @@ A :class:`hfsdk.batch.Batch` is the same table by reference: its columns live in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hfsdk.checks import AnyNumber, check_fields, checked, is_whole, shown
 from hfsdk.errors import ColumnError
+from hfsdk.text import printable
 
 Array = npt.NDArray[Any]
+
+MOST_ROWS = 10**8
+
+RowNumbers = Sequence[int] | Sequence[bool] | Array
+"""Numbers of rows, or one truth value for each row (a mask)."""
+
+
+def row_numbers(rows: RowNumbers, num_rows: int, what: str) -> npt.NDArray[np.int64]:
+    """Return the numbers of rows, none of them negative.
+
+    Raises:
+        ColumnError: these are not numbers of rows that ``what`` has.
+    """
+    index = np.asarray(rows)
+    if index.ndim != 1 or (len(index) and index.dtype.kind not in "iub"):
+        raise ColumnError(f"rows must be row numbers of {what}, e.g. [3, 1], or a mask; got rows={shown(rows)}")
+    if index.dtype == bool:
+        if len(index) != num_rows:
+            raise ColumnError(f"the row mask has {len(index)} entries; {what} has {num_rows} samples")
+        return np.flatnonzero(index)
+    wrong = index[(index < -num_rows) | (index >= num_rows)]
+    if len(wrong):
+        raise ColumnError(f"row {wrong[0]} does not exist; {what} has {num_rows} samples (0 to {num_rows - 1})")
+    index = index.astype(np.int64)
+    return index if not len(index) or index.min() >= 0 else index % num_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,19 +66,40 @@ class Ragged:
     offsets: npt.NDArray[np.int64]
     """Row starts and the end; shape [num_rows + 1]."""
 
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if type(self.flat) is not np.ndarray or type(offsets) is not np.ndarray or offsets.ndim != 1 or self.flat.ndim != 1:
+            check_fields(self, ColumnError)
+            raise ColumnError(f"flat and offsets must be arrays of one axis; got shapes {self.flat.shape} and {offsets.shape}")
+        if not len(offsets) or offsets.dtype.kind not in "iu" or offsets[0] != 0 or offsets[-1] != len(self.flat):
+            raise ColumnError(f"offsets must begin at 0 and end at {len(self.flat)}, the number of values; got {shown(offsets)}")
+
     @classmethod
+    @checked(error=ColumnError)
     def of(cls, rows: Iterable[Sequence[Any] | Array], dtype: Any = None) -> Ragged:
         """Build from one sequence per row."""
-        arrays = [np.asarray(row, dtype=dtype) for row in rows]
+        try:
+            dtype = None if dtype is None else np.dtype(dtype)
+        except Exception as error:  # the user's own object raises what it likes
+            raise ColumnError(f"dtype must be a dtype of numpy; got dtype={shown(dtype)}") from error
+        try:
+            given = list(rows)
+        except Exception as error:  # the user's own object
+            raise ColumnError(f"rows cannot be read; got rows={shown(rows)}") from error
+        arrays = [_as_row(row, dtype, i) for i, row in enumerate(given)]
         filled = [a for a in arrays if len(a)]
         flat = np.concatenate(filled) if filled else np.zeros(0, dtype=dtype or np.float32)
         return cls.from_lengths(flat, [len(a) for a in arrays])
 
     @classmethod
+    @checked(error=ColumnError)
     def from_lengths(cls, flat: Array, lengths: Sequence[int] | Array) -> Ragged:
         """Build from the flat values and each row's length."""
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        sizes = np.asarray(lengths)
+        if flat.ndim != 1 or sizes.ndim != 1 or (len(sizes) and (sizes.dtype.kind not in "iu" or sizes.min() < 0)):
+            raise ColumnError(f"lengths must be whole numbers of at least 0 and flat of one axis; got lengths={shown(lengths)}")
+        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
         if offsets[-1] != len(flat):
             raise ColumnError(f"the lengths add up to {offsets[-1]}, but there are {len(flat)} values")
         return cls(flat, offsets)
@@ -75,6 +123,8 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> Array:
+        if not is_whole(row):
+            raise ColumnError(f"row must be a whole number; got row={shown(row)}")
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
@@ -91,9 +141,14 @@ class Ragged:
     def __hash__(self) -> int:
         return id(self)
 
-    def take(self, rows: Sequence[int] | Array) -> Ragged:
-        """Return the rows with these numbers, in this order; consecutive rows are a view, not a copy."""
-        index = np.asarray(rows, dtype=np.int64)
+    @checked(error=ColumnError)
+    def take(self, rows: RowNumbers) -> Ragged:
+        """Return the rows with these numbers, in this order; consecutive rows are a view, not a copy.
+
+        Raises:
+            ColumnError: there is no such row.
+        """
+        index = row_numbers(rows, len(self), "the column")
         if len(index) == len(self) and np.array_equal(index, np.arange(len(self))):
             return self
         lengths = self.lengths[index]
@@ -108,21 +163,29 @@ class Ragged:
         positions = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Ragged(self.flat[positions], offsets)
 
+    @checked(error=ColumnError)
     def map(self, flat: Array) -> Ragged:
         """Return other values in the same shape."""
         return Ragged.from_lengths(flat, self.lengths)
 
-    def padded(self, fill: Any = 0) -> Array:
+    @checked(error=ColumnError)
+    def padded(self, fill: AnyNumber | bool | str = 0) -> Array:
         """Return a [num_rows, longest] array, rows left-aligned, the rest ``fill``."""
         lengths = self.lengths
-        out = np.full((len(self), int(lengths.max(initial=0))), fill, dtype=self.flat.dtype)
+        try:
+            out = np.full((len(self), int(lengths.max(initial=0))), fill, dtype=self.flat.dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ColumnError(f"fill must be one value of {self.flat.dtype}; got fill={shown(fill)}") from error
         mask = np.arange(out.shape[1])[None, :] < lengths[:, None]
         out[mask] = self.flat
         return out
 
     @staticmethod
+    @checked(error=ColumnError)
     def concat(parts: Sequence[Ragged]) -> Ragged:
         """Stack the rows of several."""
+        if len({p.dtype.kind in "OSU" for p in parts}) > 1:
+            raise ColumnError(f"parts must be all of numbers or all of texts; got {', '.join(str(p.dtype) for p in parts)}")
         flat = np.concatenate([p.flat for p in parts]) if parts else np.zeros(0, np.float32)
         lengths = np.concatenate([p.lengths for p in parts]) if parts else np.zeros(0, np.int64)
         return Ragged.from_lengths(flat, lengths)
@@ -134,6 +197,21 @@ class Ragged:
 
 
 Column = Array | Ragged | list[Any]
+
+
+def _as_row(row: Any, dtype: Any, number: int) -> Array:
+    """Return one row of a ragged column.
+
+    Raises:
+        ColumnError: it is no list of numbers, or of another dtype.
+    """
+    try:
+        array = np.asarray(row, dtype=dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ColumnError(f"row {number} must be a list of numbers{f' of {dtype}' if dtype else ''}; got {shown(row)}") from error
+    if array.ndim != 1:
+        raise ColumnError(f"row {number} must be a list of values; got {shown(row)}")
+    return array
 
 
 def take(column: Column, rows: Sequence[int] | Array) -> Column:
@@ -169,6 +247,10 @@ def as_column(value: Any) -> Column:
         return value
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value if value.ndim == 1 else Ragged.of(list(value))
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ColumnError(f"a column must be a list or an array with one entry per sample; got {shown(value)}")
+    if isinstance(value, Sized) and len(value) > MOST_ROWS:
+        raise ColumnError(f"a column has at most {MOST_ROWS:,} entries; got {shown(value)}")
     items = list(value)
     if items and all(isinstance(v, (bool, int, float, np.number)) for v in items):
         return np.asarray(items)
@@ -191,21 +273,27 @@ class Table(Mapping[str, Column]):
         row_ids: the number of each row in the batch it was taken from; shape [num_rows].
     """
 
-    def __init__(self, columns: Mapping[str, Column], row_ids: Sequence[int] | Array | None = None) -> None:
+    @checked(error=ColumnError)
+    def __init__(self, columns: Mapping[str, Column], row_ids: RowNumbers | None = None) -> None:
         self._columns = dict(columns)
         sizes = {name: len(column) for name, column in self._columns.items()}
         if len(set(sizes.values())) > 1:
             raise ColumnError(f"columns of different lengths: {sizes}; give every column one entry per sample")
         self.num_rows = next(iter(sizes.values()), 0 if row_ids is None else len(row_ids))
-        self.row_ids: Array = np.arange(self.num_rows) if row_ids is None else np.asarray(row_ids, dtype=np.int64)
+        try:
+            self.row_ids: Array = np.arange(self.num_rows) if row_ids is None else np.asarray(row_ids, dtype=np.int64)
+        except Exception as error:  # texts, or the user's own objects
+            raise ColumnError(f"row_ids must be whole numbers, one for each row; got row_ids={shown(row_ids)}") from error
+        if self.row_ids.shape != (self.num_rows,):
+            raise ColumnError(f"row_ids must be {self.num_rows:,} whole numbers, one for each row; got row_ids={shown(row_ids)}")
 
     def __getitem__(self, name: str) -> Column:
-        if name not in self._columns:
-            raise ColumnError(f"no column {name!r}; there are {sorted(self._columns)}")
+        if not isinstance(name, str) or name not in self._columns:
+            raise ColumnError(f"no column {shown(name)}; there are {sorted(self._columns)}")
         return self._columns[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._columns
+        return isinstance(name, str) and name in self._columns
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -213,18 +301,25 @@ class Table(Mapping[str, Column]):
     def __len__(self) -> int:
         return len(self._columns)
 
+    @checked(error=ColumnError)
     def ragged(self, name: str) -> Ragged:
         """Return a ragged column, or say that it is of another kind."""
         column = self[name]
         if not isinstance(column, Ragged):
-            raise ColumnError(f"column {name!r} has one value per sample; a variable-length column is needed here")
+            raise ColumnError(f"column {shown(name)} has one value per sample; a variable-length column is needed here")
         return column
 
-    def take(self, rows: Sequence[int] | Array) -> Table:
-        """Return some rows, in this order."""
-        index = np.asarray(rows, dtype=np.int64)
+    @checked(error=ColumnError)
+    def take(self, rows: RowNumbers) -> Table:
+        """Return some rows, in this order.
+
+        Raises:
+            ColumnError: there is no such row.
+        """
+        index = row_numbers(rows, self.num_rows, "the table")
         return Table({name: take(column, index) for name, column in self._columns.items()}, self.row_ids[index])
 
+    @checked(error=ColumnError)
     def with_columns(self, columns: Mapping[str, Column]) -> Table:
         """Return the table with more (or other) columns."""
         return Table({**self._columns, **columns}, self.row_ids)
@@ -235,4 +330,4 @@ class Table(Mapping[str, Column]):
         return sum(int(column.nbytes) for column in self._columns.values() if not isinstance(column, list))
 
     def __repr__(self) -> str:
-        return f"Table({self.num_rows} rows: {', '.join(self._columns)})"
+        return printable(f"Table({self.num_rows} rows: {', '.join(self._columns)})")

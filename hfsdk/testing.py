@@ -11,11 +11,12 @@ They need no pytest, and fit into it::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hfsdk.checks import NonNegative, checked, shown
 from hfsdk.errors import OptionError
 from hfsdk.experiment import Experiment, read_baseline
 
@@ -32,7 +33,8 @@ def assert_finite(what: Any) -> None:
                 raise AssertionError(f"{name} is {value} in row {i}: {_short(row)}")
 
 
-def assert_invariants(metrics: Any, tolerance: float = 1e-4) -> None:
+@checked
+def assert_invariants(metrics: Any, tolerance: NonNegative = 1e-4) -> None:
     """Assert what must hold in the first mini-batch of an actor's update: ratio 1, approximate KL 0, nothing clipped.
 
     Args:
@@ -41,15 +43,20 @@ def assert_invariants(metrics: Any, tolerance: float = 1e-4) -> None:
     """
     from hfsdk.algorithms.step import invariants
 
-    actor = getattr(metrics, "actor", metrics)
-    rows = [dict(row) for row in _rows(actor)]
+    try:
+        rows = [dict(row) for row in _rows(getattr(metrics, "actor", metrics))]
+    except OptionError:
+        raise
+    except Exception as error:  # the user's own object
+        raise OptionError(f"metrics must be an actor's update; got metrics={shown(metrics)}") from error
     if not rows or "ratio" not in rows[0]:
-        raise OptionError(f"invariants are of an actor's update with a policy loss, which counts its ratio; got {metrics!r}")
+        raise OptionError(f"metrics must be an actor's update with a policy loss; got metrics={shown(metrics)}")
     broken = invariants(rows, tolerance)
     if broken:
         raise AssertionError("; ".join(broken))
 
 
+@checked
 def assert_not_below(baseline: str | Path, result: Experiment) -> None:
     """Assert that no algorithm's final score is below the baseline's by more than the spread (see ``hfsdk.experiment``).
 
@@ -70,18 +77,37 @@ def assert_not_below(baseline: str | Path, result: Experiment) -> None:
         raise AssertionError("below the baseline: " + "; ".join(words))
 
 
-def _rows(what: Any) -> Iterable[Mapping[str, Any]]:
-    """Return the numbers of whatever has some, as rows."""
+def _rows(what: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the numbers of whatever has some, as rows.
+
+    Raises:
+        OptionError: it has none, or raises itself when it is looked at.
+    """
+    try:
+        found = _found_rows(what)
+    except Exception:  # the user's own object, whatever it raises
+        found = None
+    if found is None:
+        raise OptionError(f"numbers are in a Run, Experiment, History, Step, Metrics, DataFrame or dicts; got {shown(what)}")
+    return found
+
+
+def _found_rows(what: Any) -> list[Mapping[str, Any]] | None:
     if isinstance(what, Mapping):
         return [what]
-    if hasattr(what, "to_dict"):
-        records: list[Mapping[str, Any]] = what.to_dict("records")
-        return records
-    halves = [half for half in (getattr(what, "critic", None), getattr(what, "actor", None)) if half is not None]
+    rows: Any = getattr(what, "rows", what)
+    halves: list[Any] = [getattr(what, name, None) for name in ("critic", "actor")]
+    halves = [half for half in halves if hasattr(half, "rows")]
     if halves:
-        return [row for half in halves for row in half.rows]
-    rows: Iterable[Mapping[str, Any]] = getattr(what, "rows", what)
-    return list(rows)
+        rows = [row for half in halves for row in half.rows]
+    elif type(what).__module__.partition(".")[0] == "pandas" and hasattr(what, "columns"):
+        rows = what.to_dict("records")
+    found: list[Mapping[str, Any]] = []
+    for row in rows if isinstance(rows, Iterable) and getattr(rows, "shape", None) != () else [rows]:
+        if not isinstance(row, Mapping):
+            return None
+        found.append(row)
+    return found
 
 
 def _short(row: Mapping[str, Any]) -> str:

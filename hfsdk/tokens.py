@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hfsdk.checks import check_options, is_whole
+from hfsdk.checks import check_options, is_whole, shown
 from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Array, Ragged, Table
+from hfsdk.table import Array, Ragged, Table, row_numbers
 
 NEW_LOG_PROBS = "new_log_probs"
 """Name of the log-probabilities under the policy as it is now, where another batch gives them."""
@@ -21,6 +21,8 @@ SHOWN_TOKENS = 8_000
 """Response tokens shown when the caller does not choose, at most (one sample at least)."""
 MOST_TOKENS = 200_000
 """Response tokens that can be looked at together."""
+MOST_OF_SAMPLE = 20_000
+"""Tokens of one prompt, and of one response, that are drawn: the last of the one, the first of the other."""
 
 
 def choose_rows(rows: Any, lengths: Array) -> Array:
@@ -36,21 +38,14 @@ def choose_rows(rows: Any, lengths: Array) -> Array:
         return np.arange(min(count, SHOWN_SAMPLES, max(1, fits)))
     if is_whole(rows):
         raise OptionError(f"rows={rows} is ambiguous; use rows=[{rows}] for that sample or rows=range({rows}) for the first")
-    if isinstance(rows, str):
-        raise OptionError(f"rows must be sample numbers, e.g. range(8), [3, 1] or a mask; got the text {rows!r}")
-    index = np.arange(count)[rows] if isinstance(rows, slice) else np.asarray(list(rows))
-    if index.dtype == bool:
-        if len(index) != count:
-            raise ColumnError(f"the row mask has {len(index)} entries; the batch has {count} samples")
-        index = np.flatnonzero(index)
+    if isinstance(rows, str) or not isinstance(rows, slice | Sequence | np.ndarray):
+        raise OptionError(f"rows must be sample numbers, e.g. range(8), [3, 1] or a mask; got rows={shown(rows)}")
+    try:
+        index = np.arange(count)[rows] if isinstance(rows, slice) else row_numbers(rows, count, "the batch")
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"rows must be sample numbers, e.g. range(8), [3, 1] or a mask; got rows={shown(rows)}") from error
     if not len(index):
         raise ColumnError(f"no rows selected; the batch has {count} samples (0 to {count - 1})")
-    if index.dtype.kind not in "iu":
-        raise OptionError(f"rows must be sample numbers, e.g. range(8), [3, 1] or a mask; got {rows!r}")
-    wrong = index[(index < -count) | (index >= count)]
-    if len(wrong):
-        raise ColumnError(f"row {wrong[0]} does not exist; the batch has {count} samples (0 to {count - 1})")
-    index = index % count
     total = int(lengths[index].sum())
     if total > MOST_TOKENS:
         raise OptionError(
@@ -110,6 +105,22 @@ class Tokens:
         used = [int(i) for i in np.unique(np.concatenate(ids))] if sum(map(len, ids)) else []
         vocabulary = dict(zip(used, token_bytes(used) if used else [], strict=True))
         return cls(table, rows, num_rows, first_rows, vocabulary, new, old, float(clip), clip_high, color)
+
+    def shortened(self) -> Tokens:
+        """Return the same with at most ``MOST_OF_SAMPLE`` tokens of each prompt and response; itself where none is longer."""
+        lengths = self.table.ragged("response").lengths
+        cuts = {}
+        for name, column in self.table.items():
+            if isinstance(column, Ragged) and len(column.flat) and column.lengths.max() > MOST_OF_SAMPLE:
+                part = slice(-MOST_OF_SAMPLE, None) if name == "prompt" else slice(MOST_OF_SAMPLE)
+                if name == "prompt" or np.array_equal(column.lengths, lengths):
+                    rows = [column[i][part] for i in range(len(column.lengths))]
+                    cuts[name] = Ragged.from_lengths(np.concatenate(rows), np.array([len(row) for row in rows]))
+        if not cuts:
+            return self
+        table = self.table.with_columns(cuts)
+        used = {int(i) for name in ("prompt", "response") if isinstance(c := table.get(name), Ragged) for i in np.unique(c.flat)}
+        return replace(self, table=table, vocabulary={i: raw for i, raw in self.vocabulary.items() if i in used})
 
     def __repr__(self) -> str:
         clip = "" if self.new is None else f", ratio exp({self.new} - {self.old}) clipped at {self.clip:g}"

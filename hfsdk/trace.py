@@ -27,15 +27,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
+from hfsdk.checks import check_options, checked
 from hfsdk.comparison import ComparedCall, Comparison, against_guess, side_by_side
 from hfsdk.errors import OptionError
+from hfsdk.files import export
+from hfsdk.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+KEPT_STEPS = 50
+"""Of so many steps, the newest, a session keeps calls and spans; of older ones what the history tells."""
 DISPATCH_NS = 5_000_000
 """A call that began at most so long after what it needed had waited for that."""
 CLOCK_SLACK_NS = 1_000_000
@@ -88,6 +93,11 @@ class Traced(Protocol):
     def critical_path(self) -> Trace:
         """Return the calls that decided how long it took."""
         ...
+
+
+def is_traced(value: object) -> TypeGuard[Traced]:
+    """Return whether something is :class:`Traced`; its class is asked, for an object of the user's may raise at any question."""
+    return all(callable(getattr(type(value), name, None)) for name in ("snapshot", "critical_path"))
 
 
 @dataclass(frozen=True)
@@ -204,7 +214,7 @@ class Trace:
             sums = [sum(getattr(r, name) or 0.0 for r in rows) for name in ("this_s", "other_s")]
             total, title, source = ComparedCall(call="all of these", this_s=sums[0], other_s=sums[1]), "a guess", "guess"
         else:
-            if not isinstance(other, Traced) or isinstance(other, type):
+            if not is_traced(other):
                 has = "; it has one, .trace" if isinstance(getattr(type(other), "trace", None), property) else ""
                 raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}{has}")
             theirs = other.snapshot()
@@ -213,8 +223,7 @@ class Trace:
             title, source = theirs.title or "the other", theirs.source
             title = f"the other {title}" if title == self.title else title
             title = f"the other {title}" if (title, source) == (self.title, self.source) else title
-        if names is not None and len(names) != 2:
-            raise OptionError(f"names are two, of this trace and of the other; got {names!r}")
+        check_options("compare", names=(names, tuple[str, str] | None))
         this, title = names or (self.title or "trace", title)
         return Comparison(
             this=this, other=title, this_source=self.source, other_source=source,  # type: ignore[arg-type]
@@ -277,8 +286,14 @@ class Trace:
         frame = pd.DataFrame(rows, columns=None if rows else columns)
         return frame[columns + [c for c in frame.columns if c not in columns]]
 
+    @checked
     def to_perfetto(self, path: str | Path) -> Path:
-        """Write Chrome trace events (``ph`` X and M, microseconds), which Perfetto and chrome://tracing open."""
+        """Write Chrome trace events (``ph`` X and M, microseconds), which Perfetto and chrome://tracing open.
+
+        Raises:
+            OptionError: ``path`` is no path, or a folder.
+            OutputError: it cannot be written; what was there is unchanged.
+        """
         lanes = sorted({(s.device is not None, s.device or 0, s.role if s.device is None else "") for s in self.spans})
         events: list[dict[str, Any]] = []
         for tid, (on_device, device, role) in enumerate(lanes):
@@ -292,12 +307,10 @@ class Trace:
                 "ph": "X", "name": f"{span.role}.{span.method} {span.name}".strip(), "pid": 0, "tid": lane,
                 "ts": (span.start_ns - self.start_ns) / 1e3, "dur": span.duration_s * 1e6, "args": dict(span.attrs),
             })  # fmt: skip
-        target = Path(path)
-        target.write_text(json.dumps({"traceEvents": events}))
-        return target
+        return export(path, json.dumps({"traceEvents": events}), "the trace")
 
     def __repr__(self) -> str:
-        return f"Trace({self.title or 'untitled'}: {len(self.calls)} calls, {self.duration_s:.3f} s)"
+        return printable(f"Trace({self.title or 'untitled'}: {len(self.calls)} calls, {self.duration_s:.3f} s)")
 
 
 def _measured(span: Span) -> Span:

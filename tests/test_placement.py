@@ -77,7 +77,9 @@ def test_roles_that_cannot_be():
         Placement.of({"actor": 2}, ("actor", "critic"), 4)
     with pytest.raises(PlacementError, match="names judge, which the session does not have"):
         Placement.of({"actor judge": 2}, ("actor",), 4)
-    with pytest.raises(PlacementError, match="asks for device 4; the session has 4 devices"):
+    with pytest.raises(PlacementError, match=r"^the placement forgets 'a\\nb', c; it places actor. Name every role.$"):
+        Placement.of(Placement((Pool("a", (0,)),), {"actor": "a"}), ("a\nb", "c"), 4)
+    with pytest.raises(PlacementError, match="asks for 8 devices; the session has 4 devices"):
         Placement.of({"actor": 8}, ("actor",), 4)
     with pytest.raises(PlacementError, match="no placement 'together'; there are colocate, flattening"):
         Placement.of("together", ("actor",), 4)
@@ -85,5 +87,5 @@ def test_roles_that_cannot_be():
 
 @pytest.mark.parametrize("what", [{"actor": [0, 1]}, {"actor": "x"}, {"actor": float("nan")}, {1: 2}, {"actor": True}, {"": 1}])
 def test_sizes_that_are_none_are_refused(what):
-    with pytest.raises(PlacementError, match="a placement names roles and how many devices"):
+    with pytest.raises(PlacementError, match=r"what must be a text or a mapping|a placement names roles and how many"):
         Placement.of(what, ["actor"], 4)

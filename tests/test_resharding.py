@@ -406,13 +406,13 @@ def test_what_cannot_be_planned_is_said():
     with pytest.raises(LayoutError, match=r"training layout 'tp4 pp1 dp2' has 8 ranks, the rollout's .* has 4;.*apart=True"):
         ReshardPlan.between(spec, "tp4 dp2", "tp2 dp2")
     for wrong in ("tiny", None):
-        with pytest.raises(OptionError, match="numbers of a model"):
+        with pytest.raises(OptionError, match=r"spec must be an hf\.ModelSpec"):
             ReshardPlan.between(wrong, "tp2", "tp2")
     for train, more in ((2, {}), (None, {}), ("tp2", {"dtype": ["fp32"]})):
         with pytest.raises(OptionError, match=r"must be"):
             ReshardPlan.between(spec, train, "tp2", **more)
     for nodes in (1.5, True, 0, "ab", [None] * 4, [1.5] * 4, [-1] * 4, {0}):
-        with pytest.raises(OptionError, match="nodes must be how many"):
+        with pytest.raises(OptionError, match="nodes must be"):
             ReshardPlan.between(spec, "tp4", "tp2", nodes=nodes)
     plan = ReshardPlan.between(spec, "tp4", "tp2")
     for look in (plan.bytes_held, plan.bytes_sent, plan.train_at, plan.rollout_at, plan.shared, plan.bytes_peak):
@@ -420,7 +420,7 @@ def test_what_cannot_be_planned_is_said():
             with pytest.raises(OptionError, match=f"ranks 0 to 3; asked for {rank}"):
                 look(rank)
     for tensor in (3, None):
-        with pytest.raises(OptionError, match="has no tensor"):
+        with pytest.raises(OptionError, match="tensor must be a text"):
             plan.pieces(tensor)
     with pytest.raises(OptionError, match="'fp8'"):
         ReshardPlan.between(spec, "tp4", "tp2", "fp8")

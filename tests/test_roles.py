@@ -13,7 +13,7 @@ from hfsdk.roles import AdamW, RoleSpec, RolloutOptions, Sampling
     [
         ({"temperature": 0.001}, r"0 \(greedy\) or at least 0.01; got temperature=0.001"),
         ({"temperature": math.nan}, "temperature"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number from 1"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, r"between 0 and max_new_tokens \(8\)"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -1}, "top_k"),

@@ -8,6 +8,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.trace import Span, Trace
+from hfsdk.viz.timelines import timelines_view
 
 S = 10**9
 
@@ -85,3 +86,15 @@ def test_a_drain_is_laid_at_its_spans_end():
 def test_idle_device_seconds():
     trace = Trace.of(call(0, "a", "x", 0, 1.0, devices=(0, 1)) + call(1, "a", "y", 1.0, 1.0, devices=(1,)))
     assert trace.device_seconds() == pytest.approx((4.0, 1.0))
+
+
+def test_something_else_is_refused_whatever_it_raises_when_it_is_asked():
+    class RaisesAtEveryQuestion:
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+    for nothing in (RaisesAtEveryQuestion(), Trace, 3):
+        with pytest.raises(hf.OptionError, match="compare takes a trace or a guess"):
+            step().compare(nothing)
+        with pytest.raises(hf.OptionError, match="give a trace"):
+            timelines_view({"a": nothing})

@@ -7,12 +7,13 @@ log-probabilities of both responses, and the actor learns to prefer the chosen o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.algorithms.losses import check
-from hfsdk.algorithms.preferences import DPOLoss
+from hfsdk.algorithms.losses import Epochs, MiniBatches
+from hfsdk.algorithms.preferences import DPO_KINDS, DPOLoss
 from hfsdk.algorithms.step import Step, need_roles, over_mini_batches
-from hfsdk.checks import check_fields
+from hfsdk.checks import NonNegative, OneOf, Positive, Within, check_fields, checked
+from hfsdk.errors import ColumnError
 
 if TYPE_CHECKING:
     from hfsdk.batch import Batch
@@ -22,23 +23,21 @@ if TYPE_CHECKING:
 class DPO:
     """Direct preference optimisation. ``beta`` is the paper's."""
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     """How strongly the policy is held to the reference, in score units per nat."""
-    kind: str = "sigmoid"
+    kind: Annotated[str, OneOf(*DPO_KINDS)] = "sigmoid"
     """``"sigmoid"`` (DPO), ``"ipo"`` or ``"hinge"``, as in `DPOLoss`."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Within(0, below=0.5)] = 0.0
     """Probability that a pair's label is wrong (conservative DPO)."""
-    sft_coef: float = 0.0
+    sft_coef: NonNegative = 0.0
     """Weight of the chosen response's cross-entropy per token."""
-    epochs: int = 1
+    epochs: Epochs = 1
     """Passes over the batch."""
-    mini_batches: int = 1
+    mini_batches: MiniBatches = 1
     """Optimizer steps per epoch."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.epochs >= 1, "epochs", self.epochs, "at least 1")
-        check(self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1")
         _ = self.loss
 
     @property
@@ -53,6 +52,7 @@ class DPO:
             beta=self.beta, kind=self.kind, label_smoothing=self.label_smoothing, sft_coef=self.sft_coef
         )
 
+    @checked
     def step(self, models: Any, pairs: Batch) -> Step:
         """Run one step; returns at once.
 
@@ -61,6 +61,9 @@ class DPO:
             pairs: a batch of ``session.pairs(...)``.
         """
         need_roles(models, self.roles)
+        lacking = [name for name in ("chosen", "group", "response") if name not in pairs]
+        if lacking:
+            raise ColumnError(f"pairs must be a batch of session.pairs(...); it lacks {', '.join(lacking)}")
         batch = models.reference.compute_log_probs(pairs)
         actor = models.actor.update(batch, self.loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)

@@ -16,12 +16,12 @@ DAPO's longer-response penalty belongs into the reward; its dynamic sampling is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.algorithms.losses import PolicyLoss, check
+from hfsdk.algorithms.losses import KL, Aggregation, Copies, PolicyLoss, check
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.step import Step
-from hfsdk.checks import check_fields
+from hfsdk.checks import NonNegative, OneOf, Positive, check_fields, checked
 from hfsdk.errors import SimulatedValueError
 
 if TYPE_CHECKING:
@@ -36,16 +36,13 @@ SCALES = ("group", "batch", "none")
 class Advantages:
     """The function that `advantages` runs over the whole batch; see there for the fields."""
 
-    scale: str = "group"
-    epsilon: float = 1e-6
+    scale: Annotated[str, OneOf(*SCALES)] = "group"
+    epsilon: Positive = 1e-6
     increase_variance: bool = False
-    alone: str = "zero"
+    alone: Annotated[str, OneOf("zero", "score")] = "zero"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.alone in ("zero", "score"), "alone", self.alone, '"zero" or "score"')
-        check(self.scale in SCALES, "scale", self.scale, f"one of {', '.join(SCALES)}")
-        check(self.epsilon > 0, "epsilon", self.epsilon, "above 0")
 
     reads = ("scores", "group", "response")
     writes = ("advantages",)
@@ -61,6 +58,7 @@ class Advantages:
         return {"advantages": columns.on_every_token(table, advantages_N)}
 
 
+@checked
 def advantages(
     batch: Batch, *, scale: str = "group", epsilon: float = 1e-6, increase_variance: bool = False, alone: str = "zero"
 ) -> Batch:
@@ -97,24 +95,24 @@ def informative_rows(table: Table) -> list[int]:
 class GRPO(OnPolicy):
     """Group relative policy optimisation. Loss, KL and its coefficient are the paper's, ``n`` and clip TRL's."""
 
-    n: int = 8
+    n: Copies = 8
     """G: responses per prompt, at least 2; the paper has 64."""
-    scale: str = "group"
+    scale: Annotated[str, OneOf(*SCALES)] = "group"
     """One of `SCALES`."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to that standard deviation, in score units (verl's; TRL adds 1e-4)."""
-    clip_high: float | None = None
+    clip_high: Positive | None = None
     """Upper epsilon, where it differs; DAPO's clip-higher has 0.28."""
-    kl_coef: float = 0.04
+    kl_coef: NonNegative = 0.04
     """beta: weight of the KL to the reference in the loss, per nat; with 0 no reference is needed."""
-    kl: str = "k3"
+    kl: KL = "k3"
     """Estimator of that KL: ``"k3"`` (eq. 4), ``"k2"`` or ``"k3+"``."""
     filter_groups: bool = False
     """Update without the groups whose scores are all the same (DAPO's dynamic sampling). The step then waits for the scores;
     where all groups are so, there is no update and ``step.actor`` is ``None``; in a simulated session all are kept."""
     increase_variance: bool = False
     """Move each group's scores apart before they are compared, as far as their order and mean allow (GRPOVI)."""
-    aggregation: str = "sequence_mean"
+    aggregation: Aggregation = "sequence_mean"
     """How the loss is averaged: ``"sequence_mean"`` (eq. 3), ``"token_mean"`` (DAPO) or ``"fixed_length"`` (Dr. GRPO: divided by
     ``max_new_tokens``), as in `PolicyLoss`."""
 
@@ -135,6 +133,7 @@ class GRPO(OnPolicy):
     def _advantage_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("scale", "epsilon", "increase_variance")}
 
+    @checked
     def step(self, models: Any, prompts: Batch) -> Step:
         """Run one step (the paper's algorithm 1, lines 6 to 11); returns at once, unless `filter_groups` waits for scores.
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.checks import check_fields
+from hfsdk.checks import Index, Name, NonNegative, OneOf, Positive, Within, check_fields, shown
 from hfsdk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -24,45 +24,47 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
 
 
+KL = Annotated[str, OneOf(*KL_KINDS)]
+Aggregation = Annotated[str, OneOf(*AGGREGATIONS)]
+Clamp = Annotated[str, OneOf(*LOG_RATIO_CLAMPS)]
+OldLogProbs = Annotated[str, OneOf("recompute", "rollout")]
+Clip = Annotated[float, Within(above=0, below=1)]
+NewTokens = Annotated[int, Within(1, 10**7)]
+Copies = Annotated[int, Within(1, 100_000)]
+"""Responses per prompt."""
+Epochs = Annotated[int, Within(1, 1000)]
+MiniBatches = Annotated[int, Within(1, 10**6)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
     """The clipped surrogate loss of PPO (eq. 7), with an entropy bonus and a KL penalty where asked for."""
 
-    clip: float = 0.2
+    clip: Clip = 0.2
     """epsilon: how far the ratio may fall below 1 and, without ``clip_high``, rise above it."""
-    clip_high: float | None = None
+    clip_high: Positive | None = None
     """How far the ratio may rise above 1; DAPO's clip-higher takes 0.28 (arXiv 2503.14476)."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Within(above=1)] | None = None
     """c: the loss of a negative advantage is at most ``-c A`` (arXiv 1912.09729, c = 3); ``None`` is off."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus, per nat; the loss is lowered by it."""
-    kl_coef: float = 0.0
+    kl_coef: NonNegative = 0.0
     """beta: weight of the KL to the reference in the *loss*, per nat (GRPO); PPO proper puts it into the reward."""
-    kl: str = "k3"
+    kl: KL = "k3"
     """Estimator of that KL; k2 and k3+ have the right gradient, k3 nearly, k1 none."""
-    aggregation: str = "token_mean"
+    aggregation: Aggregation = "token_mean"
     """One of `AGGREGATIONS`."""
-    fixed_length: int = 0
+    fixed_length: Index = 0
     """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
-    tis_cap: float | None = None
+    tis_cap: Positive | None = None
     """Truncated importance sampling: the loss of each token, without its bonus and KL, times ``min(trainer / rollout, tis_cap)``,
     for what the generating engine's numerics differ from the trainer's; verl takes 2.0. ``None`` is off."""
-    log_ratio_clamp: str = "above"
+    log_ratio_clamp: Clamp = "above"
     """One of `LOG_RATIO_CLAMPS`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(0 < self.clip < 1, "clip", self.clip, "between 0 and 1")
-        check(self.clip_high is None or self.clip_high > 0, "clip_high", self.clip_high, "above 0, or None")
-        check(self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "above 1, or None")
-        check(self.entropy_coef >= 0, "entropy_coef", self.entropy_coef, "at least 0")
-        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
-        check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
-        check(self.tis_cap is None or self.tis_cap > 0, "tis_cap", self.tis_cap, "above 0, or None")
-        known = self.log_ratio_clamp in LOG_RATIO_CLAMPS
-        check(known, "log_ratio_clamp", self.log_ratio_clamp, f"one of {', '.join(LOG_RATIO_CLAMPS)}")
-        check(self.aggregation in AGGREGATIONS, "aggregation", self.aggregation, f"one of {', '.join(AGGREGATIONS)}")
-        fits = (self.fixed_length >= 1) == (self.aggregation == "fixed_length") and self.fixed_length >= 0
+        fits = (self.fixed_length >= 1) == (self.aggregation == "fixed_length")
         check(fits, "fixed_length", self.fixed_length, 'at least 1 with aggregation="fixed_length" and 0 otherwise')
 
     @property
@@ -104,20 +106,19 @@ class PolicyLoss:
 class ValueLoss:
     """Half the squared error of the critic, clipped around the values that the batch was made with."""
 
-    clip: float | None = 0.2
+    clip: Positive | None = 0.2
     """How far a value may move from the old one before its gradient stops, in value units; ``None`` is off."""
-    aggregation: str = "token_mean"
+    aggregation: Aggregation = "token_mean"
     """One of `AGGREGATIONS`."""
-    fixed_length: int = 0
+    fixed_length: Index = 0
     """As in `PolicyLoss`."""
-    values: str = "values"
+    values: Name = "values"
     """Column of the old values; Safe-RLHF's cost critic has ``"cost_values"``."""
-    returns: str = "returns"
+    returns: Name = "returns"
     """Column of the target; Safe-RLHF's cost critic has ``"cost_returns"``."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.clip is None or self.clip > 0, "clip", self.clip, "above 0, or None to turn it off")
         PolicyLoss(aggregation=self.aggregation, fixed_length=self.fixed_length)
 
     @property
@@ -137,7 +138,7 @@ class ValueLoss:
 def check(condition: bool, name: str, value: object, wanted: str) -> None:
     """Raise an OptionError that names the option, what it must be and what was given, unless the condition holds."""
     if not condition:
-        raise OptionError(f"{name} must be {wanted}; got {name}={value!r}")
+        raise OptionError(f"{name} must be {wanted}; got {name}={shown(value)}")
 
 
 def check_tis(tis_cap: float | None, old_log_probs: str) -> None:

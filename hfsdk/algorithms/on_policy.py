@@ -6,11 +6,24 @@ Each algorithm's own file has its defaults, its advantages and its ``step``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hfsdk.algorithms.losses import KL_KINDS, PolicyLoss, check, check_tis
+from hfsdk.algorithms.losses import (
+    KL,
+    Aggregation,
+    Clamp,
+    Clip,
+    Copies,
+    Epochs,
+    MiniBatches,
+    NewTokens,
+    OldLogProbs,
+    PolicyLoss,
+    check,
+    check_tis,
+)  # fmt: skip
 from hfsdk.algorithms.step import Statistics, Step, need_roles, with_old_log_probs
-from hfsdk.checks import check_fields
+from hfsdk.checks import NonNegative, Positive, Within, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,31 +37,31 @@ if TYPE_CHECKING:
 class OnPolicy:
     """Options of an algorithm that learns from its own responses, and what such steps have in common."""
 
-    max_new_tokens: int = 32
+    max_new_tokens: NewTokens = 32
     """Longest response, in tokens."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """tau: logits are divided by it in sampling and in every log-probability pass."""
-    n: int = 1
+    n: Copies = 1
     """Responses per prompt."""
-    kl_coef: float = 0.05
+    kl_coef: NonNegative = 0.05
     """beta: weight of the KL to the reference, in score units per nat; with 0 no reference is needed."""
-    kl: str = "k1"
+    kl: KL = "k1"
     """Estimator of that KL (`KL_KINDS`)."""
-    clip: float = 0.2
+    clip: Clip = 0.2
     """epsilon of the ratio; without effect in the first optimizer step on a batch."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Within(above=1)] | None = None
     """c of dual clip (arXiv 1912.09729); verl has 3 by default."""
-    aggregation: str = "token_mean"
+    aggregation: Aggregation = "token_mean"
     """How the loss is averaged, as in `PolicyLoss`; ``"fixed_length"`` divides by ``max_new_tokens``."""
-    epochs: int = 1
+    epochs: Epochs = 1
     """Passes over the batch."""
-    mini_batches: int = 1
+    mini_batches: MiniBatches = 1
     """Optimizer steps per epoch."""
-    old_log_probs: str = "recompute"
+    old_log_probs: OldLogProbs = "recompute"
     """The ratio's denominator: ``"recompute"`` by the trainer, or ``"rollout"``: as the generating engine gave them."""
-    tis_cap: float | None = None
+    tis_cap: Positive | None = None
     """Truncated importance sampling for the rollout's numerics, as in `PolicyLoss`; needs old log-probs by the trainer."""
-    log_ratio_clamp: str = "above"
+    log_ratio_clamp: Clamp = "above"
     """Where log-ratios are cut before ``exp``, as in `PolicyLoss`."""
 
     compares: ClassVar[bool] = False
@@ -56,15 +69,8 @@ class OnPolicy:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
-        check(self.temperature > 0, "temperature", self.temperature, "above 0 (greedy has no log-probabilities)")
-        least, why = (2, " (responses are compared with others to their prompt)") if self.compares else (1, "")
-        check(self.n >= least, "n", self.n, f"at least {least}{why}")
-        check(self.epochs >= 1, "epochs", self.epochs, "at least 1")
-        check(self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1")
-        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
-        known = self.old_log_probs in ("recompute", "rollout")
-        check(known, "old_log_probs", self.old_log_probs, '"recompute" or "rollout"')
+        enough = self.n >= 2 or not self.compares
+        check(enough, "n", self.n, "at least 2 (responses are compared with others to their prompt)")
         check_tis(self.tis_cap, self.old_log_probs)
         _ = self.policy_loss
 
@@ -113,18 +119,15 @@ class OnPolicy:
 class KLReward:
     """Options of advantages whose reward is a score minus beta times a KL; a function over the whole batch."""
 
-    kl_coef: float = 0.05
-    kl: str = "k1"
-    score_clip: float | None = None
+    kl_coef: NonNegative = 0.05
+    kl: KL = "k1"
+    score_clip: Positive | None = None
 
     needs: ClassVar[tuple[str, ...]] = ("scores", "response")
     gives: ClassVar[tuple[str, ...]] = ("advantages",)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
-        check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
-        check(self.score_clip is None or self.score_clip > 0, "score_clip", self.score_clip, "above 0, or None")
 
     @property
     def reads(self) -> list[str]:

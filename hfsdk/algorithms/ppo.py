@@ -10,11 +10,27 @@ where the name ends in ``_max``) over all ranks, with global counts; a loss ther
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.algorithms.losses import AGGREGATIONS, KL_KINDS, PolicyLoss, ValueLoss, check, check_tis
-from hfsdk.algorithms.step import Statistics, Step, ended
-from hfsdk.checks import check_fields
+from hfsdk.algorithms.losses import (
+    AGGREGATIONS,
+    KL,
+    KL_KINDS,
+    Aggregation,
+    Clamp,
+    Clip,
+    Copies,
+    Epochs,
+    MiniBatches,
+    NewTokens,
+    OldLogProbs,
+    PolicyLoss,
+    ValueLoss,
+    check,
+    check_tis,
+)  # fmt: skip
+from hfsdk.algorithms.step import Statistics, Step, ended, need_roles
+from hfsdk.checks import NonNegative, OneOf, Positive, Share, Within, check_fields, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,24 +45,18 @@ __all__ = ["AGGREGATIONS", "KL_KINDS", "PPO", "Advantages", "PolicyLoss", "Value
 class Advantages:
     """The function that `advantages` runs over the whole batch; see there for the fields."""
 
-    gamma: float = 1.0
-    lam: float = 0.95
-    kl_coef: float = 0.05
-    kl: str = "k1"
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    kl_coef: NonNegative = 0.05
+    kl: KL = "k1"
     whiten: bool = True
     whiten_rewards: bool = False
-    missing_eos_penalty: float = 0.0
-    score_clip: float | None = None
+    missing_eos_penalty: NonNegative = 0.0
+    score_clip: Positive | None = None
     per_token: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
-        check(0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
-        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
-        check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
-        check(self.missing_eos_penalty >= 0, "missing_eos_penalty", self.missing_eos_penalty, "at least 0")
-        check(self.score_clip is None or self.score_clip > 0, "score_clip", self.score_clip, "above 0, or None")
 
     @property
     def reads(self) -> list[str]:
@@ -90,6 +100,7 @@ class Advantages:
         return {name: shape.map(column.numpy()) for name, column in columns.items()}
 
 
+@checked
 def advantages(
     batch: Batch,
     *,
@@ -142,66 +153,58 @@ def advantages(
 class PPO:
     """PPO with a learned critic. gamma, lambda and both clips are those of the N details, ``kl_coef`` is TRL's."""
 
-    max_new_tokens: int = 32
+    max_new_tokens: NewTokens = 32
     """Longest response, in tokens."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """tau: logits are divided by it in sampling and in every log-probability pass."""
-    n: int = 1
+    n: Copies = 1
     """Responses per prompt."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per token (GAE)."""
-    lam: float = 0.95
+    lam: Share = 0.95
     """lambda of GAE."""
-    kl_coef: float = 0.05
+    kl_coef: NonNegative = 0.05
     """beta: weight of the KL to the reference, in score units per nat; with 0 no reference is needed."""
-    kl: str = "k1"
+    kl: KL = "k1"
     """Estimator of that KL (`KL_KINDS`)."""
-    kl_in: str = "reward"
+    kl_in: Annotated[str, OneOf("reward", "loss")] = "reward"
     """``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
-    clip: float = 0.2
+    clip: Clip = 0.2
     """epsilon of the ratio (PPO eq. 7)."""
-    clip_high: float | None = None
+    clip_high: Positive | None = None
     """Upper epsilon, where it differs (DAPO)."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Within(above=1)] | None = None
     """c of dual clip (arXiv 1912.09729)."""
-    value_clip: float | None = 0.2
+    value_clip: Positive | None = 0.2
     """How far values may move, in value units; ``None`` is off."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus, per nat."""
-    aggregation: str = "token_mean"
+    aggregation: Aggregation = "token_mean"
     """One of `AGGREGATIONS`, for the actor; ``"fixed_length"`` divides by ``max_new_tokens``."""
-    epochs: int = 1
+    epochs: Epochs = 1
     """Passes over the batch, reshuffled each time; OpenAI's RLHF has 4."""
-    mini_batches: int = 2
+    mini_batches: MiniBatches = 2
     """Optimizer steps per epoch."""
     whiten: bool = True
     """Advantages get mean 0 and variance 1."""
     whiten_rewards: bool = False
     """Rewards get variance 1 and keep their mean."""
-    missing_eos_penalty: float = 0.0
+    missing_eos_penalty: NonNegative = 0.0
     """Subtracted, in score units, where the response was cut off (TRL)."""
-    score_clip: float | None = None
+    score_clip: Positive | None = None
     """Largest absolute score."""
-    old_log_probs: str = "recompute"
+    old_log_probs: OldLogProbs = "recompute"
     """The ratio's denominator: ``"recompute"`` by the trainer (one more forward pass, ratio exactly 1 at first), or
     ``"rollout"``: as the generating engine gave them."""
-    tis_cap: float | None = None
+    tis_cap: Positive | None = None
     """Truncated importance sampling for the rollout's numerics, as in `PolicyLoss`; needs old log-probs by the trainer."""
-    log_ratio_clamp: str = "above"
+    log_ratio_clamp: Clamp = "above"
     """Where log-ratios are cut before ``exp``, as in `PolicyLoss`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
-        check(self.temperature > 0, "temperature", self.temperature, "above 0 (greedy has no log-probabilities)")
-        check(self.value_clip is None or self.value_clip > 0, "value_clip", self.value_clip, "above 0, or None")
-        for name in ("n", "epochs", "mini_batches"):
-            check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        check(self.kl_in in ("reward", "loss"), "kl_in", self.kl_in, '"reward" or "loss"')
         useful = self.kl_in == "reward" or self.kl in ("k2", "k3", "k3+")
         check(useful, "kl", self.kl, 'k2, k3 or k3+ with kl_in="loss" (k1 has no gradient in expectation)')
-        known = self.old_log_probs in ("recompute", "rollout")
-        check(known, "old_log_probs", self.old_log_probs, '"recompute" or "rollout"')
         check_tis(self.tis_cap, self.old_log_probs)
         _ = self.policy_loss, self.value_loss, Advantages(**self._advantage_options)
 
@@ -237,6 +240,7 @@ class PPO:
         options = {name: getattr(self, name) for name in names}
         return {**options, "kl_coef": self.kl_coef if self.kl_in == "reward" else 0.0}
 
+    @checked
     def step(self, models: Any, prompts: Batch) -> Step:
         """Run one step (HybridFlow, figure 6); returns at once.
 
@@ -244,6 +248,7 @@ class PPO:
             models: has the handles named in `roles` as attributes, as ``session.models`` does.
             prompts: a batch with a column ``prompt``.
         """
+        need_roles(models, self.roles)
         sampling = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "n": self.n}
         batch = models.actor.generate(prompts, **sampling)
         if self.old_log_probs == "recompute":

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from hfsdk.algorithms.losses import check
-from hfsdk.checks import check_fields
+from hfsdk.checks import NonNegative, OneOf, Positive, Within, check_fields
 from hfsdk.errors import ColumnError, OptionError
 
 if TYPE_CHECKING:
@@ -29,17 +29,15 @@ class BradleyTerry:
     (Bradley-Terry; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; the margin is Llama 2's, 2307.09288, eq. 2.)
     """
 
-    margin: float = 0.0
+    margin: NonNegative = 0.0
     """How much better the chosen one shall be: so many score units per unit of the column ``margin``; 0 does not read it."""
-    center: float = 0.0
+    center: NonNegative = 0.0
     """Weight of ``(s_chosen + s_rejected)^2``, which keeps scores around 0 (Eisenstein et al. 2023, arXiv 2312.09244; TRL)."""
 
     together: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.margin >= 0, "margin", self.margin, "at least 0")
-        check(self.center >= 0, "center", self.center, "at least 0")
 
     @property
     def reads(self) -> list[str]:
@@ -67,7 +65,7 @@ class CostLoss:
     the less costly one, ``sign`` is +1 for a response that shall cost and -1 for one that shall not, so that 0 parts the two.
     """
 
-    sign_coef: float = 1.0
+    sign_coef: NonNegative = 1.0
     """Weight of the two sign terms; the paper's is 1."""
 
     together: ClassVar[int] = 2
@@ -75,7 +73,6 @@ class CostLoss:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.sign_coef >= 0, "sign_coef", self.sign_coef, "at least 0")
 
     def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the pair's loss on both of its rows, shape [N], and metrics per pair."""
@@ -95,13 +92,13 @@ class CostLoss:
 class DPOLoss:
     """Direct preference optimisation (arXiv 2305.18290, eq. 7) over the log-ratios of whole responses to the reference."""
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     """How strongly the policy is held to the reference, in score units per nat."""
-    kind: str = "sigmoid"
+    kind: Annotated[str, OneOf(*DPO_KINDS)] = "sigmoid"
     """One of `DPO_KINDS`."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Within(0, below=0.5)] = 0.0
     """Probability that a pair's label is wrong (conservative DPO); below 0.5, with ``kind="sigmoid"``."""
-    sft_coef: float = 0.0
+    sft_coef: NonNegative = 0.0
     """Weight of the chosen response's cross-entropy per token (arXiv 2404.19733)."""
 
     together: ClassVar[int] = 2
@@ -109,11 +106,8 @@ class DPOLoss:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.beta > 0, "beta", self.beta, "above 0")
-        check(self.kind in DPO_KINDS, "kind", self.kind, f"one of {', '.join(DPO_KINDS)}")
-        smooth = 0 <= self.label_smoothing < 0.5 and (self.kind == "sigmoid" or not self.label_smoothing)
-        check(smooth, "label_smoothing", self.label_smoothing, 'at least 0 and below 0.5, and 0 unless kind="sigmoid"')
-        check(self.sft_coef >= 0, "sft_coef", self.sft_coef, "at least 0")
+        smooth = self.kind == "sigmoid" or not self.label_smoothing
+        check(smooth, "label_smoothing", self.label_smoothing, '0 unless kind="sigmoid"')
 
     def __call__(self, out: Any, b: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the pair's loss on both of its rows, shape [N], and metrics per pair."""
@@ -140,16 +134,13 @@ class DPOLoss:
 class CrossEntropy:
     """Token cross-entropy: supervised fine-tuning, and the pre-training loss of InstructGPT (its ptx)."""
 
-    weight: float = 1.0
+    weight: Positive = 1.0
     """The loss is multiplied by it."""
-    aggregation: str = "token_mean"
+    aggregation: Annotated[str, OneOf("token_mean", "sequence_mean", "sequence_sum")] = "token_mean"
     """As in `PolicyLoss`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.weight > 0, "weight", self.weight, "above 0")
-        modes = ("token_mean", "sequence_mean", "sequence_sum")
-        check(self.aggregation in modes, "aggregation", self.aggregation, f"one of {', '.join(modes)}")
 
     def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss per token, shape [T], and metrics per token."""

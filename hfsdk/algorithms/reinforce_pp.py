@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.algorithms.losses import PolicyLoss, check
+from hfsdk.algorithms.losses import Copies, MiniBatches, PolicyLoss
 from hfsdk.algorithms.on_policy import KLReward, OnPolicy
 from hfsdk.algorithms.step import Step
+from hfsdk.checks import Positive, Share, checked
 
 if TYPE_CHECKING:
     from hfsdk.batch import Batch
@@ -23,14 +24,10 @@ if TYPE_CHECKING:
 class Advantages(KLReward):
     """The function that `advantages` runs over the whole batch; see there for the fields."""
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     per_token: bool = False
 
     gives = ("rewards", "returns", "advantages")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
 
     @property
     def reads(self) -> list[str]:
@@ -50,6 +47,7 @@ class Advantages(KLReward):
         return {**written, **{name: columns.on_tokens(table, x_T) for name, x_T in per_token.items()}}
 
 
+@checked
 def advantages(
     batch: Batch, *, gamma: float = 1.0, kl_coef: float = 0.05, kl: str = "k1", score_clip: float | None = None
 ) -> Batch:
@@ -81,15 +79,15 @@ def advantages(
 class ReinforcePlusPlus(OnPolicy):
     """REINFORCE++ without a group baseline. Options that `PPO` has too have its defaults."""
 
-    n: int = 1
+    n: Copies = 1
     """k: responses per prompt; they are not compared with each other."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per token."""
-    score_clip: float | None = None
+    score_clip: Positive | None = None
     """Largest absolute score."""
-    clip_high: float | None = None
+    clip_high: Positive | None = None
     """Upper epsilon, where it differs (DAPO)."""
-    mini_batches: int = 2
+    mini_batches: MiniBatches = 2
     """Optimizer steps per epoch."""
 
     def __post_init__(self) -> None:
@@ -105,6 +103,7 @@ class ReinforcePlusPlus(OnPolicy):
     def _advantage_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("gamma", "kl_coef", "kl", "score_clip")}
 
+    @checked
     def step(self, models: Any, prompts: Batch) -> Step:
         """Run one step; returns at once.
 

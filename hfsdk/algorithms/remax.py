@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hfsdk.algorithms.losses import Aggregation, Copies
 from hfsdk.algorithms.on_policy import KLReward, OnPolicy
 from hfsdk.algorithms.step import Step
+from hfsdk.checks import Positive, checked
 from hfsdk.errors import ColumnError
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Advantages(KLReward):
         return {**written, **{name: columns.on_tokens(table, x_T) for name, x_T in per_token.items()}}
 
 
+@checked
 def with_baselines(batch: Batch, greedy: Batch) -> Batch:
     """Return the batch with ``baseline_scores``: the score of the greedy response to each row's prompt; nothing is copied.
 
@@ -60,6 +63,7 @@ def with_baselines(batch: Batch, greedy: Batch) -> Batch:
     return batch.join(greedy.take(np.repeat(np.arange(len(greedy)), n)), baseline_scores="scores")
 
 
+@checked
 def advantages(batch: Batch, *, kl_coef: float = 0.05, kl: str = "k1", score_clip: float | None = None) -> Batch:
     """Turn scores and those of the greedy responses into rewards and advantages, in a CPU task over the whole batch.
 
@@ -86,11 +90,11 @@ def advantages(batch: Batch, *, kl_coef: float = 0.05, kl: str = "k1", score_cli
 class ReMax(OnPolicy):
     """REINFORCE with the greedy response as baseline. ``kl_coef`` is PPO's here, the loss is the paper's."""
 
-    n: int = 1
+    n: Copies = 1
     """Sampled responses per prompt; all share one greedy response."""
-    score_clip: float | None = None
+    score_clip: Positive | None = None
     """Largest absolute difference of score and baseline; the paper's code has 5."""
-    aggregation: str = "sequence_sum"
+    aggregation: Aggregation = "sequence_sum"
     """How the loss is averaged: the sum over a response's tokens (the paper; its code has ``"token_mean"``), or as in
     `PolicyLoss`; ``"fixed_length"`` divides by ``max_new_tokens``."""
 
@@ -98,6 +102,7 @@ class ReMax(OnPolicy):
         super().__post_init__()
         Advantages(kl_coef=self.kl_coef, kl=self.kl, score_clip=self.score_clip)
 
+    @checked
     def step(self, models: Any, prompts: Batch) -> Step:
         """Run one step; returns at once.
 

@@ -9,11 +9,12 @@ clipped; with more steps the clip of PPO keeps them near the policy that sampled
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.algorithms.losses import check
+from hfsdk.algorithms.losses import Aggregation, Copies, check
 from hfsdk.algorithms.on_policy import KLReward, OnPolicy
 from hfsdk.algorithms.step import Step
+from hfsdk.checks import OneOf, Positive, checked
 
 if TYPE_CHECKING:
     from hfsdk.batch import Batch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Advantages(KLReward):
     """The function that `advantages` runs over the whole batch; see there for the fields."""
 
-    alone: str = "zero"
+    alone: Annotated[str, OneOf("zero", "score")] = "zero"
 
     needs = ("scores", "group", "response")
 
@@ -45,6 +46,7 @@ class Advantages(KLReward):
         return {"advantages": columns.on_every_token(table, advantages_N), **written}
 
 
+@checked
 def advantages(
     batch: Batch, *, kl_coef: float = 0.05, kl: str = "k1", score_clip: float | None = None, alone: str = "zero"
 ) -> Batch:
@@ -73,11 +75,11 @@ def advantages(
 class RLOO(OnPolicy):
     """REINFORCE with a leave-one-out baseline. ``kl_coef`` is TRL's, the loss is the paper's."""
 
-    n: int = 4
+    n: Copies = 4
     """k: responses per prompt, at least 2, which is TRL's."""
-    score_clip: float | None = None
+    score_clip: Positive | None = None
     """Largest absolute score."""
-    aggregation: str = "sequence_sum"
+    aggregation: Aggregation = "sequence_sum"
     """How the loss is averaged: the sum over a response's tokens, as log pi(y|x) is one; others as in `PolicyLoss`."""
 
     compares = True
@@ -86,6 +88,7 @@ class RLOO(OnPolicy):
         super().__post_init__()
         Advantages(kl_coef=self.kl_coef, kl=self.kl, score_clip=self.score_clip)
 
+    @checked
     def step(self, models: Any, prompts: Batch) -> Step:
         """Run one step; returns at once.
 

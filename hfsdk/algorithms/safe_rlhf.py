@@ -8,14 +8,15 @@ critic's update and the multiplier's; with ``ptx`` data one more update. A token
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.algorithms.losses import KL_KINDS, ValueLoss, check
+from hfsdk.algorithms.losses import KL, MiniBatches, ValueLoss, check
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.preferences import CrossEntropy
 from hfsdk.algorithms.step import Statistics, Step, over_mini_batches
-from hfsdk.checks import check_fields
+from hfsdk.checks import NonNegative, Positive, Share, check_fields, checked
 
 if TYPE_CHECKING:
     from hfsdk.batch import Batch
@@ -27,22 +28,16 @@ if TYPE_CHECKING:
 class Advantages:
     """The function that `advantages` runs over the whole batch; see there for the fields."""
 
-    multiplier: float
-    gamma: float = 1.0
-    lam: float = 0.95
-    kl_coef: float = 0.05
-    kl: str = "k1"
-    score_clip: float | None = None
+    multiplier: Positive
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    kl_coef: NonNegative = 0.05
+    kl: KL = "k1"
+    score_clip: Positive | None = None
     whiten: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check(self.multiplier > 0, "multiplier", self.multiplier, "above 0")
-        check(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
-        check(0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
-        check(self.kl_coef >= 0, "kl_coef", self.kl_coef, "at least 0")
-        check(self.kl in KL_KINDS, "kl", self.kl, f"one of {', '.join(KL_KINDS)}")
-        check(self.score_clip is None or self.score_clip > 0, "score_clip", self.score_clip, "above 0, or None")
 
     @property
     def reads(self) -> list[str]:
@@ -82,6 +77,7 @@ class Advantages:
         return {name: columns.on_tokens(table, x_T) for name, x_T in found.items()}
 
 
+@checked
 def advantages(
     batch: Batch,
     *,
@@ -138,38 +134,33 @@ class SafeRLHF(OnPolicy):
 
     cost_limit: float = 0.0
     """d: what the mean cost of a response shall not exceed, in cost units."""
-    multiplier_lr: float = 0.1
+    multiplier_lr: Positive = 0.1
     """alpha: how fast ln lambda moves, per cost unit."""
-    most_multiplier: float | None = 5.0
+    most_multiplier: Positive | None = 5.0
     """Largest lambda."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per token."""
-    lam: float = 0.95
+    lam: Share = 0.95
     """lambda of GAE."""
-    kl_coef: float = 0.05
+    kl_coef: NonNegative = 0.05
     """beta: weight of the KL to the reference, half in the reward and half in the cost; with 0 no reference is needed."""
-    score_clip: float | None = None
+    score_clip: Positive | None = None
     """Largest absolute score and cost; the authors' code has 50."""
     whiten: bool = True
     """Mixed advantages get mean 0 and variance 1, as `PPO`'s (the authors' code: no)."""
-    value_clip: float | None = 0.2
+    value_clip: Positive | None = 0.2
     """How far values may move, in value units; ``None`` is off."""
     ptx: object = field(default=None, compare=False, repr=False)
     """Batches of demonstrations (``session.demonstrations``) for the pre-training loss; ``None`` is off."""
-    ptx_coef: float = 1.0
+    ptx_coef: Positive = 1.0
     """Weight of that loss; the paper's is 16 on its own scale of rewards."""
-    mini_batches: int = 2
+    mini_batches: MiniBatches = 2
     """Optimizer steps per epoch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.multiplier_lr > 0, "multiplier_lr", self.multiplier_lr, "above 0")
-        high = self.most_multiplier is None or self.most_multiplier > 0
-        check(high, "most_multiplier", self.most_multiplier, "above 0, or None")
-        check(self.value_clip is None or self.value_clip > 0, "value_clip", self.value_clip, "above 0, or None")
-        stream = self.ptx is None or hasattr(self.ptx, "__next__")
+        stream = self.ptx is None or isinstance(self.ptx, Iterator)
         check(stream, "ptx", self.ptx, "a stream of batches, e.g. session.demonstrations(texts, batch_size=16), or None")
-        check(self.ptx_coef > 0, "ptx_coef", self.ptx_coef, "above 0; without ptx=... it has no effect")
         Advantages(multiplier=1.0, **self._advantage_options)
 
     @property
@@ -181,6 +172,7 @@ class SafeRLHF(OnPolicy):
     def _advantage_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("gamma", "lam", "kl_coef", "kl", "score_clip", "whiten")}
 
+    @checked
     def step(self, models: Any, prompts: Batch) -> SafeStep:
         """Run one step; waits for its costs, which move lambda.
 

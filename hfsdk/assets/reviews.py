@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from hfsdk.assets.cache import Download, atomic_folder, fetch, home, record_sums
@@ -19,9 +20,9 @@ SOURCE = Download(
     requirement="vaderSentiment==3.3.2",
     file_name="vaderSentiment-3.3.2.tar.gz",
     sha256="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
-    # a source package makes pip build its metadata; the installed setuptools does that without a network
+    # A source package makes pip build its metadata, once its hash is compared. The installed setuptools does that: an isolated
+    # build would fetch another one, which no hash holds.
     pip_options=("--no-binary", ":all:", "--no-build-isolation"),
-    alternatives=(("--no-binary", ":all:"),),
 )
 INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 TABLE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
@@ -38,6 +39,11 @@ def reviews_file() -> Path:
     folder = reviews_place()
     path = folder / "reviews.jsonl"
     if not path.is_file():
+        if find_spec("setuptools") is None:
+            raise ModelNotFoundError(
+                "the movie reviews come in a source package, which pip opens with setuptools; it is not installed here: "
+                "pip install setuptools, and call again"
+            )
         rows = parse_reviews(read_table(fetch(SOURCE)))
         with atomic_folder(folder) as temporary:
             lines = (json.dumps(row, ensure_ascii=False) for row in rows)

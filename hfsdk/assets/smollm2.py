@@ -78,11 +78,12 @@ def convert(gguf: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     with contextlib.redirect_stderr(io.StringIO()):  # progress bars of half a minute's work; errors still raise
-        quantised: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        read: Any = {"gguf_file": gguf.name, "trust_remote_code": False}
+        quantised: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **read)
         model = LlamaForCausalLM(_plain_config(quantised.config))  # a GGUF model refuses save_pretrained
         model.load_state_dict(quantised.state_dict())
         model.bfloat16().save_pretrained(target)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(target)
+        AutoTokenizer.from_pretrained(gguf.parent, **read).save_pretrained(target)
     (target / "model.safetensors").chmod(0o644)
     source = {"package": SOURCE.requirement, "file": gguf.name, "sha256": GGUF_SHA256, "licence": "Apache-2.0"}
     (target / "source.json").write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")

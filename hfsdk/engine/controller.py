@@ -15,25 +15,27 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hfsdk.dataflow import Call, CallFlow
+from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders, task_order
 from hfsdk.engine.flows import Reads, column_bytes, weights_taken
-from hfsdk.engine.keeping import CHANGES, Keeping
+from hfsdk.engine.homes import Homes
+from hfsdk.engine.keeping import CHANGES
 from hfsdk.engine.lane import Lane
+from hfsdk.engine.ledger import Ledger
+from hfsdk.engine.looks import Live, Looks
 from hfsdk.engine.records import (
     FINISHED,
     CallRecord,
     RoleRecord,
     Sync,
-    check_rollouts,
     raised,
     source_of,
     stored_table,
@@ -52,13 +54,12 @@ from hfsdk.errors import (
     SessionClosedError,
     WorkerDiedError,
 )
+from hfsdk.files import FileSum
 from hfsdk.pending import ColumnInfo
-from hfsdk.placement import SHADOWS, Placement, Pool
+from hfsdk.placement import SHADOWS, Placement
 from hfsdk.protocol import ONE_TO_ALL
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus, Kept, Order, Progress, Runtime, Stored, Weights, Work
+from hfsdk.runtime import Kept, Order, Progress, Runtime, Stored, Weights, Work
 from hfsdk.table import Table
-from hfsdk.trace import Span
 
 TASKS = "tasks"
 """Name of the lane of CPU tasks."""
@@ -72,25 +73,17 @@ MONITOR_S = 0.2
 Listener = Callable[[dict[str, Any]], None]
 
 
-UNSEEN = ("put", "last_reshard", "census")
-"""Methods that are no part of a step: to look at it must not change what is seen."""
-
-
 class Controller:
     """See the module's text. One instance serves one session; ``send`` may be called from any thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = threading.RLock()
-        self._calls: dict[int, CallRecord] = {}
-        self._roles: dict[str, RoleRecord] = {}
-        self._placement: Placement | None = None
-        self._open_pools: dict[str, Pool] = {}
-        self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._lanes: dict[str, Lane] = {}
-        self._last: dict[str, CallRecord] = {}
-        """The call submitted last on each lane."""
         self._listeners: list[Listener] = []
+        self._calls = Ledger()
+        self._homes = Homes(runtime, self._calls, self._lane, self._emit)
+        self._roles, self._lanes, self._keeping = self._homes.roles, self._homes.lanes, self._homes.keeping
+        """The call submitted last on each lane."""
         self._next_id = 0
         self._step = 0
         self._learned = False
@@ -99,10 +92,10 @@ class Controller:
         """Whether the next call does so too, whatever it is."""
         self._closed = False
         self._closing = threading.Event()
-        self._live: dict[str, tuple[Progress | None, tuple[Span, ...]]] = {}
+        self._live: Live = {}
+        self._looks = Looks(runtime, self._calls, self._homes, lambda: self._step, lambda: self._live)
         self._flows: deque[CallRecord] = deque()
         self._flows_lock = threading.Lock()
-        self._keeping = Keeping(runtime, self._roles, self._post_loaded)
         threading.Thread(target=self._monitor, name="hfsdk-monitor", daemon=True).start()
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put,
@@ -110,6 +103,7 @@ class Controller:
             m.AskColumn: self._ask_column, m.Cancel: self._cancel, m.Release: self._release, m.Look: self._look,
             m.Logs: self._logs, m.NextStep: self._next_step, m.Recover: self._recover, m.Saved: self._saved, m.Close: self._close,
             m.Snapshot: self._snapshot, m.Rewind: self._rewind, m.Forget: self._forget,
+            m.AwaitLoads: self._await_loads, m.InRow: self._in_row,
         }  # fmt: skip
 
     def send(self, message: m.Message) -> Any:
@@ -137,130 +131,27 @@ class Controller:
 
     def _declare(self, message: m.Declare) -> bool:
         with self._lock:
-            old = self._roles.get(message.role.name)
-            if old is not None and old.spec == message.role:
-                return False
-            if old is not None:
-                self._unload(old)
-            self._roles[message.role.name] = RoleRecord(message.role)
-            return True
+            return self._homes.declare(message.role)
 
     def _remove(self, message: m.Remove) -> None:
         with self._lock:
-            record = self._role(message.role)
-            for shadow in [r for r in self._roles.values() if r.spec.shadow_of == message.role]:
-                self._unload(shadow)
-                del self._roles[shadow.spec.name]
-            self._unload(record)
-            del self._roles[message.role]
-
-    def _unload(self, record: RoleRecord) -> None:
-        if record.loaded and record.pool is not None:
-            self._drain(record.pool.name)
-            self._runtime.release(record.spec.name, record.pool)
+            self._homes.remove(message.role)
 
     def _place(self, message: m.Place) -> Placement:
-        """Drain what runs, take the state of roles that move, take pools apart and open the others, load."""
-        placement, specs = message.placement, {spec.name: spec for spec in message.roles}
         with self._lock:
-            check_rollouts(placement, message.roles)
-            for lane in list(self._lanes):
-                self._drain(lane)
-            for name, record in list(self._roles.items()):
-                if record.loaded and record.pool is not None and not self._stays(record, placement, specs.get(name)):
-                    self._take_out(record, fresh=message.fresh)
-                if record.spec.shadow_of and name not in specs:
-                    del self._roles[name]
-            kept = {pool.name: pool for pool in placement.pools}
-            gone = [pool for name, pool in self._open_pools.items() if kept.get(name) != pool]
-            for pool in sorted(gone, key=lambda pool: not pool.within):  # parts before the wholes
-                self._runtime.close_pool(pool.name)
-                del self._open_pools[pool.name]
-            for name, spec in specs.items():
-                self._roles.setdefault(name, RoleRecord(spec)).spec = spec
-            self._placement = placement
-        homes = {name: placement.pool_of(name) for name in specs}
-        whole = [(name, pool) for name, pool in homes.items() if not pool.within]
-        for wait in [self._lane(pool.name).post(self._load_later(name)) for name, pool in whole]:
-            wait()
-        for name, pool in homes.items():
-            if pool.within:  # its workers are those of the whole: one at a time
-                self._lane(pool.name).post(self._load_later(name))()
-        return placement
+            self._homes.place(message)
+        if message.wait:
+            self._homes.await_loads()
+        return message.placement
 
-    @staticmethod
-    def _stays(record: RoleRecord, placement: Placement, spec: RoleSpec | None) -> bool:
-        return spec is not None and spec == record.spec and placement.pool_of(spec.name) == record.pool
-
-    def _take_out(self, record: RoleRecord, *, fresh: bool) -> None:
-        """Free a role where it lives and keep what it has learned, for its next place."""
-        pool, name = record.pool, record.spec.name
-        assert pool is not None
-
-        def take_out() -> None:
-            if record.spec.trainable and not fresh:
-                try:
-                    record.state = self._runtime.export(name, pool)
-                except WorkerDiedError as error:
-                    raise self._pool_lost(pool, error) from None
-            self._runtime.release(name, pool)
-
-        self._lane(pool.name).post(take_out)()
-        record.loaded, record.pool, record.synced = False, None, -1
-        record.changes += 1
-        if fresh:
-            record.num_updates, record.restore = 0, ""
-            self._keeping.changed(record, 0)
-
-    def _load_later(self, role: str) -> Callable[[], None]:
-        def load() -> None:
-            self._ensure_loaded(self._role(role))
-
-        return load
-
-    def _ensure_loaded(self, record: RoleRecord) -> Pool:
-        """Open the role's pool and load the role, if that has not happened; runs on the pool's lane."""
-        if self._placement is None:
-            raise PlacementError("no placement yet; call session.place('colocate')")
-        pool = self._placement.pool_of(record.spec.name)
-        self._open(pool)
-        if not record.loaded:
-            self._emit({"type": "role_loading", "role": record.spec.name, "pool": pool.name})
-            record.pool = pool
-            try:
-                self._runtime.load(replace(record.spec, restore=record.restore), pool, record.state)
-            except WorkerDiedError as error:
-                raise self._pool_lost(pool, error) from None
-            except CheckpointError as error:  # told once; the next call goes on without it
-                record.restore, record.checkpoint, record.checkpoint_updates, record.num_updates = "", "", 0, 0
-                raise CheckpointError(f"{error} The next call brings {record.spec.name} back with its initial weights.") from error
-            record.loaded, record.restore, record.state = True, "", None
-            self._emit({"type": "role_loaded", "role": record.spec.name, "pool": pool.name})
-        return pool
-
-    def _open(self, pool: Pool) -> None:
-        with self._opening[pool.within or pool.name]:
-            whole = next((p for p in self._placement.pools if p.name == pool.within), None) if self._placement else None
-            for one in (whole, pool):
-                if one is not None and one.name not in self._open_pools:
-                    self._runtime.open_pool(one)
-                    self._open_pools[one.name] = one
-
-    def _drain(self, lane: str) -> None:
-        if lane in self._lanes:
-            self._lanes[lane].post(lambda: None)()
-
-    def _role(self, name: str) -> RoleRecord:
-        if name not in self._roles:
-            raise PlacementError(f"no role {name!r}; the session has {', '.join(self._roles) or 'none'}")
-        return self._roles[name]
+    def _await_loads(self, message: m.AwaitLoads) -> None:
+        self._homes.await_loads()
 
     def _recover(self, message: m.Recover) -> None:
-        record = self._role(message.role)
-        record.checkpoint, record.checkpoint_updates = message.folder, message.num_updates
+        self._homes.recover(message)
 
-    def _saved(self, message: m.Saved) -> bool:
-        pool = self._role(message.role).pool
+    def _saved(self, message: m.Saved) -> Mapping[str, FileSum] | None:
+        pool = self._homes.role(message.role).pool
         if pool is None:
             raise CheckpointError(f"the workers that were writing {message.role}'s state ended; save again")
         return self._runtime.saved(message.role, pool)
@@ -284,23 +175,9 @@ class Controller:
     def _settle(self, roles: tuple[str, ...]) -> None:
         """Finish what was submitted; raise a failure of these roles that nobody has seen."""
         for lane in list(self._lanes):
-            self._drain(lane)
+            self._homes.drain(lane)
         for name in roles:
-            self._raise_unseen(self._role(name))
-
-    def _post_loaded(self, record: RoleRecord, function: Callable[[Pool], None]) -> Callable[[], None]:
-        """Run a function on a role's lane, after the role is loaded where it is not; return what waits for it."""
-        if self._placement is None:
-            raise PlacementError("no placement yet; call session.place('colocate')")
-
-        def run() -> None:
-            pool = self._ensure_loaded(record)
-            try:
-                function(pool)
-            except WorkerDiedError as error:
-                raise self._pool_lost(pool, error) from None
-
-        return self._lane(self._placement.pool_of(record.spec.name).name).post(run)
+            self._raise_unseen(self._homes.role(name))
 
     @staticmethod
     def _raise_unseen(role: RoleRecord | None) -> None:
@@ -321,22 +198,26 @@ class Controller:
             for asked in (role, shadow):
                 self._raise_unseen(asked)
             if role is None and message.role != "session":
-                self._role(message.role)
+                self._homes.role(message.role)
             if shadow is not None:
                 message = replace(message, role=shadow.spec.name)
             on_pool = role is not None and role.spec.function is None
-            if on_pool and self._placement is None:
+            if on_pool and self._homes.placement is None:
                 raise PlacementError("no placement yet; call session.place('colocate')")
-            lane = self._placement.pool_of(message.role).name if on_pool and self._placement else TASKS
+            lane = self._homes.placement.pool_of(message.role).name if on_pool and self._homes.placement else TASKS
             for name, ref in message.inputs.items():
-                if ref.call_id not in self._calls or self._calls[ref.call_id].released:
+                source = self._calls.find(ref.call_id)
+                if source is None or source.released:
                     raise ColumnError(
                         f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again"
                     )
             sources = [self._calls[ref.call_id] for ref in message.inputs.values()]
             self._keeping.check_fresh(message, sources)
             if message.phase == "generation" or (self._next_begins and message.phase in ("preparation", "learning")):
-                self._step, self._learned, self._next_begins = self._step + self._learned, False, False
+                if self._learned:
+                    self._step += 1
+                    self._calls.begin_step(self._step)
+                self._learned = self._next_begins = False
             self._learned = self._learned or message.phase == "learning"
             if role is not None and message.method in CHANGES:
                 role.changes += 1
@@ -350,14 +231,16 @@ class Controller:
     def _next_step(self, message: m.NextStep) -> None:
         self._next_begins = True
 
+    def _in_row(self, message: m.InRow) -> None:
+        with self._lock:
+            self._calls.in_row(message.call_ids)
+
     def _enqueue(self, record: CallRecord, lane: str) -> None:
         """Put a call on its lane, behind what runs on lanes that share devices with it."""
-        self._calls[record.call.id] = record
-        pool = next((p for p in self._placement.pools if p.name == lane), None) if self._placement else None
-        if pool is not None and self._placement is not None:
-            others = (self._last.get(other.name) for other in self._placement.overlapping(pool))
-            record.after = tuple(other for other in others if other is not None and other.state not in FINISHED)
-        self._last[lane] = record
+        self._calls.add(record)
+        pool = next((p for p in self._homes.placement.pools if p.name == lane), None) if self._homes.placement else None
+        if pool is not None:
+            record.after = self._homes.before(pool)
         self._lane(lane).put(record)
 
     def _shadow_for(self, message: m.Submit) -> RoleRecord | None:
@@ -370,12 +253,12 @@ class Controller:
         last = role.sync
         if last is not None and last.version == role.changes and last.usable(shadow):
             return last
-        assert self._placement is not None
+        assert self._homes.placement is not None
         name = role.spec.name
         request = m.Submit(name, "export_weights", phase, {}, (), 0, ONE_TO_ALL, {"shadow": shadow.spec}, result="all")
         record = CallRecord(self._make_call(request), request)
         role.sync = record.sync = Sync(role.changes, record, shadow.spec)
-        self._enqueue(record, self._placement.pool_of(name).name)
+        self._enqueue(record, self._homes.placement.pool_of(name).name)
         return role.sync
 
     def _make_call(self, message: m.Submit) -> Call:
@@ -404,7 +287,7 @@ class Controller:
             record = CallRecord(call, None, stored=stored)
             record.end("done")
             record.column_bytes = column_bytes(stored)
-            self._calls[call.id] = record
+            self._calls.add(record)
         return call.id
 
     def run_record(self, record: CallRecord) -> None:
@@ -428,7 +311,7 @@ class Controller:
 
     def _run(self, record: CallRecord, request: m.Submit, role: RoleRecord | None, stored: dict[int, Stored]) -> None:
         if role is not None and role.spec.function is None:
-            pool = self._ensure_loaded(role)
+            pool = self._homes.ensure_loaded(role)
             work = Work(record.call, pool, plan_orders(request, role.spec, stored))
             if role.spec.shadow_of and record.sync is not None:
                 work = replace(work, weights=self._weights_for(role, record.sync), version=record.sync.version)
@@ -513,39 +396,8 @@ class Controller:
 
     def _pool_died(self, record: CallRecord, error: WorkerDiedError) -> None:
         assert record.pool is not None
-        told = self._pool_lost(record.pool, error, record)
+        told = self._homes.pool_lost(record.pool, error, record)
         self._finish(record, type(told)(told.message, **{**told.fields(), **_where(record.call)}))
-
-    def _pool_lost(self, pool: Pool, error: WorkerDiedError, record: CallRecord | None = None) -> WorkerDiedError:
-        """A worker ended, during the call ``record``: close its pool, so that the next call opens it again.
-
-        Returns the error that says what is lost.
-        """
-        lost = []
-        family = [p for p in self._open_pools.values() if (pool.within or pool.name) in (p.name, p.within)] or [pool]
-        for one in sorted(family, key=lambda one: not one.within):
-            self._runtime.close_pool(one.name, kill=True)
-            self._open_pools.pop(one.name, None)
-        for role in list(self._roles.values()):
-            if role.pool not in family:
-                continue
-            role.loaded, role.pool, role.restore, role.synced, role.sync = False, None, role.checkpoint, -1, None
-            role.changes += 1
-            if role.spec.trainable:
-                back = f"checkpoint {role.checkpoint}" if role.checkpoint else "its initial weights"
-                missing = role.num_updates - (role.checkpoint_updates if role.checkpoint else 0)
-                lost.append(f"{role.spec.name} comes back with {back} ({missing} update{'s' * (missing != 1)} lost)")
-                role.num_updates = role.checkpoint_updates if role.checkpoint else 0
-                self._keeping.changed(role, role.num_updates)
-        dead = {device for one in family for device in one.devices}
-        for other in list(self._calls.values()):  # columns live where they were written, whatever pool that was
-            parts = other.stored.parts if other.pool is not None and other.stored is not None else ()
-            if any(p.rank is not None and other.pool and other.pool.devices[p.rank] in dead for p in parts):
-                other.state, other.root = "lost", record
-        words = "; ".join(lost) or "no trained role lived there"
-        return WorkerDiedError(
-            f"{error.message} The pool is started again at the next call; {words}.", **error.fields()
-        )
 
     def _finish(self, record: CallRecord, error: Exception | None) -> None:
         if record.state in FINISHED:
@@ -555,21 +407,20 @@ class Controller:
         role = self._roles.get(record.call.role)
         if state == "failed" and role is not None:
             role.unseen = record
-        record.end(state, error)
         record.sync = None
+        record.request = replace(record.request, options={}, inputs={}) if record.request else None
+        record.end(state, error, tell=lambda: self._emit_call(f"call_{state}", record))
         if record.released:  # perhaps since its columns were noted
             record.stored = None
-        record.request = replace(record.request, options={}, inputs={}) if record.request else None
-        self._emit_call(f"call_{state}", record)
 
     def _wait_inputs(self, record: CallRecord) -> None:
         sources = [self._calls[call_id] for call_id in record.call.inputs]
         if record.sync is not None and record.sync.call is not record:
             sources.append(record.sync.call)
-        sources += record.after
+        events = [source.finished for source in sources] + list(record.after)
         record.after = ()
-        for source in sources:
-            while not source.finished.wait(MONITOR_S):
+        for event in events:
+            while not event.wait(MONITOR_S):
                 if record.cancel_asked or self._closed:
                     record.cancel_asked = True
                     return
@@ -606,11 +457,11 @@ class Controller:
     # -- looking
 
     def _wait(self, message: m.Wait) -> bool:
-        for call_id in message.call_ids:
-            if not self._calls[call_id].finished.wait(message.timeout_s):
+        asked = [record for record in map(self._calls.find, message.call_ids) if record is not None]  # others are over long since
+        for record in asked:
+            if not record.finished.wait(message.timeout_s):
                 return False
-        for call_id in message.call_ids:
-            record = self._calls[call_id]
+        for record in asked:
             if record.error is not None:
                 record.origin.seen = True
                 raise raised(record.error)
@@ -628,77 +479,31 @@ class Controller:
         return self._runtime.fetch(picks_for(message.columns, np.arange(num_rows), stored))
 
     def _ask(self, message: m.Ask) -> Any:
-        record = self._calls[message.call_id]
         if message.what == "state":
-            return record.state
+            known = self._calls.find(message.call_id)
+            return "gone" if known is None else known.state
+        record = self._calls[message.call_id]
         if message.what == "writer":
             return "your data" if record.call.method == "put" else str(record.call)
         return record.result if message.what == "result" else record.stored
 
     def _ask_column(self, message: m.AskColumn) -> ColumnInfo | None:
-        stored = self._calls[message.ref.call_id].stored
-        return None if stored is None else stored.columns.get(message.ref.name)
+        record = self._calls.find(message.ref.call_id)
+        return None if record is None or record.stored is None else record.stored.columns.get(message.ref.name)
 
     def _release(self, message: m.Release) -> None:
         for call_id in message.call_ids:
-            record = self._calls.get(call_id)
+            record = self._calls.find(call_id)
             if record is not None:
                 record.released = True
                 if record.state in FINISHED:
                     record.stored = None
 
     def _look(self, message: m.Look) -> Any:
-        # without the controller's lock, which a place holds while it waits for lanes whose listeners may look
-        records = [r for r in list(self._calls.values()) if r.call.method not in UNSEEN]
-        if message.what == "calls":
-            return [r.call for r in records if message.step in (None, r.call.step)]
-        if message.what == "spans":
-            return self._spans([r for r in records if message.step in (None, r.call.step)])
-        if message.what == "roles":
-            return {
-                n: (r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for n, r in list(self._roles.items())
-            }
-        if message.what == "changes":
-            return [record.change for record in records if record.made is not None]
-        if message.what == "dataflow":
-            return self._dataflow([r for r in records if message.step in (None, r.call.step)])
-        if message.what == "reruns":
-            done = [r for r in records if message.step in (None, r.call.step) and r.state == "done"]
-            return [record.rerun for record in done if record.rerun is not None]
-        if message.what == "running":
-            return [r.call for r in records if r.state not in FINISHED and r.state != "lost"]
-        if message.what == "placement":
-            return self._placement
-        if message.what == "step":
-            return self._step
-        if message.what == "devices":
-            return self._devices()
-        return self._runtime.controller_bytes()
-
-    def _dataflow(self, records: list[CallRecord]) -> tuple[CallFlow, ...]:
-        there = {r.call.id for r in records}
-        sources = {t.source for r in records if r.reads is not None for t in r.reads.transfers}
-        sources |= {i for r in records for i in r.call.inputs}
-        others = (self._calls[number] for number in sorted(sources - there) if number in self._calls)
-        return tuple(record.flow for record in (*others, *records))
-
-    def _spans(self, records: list[CallRecord]) -> list[Span]:
-        spans: list[Span] = []
-        ids = {r.call.id for r in records if r.state == "running"}  # the last look may be older than a call's end
-        for record in records:
-            spans += record.spans
-            own = any(s.device is None and s.call_id == record.call.id for s in record.spans)
-            if record.start_ns and not own:
-                spans.append(record.span)
-        spans += [s for _, running in self._live.values() for s in running if s.call_id in ids]
-        return spans
-
-    def _devices(self) -> list[DeviceStatus]:
-        whole = [pool for pool in list(self._open_pools.values()) if not pool.within]
-        return [status for pool in whole for status in self._runtime.devices(pool)]
+        return self._looks.answer(message)
 
     def _logs(self, message: m.Logs) -> str:
-        record = self._role(message.role)
+        record = self._homes.role(message.role)
         if record.pool is None:
             return f"{message.role} is not loaded; no worker has printed anything for it"
         return self._runtime.logs(record.pool, message.rank)
@@ -708,7 +513,7 @@ class Controller:
     def _cancel(self, message: m.Cancel) -> None:
         with self._lock:
             asked = set(message.call_ids)
-            for record in self._calls.values():
+            for record in self._calls:
                 if record.state in FINISHED or record.state == "lost":
                     continue
                 if record.call.id in asked or asked.intersection(record.call.inputs):
@@ -720,7 +525,7 @@ class Controller:
 
     def _monitor(self) -> None:
         while not self._closing.wait(MONITOR_S):
-            running = [r for r in list(self._calls.values()) if r.state == "running" and r.pool is not None]
+            running = [r for r in self._calls if r.state == "running" and r.pool is not None]
             live = {}
             for record in running:
                 assert record.pool is not None
@@ -764,7 +569,7 @@ class Controller:
             if self._closed:
                 return
             self._closed = True
-            running = [r for r in self._calls.values() if r.state not in FINISHED]
+            running = [r for r in self._calls if r.state not in FINISHED]
         self._closing.set()
         for record in running:
             if record.ask_cancel():

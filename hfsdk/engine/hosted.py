@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state, startup, transport
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.keepsake import Keepsake
-from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.model_folders import eos_token_ids
 from hfsdk.engine.residency import Residency
 from hfsdk.engine.rollout import Rollout
@@ -116,7 +116,7 @@ class HostedRole:
         self.rollout: Rollout | None = None
         self.plan: ReshardPlan | None = None
         self.stale = True
-        self.rollout_group = _replica_group(spec, self.mesh.layout.size)
+        self.rollout_group = _replica_group(spec)
         self.last_transport: TransportReport | None = None
         self._planned: tuple[RoleSpec, RoleSpec, bridge.Route] | None = None
         assert spec.model is not None
@@ -304,7 +304,7 @@ class HostedRole:
                 f"{self.spec.name}'s ranks differ in what they would move; (plan, version) by rank: {all_ranks}. Nothing moved. "
                 "Load a checkpoint with session.load(...), or declare the role again."
             )
-        safe.agree(self.groups.control, error)
+        safe.agree(self.groups.world, error)
 
     def _to_training(self) -> None:
         """Give the trainer its weights back, if they are with the rollout."""
@@ -423,7 +423,8 @@ class HostedRole:
             raise CheckpointError(
                 f"{self.spec.name}'s checkpoint is gone: there is no {folder}. Put it back, or load another with session.load(...)."
             )
-        state = self.trainer.blank_state(megatron_checkpoint.read_summary(folder))
+        checked = bool(options.get("checked"))  # whether its files have been compared with their checksums
+        state = self.trainer.blank_state(megatron_checkpoint.read_checked(folder, self.groups, checked=checked))
         megatron_checkpoint.load(folder, state, self.trainer.shard)
         self.trainer.load_state(state)
         self.stale = True
@@ -454,28 +455,20 @@ class HostedRole:
         if self.rollout is not None:
             self.rollout.close()
             self.rollout = None
-        groups = self.groups
         self.residency = None
         self._methods.clear()  # they hold this object
         self._trainer = None
         del self.groups
-        startup.collect_everything()  # what computes on the groups goes before them
-        groups.destroy()
-        if self.rollout_group is not None:
-            dist.destroy_process_group(self.rollout_group)
-            self.rollout_group = None
+        self.rollout_group = None
+        startup.collect_everything()
 
 
-def _replica_group(spec: RoleSpec, size: int) -> Any:
-    """Make the gloo groups of the rollout's replicas; return this rank's, ``None`` where a replica is one rank."""
+def _replica_group(spec: RoleSpec) -> Any:
+    """Return the group of this rank's replica of the rollout, ``None`` where a replica is one rank."""
     if spec.rollout is None or spec.rollout.tp == 1:
         return None
-    tp, mine = spec.rollout.tp, None
-    for first in range(0, size, tp):
-        group = dist.new_group(list(range(first, first + tp)), backend="gloo")
-        if first <= dist.get_rank() < first + tp:
-            mine = group
-    return mine
+    first = dist.get_rank() // spec.rollout.tp * spec.rollout.tp
+    return group_of(range(first, first + spec.rollout.tp))
 
 
 def _non_finite_words(bad: NonFiniteRows) -> str:

@@ -119,9 +119,9 @@ class Keeping:
                 failure = failure or error
                 continue
             record.num_updates, record.version, record.kept = held.kept.num_updates, held.version, held.kept
-        self.lineage.branch = branch
         if failure is not None:
             raise failure
+        self.lineage.branch = branch
 
     def _giver(self, record: RoleRecord, kept: Kept) -> Callable[[Pool], None]:
         return lambda pool: self._runtime.restore(record.spec, pool, kept)
@@ -139,6 +139,23 @@ class Keeping:
                 del self._held[kept.number]
             with suppress(HfsdkError):  # the session is being closed
                 self._runtime.forget(kept)
+
+    def has(self, kept: Kept) -> bool:
+        """Whether a state was not let go."""
+        return kept.number in self._held
+
+    def newest(self, record: RoleRecord) -> Kept | None:
+        """Return the newest state that a role's weights come from and whose workers are still there; ``None`` where none is."""
+        if record.version is None:
+            return None
+        with self._lock:
+            mine = [held for held in self._held.values() if held.kept.role == record.spec.name]
+        mine = [held for held in mine if record.version.descends_from(held.version)]
+        for held in sorted(mine, key=lambda held: (held.version.number, held.kept.number), reverse=True):
+            with suppress(HfsdkError):  # the session is being closed
+                if self._runtime.holds(held.kept):
+                    return held.kept
+        return None
 
     # -- lineage
 

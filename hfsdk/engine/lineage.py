@@ -19,7 +19,21 @@ MAIN = "main"
 """The branch of a session that was never rewound."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
+class Line:
+    """A stretch of a role's versions, each made from the one before; a rewind begins another.
+
+    A version knows its line and not the version before it, so that those nobody refers to any more are gone: a run of a million
+    updates is one line.
+    """
+
+    start: Version | None = None
+    """The version of another line that it left; ``None`` for the initial weights'."""
+    last: int = 0
+    """Number of its latest version."""
+
+
+@dataclass(eq=False, slots=True)
 class Version:
     """One state of a role's weights."""
 
@@ -27,29 +41,31 @@ class Version:
     number: int
     """Grows with every version of any role, so a version's ancestors have smaller ones."""
     branch: str
-    parent: Version | None = None
+    line: Line
     num_updates: int = 0
     """Optimizer steps that the weights have seen; exact once the call that makes the version is over."""
     origin: int = 0
     """Number of the role's first version: another role of the same name begins anew."""
 
     def ancestors(self) -> Iterator[Version]:
-        """Yield this version and those it comes from, the latest first."""
+        """Yield of every line that this version comes from the latest version that it does: itself, then where lines were left."""
         version: Version | None = self
         while version is not None:
             yield version
-            version = version.parent
+            version = version.line.start
 
     def descends_from(self, other: Version) -> bool:
         """Whether ``other`` is this version or one that it comes from."""
-        for version in self.ancestors():
-            if version.number <= other.number:
-                return version is other
-        return False
+        return any(version.line is other.line and other.number <= version.number for version in self.ancestors())
 
     def shared_with(self, other: Version) -> Version | None:
         """Return the latest version that both come from."""
-        return next((version for version in self.ancestors() if other.descends_from(version)), None)
+        theirs = {id(version.line): version for version in other.ancestors()}
+        for mine in self.ancestors():
+            found = theirs.get(id(mine.line))
+            if found is not None:
+                return min(mine, found, key=lambda version: version.number)
+        return None
 
 
 @dataclass(frozen=True)
@@ -85,12 +101,14 @@ class Lineage:
     def first(self, role: str) -> Version:
         """Return the version of a role's initial weights."""
         self._made += 1
-        return Version(role, self._made, self.branch, origin=self._made)
+        return Version(role, self._made, self.branch, Line(last=self._made), origin=self._made)
 
     def next(self, version: Version, num_updates: int) -> Version:
         """Return the version that a change makes of another, after so many optimizer steps in all."""
         self._made += 1
-        return Version(version.role, self._made, self.branch, version, num_updates, version.origin)
+        line = version.line if version.line.last == version.number else Line(version)
+        line.last = self._made
+        return Version(version.role, self._made, self.branch, line, num_updates, version.origin)
 
     @staticmethod
     def stale(seen: Iterable[Version], now: Iterable[Version]) -> tuple[Version, Version] | None:

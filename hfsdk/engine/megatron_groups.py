@@ -7,16 +7,25 @@ made with ``sort_ranks=False``) and hands them to megatron as a ``ProcessGroupCo
     layout tp2 dp2       rank             0       1       2       3
                          tp groups       [0 1]   [0 1]   [2 3]   [2 3]
                          dp groups       [0 2]   [1 3]   [0 2]   [1 3]
-                         world, control  [0 1 2 3]
+                         world           [0 1 2 3]
+
+A group is made by its members alone, so that a rank makes a handful of them however many ranks there are, and once for a world: the
+next role that needs the same ranks in the same order takes it. Its name is given here. torch would name it by its ranks and by how
+many groups the process has already, which differs between members (stages between the ends make no ``ends``; a role may be on a
+part of the world), or is the name of a group that has gone, whose keys are still in the store: then members wait for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from hfsdk.errors import LayoutError
 
@@ -24,6 +33,47 @@ if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from hfsdk.layout import Coordinates, Mesh
+
+
+class _Made:
+    """The groups of this process in its world."""
+
+    world: Any = None
+    groups: ClassVar[dict[tuple[int, ...], dist.ProcessGroup]] = {}
+
+
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return the group of some ranks of the world, in this order, made where it is not there yet; its members do this together.
+
+    It has the backends of the world: small agreements and Python objects go by gloo also where tensors go by NCCL.
+    """
+    if _Made.world is not dist.group.WORLD:
+        forget_groups()
+        _Made.world = dist.group.WORLD
+    key = tuple(ranks)
+    if key not in _Made.groups:
+        with _named("hfsdk-" + hashlib.sha256(repr(key).encode()).hexdigest()):
+            made = dist.new_group(list(ranks), sort_ranks=False, use_local_synchronization=True)
+        assert made is not None
+        _Made.groups[key] = made
+    return _Made.groups[key]
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Have torch call the next group by a name; its own ``new_group`` takes none (torch 2.11 to 2.13)."""
+    torchs = distributed_c10d._process_group_name
+    distributed_c10d._process_group_name = lambda ranks, use_hashed_name: name
+    try:
+        yield
+    finally:
+        distributed_c10d._process_group_name = torchs
+
+
+def forget_groups() -> None:
+    """Let go of all groups; for whoever ends the world, which ends them."""
+    _Made.world = None
+    _Made.groups.clear()
 
 
 def device() -> torch.device:
@@ -34,7 +84,7 @@ def device() -> torch.device:
 class RoleGroups:
     """The groups of one role on this rank.
 
-    Making it is collective: every rank of the pool's world does it at the same time, with the same mesh.
+    Making it is collective: every rank of the role does it at the same time, with the same mesh.
 
     Attributes:
         rank: this process in the role: in the pool, or in the part of it where the role lives.
@@ -43,8 +93,6 @@ class RoleGroups:
         tp, pp, dp: the groups along one axis, in the order of that axis; ``mp`` is tp x pp.
         ends: this rank's first and last pipeline stage, which share tied embeddings; ``None`` on the stages between.
         world: all ranks of the role.
-        control: the same ranks on gloo, for small agreements and Python objects (equals ``world`` on gloo).
-        tp_control: the ranks of ``tp`` on gloo.
     """
 
     def __init__(self, mesh: Mesh, first: int | None = None) -> None:
@@ -65,12 +113,9 @@ class RoleGroups:
             )
         self.mesh = mesh
         self.first = first or 0
-        self._partly = first is not None
         self.rank = dist.get_rank() - self.first
         self.coordinates: Coordinates = mesh.coordinates(self.rank)
         self.device = device()
-        self._made: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
-        gloo = dist.get_backend() == "gloo"
         self.tp = self._along(mesh.groups("tp"))
         self.dp = self._along(mesh.groups("dp"))
         self.pp = self._along(mesh.groups("pp"))
@@ -78,20 +123,11 @@ class RoleGroups:
         self.alone = self._along([[rank] for rank in mesh.ranks])
         self.ends = self._ends()
         self.world = self._along([list(mesh.ranks)])
-        self.control = self.world if gloo else self._along([list(mesh.ranks)], "gloo")
-        self.tp_control = self.tp if gloo else self._along(mesh.groups("tp"), "gloo")
 
-    def _along(self, groups: list[list[int]], backend: str | None = None) -> dist.ProcessGroup:
-        """Make a group of every list of ranks (all ranks do this together) and return the one with this rank."""
-        mine = None
-        for ranks in groups:
-            key = (backend or "", tuple(ranks))
-            if key not in self._made:
-                self._made[key] = self._new_group([self.first + rank for rank in ranks], backend)
-            if self.rank in ranks:
-                mine = self._made[key]
-        assert mine is not None
-        return mine
+    def _along(self, groups: list[list[int]]) -> dist.ProcessGroup:
+        """Return the group of that list of the role's ranks which has this one; ranks of other lists make theirs meanwhile."""
+        (mine,) = (ranks for ranks in groups if self.rank in ranks)
+        return group_of([self.first + rank for rank in mine])
 
     def _ends(self) -> dist.ProcessGroup | None:
         stages = self.mesh.groups("pp")
@@ -109,12 +145,6 @@ class RoleGroups:
     def is_last_stage(self) -> bool:
         """Whether this rank holds the output layer."""
         return self.pp_rank == self.pp_size - 1
-
-    def _new_group(self, ranks: list[int], backend: str | None) -> dist.ProcessGroup:
-        """Make a group of ranks of the world; on a part of it, its members alone do so."""
-        if self._partly and dist.get_rank() not in ranks:
-            return dist.GroupMember.NON_GROUP_MEMBER
-        return dist.new_group(ranks, backend=backend, sort_ranks=False, use_local_synchronization=self._partly)
 
     @property
     def tp_size(self) -> int:
@@ -165,15 +195,8 @@ class RoleGroups:
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the value of every rank of the role, in rank order (small Python objects only)."""
         found: list[Any] = [None] * self.mesh.layout.size
-        dist.all_gather_object(found, value, group=self.control)
+        dist.all_gather_object(found, value, group=self.world)
         return found
-
-    def destroy(self) -> None:
-        """Give the groups back; they must not be used afterwards."""
-        for group in self._made.values():
-            if isinstance(group, dist.ProcessGroup):
-                dist.destroy_process_group(group)
-        self._made.clear()
 
 
 def _model_parallel(mesh: Mesh) -> list[list[int]]:

@@ -11,9 +11,10 @@ Weights go in and out by the boxes of :mod:`hfsdk.resharding`, so each rank read
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ COMPANIONS = (
     "generation_config.json",
 )  # fmt: skip
 """Files copied beside the weights."""
+
+WEIGHTS, PARTIAL = "model.safetensors", ".hfsdk-export.partial"
+"""Name of the file of weights, and of the folder in which a model's files are written until all are complete."""
 
 _PARTITIONS = (
     ("word_embeddings.weight", 0, 1), ("output_layer.weight", 0, 1), ("linear_qkv.weight", 0, 1),
@@ -380,22 +384,24 @@ def save_folder(
         groups: its process groups.
         folder: where to write; made if missing, files in it are replaced.
         source: the folder the model came from: its config.json and tokenizer files are copied.
+
+    Raises:
+        CheckpointError: on every rank, when it cannot be written; the files that were there are unchanged.
     """
     full = gather_full(model, spec, groups)
-    error: Exception | None = None
+    problem: str | None = None
     if full is not None:
         try:
             _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
-        except OSError as caught:
-            error = caught
-    failures = [text for text in groups.gather_objects(str(error) if error else None) if text]
-    if error:
-        raise error
-    if failures:
-        raise OSError(f"rank 0 could not write {folder}: {failures[0]}")
+        except Exception as caught:  # whatever it is, the other ranks wait to hear of it
+            problem = f"{getattr(caught, 'strerror', None) or caught}"
+    problems = [text for text in groups.gather_objects(problem) if text]
+    if problems:
+        raise CheckpointError(f"cannot write the model to {folder}: {problems[0]}; what was there before is unchanged")
 
 
 def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
+    """Write every file into a folder beside their places, and when all are complete put them there, config.json last."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
@@ -403,20 +409,29 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
     if scalar:
         config["architectures"] = [spec.class_name("scalar")]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-    for pattern in COMPANIONS:
-        for path in source.glob(pattern):
-            if path.is_file() and source.resolve() != folder.resolve():
-                shutil.copy2(path, folder / path.name)
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    _replace(folder / "model.safetensors", lambda path: save_file(full, path, metadata={"format": "pt"}))
-    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside and rename, so that a reader never sees half a file."""
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    partial.replace(path)
+    needed, free = sum(tensor.nbytes for tensor in full.values()), shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(f"the model has {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free")
+    partial = folder / PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir()
+    try:
+        for pattern in COMPANIONS:
+            for path in source.glob(pattern):
+                if path.is_file() and source.resolve() != folder.resolve():
+                    shutil.copy2(path, partial / path.name)
+        save_file(full, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for path in partial.iterdir():
+            if (folder / path.name).is_dir():
+                raise OSError(f"{folder / path.name} is a folder")
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        for path in sorted(partial.iterdir(), key=lambda path: (path.name == "config.json", path.name == WEIGHTS)):
+            os.replace(path, folder / path.name)
+        (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # of a model in several files
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, groups: RoleGroups) -> dict[str, Any]:

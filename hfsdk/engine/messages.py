@@ -37,6 +37,13 @@ class Place:
     """Every placed role, its layouts filled for its pool."""
     fresh: bool = False
     """Whether roles that move start again from their initial weights."""
+    wait: bool = True
+    """Whether the reply comes when they are loaded; otherwise when they are on their way (see :class:`AwaitLoads`)."""
+
+
+@dataclass(frozen=True)
+class AwaitLoads:
+    """Wait until the roles of the last :class:`Place` are loaded; raises what was lost on the way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +89,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask for a call's ``"state"``, ``"result"``, ``"writer"`` or ``"stored"``."""
+    """Ask for a call's ``"state"``, ``"result"``, ``"writer"`` or ``"stored"``; the state of one no longer kept is ``"gone"``."""
 
     call_id: int
     what: str
@@ -113,11 +120,12 @@ class Release:
 class Look:
     """Ask for ``"calls"``, ``"running"``, ``"spans"``, ``"dataflow"``, ``"devices"``, ``"roles"``, ``"placement"``, ...
 
-    ``"step"`` gives the number of the current step.
+    ``"step"`` gives the number of the current step, ``"first_step"`` that of the oldest whose calls are kept.
     ``"controller_bytes"`` gives the column bytes that passed through the controller.
     ``"dataflow"`` gives a :class:`~hfsdk.dataflow.CallFlow` for every call of a step and for those whose columns they read.
     ``"reruns"`` gives a :class:`~hfsdk.engine.rerun.Rerun` for every call of a step that is done, while they are kept.
-    ``"changes"`` gives a :class:`~hfsdk.engine.lineage.Change` for every optimizer step or update, in the order of submission.
+    ``"changes"`` gives a :class:`~hfsdk.engine.lineage.Change` for every optimizer step or update that is in no row of the history
+    (:class:`InRow`), in the order of submission.
     ``"roles"`` gives name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet).
     """
 
@@ -131,6 +139,13 @@ class Logs:
 
     role: str
     rank: int
+
+
+@dataclass(frozen=True)
+class InRow:
+    """These calls' step has a row of its own in the history, so that ``"changes"`` leaves them out."""
+
+    call_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -149,7 +164,10 @@ class Recover:
 
 @dataclass(frozen=True)
 class Saved:
-    """Ask whether the files of a role's last ``save_state`` are complete. Reply: a bool; raises what keeps them from it."""
+    """Ask whether the files of a role's last ``save_state`` are complete; raises what keeps them from it.
+
+    Reply: ``None`` until they are, then the size and checksum of each, as far as whoever wrote them knows it.
+    """
 
     role: str
 
@@ -199,6 +217,8 @@ Message = (
     | Look
     | Logs
     | NextStep
+    | AwaitLoads
+    | InRow
     | Recover
     | Saved
     | Snapshot

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hfsdk.assets.cache import home
+from hfsdk.errors import ModelNotFoundError
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """What the engines and the tokenizer read of a model's folder."""
@@ -138,10 +139,18 @@ class Receiver:
 
 
 def eos_token_ids(folder: str) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of ``generation_config.json``, else of ``config.json``."""
+    """Return the end-of-sequence ids of ``generation_config.json``, else of ``config.json``.
+
+    Raises:
+        ModelNotFoundError: one of them is damaged.
+    """
     for name in ("generation_config.json", "config.json"):
         path = Path(folder) / name
-        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        try:
+            ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+            found = () if ids is None else tuple(map(int, ids)) if isinstance(ids, list) else (int(ids),)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelNotFoundError(f"{path} is damaged: {str(error)[:300]}. Take another copy.") from None
         if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+            return found
     return ()

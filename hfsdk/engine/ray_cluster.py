@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import ray
@@ -28,6 +28,10 @@ presets; what is neither is planned for as an H100."""
 
 SHIPPED: dict[str, Any] = {"py_modules": [str(PACKAGE)], "excludes": ["**/__pycache__"]}
 """Ray's runtime environment that gives every node of a cluster the user's version of this package."""
+
+
+Access = Literal["open", "token", "unknown"]
+"""Whom a cluster answers."""
 
 
 @dataclass(frozen=True)
@@ -120,15 +124,38 @@ def _cores(node: Mapping[str, Any], count: int, here: bool) -> int:
     return max(1, os.cpu_count() or 1 if here else int(node["Resources"].get("CPU", count)))
 
 
-def check_answers(address: str) -> None:
-    """Check that something listens at ``host:port``; Ray itself would try for minutes.
+def ask_alive(address: str) -> Access:
+    """Ask a cluster whether it is there, without showing it a token; Ray itself would try for minutes.
+
+    Args:
+        address: ``host:port``.
+
+    Returns:
+        ``"open"`` where it answers anybody, ``"token"`` where it asks for a token, ``"unknown"`` where the package ``grpc``, which
+        asks it, is not installed.
 
     Raises:
-        OSError: nothing does.
+        OSError: nothing listens there, or what listens is no cluster or keeps silent.
     """
     host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    if not host or not port.isdigit():
+        raise OSError(f"{address!r} is no address host:port")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    try:
+        import grpc
+    except ModuleNotFoundError:
+        return "unknown"
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    request: Any = gcs_service_pb2  # generated, without types
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(request.CheckAliveRequest(), timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                return "token"
+            raise OSError(f"it did not answer within {ANSWER_S:g} s as a Ray cluster does ({error.code().name})") from None
+    return "open"
 
 
 def check_same(address: str) -> None:

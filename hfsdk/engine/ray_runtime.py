@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
-import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -22,8 +19,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hfsdk.dataflow import Call
+from hfsdk.engine import own_folders, ray_start
+from hfsdk.engine.interrupts import held
 from hfsdk.engine.model_folders import Manifest, read_pieces
-from hfsdk.engine.ray_cluster import SHIPPED, Node, check_answers, check_present, check_same, describe, num_cores
+from hfsdk.engine.own_folders import OwnFolder
+from hfsdk.engine.ray_cluster import Node, check_present, describe, num_cores
 from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read, tail
 from hfsdk.engine.rendezvous import LOOPBACK
 from hfsdk.engine.worker import WorkerSetup
@@ -37,15 +37,19 @@ from hfsdk.errors import (
     SessionClosedError,
     WorkerDiedError,
 )
+from hfsdk.files import FileSum
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus, Kept, Outcome, Part, Pick, Progress, RoleState, Stored, Work
+from hfsdk.runtime import DeviceStatus, Kept, Outcome, Part, Pick, Progress, RoleState, StateGoneError, Stored, Work
 from hfsdk.table import Table
 from hfsdk.trace import Span
 
 GRACE_S = 15.0
 """How long the other ranks of a call may take to come back after one failed outside a safe point."""
+
+JOIN_TRIES = 2
+"""How often the workers of a pool are started, where one of them ends while they join it."""
 
 USER_GRACE_S = 600.0
 """The same where the user's own function runs on the ranks (``run``, ``call``): one may have much more to do than another.
@@ -56,20 +60,17 @@ An interrupt ends the wait.
 START_S = 300.0
 """How long a pool's processes may take to start and join."""
 
-START_TRIES = 8
-"""A raylet ends itself when its agent takes more than about 15 s to start, as on a busy machine: then once more."""
-
-OBJECT_STORE_BYTES = 512 * 2**20
-"""Shared memory for columns, where hfsdk starts Ray itself."""
+WORKER_GONE = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+"""What Ray raises where a worker has ended; the second where Ray itself ended it, as its node had no memory left."""
 
 LOOK_S = 5.0
 """How long a worker may take to send the end of its log, or to clear up."""
 
+END_SEEN_S = 2.0
+"""How long Ray may take to tell of a process on this machine that has ended."""
+
 CLOSE_S = 10.0
 """How long ``close`` waits for calls under way to notice that their workers are gone."""
-
-_own_ray: set[str] = set()
-"""Job ids of the open sessions of this process on a Ray that hfsdk started; the last one to close ends it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,8 +124,11 @@ def _while_open(method: Callable[Concatenate[RayRuntime, P], R]) -> Callable[Con
 class RayRuntime:
     """See :class:`hfsdk.runtime.Runtime`.
 
-    Without ``address`` Ray is started here for ``num_devices`` workers: no dashboard, token authentication as Ray sets it up,
-    nothing of the workers' output in the driver.
+    Without ``address`` Ray is started here for ``num_devices`` workers (see ``ray_start.py``). A Ctrl-C while this is being made
+    leaves nothing behind.
+
+    Attributes:
+        notices: what the user has to know about who can reach this Ray.
     """
 
     kind = "ray"
@@ -133,17 +137,9 @@ class RayRuntime:
         self, num_devices: int | None = None, address: str | None = None, num_threads: int | None = None
     ) -> None:
         self._job_id = uuid.uuid4().hex[:12]
-        if not ray.is_initialized():
-            _start_ray(num_devices, address)
-            _own_ray.add(self._job_id)
-        elif address not in (None, "local", "auto"):
-            check_same(address)
-        elif _own_ray:
-            _own_ray.add(self._job_id)
-        self._shares_cpus = self._job_id in _own_ray and address in (None, "local")
-        self.cluster, self._nodes = describe(num_devices, self._shares_cpus)
-        self._num_threads = num_threads or _num_threads(self._nodes)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"hfsdk-{self._job_id}-"))
+        self._num_threads = num_threads or 0
+        self._nodes: tuple[Node, ...] = ()
+        self._own_folder: OwnFolder | None = None
         self._pools: dict[str, _PoolState] = {}
         self._stores = itertools.count()
         self._tasks_lock, self._sending = threading.Lock(), threading.Lock()
@@ -153,7 +149,23 @@ class RayRuntime:
         self._num_inside, self._closed = 0, False
         self._tasks: Any = None
         self._devices: dict[int, _DeviceWorker] = {}
-        if self._job_id in _own_ray:
+        try:
+            with held():
+                self._start(num_devices, address)
+        except BaseException:
+            with held():
+                self.close()
+            raise
+
+    def _start(self, num_devices: int | None, address: str | None) -> None:
+        """Get to a Ray, look at its devices, and have their processes begin to start where it is ours."""
+        self.notices = ray_start.enter(self._job_id, num_devices, address)
+        self._shares_cpus = ray_start.owns(self._job_id) and address in (None, "local")
+        self.cluster, self._nodes = describe(num_devices, self._shares_cpus)
+        self._num_threads = self._num_threads or _num_threads(self._nodes)
+        self._own_folder = own_folders.create(self._job_id)
+        self._folder = self._own_folder.path
+        if ray_start.owns(self._job_id):
             for device in range(self.cluster.num_devices):
                 self._worker_of(device).handle.prepare.remote()
 
@@ -167,18 +179,33 @@ class RayRuntime:
             self._pools[pool.name] = _PoolState(pool, [member for member in whole.members if member.device in pool.devices])
             return
         check_present(self._nodes, pool.devices)
-        state = _PoolState(pool, [self._worker_of(device) for device in pool.devices])
-        self._pools[pool.name] = state
-        try:
-            setups = self._setups(state)
-            pids = ray.get([w.join.remote(setup) for w, setup in zip(state.workers, setups, strict=True)], timeout=START_S)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            self.close_pool(pool.name, kill=True)
-            raise PlacementError(
-                f"the {pool.size} workers of pool {pool.name!r} did not start: {error}. Is there memory and a free device for each?"
-            ) from error
+        for tries_left in reversed(range(JOIN_TRIES)):
+            state = self._pools[pool.name] = _PoolState(pool, [self._living_worker(device) for device in pool.devices])
+            try:
+                setups = self._setups(state)
+                pids = ray.get([w.join.remote(setup) for w, setup in zip(state.workers, setups, strict=True)], timeout=START_S)
+                break
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+                self.close_pool(pool.name, kill=True)
+                if tries_left and isinstance(error, WORKER_GONE):
+                    continue  # one was killed meanwhile: the others wait for it, all are started again
+                raise PlacementError(
+                    f"the {pool.size} workers of pool {pool.name!r} did not start: {error}. Is there memory and a free device for "
+                    "each?"
+                ) from error
         for member, pid in zip(state.members, pids, strict=True):
             member.pid = pid
+
+    def _living_worker(self, device: int) -> _DeviceWorker:
+        """Return a device's worker; another one where it has ended since it left its last pool."""
+        member = self._worker_of(device)
+        if member.pid is None:
+            return member  # it has never joined: on its way up
+        try:
+            ray.get(member.handle.pid.remote(), timeout=LOOK_S)
+        except (*WORKER_GONE, ray.exceptions.GetTimeoutError):
+            self._end([member])
+        return self._worker_of(device)
 
     def _setups(self, state: _PoolState) -> list[WorkerSetup]:
         """Tell the workers of a pool how they find each other: by a file on one node, else by a store on rank 0's node."""
@@ -279,7 +306,7 @@ class RayRuntime:
             except ray.exceptions.RayTaskError as error:
                 node = self._nodes[state.pool.devices[rank]]
                 raise PlacementError(f"{role.folder} cannot be brought to {node}: {error.cause}") from None
-            except ray.exceptions.RayActorError as error:
+            except WORKER_GONE as error:
                 raise self._died(state, Call(id=-1, role=role.name, method="load"), rank, _reason(error)) from None
         return answers
 
@@ -302,7 +329,7 @@ class RayRuntime:
         workers = [self._devices[device].handle for device in kept.devices if device in self._devices]
         try:
             return len(workers) == len(kept.devices) and all(ray.get([w.holds.remote(kept.number) for w in workers]))
-        except ray.exceptions.RayActorError:
+        except WORKER_GONE:
             return False
 
     @_while_open
@@ -313,13 +340,16 @@ class RayRuntime:
             holders = [self._devices[device].handle for device in kept.devices]
             try:
                 sent = ray.get([holder.send_kept.remote(kept.number) for holder in holders])
-            except ray.exceptions.RayActorError as error:
+            except WORKER_GONE as error:
                 raise CheckpointError(f"a worker that kept {role.name}'s state ended: {_reason(error)}") from None
             failed = [answer for answer in sent if isinstance(answer, Exception)]
             if failed:
                 raise failed[0]
             parts = [part.handle for part in sent]
-        self._each(pool, call, lambda w: w.restore.remote(role.name, kept.number, parts))
+        try:
+            self._each(pool, call, lambda w: w.restore.remote(role.name, kept.number, parts))
+        except StateGoneError as gone:  # perhaps of some ranks only: none of them can be used as it is
+            raise WorkerDiedError(str(gone), role=role.name, method="restore") from None
 
     def _each(self, pool: Pool, call: Call, ask: Callable[[Any], Any]) -> list[Any]:
         """Ask every worker of a pool for something collective and return their answers, by rank; raise what one answers."""
@@ -344,7 +374,7 @@ class RayRuntime:
         for ref in [w.release.remote(role) for w in self._pools[pool.name].workers] if pool.name in self._pools else ():
             try:
                 ray.get(ref)
-            except ray.exceptions.RayActorError:  # gone, and the role with it; the next call of the pool says so
+            except WORKER_GONE:  # gone, and the role with it; the next call of the pool says so
                 continue
 
     # -- calls
@@ -383,7 +413,7 @@ class RayRuntime:
                 rank = rank_of[ref]
                 try:
                     answers[rank] = ray.get(ref)
-                except ray.exceptions.RayActorError as error:
+                except WORKER_GONE as error:
                     raise self._died(state, call, rank, _reason(error)) from None
             if pending and failed_s is None and any(failed(answer) for answer in answers.values()):
                 failed_s = time.monotonic()
@@ -469,10 +499,14 @@ class RayRuntime:
                 try:
                     answer: Answer = ray.get(ready[0])
                     return answer
-                except ray.exceptions.RayActorError as error:
+                except WORKER_GONE as error:
                     self._restart_tasks()
-                    kind = RewardFunctionError if call.method in ("compute_scores", "compute_costs") else CallError
-                    raise kind(f"the process that ran {call.function or call.method} ended: {error}") from None
+                    raise self._task_ended(call, str(error)) from None
+            if self._tasks_ended():
+                ready, _ = ray.wait([ref], timeout=END_SEEN_S)
+                if not ready:  # Ray waits until processes that the function forked let go of the worker's sockets
+                    self._restart_tasks()
+                    raise self._task_ended(call, "it is gone, without a word")
             if call.id in self._cancelled:
                 self._restart_tasks()
                 raise CallCancelledError("cancelled; its process was ended")
@@ -482,6 +516,20 @@ class RayRuntime:
                     f"{call.function.split('@')[0]} took longer than {timeout_s:g} s and was ended. "
                     "Make it faster, or allow more with session.reward(..., timeout_s=...)."
                 )
+
+    def _tasks_ended(self) -> bool:
+        """Return whether the process for functions, which is on this machine, has ended."""
+        try:
+            return bool(psutil.Process(ray.get(self._tasks_up, timeout=0)).status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return False  # Ray knows it, or the process is not up yet
+
+    @staticmethod
+    def _task_ended(call: Call, why: str) -> CallError:
+        kind = RewardFunctionError if call.method in ("compute_scores", "compute_costs") else CallError
+        return kind(f"the process that ran {call.function or call.method} ended: {why}")
 
     def _ensure_tasks(self) -> Any:
         """Return the process of the user's functions; start it where there is none."""
@@ -554,20 +602,21 @@ class RayRuntime:
         )
 
     @_while_open
-    def saved(self, role: str, pool: Pool) -> bool:
+    def saved(self, role: str, pool: Pool) -> Mapping[str, FileSum] | None:
         """Ask the pool's workers; when all have written, rank 0 completes the checkpoint."""
+        found: Mapping[str, FileSum] | None = None
         state = self._pools.get(pool.name)
         if state is None:
             raise CheckpointError(f"the workers that were writing {role}'s state ended; save again")
         try:
             written = all(ray.get([w.saved.remote(role) for w in state.workers]))
             if written:
-                ray.get(state.workers[0].finish_save.remote(role))
+                found = ray.get(state.workers[0].finish_save.remote(role))
         except ray.exceptions.RayTaskError as error:
             raise CheckpointError(str(error.cause)) from None
-        except ray.exceptions.RayActorError:
+        except WORKER_GONE:
             raise CheckpointError(f"a worker ended while it wrote {role}'s state; save again") from None
-        return written
+        return found
 
     @_while_open
     def logs(self, pool: Pool, rank: int) -> str:
@@ -599,12 +648,10 @@ class RayRuntime:
                 ray.kill(self._tasks)
         with self._inside:
             self._inside.wait_for(lambda: self._num_inside == 0, CLOSE_S)
-        if self._job_id in _own_ray:
-            _own_ray.discard(self._job_id)
-            if not _own_ray:
-                ray.shutdown()
+        ray_start.leave(self._job_id)
         _remove_segments(self._job_id)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._own_folder is not None:
+            self._own_folder.remove()
 
     def _clear_far_nodes(self) -> None:
         """Have one worker of every other node remove the session's files there."""
@@ -614,43 +661,6 @@ class RayRuntime:
         ]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=LOOK_S)
-
-
-def _start_ray(num_devices: int | None, address: str | None) -> None:
-    if address is not None and address != "local":
-        try:
-            check_answers(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=SHIPPED)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise PlacementError(
-                f"no Ray cluster at {address!r} can be used from here: {error}. Start one with `ray start --head`, give its "
-                "address as host:port, and open the session on one of its nodes."
-            ) from error
-        return
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
-    os.environ.setdefault("RAY_usage_stats_enabled", "0")
-    mine = psutil.Process()
-    for tries_left in reversed(range(START_TRIES)):
-        before = {child.pid for child in mine.children()}
-        try:
-            ray.init(
-                address="local", num_cpus=num_devices, include_dashboard=False, log_to_driver=False,
-                logging_level=logging.ERROR, object_store_memory=OBJECT_STORE_BYTES,
-            )  # fmt: skip
-            return
-        except Exception as error:  # Ray raises a bare Exception here
-            ray.shutdown()
-            for child in mine.children():  # Ray forgets the helpers of a start that failed
-                if child.pid not in before:
-                    child.kill()
-            if "timed out during startup" not in str(error):
-                raise
-            if not tries_left:
-                raise PlacementError(
-                    f"Ray did not start within {START_TRIES} tries of 30 s: its own helper processes were too slow. "
-                    "Is the machine busy or out of memory? End other work and try again."
-                ) from error
 
 
 def _merge_infos(answers: Sequence[Answer], num_rows: int) -> dict[str, ColumnInfo]:

@@ -27,14 +27,23 @@ from hfsdk.engine.model_folders import Manifest, Receiver, find
 from hfsdk.engine.tasks import run_task
 from hfsdk.engine.worker import Parcel, Reply, Sent, Worker, WorkerSetup
 from hfsdk.errors import CallError, HfsdkError, LostColumnError
+from hfsdk.files import FileSum
 from hfsdk.pending import ColumnInfo
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Order, Pick, Weights
+from hfsdk.runtime import Order, Pick, StateGoneError, Weights
 from hfsdk.table import Column, Ragged, Table, concat, kind_of, take
 from hfsdk.trace import Span
 
 if TYPE_CHECKING:
     from hfsdk.engine.worker import Worker as WorkerType
+
+
+GONE = (
+    ray.exceptions.OwnerDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.ReferenceCountingAssertionError,
+)
+"""What Ray raises for an object whose owner, or every copy of which, is gone."""
 
 
 @dataclass(eq=False)
@@ -78,11 +87,7 @@ def read(picks: Sequence[Pick], rows: Any) -> Table:
     for pick in picks:
         try:
             objects = ray.get([handle[0] for handle in pick.handles])
-        except (
-            ray.exceptions.OwnerDiedError,
-            ray.exceptions.ObjectLostError,
-            ray.exceptions.ReferenceCountingAssertionError,
-        ):
+        except GONE:
             raise LostColumnError(
                 f"columns {', '.join(pick.columns)} are gone: the worker that wrote them in {pick.source} died; run it again"
             ) from None
@@ -91,6 +96,18 @@ def read(picks: Sequence[Pick], rows: Any) -> Table:
             column = parts[0] if len(parts) == 1 else concat(parts)
             columns[name] = column if pick.order is None else take(column, pick.order)
     return Table(columns, rows)
+
+
+def _state(parts: Sequence[Any], role: str) -> list[Any]:
+    """Map the parts of a role's state.
+
+    Raises:
+        StateGoneError: a worker that held one ended.
+    """
+    try:
+        return list(ray.get([handle[0] for handle in parts]))
+    except GONE:
+        raise StateGoneError(f"the state of {role} is gone: it was on its way when a worker that held it ended.") from None
 
 
 def _keep(content: Any) -> list[Any]:
@@ -115,7 +132,7 @@ class _Process:
             TORCH_CPP_LOG_LEVEL="ERROR", GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1",
             PYTHONWARNINGS="ignore", TOKENIZERS_PARALLELISM="false",
         )  # fmt: skip
-        Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+        Path(log_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of the session; on other nodes it is made here
         log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -207,7 +224,9 @@ class WorkerProcess(_Process):
         """Build a role, with a state whose parts are in the object store; return what went wrong."""
         role = replace(role, folder=self._folders.get(role.folder, role.folder))
         try:
-            self._worker.load(role, ray.get([handle[0] for handle in state]), first)
+            self._worker.load(role, _state(state, role.name), first)
+        except StateGoneError as gone:
+            return gone
         except Exception as error:  # told to the controller, which raises it at the user's line
             traceback.print_exc()
             return (
@@ -249,7 +268,9 @@ class WorkerProcess(_Process):
     def restore(self, role: str, number: int, state: Sequence[Any]) -> Exception | None:
         """Give a role a kept state: this rank's own, or one whose parts are in the object store; return what went wrong."""
         try:
-            self._worker.restore(role, number, ray.get([handle[0] for handle in state]))
+            self._worker.restore(role, number, _state(state, role))
+        except StateGoneError as gone:
+            return gone
         except Exception as error:  # told to the controller, which raises it at the user's line
             traceback.print_exc()
             return CallError(f"giving {role} its kept state failed: {error!r}", details=traceback.format_exc())
@@ -276,7 +297,12 @@ class WorkerProcess(_Process):
 
         def read_weights() -> Weights:
             assert weights is not None
-            found = ray.get([bundle.content[0] for bundle in weights.bundles])
+            try:
+                found = ray.get([bundle.content[0] for bundle in weights.bundles])
+            except GONE:
+                raise LostColumnError(
+                    f"the weights of {weights.role.name} for its shadow are gone with the worker that sent them; run the call again"
+                ) from None
             bundles = zip(weights.bundles, found, strict=True)
             return replace(weights, bundles=tuple(replace(bundle, content=content) for bundle, content in bundles))
 
@@ -323,9 +349,9 @@ class WorkerProcess(_Process):
         return self._worker.saved(role)
 
     @ray.method(concurrency_group="control")
-    def finish_save(self, role: str) -> None:
-        """Complete a role's last save, on rank 0."""
-        self._worker.finish_save(role)
+    def finish_save(self, role: str) -> Mapping[str, FileSum]:
+        """Complete a role's last save, on rank 0; return what its files must be."""
+        return self._worker.finish_save(role)
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:

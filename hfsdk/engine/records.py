@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +73,8 @@ class CallRecord:
     spans: Sequence[Span] = ()
     num_tokens: int = 0
     """Tokens generated, or passed through the model."""
-    after: tuple[CallRecord, ...] = ()
-    """Earlier calls on pools that share devices with this one's, which must be over first."""
+    after: tuple[threading.Event, ...] = ()
+    """Set once what was put earlier on lanes that share devices with this call's is over; it waits for them."""
     sync: Sync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
     rerun: Rerun | None = None
@@ -95,6 +95,11 @@ class CallRecord:
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
+    def unasked(self) -> bool:
+        """Whether nobody can ask for its outcome any more: the user let go of it, or it was hfsdk's own."""
+        return self.released or self.call.method == "export_weights"
+
+    @property
     def origin(self) -> CallRecord:
         """The call that failed first."""
         return self.root or self
@@ -113,12 +118,15 @@ class CallRecord:
             self.cancel_asked = True
             return self.state == "running"
 
-    def end(self, state: str, error: Exception | None = None) -> None:
-        """The call is over; whoever waits goes on."""
+    def end(self, state: str, error: Exception | None = None, tell: Callable[[], None] = lambda: None) -> None:
+        """The call is over: ``tell`` listeners, then whoever waits goes on."""
         if self.start_ns:
             self.duration_s = time.perf_counter() - self.start_s
         self.state, self.error = state, error
-        self.finished.set()
+        try:
+            tell()
+        finally:
+            self.finished.set()
 
     @property
     def change(self) -> Change:
@@ -176,6 +184,8 @@ class RoleRecord:
     checkpoint_updates: int = 0
     restore: str = ""
     """Folder to load after the initial weights, once: the checkpoint of a role whose pool died."""
+    restore_kept: Kept | None = None
+    """The state of a snapshot to give it then instead, where the pool died after one was taken."""
     state: RoleState | None = None
     """What a moving role takes along, until it is loaded at its new place."""
     changes: int = 0

@@ -7,6 +7,10 @@
                                                          interface that has the worker's own node's address
 
 Nodes that share an address are on one machine: there the store and gloo keep to the loopback interface too.
+
+Over several machines the store and every gloo and NCCL connection listen on the nodes' addresses, and torch neither encrypts nor
+authenticates them: whoever reaches these ports can read and overwrite the store's keys and what ranks send each other. Ray's token
+does not cover them. A pool over several machines belongs on a network that only they are on.
 """
 
 from __future__ import annotations

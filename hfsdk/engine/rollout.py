@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.engine import cpu_support_vllm as cpu
 from hfsdk.engine import startup
@@ -164,6 +165,8 @@ class Rollout:
         self.kv_cache_bytes = kv_cache_bytes(spec, options, tp, dtype, device_type)
         self._folder, self._recorder, self._tokenizer = folder, recorder, None
         self._num_calls = 0
+        self._soiled = False
+        """Whether the key/value cache may hold NaN: masked positions of a block that is used again are multiplied, by zero."""
         self._ready = load_weights
         cpu.prepare()
         arguments = {
@@ -175,7 +178,7 @@ class Rollout:
             "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs, self.max_model_len),
             "block_size": KV_BLOCK_TOKENS if self._cpu else None, "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": False,
-            "disable_log_stats": True, "use_tqdm_on_load": False,
+            "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
         }  # fmt: skip
         with cpu.process_state_kept():
             self._engine, plain = _build(arguments, rank, world_size, job_id)
@@ -280,6 +283,7 @@ class Rollout:
         except Exception as problem:
             error = problem
         safe.agree(control_group, error)
+        self._clean_cache()
         self._num_calls += 1
         names = [f"{self._num_calls}.{i}" for i in range(len(prompts))]
         rows = [_Row(prompt=prompts[i].tolist()) for i in range(len(prompts))]
@@ -289,8 +293,19 @@ class Rollout:
                 self._add(names, rows, seeds, sampling, eos_token_ids)
                 self._drive(run, safe, control_group)
             finally:
+                self._soiled = bool(run.open) or not run.finite
                 self._core.abort_requests([name for name in names if name in run.open])
         return run.columns()
+
+    def _clean_cache(self) -> None:
+        """Forget the keys and values of a generation that met NaN, or that ended before anyone could tell."""
+        if not self._soiled:
+            return
+        self._soiled = False
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache because requests are running")
+        for blocks in self._engine.model_executor.driver_worker.worker.model_runner.kv_caches:
+            blocks.zero_()
 
     def _drive(self, run: _Run, safe: SafePoint, group: ProcessGroup | None) -> None:
         scheduler, drain = self._core.engine_core.scheduler, Drain()
@@ -367,10 +382,10 @@ class Rollout:
 
     def _tokenizer_for(self, sampling: Sampling) -> Any:
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
-
             try:
-                self._tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+                self._tokenizer = load_tokenizer(self._folder, local_files_only=True)
+            except UnsupportedModelError:
+                raise
             except (OSError, ValueError) as error:
                 raise OptionError(
                     f"stop={sampling.stop} needs a tokenizer, and {self.spec.name} has none in its folder; "
@@ -429,6 +444,8 @@ class _Run:
         self.open = dict(rows)
         """Rows that have not ended."""
         self.num_tokens = 0
+        self.finite = True
+        """Whether all log-probs are: those of weights with NaN are not."""
         self.num_started = 0
         """Rows with at least one token."""
         self._bound = len(self.rows) * sampling.max_new_tokens
@@ -456,6 +473,7 @@ class _Run:
             self.num_started += not row.tokens
             row.tokens += output.new_token_ids
             row.log_probs += output.new_logprobs.logprobs[:, 0].tolist()
+            self.finite = self.finite and math.isfinite(row.log_probs[-1])
             self.num_tokens += len(output.new_token_ids)
         if output.finish_reason is not None:
             row.finish_reason = str(output.finish_reason)

@@ -24,29 +24,33 @@ CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""
 
 
-def write_checkpoint(folder: str, num_updates: int) -> None:
-    """Write a checkpoint.
+def write_checkpoint(folder: str, role: str, num_updates: int) -> None:
+    """Write a role's checkpoint.
 
     Raises:
         CheckpointError: it cannot be written.
     """
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / CHECKPOINT).write_text(json.dumps({"num_updates": num_updates}))
+        (Path(folder) / role).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / role / CHECKPOINT).write_text(json.dumps({"num_updates": num_updates}))
     except OSError as error:
-        raise CheckpointError(f"cannot save to {folder}: {error}") from error
+        raise CheckpointError(f"cannot save to {folder}: {error.strerror or error}") from error
 
 
-def read_checkpoint(folder: str) -> int:
-    """Return the number of updates in a checkpoint.
+def read_checkpoint(folder: str, role: str) -> int:
+    """Return the number of updates in a role's checkpoint.
 
     Raises:
         CheckpointError: there is none of a simulated session.
     """
-    file = Path(folder) / CHECKPOINT
+    files = [Path(folder) / role / CHECKPOINT, Path(folder) / CHECKPOINT]  # the second is where all roles had it before
+    file = next((path for path in files if path.is_file()), files[0])
     try:
-        return int(json.loads(file.read_text())["num_updates"])
-    except (OSError, ValueError, KeyError) as error:
+        num_updates = json.loads(file.read_text())["num_updates"]
+        if type(num_updates) is not int or not 0 <= num_updates < 2**62:
+            raise ValueError("num_updates is no whole number of at least 0")
+        return num_updates
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{folder} holds no checkpoint of a simulated session ({error}); give a folder that a simulated session saved"
         ) from error

@@ -46,6 +46,7 @@ from hfsdk.engine.simulated_values import (
     values_of,
 )
 from hfsdk.errors import CallError
+from hfsdk.files import FileSum
 from hfsdk.placement import Pool
 from hfsdk.resharding import LINKS
 from hfsdk.roles import RoleSpec
@@ -161,7 +162,7 @@ class SimulatedRuntime:
 
     def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
         """Record the role; loading takes no virtual time."""
-        num_updates = read_checkpoint(role.restore) if role.restore else 0
+        num_updates = read_checkpoint(role.restore, role.name) if role.restore else 0
         if state is not None:
             num_updates = state.handles[0]
         estimate = self._memory(role, pool.size) if self._memory else None
@@ -389,10 +390,10 @@ class SimulatedRuntime:
             state.num_updates += 1
             return SimulatedRow(seconds=seconds)
         if call.method == "save_state":
-            write_checkpoint(options["folder"], state.num_updates)
+            write_checkpoint(options["folder"], call.role, state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
         if call.method == "load_state":
-            state.num_updates, state.synced = read_checkpoint(options["folder"]), -1
+            state.num_updates, state.synced = read_checkpoint(options["folder"], call.role), -1
             return SimulatedRow(num_updates=state.num_updates)
         if call.method in ("run", "call", "grad_norm", "compute_loss", "census"):
             return SimulatedValue(str(call))
@@ -471,9 +472,9 @@ class SimulatedRuntime:
             DeviceStatus(device, rank, pool.name, None, used, roles) for rank, device in enumerate(pool.devices)
         )
 
-    def saved(self, role: str, pool: Pool) -> bool:
-        """Return true: what there is to write is written in the call."""
-        return True
+    def saved(self, role: str, pool: Pool) -> Mapping[str, FileSum]:
+        """Return nothing, and not ``None``: what there is to write is written in the call."""
+        return {}
 
     def logs(self, pool: Pool, rank: int) -> str:
         """Say that there is nothing to read."""

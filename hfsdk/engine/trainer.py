@@ -447,7 +447,7 @@ class Trainer:
         """
         index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
         for first in range(0, len(micro_batches), self.pipeline.chunk):
-            safe.agree(self.groups.control, next(iter(failed), None))
+            safe.agree(self.groups.world, next(iter(failed), None))
             chunk = micro_batches[first : first + self.pipeline.chunk]
             tables = [rows.take([index[i] for i in ids]) for ids in chunk if len(ids)]
             tables = [table for table in tables if last or len(table.ragged("response").flat)]
@@ -460,7 +460,7 @@ class Trainer:
                 failed.append(caught)
             self.recorder.progress = {"micro_batches": progress[0] + first + len(chunk), "total": progress[1]}
         with self._agreeing():
-            safe.agree(self.groups.control, next(iter(failed), None))
+            safe.agree(self.groups.world, next(iter(failed), None))
 
     def _agreeing(self) -> AbstractContextManager[Any]:
         """Record that ranks tell each other how a pass went: those that are ahead wait here for the others."""

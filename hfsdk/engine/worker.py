@@ -18,6 +18,7 @@ from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
 from hfsdk.errors import CallError, CheckpointError, HfsdkError
+from hfsdk.files import FileSum
 from hfsdk.roles import RoleSpec
 from hfsdk.runtime import Weights
 from hfsdk.table import Column, Table
@@ -124,6 +125,9 @@ class Worker:
         for role in list(self.roles):
             self.release(role)
         if dist.is_initialized():
+            from hfsdk.engine.megatron_groups import forget_groups
+
+            forget_groups()
             dist.destroy_process_group()
         self._store = None
 
@@ -267,15 +271,15 @@ class Worker:
             raise CheckpointError(f"the worker that was writing {role}'s state ended; save again")
         return self.saves[role].written()
 
-    def finish_save(self, role: str) -> None:
-        """Complete a role's last save, on rank 0, when every rank has written (control lane).
+    def finish_save(self, role: str) -> Mapping[str, FileSum]:
+        """Complete a role's last save, on rank 0, when every rank has written (control lane); return what its files must be.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         from hfsdk.engine.megatron_checkpoint import finish_save
 
-        finish_save(self.saves.pop(role))
+        return finish_save(self.saves.pop(role))
 
     def _safe_point(self, call_id: int) -> SafePoint:
         asked: Callable[[], bool] = lambda: self._cancel_asked == call_id  # noqa: E731

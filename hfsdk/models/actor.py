@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from hfsdk.batch import Batch
-from hfsdk.checks import check_options, is_whole
+from hfsdk.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
 from hfsdk.errors import LayoutError, OptionError
-from hfsdk.models.handle import TrainedHandle, _check_count
+from hfsdk.models.handle import TrainedHandle
 from hfsdk.models.host import Host
 from hfsdk.models.reward import PART
 from hfsdk.protocol import MICRO_DP, ONE_TO_ALL
 from hfsdk.resharding import ReshardPlan, ReshardReport, Resident, TransportReport
 from hfsdk.roles import RoleSpec, RolloutOptions, Sampling
 from hfsdk.spec import ModelSpec
-from hfsdk.table import Ragged
+from hfsdk.table import Array, Ragged
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 T = TypeVar("T")
 
-Prompts = Batch | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Copies = Annotated[int, Within(1, 65_536)]
+
+Prompts = Batch | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Array
 """A batch with a column ``prompt``, one text, texts, the token ids of one prompt, or those of several."""
 
 GENERATED = ("response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group")
@@ -71,16 +73,17 @@ class ActorModel(TrainedHandle):
 
     # -- generation
 
+    @checked
     def generate(
         self,
         prompts: Prompts,
         *,
-        max_new_tokens: int = 64,
-        min_new_tokens: int = 0,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        n: int = 1,
+        max_new_tokens: Count = 64,
+        min_new_tokens: Index = 0,
+        temperature: NonNegative = 1.0,
+        top_k: Index = 0,
+        top_p: Share = 1.0,
+        n: Copies = 1,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
@@ -110,13 +113,11 @@ class ActorModel(TrainedHandle):
             ColumnError: the batch has no prompts, or one is empty.
             OptionError: an option is out of its range, or a prompt plus ``max_new_tokens`` is longer than the context.
         """
-        check_options(f"{self.name}.generate", n=(n, int), seed=(seed, int | None))
         sampling = Sampling(
             max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             stop=_tuple("stop", stop), stop_token_ids=_tuple("stop_token_ids", stop_token_ids), ignore_eos=ignore_eos,
         )  # fmt: skip
         self._check_sampling(sampling)
-        _check_count("n", n)
         batch = self._prompt_batch(prompts)
         self._need(batch, ["prompt"], "generate")
         self._check_prompts(batch, max_new_tokens)
@@ -125,20 +126,21 @@ class ActorModel(TrainedHandle):
             batch = batch.with_columns(position=np.arange(len(batch), dtype=np.int64))
         if n > 1:
             batch = batch.take(np.repeat(np.arange(len(batch)), n))
-        options = {"sampling": sampling, "seed": self._host.seed if seed is None else int(seed), "n": int(n)}
+        options = {"sampling": sampling, "seed": self._host.seed if seed is None else seed, "n": n}
         inputs = {name: batch.ref(name) for name in ("prompt", "position")}
         lease = self._submit(
             "generate", "generation", inputs=inputs, writes=GENERATED, num_rows=len(batch), protocol=MICRO_DP, options=options
         )
         return batch.with_refs(lease, GENERATED)
 
+    @checked
     def chat(
         self,
         message: str,
         *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.7,
-        top_p: float = 1.0,
+        max_new_tokens: Count = 128,
+        temperature: NonNegative = 0.7,
+        top_p: Share = 1.0,
         system: str | None = None,
         new: bool = False,
         seed: int | None = None,
@@ -157,7 +159,6 @@ class ActorModel(TrainedHandle):
         Raises:
             OptionError: the model has no chat template, or the conversation has grown beyond the context.
         """
-        check_options(f"{self.name}.chat", message=(message, str), system=(system, str | None))
         start = [] if new or system is not None else list(self._chat)
         if system is not None:
             start.append({"role": "system", "content": system})
@@ -177,6 +178,7 @@ class ActorModel(TrainedHandle):
 
     # -- preparation
 
+    @checked
     def compute_log_probs(self, batch: Batch, *, entropy: bool = False) -> Batch:
         """Write ``old_log_probs``: the trainer's log-probability of every response token, at the row's temperature.
 
@@ -329,5 +331,5 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (Sequence, np.ndarray)):
-        raise OptionError(f"{name} must be a list; got {name}={value!r}")
+        raise OptionError(f"{name} must be a list; got {name}={shown(value)}")
     return tuple(value)

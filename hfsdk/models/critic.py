@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hfsdk.batch import Batch
+from hfsdk.checks import checked
 from hfsdk.models.handle import TrainedHandle
 
 
@@ -13,6 +14,7 @@ class CriticModel(TrainedHandle):
 
     kind: ClassVar[str] = "critic"
 
+    @checked
     def compute_values(self, batch: Batch) -> Batch:
         """Write ``values``: the critic's estimate before each response token, in score units (HybridFlow, table 4).
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from hfsdk.batch import Batch
-from hfsdk.checks import is_whole
+from hfsdk.checks import Count, Index, Within, checked, shown
 from hfsdk.engine.messages import Logs, Look, Submit
 from hfsdk.errors import CheckpointError, ColumnError, OptionError
+from hfsdk.files import as_path, is_ours, is_strangers
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.models.host import CallClient, Host
@@ -21,6 +22,9 @@ from hfsdk.pending import ColumnRef, Lease, Metrics, Value
 from hfsdk.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ModelSpec
+from hfsdk.text import printable
+
+Epochs = Annotated[int, Within(1, 10_000)]
 
 Loss = Callable[..., Any]
 """``loss(out, b)`` -> a value per response token (or per sample), or such a value and a dict of metrics; see docs/methods.md."""
@@ -102,10 +106,11 @@ class ModelHandle:
         words = [f"{use} '{layout}'" for use, layout in self.layouts.items()]
         words += [self._role.dtype] if self.spec else []
         words += [f"{part} in host memory" for part in self._role.offloads]
-        return f"{type(self).__name__}({self.name!r}: {', '.join([model, *words])})"
+        return printable(f"{type(self).__name__}({self.name!r}: {', '.join([model, *words])})")
 
     # -- what all can do
 
+    @checked
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(rank, *args)`` on every rank of the role, wait, and return what it returned, by rank.
 
@@ -118,12 +123,13 @@ class ModelHandle:
             CallError: ``fn`` raised on a rank.
         """
         self._need_model("run a function on its ranks")
-        shipped = self._ship(fn, "run")
+        shipped = Shipped.of(fn)
         lease = self._submit(
             "run", "inspection", protocol=ONE_TO_ALL, options={"function": shipped, "args": args}, shipped=shipped, result="all"
         )
         return list(self._result(lease))
 
+    @checked
     def call(self, primitive: Primitive, batch: Batch, **options: Any) -> Batch:
         """Run the user's own primitive (see :func:`hfsdk.primitive`) SPMD on the role's ranks and add what it writes.
 
@@ -137,11 +143,6 @@ class ModelHandle:
             OptionError: it is not a primitive, or the role has no ranks.
             CallError: at the first look: the function raised, or did not return the columns it said.
         """
-        if not isinstance(primitive, Primitive):
-            raise OptionError(
-                f"{self.name}.call takes a primitive; got {type(primitive).__name__}. "
-                "Decorate the function with @hf.primitive(reads=[...], writes=[...], protocol=hf.protocols.THREE_D)."
-            )
         self._need_model(f"run the primitive {primitive.name!r}")
         inputs = self._need(batch, primitive.reads, primitive.name)
         shipped = Shipped.of(primitive.function)
@@ -151,7 +152,8 @@ class ModelHandle:
         )  # fmt: skip
         return batch.with_refs(lease, primitive.writes)
 
-    def logs(self, rank: int = 0) -> str:
+    @checked
+    def logs(self, rank: Index = 0) -> str:
         """Return what the worker of ``rank`` has printed."""
         return str(self._client.send(Logs(self.name, rank)))
 
@@ -201,11 +203,6 @@ class ModelHandle:
             raise OptionError(f"{self.name} is a function, not a model; it cannot {what}")
         return self.spec
 
-    def _ship(self, fn: Callable[..., Any], what: str) -> Shipped:
-        if not callable(fn):
-            raise OptionError(f"{self.name}.{what} takes a function; got {fn!r}")
-        return Shipped.of(fn)
-
     def _need(self, batch: Batch, names: Sequence[str], method: str) -> dict[str, ColumnRef]:
         """Return the references of the columns that a call reads.
 
@@ -250,7 +247,8 @@ class ModelHandle:
 class TrainedHandle(ModelHandle):
     """What actor and critic share: updates, gradients, checkpoints."""
 
-    def update(self, batch: Batch, loss: Loss, *, epochs: int = 1, mini_batches: int = 1, seed: int | None = None) -> Metrics:
+    @checked
+    def update(self, batch: Batch, loss: Loss, *, epochs: Epochs = 1, mini_batches: Count = 1, seed: int | None = None) -> Metrics:
         """Train on the batch: ``epochs`` passes, each reshuffled and cut into ``mini_batches`` optimizer steps.
 
         ``loss(out, b)`` sees whole sequences, flat over response tokens; it returns one number per token (or per sample), or
@@ -272,14 +270,15 @@ class TrainedHandle(ModelHandle):
             OptionError: an option is out of its range.
             NonFiniteLossError: at the first look: a loss or gradient was not finite; that optimizer step was refused.
         """
-        self._need(batch, (), "update")
-        _check_count("epochs", epochs)
-        _check_count("mini_batches", mini_batches, len(batch), "the batch's samples")
+        self._check_learn("update", batch, loss)
+        if mini_batches > len(batch):
+            raise OptionError(f"mini_batches must be at most {len(batch)}, the batch's samples; got mini_batches={mini_batches}")
         if seed is None:
             seed = stable_seed(self._host.seed, self.name, self._host.next_count(f"{self.name}.updates"))
         options = {"epochs": epochs, "mini_batches": mini_batches, "seed": seed, "micro_batch_tokens": 0}
         return Metrics(self._client, self._learn("update", batch, loss, options), self._role.dtype)
 
+    @checked
     def forward_backward(self, batch: Batch, loss: Loss) -> OneRowMetrics:
         """Add the gradient of ``loss`` over the whole batch; nothing changes until :meth:`step`. Arguments as in :meth:`update`.
 
@@ -287,6 +286,7 @@ class TrainedHandle(ModelHandle):
         """
         return OneRowMetrics(self._client, self._learn("forward_backward", batch, loss, {}))
 
+    @checked
     def compute_loss(self, batch: Batch, loss: Loss) -> Value:
         """Return the loss over the whole batch without training (HybridFlow, table 4: compute_loss); ``.value`` waits.
 
@@ -303,35 +303,53 @@ class TrainedHandle(ModelHandle):
         """Clip, take one optimizer step with the gathered gradient, and clear it. Returns grad_norm and lr."""
         return OneRowMetrics(self._client, self._submit("step", "learning", protocol=ONE_TO_ALL))
 
-    def _learn(self, method: str, batch: Batch, loss: Loss, options: Mapping[str, Any], phase: str = "learning") -> Lease:
+    def _check_learn(self, method: str, batch: Batch, loss: Loss, phase: str = "learning") -> None:
+        """Refuse what cannot be learned from.
+
+        Raises:
+            OptionError: the loss is a class; the samples are too long, or no whole sets.
+            ColumnError: the batch lacks a column, or one has another length than the responses.
+        """
         what = f"{self.name}.{method}"
-        if isinstance(loss, type) or not callable(loss):
-            name = loss.__name__ if isinstance(loss, type) else repr(loss)
-            raise OptionError(f"{what} takes a loss, a function of (out, b); got {name}. Write e.g. ppo.PolicyLoss(clip=0.2).")
+        if isinstance(loss, type):
+            raise OptionError(
+                f"{what} takes a loss, a function of (out, b); got {shown(loss)}. Write e.g. ppo.PolicyLoss(clip=0.2)."
+            )
         reads: Sequence[str] = getattr(loss, "reads", ())
         self._need(batch, ["prompt", "response", *reads], method)
         self._check_sequences(batch, method)
         batch.check_aligned(reads, what)
-        inputs = {name: batch.ref(name) for name in batch}
         together = getattr(loss, "together", 1)
         if len(batch) % together:
             raise OptionError(
                 f"{what}: {type(loss).__name__} takes sets of {together} rows that stand one after the other; the batch has "
                 f"{len(batch)} rows. Pairs come from session.pairs(...)."
             )
-        shipped, options = self._ship(loss, method), {**options, "together": together} if together > 1 else options
+
+    def _learn(self, method: str, batch: Batch, loss: Loss, options: Mapping[str, Any], phase: str = "learning") -> Lease:
+        self._check_learn(method, batch, loss, phase)
+        inputs, together = {name: batch.ref(name) for name in batch}, getattr(loss, "together", 1)
+        shipped, options = Shipped.of(loss), {**options, "together": together} if together > 1 else options
         return self._submit(
             method, phase, inputs=inputs, num_rows=len(batch), options={"loss": shipped, **options}, shipped=shipped
         )
 
+    @checked
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder.
 
+        A model that is there is replaced when all files of this one are complete, with a notice unless it is an earlier one of this
+        process.
+
         Raises:
-            OptionError: ``folder`` is a file, or the one the model was loaded from.
-            CheckpointError: it cannot be made or written.
+            OptionError: ``folder`` is no path, a file, or the folder the model was loaded from.
+            CheckpointError: it cannot be made or written, e.g. for want of space; what was there is unchanged.
         """
-        target = Path(folder).expanduser().resolve()
+        try:
+            target = as_path(folder, "a model").expanduser().resolve()
+            target.exists()
+        except (OSError, RuntimeError) as error:  # too long, a loop of links, no such user
+            raise CheckpointError(f"{str(folder)[:100]!r} is no folder: {getattr(error, 'strerror', None) or error}") from error
         if target.exists() and not target.is_dir():
             raise OptionError(f"{target} is a file; give the folder to write the model to")
         if self._role.folder and target == Path(self._role.folder).resolve():
@@ -340,7 +358,11 @@ class TrainedHandle(ModelHandle):
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot write to {target}: {error}") from error
+        replaced = is_strangers(target / "config.json")
         self._result(self._submit("save_pretrained", "checkpoint", protocol=ONE_TO_ALL, options={"folder": str(target)}))
+        is_ours(target / "config.json")
+        if replaced:
+            self._host.notice(f"{self.name}.save_pretrained replaced the model in {target}")
         return target
 
 
@@ -351,9 +373,3 @@ def stable_seed(*parts: object) -> int:
     digest = hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % 2**31
 
-
-def _check_count(name: str, value: int, most: int | None = None, of_what: str = "") -> None:
-    if not is_whole(value) or value < 1:
-        raise OptionError(f"{name} must be a whole number of at least 1; got {name}={value!r}")
-    if most is not None and value > most:
-        raise OptionError(f"{name} must be at most {most}, {of_what}; got {name}={value}")

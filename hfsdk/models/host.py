@@ -75,6 +75,10 @@ class Host(Protocol):
         """Free the handle's role and forget it."""
         ...
 
+    def notice(self, text: str) -> None:
+        """Tell the user something that is no failure."""
+        ...
+
     def next_count(self, name: str) -> int:
         """Count up and return a named counter that is saved with the session, starting at 0."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hfsdk.errors import OptionError
+from hfsdk.checks import Name, checked
 from hfsdk.protocol import THREE_D, TransferProtocol
 from hfsdk.table import Table
 
@@ -32,8 +32,9 @@ class Primitive:
         return f"Primitive({self.name}: reads {', '.join(self.reads)}; writes {', '.join(self.writes)}; {self.protocol})"
 
 
+@checked
 def primitive(
-    *, reads: Sequence[str], writes: Sequence[str], protocol: TransferProtocol = THREE_D
+    *, reads: Sequence[Name], writes: Sequence[Name], protocol: TransferProtocol = THREE_D
 ) -> Callable[[RankFunction], Primitive]:
     """Turn ``fn(model, rows)`` into a primitive that runs SPMD on every rank of a role.
 
@@ -50,15 +51,9 @@ def primitive(
     Raises:
         OptionError: an argument is not what it should be.
     """
-    for label, names in (("reads", reads), ("writes", writes)):
-        if isinstance(names, str) or not all(isinstance(n, str) for n in names):
-            raise OptionError(f"{label} must be a list of column names, e.g. {label}=['response']; got {names!r}")
-    if not isinstance(protocol, TransferProtocol):
-        raise OptionError(f"protocol must be one of hf.protocols, e.g. hf.protocols.THREE_D; got {protocol!r}")
 
+    @checked
     def decorate(function: RankFunction) -> Primitive:
-        if not callable(function):
-            raise OptionError("@hf.primitive(...) decorates a function of (model, rows)")
         return Primitive(getattr(function, "__name__", "primitive"), function, tuple(reads), tuple(writes), protocol)
 
     return decorate

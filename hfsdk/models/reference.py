@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hfsdk.batch import Batch
+from hfsdk.checks import checked
 from hfsdk.models.handle import ModelHandle
 
 
@@ -13,6 +14,7 @@ class ReferenceModel(ModelHandle):
 
     kind: ClassVar[str] = "reference"
 
+    @checked
     def compute_log_probs(self, batch: Batch) -> Batch:
         """Write ``ref_log_probs``: this model's log-probability of every response token, at the row's temperature.
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hfsdk.batch import Batch
-from hfsdk.checks import check_options
-from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
+from hfsdk.checks import Positive, checked
+from hfsdk.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
+from hfsdk.files import is_ours, write_file
 from hfsdk.models.handle import Loss, TrainedHandle
-from hfsdk.pending import ColumnRef, Lease
+from hfsdk.pending import ColumnRef
 from hfsdk.table import Table
 
 NEVER_PASSED = (
@@ -74,7 +74,10 @@ class _Scorer(TrainedHandle):
             return _saved_normalisation(self._role.folder)
         return mean, std
 
-    def normalise(self, batch: Batch | None = None, *, mean: float | None = None, std: float | None = None) -> tuple[float, float]:
+    @checked
+    def normalise(
+        self, batch: Batch | None = None, *, mean: float | None = None, std: Positive | None = None
+    ) -> tuple[float, float]:
         """Bring this model's scores to mean 0 and variance 1 on reference samples, from the next call on; waits.
 
         (Stiennon et al., arXiv 2009.01325; Ziegler et al., 1909.08593: responses of the initial policy.) Scores written before
@@ -92,7 +95,6 @@ class _Scorer(TrainedHandle):
             OptionError: the role is a function, neither a batch nor both numbers are given, or all scores are the same.
         """
         self._need_model("be normalised; do that in the function")
-        self._check_numbers("normalise", mean=mean, std=std)
         if (batch is None) != (mean is not None) or (mean is None) != (std is None):
             raise OptionError(f"{self.name}.normalise takes a batch of reference samples, or mean=... and std=..., not both")
         if batch is not None:
@@ -111,26 +113,29 @@ class _Scorer(TrainedHandle):
         self._host.set_number(f"{self.name}.score_std", std)
         return mean, std
 
-    def _check_numbers(self, method: str, **given: float | None) -> None:
-        check_options(f"{self.name}.{method}", **{name: (x, float) for name, x in given.items() if x is not None})
-
     def save_pretrained(self, folder: str | Path) -> Path:
         """As the actor's; the normalisation goes into ``config.json``, where ``session.reward(folder)`` finds it."""
         target = super().save_pretrained(folder)
         file = target / "config.json"
+        if self._host.simulated_time:
+            return target  # nothing was written
         config = json.loads(file.read_text())
         config[NORMALISATION] = list(self.normalisation)
-        file.write_text(json.dumps(config, indent=2))
+        try:
+            write_file(file, json.dumps(config, indent=2) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {target}: {error.strerror or error}") from error
+        is_ours(file)
         return target
 
-    def _learn(self, method: str, batch: Batch, loss: Loss, options: Mapping[str, Any], phase: str = "learning") -> Lease:
+    def _check_learn(self, method: str, batch: Batch, loss: Loss, phase: str = "learning") -> None:
         self._need_model("be trained")
         if not self._role.trainable and phase == "learning":
             raise OptionError(
                 f"{self.name} is frozen: it was declared without an optimizer. Declare it as session.{self.kind}(model, "
                 "optimizer=hf.AdamW(lr=1e-5)) to train it."
             )
-        return super()._learn(method, batch, loss, options, phase)
+        super()._check_learn(method, batch, loss, phase)
 
 
 class RewardModel(_Scorer):
@@ -149,6 +154,7 @@ class RewardModel(_Scorer):
         """Its name and, of a sum, those of its parts and theirs."""
         return (self.name,)
 
+    @checked
     def compute_scores(self, batch: Batch) -> Batch:
         """Write ``scores``: one number per response (HybridFlow, table 4: compute_reward).
 
@@ -181,6 +187,7 @@ class RewardSum(RewardModel):
         """See ``RewardModel.names``."""
         return (self.name, *(name for part in self.parts for name in part.names))
 
+    @checked
     def compute_scores(self, batch: Batch) -> Batch:
         """Write ``scores``, the weighted sum, and ``scores_of_<name>`` for each part; as ``RewardModel.compute_scores``.
 
@@ -217,6 +224,7 @@ class CostModel(_Scorer):
     kind: ClassVar[str] = "cost"
     writes: ClassVar[str] = "costs"
 
+    @checked
     def compute_costs(self, batch: Batch) -> Batch:
         """Write ``costs``: one number per response (HybridFlow, table 4: compute_cost). As ``RewardModel.compute_scores``."""
         return self._score(batch, "compute_costs")
@@ -231,12 +239,12 @@ class CostModel(_Scorer):
         return 1.0 if found is None else found
 
     @multiplier.setter
-    def multiplier(self, value: float) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-            raise OptionError(f"a multiplier must be a finite number above 0; got {value!r}")
+    @checked
+    def multiplier(self, value: Positive) -> None:
         self._host.set_number(f"{self.name}.multiplier", value)
 
-    def adapt_multiplier(self, batch: Batch, *, limit: float, lr: float, most: float | None = None) -> float:
+    @checked
+    def adapt_multiplier(self, batch: Batch, *, limit: float, lr: Positive, most: Positive | None = None) -> float:
         """Move lambda by how far the batch's mean cost is above the limit, and return it; waits for the costs.
 
         ``ln lambda += lr * lambda * (mean cost - limit)`` (Safe RLHF, arXiv 2310.12773, eq. 10 and appendix B.3; gradient ascent
@@ -252,9 +260,6 @@ class CostModel(_Scorer):
             OptionError: ``lr`` or ``most`` is not above 0, or an argument is no number.
             ColumnError: the batch has no costs, or one is not finite.
         """
-        self._check_numbers("adapt_multiplier", limit=limit, lr=lr, most=most)
-        if not lr > 0 or (most is not None and not most > 0):
-            raise OptionError(f"lr and most must be above 0; got lr={lr!r}, most={most!r}")
         self._need(batch, ["costs"], "adapt_multiplier")
         try:
             mean, _ = batch.reduce(_Moments(column="costs"), reads=["costs"]).value

@@ -23,6 +23,7 @@ from itertools import product
 
 import numpy as np
 
+from hfsdk.checks import checked
 from hfsdk.layout import Layout
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.setup import Links, Setup, parameters
@@ -91,6 +92,7 @@ class PpoStep:
     calls: Mapping[str, float]
 
 
+@checked
 def static_bytes(plan: SystemPlan, spec: ModelSpec, pool: str) -> float:
     """Return the bytes that the models of a pool hold on each of its devices all the time, without the rollout."""
     layout = plan.layouts.get(pool)
@@ -103,6 +105,7 @@ def static_bytes(plan: SystemPlan, spec: ModelSpec, pool: str) -> float:
     return parameters(spec) * (each * trained + frozen) / (layout.tp * layout.pp)
 
 
+@checked
 def kv_bytes(plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec) -> float:
     """Return the bytes left for the KV cache on a rollout device; at most 0 where the plan does not fit."""
     pool = plan.pool_of("rollout")
@@ -113,6 +116,7 @@ def kv_bytes(plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec) -> float:
     return USABLE * cluster.devices[0].memory_bytes - WORKING_BYTES - static_bytes(plan, spec, pool) - copy
 
 
+@checked
 def fits(plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec) -> bool:
     """Return whether every pool has memory for its models, and the rollout for one row of 2,048 tokens."""
     room = USABLE * cluster.devices[0].memory_bytes - WORKING_BYTES
@@ -130,6 +134,7 @@ def _recompute(traits: SystemTraits, role: str) -> str:
     return "full" if traits.zero3 and role in TRAINED else ""
 
 
+@checked
 def describe(plan: SystemPlan, role: str, spec: ModelSpec, cluster: ClusterSpec) -> Setup:
     """Return a role of the plan as ``PerfModel`` needs it."""
     pool = plan.pool_of(role)
@@ -147,6 +152,7 @@ def describe(plan: SystemPlan, role: str, spec: ModelSpec, cluster: ClusterSpec)
     )  # fmt: skip
 
 
+@checked
 def transition_s(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec) -> float:
     """Return the seconds from trained weights to a rollout that has them."""
     actor = describe(plan, "actor", spec, cluster)
@@ -160,6 +166,7 @@ def transition_s(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: Cl
     return gathered + perf.move(2 * parameters(spec), cluster.inter_node, spec.num_layers)
 
 
+@checked
 def ppo_step(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec, work: PpoWorkload | None = None) -> PpoStep:
     """Replay one PPO step: generate; reference log-probs, values, scores; updates of critic and actor."""
     work = work or PpoWorkload()
@@ -213,6 +220,7 @@ def _rollouts(devices: int) -> Iterator[Layout]:
     return (Layout(tp=tp) for tp in (1, 2, 4, 8) if tp <= devices)
 
 
+@checked
 def placed(
     traits: SystemTraits, pools: Mapping[str, int], perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec
 ) -> SystemPlan | None:
@@ -276,6 +284,7 @@ def _five(devices: int) -> Iterator[tuple[int, int, int, int]]:
             yield unit * a, unit * c, unit * f, r
 
 
+@checked
 def best_plan(system: SystemTraits, perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec) -> SystemPlan | None:
     """Return the fastest plan a system can run on the whole cluster, or ``None`` where it runs out of memory.
 
@@ -297,6 +306,7 @@ def best_plan(system: SystemTraits, perf: PerfModel, spec: ModelSpec, cluster: C
     return min(plans, key=lambda plan: ppo_step(perf, plan, spec, cluster).total, default=None)
 
 
+@checked
 def standalone(devices: int) -> list[Mapping[str, int]]:
     """Return placements in which every model has devices of its own, the actor the most, as HybridFlow's best at 128 devices."""
     if devices < 8:
@@ -305,6 +315,7 @@ def standalone(devices: int) -> list[Mapping[str, int]]:
     return [dict(zip(names, (eighth * n for n in shares), strict=True)) for shares in ((4, 2, 1, 1), (2, 2, 2, 2))]
 
 
+@checked
 def compare_placements(seconds: Mapping[str, float]) -> tuple[str, float]:
     """Return the fastest placement of given predicted step seconds, and by which factor the next one is slower.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hfsdk.checks import checked
 from hfsdk.errors import OptionError
 from hfsdk.planner.perf_model import MOST_SHARE, SHARES, PerfModel
 from hfsdk.roles import RoleSpec
@@ -173,6 +174,7 @@ class Calibration:
             found[call] = m + o.measured_s, b + o.before_s, a + o.after_s
         return found
 
+    @checked
     def band(self, kind: str = "") -> tuple[float, float]:
         """Return the multipliers of a kind, e.g. ``"generate.decode"``; of one that was not observed those of all."""
         return self.bands.get(kind, self.bands[""])

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from hfsdk.boxes import padded_vocab
+from hfsdk.checks import checked
 from hfsdk.errors import DeviceMemoryError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
@@ -101,6 +102,7 @@ class DeviceMemory:
         return self.process + sum(e.resident for e in self.roles.values()) + working
 
 
+@checked
 def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> MemoryEstimate:
     """Estimate the bytes of ``role`` on each device of a pool of ``pool_size`` (the fullest pipeline stage).
 
@@ -138,6 +140,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     )
 
 
+@checked
 def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> tuple[DeviceMemory, ...]:
     """Return what every placed device is asked for, in device order; roles without a model need no device."""
     declared = [role for role in roles if role.model is not None]
@@ -162,6 +165,7 @@ def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: Clust
     return tuple(sorted(found, key=lambda d: d.device))
 
 
+@checked
 def check_fits(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> None:
     """Check that the declared roles fit into every device of the placement.
 

@@ -23,11 +23,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from hfsdk.errors import OptionError
+from hfsdk.checks import NonNegative, Positive, Share, Within, check_fields, checked
 from hfsdk.layout import Layout
 from hfsdk.planner.decoding import decode_s
 from hfsdk.planner.setup import Links, Setup, parameters
@@ -46,6 +46,8 @@ SHARES = ("train_efficiency", "forward_efficiency", "weight_efficiency", "kv_eff
 
 MOST_SHARE = 10.0
 """Largest such share: above 1 is where the paper's figure is a round one (the preset ``cpu``) and a run was faster."""
+
+Efficiency = Annotated[float, Within(above=0, most=MOST_SHARE)]
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""
@@ -75,65 +77,53 @@ class PerfModel:
     Example: ``PerfModel(train_efficiency=0.7).seconds("update", setup, prompts, responses)``.
     """
 
-    train_efficiency: float = 0.55
+    train_efficiency: Efficiency = 0.55
     """Share of peak FLOP/s of training's matrix products. Between what single layers reach (7B and 70B at 4096 tokens: 0.66-0.78 on
     A100 and H100, kernel profiles of Vidur, arXiv 2405.05465) and what whole updates of RL systems do (0.27-0.40, verl's logs)."""
-    forward_efficiency: float = 0.75
+    forward_efficiency: Efficiency = 0.75
     """The same without a backward pass, and in prefill: what single layers reach (Vidur's profiles)."""
-    weight_efficiency: float = 0.82
+    weight_efficiency: Efficiency = 0.82
     """Share of memory bandwidth at which matrix products with few tokens read large weights. Same source: 0.78 on A100, 0.86 on
     H100, where ``weight_half_bytes`` is taken out."""
-    weight_half_bytes: float = 32e6
+    weight_half_bytes: NonNegative = 32e6
     """Bytes of one layer's weights on a device at which that share is halved. Same source: 7B reads at 0.75 with tp1 and at 0.48
     with tp8 on A100, at 0.77 and 0.52 on H100."""
-    kv_efficiency: float = 0.75
+    kv_efficiency: Efficiency = 0.75
     """Share of memory bandwidth at which decode reads keys and values (FlashDecoding's kernels: 0.7-0.9)."""
-    activation_bytes: float = 60.0
+    activation_bytes: NonNegative = 60.0
     """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are no matrix product, in bf16 and with
     fused kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each
     is written and nearly all are read once. Three times that where each operation is a kernel of its own."""
-    layer_s: float = 15e-6
+    layer_s: NonNegative = 15e-6
     """Fixed seconds a layer and decode step replayed as a CUDA graph: the short kernels between the matrix products."""
-    launch_s: float = 4e-4
+    launch_s: NonNegative = 4e-4
     """Seconds in which the host launches one layer's kernels where there is no graph: about 50 at 8 microseconds. On CPU, where the
     host does the work as well, they come on top of it."""
-    agree_s: float = 4e-4
+    agree_s: NonNegative = 4e-4
     """Seconds in which ranks agree at the end of a pass, for each doubling of their number: that all are well, and what they
     counted. The slowest makes the others wait."""
-    step_s: float = 1e-3
+    step_s: NonNegative = 1e-3
     """Seconds of scheduling and sampling a decode step on the host."""
-    row_s: float = 2e-5
+    row_s: NonNegative = 2e-5
     """The same for every row of the step."""
-    link_efficiency: float = 0.7
+    link_efficiency: Efficiency = 0.7
     """Share of a link's bandwidth that collectives reach (0.6 on A100, 0.8 on H100 within a node: Vidur's profiles)."""
-    exposed_reduction: float = 0.3
+    exposed_reduction: Share = 0.3
     """Share of the gradient reduction that does not hide behind the backward pass."""
-    optimizer_bytes: float = 20.0
+    optimizer_bytes: NonNegative = 20.0
     """Bytes of memory traffic of Adam per parameter it updates: read and write two moments and the master, read the gradient, write
     the weight."""
-    storage_bandwidth: float = 1e9
+    storage_bandwidth: Positive = 1e9
     """Bytes per second and replica to and from a checkpoint."""
-    dispatch_s: float = 5e-3
+    dispatch_s: NonNegative = 5e-3
     """Seconds between a call's start and its work on the devices."""
-    task_s: float = 10e-3
+    task_s: NonNegative = 10e-3
     """Fixed seconds of a CPU task."""
-    task_token_s: float = 2e-7
+    task_token_s: NonNegative = 2e-7
     """Seconds of a CPU task per token: decoding and the user's arithmetic."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, float | int | np.number) or not 0 <= value < math.inf:
-                raise OptionError(f"{name} must be a finite number of at least 0; got {name}={value!r}")
-        for name in SHARES:
-            if not 0 < getattr(self, name) <= MOST_SHARE:
-                raise OptionError(
-                    f"{name} is a share, 1 for all of it: above 0 and at most {MOST_SHARE:g}; got {name}={getattr(self, name)}"
-                )
-        if not self.storage_bandwidth or self.exposed_reduction > 1:
-            raise OptionError(
-                "storage_bandwidth must be above 0 and exposed_reduction at most 1; got "
-                f"storage_bandwidth={self.storage_bandwidth}, exposed_reduction={self.exposed_reduction}"
-            )
+        check_fields(self)
 
     # -- passes
 
@@ -380,6 +370,7 @@ class PerfModel:
         return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * 2 * math.log2(ranks) * link.latency_s
 
     @classmethod
+    @checked
     def fit(
         cls, measured: Measured | Measurable | Sequence[Measured | Measurable], *, start: PerfModel | None = None,
         constants: Sequence[str] = (),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from hfsdk.checks import Length, Name, checked, shown
 from hfsdk.engine import messages as m
 from hfsdk.engine.lineage import MAIN, Change
 from hfsdk.errors import OptionError
@@ -16,6 +18,7 @@ from hfsdk.functions import Shipped
 from hfsdk.history import Branch, History, Mark, Row
 from hfsdk.models import RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores
+from hfsdk.rows import Rows
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.placing import Placing
 from hfsdk.session.roles import EXAMPLES
@@ -30,15 +33,8 @@ MUST_AGREE = (("kind", "kind"), ("model", "model"), ("dtype", "dtype"), ("head",
 """Fields of a role, and their names in messages, that must be as in the snapshot: with another one it is another role."""
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A row of the history, and where in it."""
-
-    row: Row
-    order: int
-    """Number of the last call before it was recorded."""
-    calls: frozenset[int] = frozenset()
-    """Calls of the step: their updates have no rows of their own."""
+ORDER = "order"
+"""Key of a row that is not for the reader."""
 
 
 class Branching(Placing):
@@ -50,7 +46,8 @@ class Branching(Placing):
         self._all_streams: weakref.WeakSet[RowStream] = weakref.WeakSet()
         self._places: weakref.WeakKeyDictionary[Snapshot, weakref.WeakKeyDictionary[RowStream, int]] = weakref.WeakKeyDictionary()
         self._positions: dict[str, int] = {}
-        self._entries: list[_Entry] = []
+        self._rows = Rows()
+        """Rows of the history, but for updates by hand; in each, as ``order``, the number of the last call before it."""
         self._branches: dict[str, Branch] = {MAIN: Branch(MAIN)}
         self._branch = MAIN
         self._since = 0
@@ -65,7 +62,8 @@ class Branching(Placing):
 
     # -- snapshots
 
-    def snapshot(self, name: str = "") -> Snapshot:
+    @checked
+    def snapshot(self, name: Annotated[str, Length(0, 200)] = "") -> Snapshot:
         """Remember this moment: weights, optimizers, schedules, counters and seed, the prompts' places, functions' versions.
 
         Waits for what was submitted so far, and copies each trained role's state in the host memory of its workers. Gathered
@@ -80,28 +78,28 @@ class Branching(Placing):
         """
         self._client.check_open()
         self._check_between_steps("snapshot")
-        if not isinstance(name, str):
-            raise OptionError(f"a snapshot's name is a text, e.g. session.snapshot('before'); got {name!r}")
         trained = [h for h in self._book.models if h.role.trainable]
         if not trained:
             raise OptionError("there is nothing to go back to: no role is trained; call session.actor('tiny') first")
         for handle in trained:
             self.ready(handle)
-        kept: tuple[Kept, ...] = self._client.send(m.Snapshot(tuple(h.name for h in trained)))
-        name = name or next(f"snapshot {i}" for i in range(1, len(self._marks) + 2) if f"snapshot {i}" not in self._marks)
-        known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
-        shared = {k.role: known[k.number] for k in kept if k.number in known}
-        made = Snapshot(
-            name=name, branch=self._branch, steps=int(self._counters.get("steps", -1)) + 1, seed=self.seed, kept=kept,
-            shared=shared, roles=tuple(self._book.declared(h) for h in self._book), positions=self._stream_positions(),
-            counters=dict(self._counters), nodes={d: self.cluster.node_of(d) for k in kept for d in k.devices},
-            order=self._client.last_call,
-        )  # fmt: skip
-        forget = weakref.finalize(made, self._client.forget, kept)
-        forget.atexit = False
-        self._forgetters[id(made)] = forget
-        self._places[made] = weakref.WeakKeyDictionary({stream: stream.position for stream in self._all_streams})
-        self._snapshots[name], self._marks[name] = made, Mark(name, self._branch, made.order)
+        self._client.drain()
+        with uninterrupted():  # what is kept is also known
+            kept: tuple[Kept, ...] = self._client.send(m.Snapshot(tuple(h.name for h in trained)))
+            name = name or next(f"snapshot {i}" for i in range(1, len(self._marks) + 2) if f"snapshot {i}" not in self._marks)
+            known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
+            shared = {k.role: known[k.number] for k in kept if k.number in known}
+            made = Snapshot(
+                name=name, branch=self._branch, steps=int(self._counters.get("steps", -1)) + 1, seed=self.seed, kept=kept,
+                shared=shared, roles=tuple(self._book.declared(h) for h in self._book), positions=self._stream_positions(),
+                counters=dict(self._counters), nodes={d: self.cluster.node_of(d) for k in kept for d in k.devices},
+                order=self._client.last_call,
+            )  # fmt: skip
+            forget = weakref.finalize(made, self._client.forget, kept)
+            forget.atexit = False
+            self._forgetters[id(made)] = forget
+            self._places[made] = weakref.WeakKeyDictionary({stream: stream.position for stream in self._all_streams})
+            self._snapshots[name], self._marks[name] = made, Mark(name, self._branch, made.order)
         return made
 
     @property
@@ -109,6 +107,7 @@ class Branching(Placing):
         """The snapshots by name, the oldest first."""
         return MappingProxyType(self._snapshots)
 
+    @checked
     def forget(self, snapshot: Snapshot | str) -> None:
         """Free a snapshot; states that others share stay.
 
@@ -121,6 +120,7 @@ class Branching(Placing):
         self._forgetters.pop(id(found), lambda: None)()
         self._client.send(m.Forget(()))  # whatever is sent takes along what is not needed any more
 
+    @checked
     def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
         """Return a snapshot by its name, or as it is.
 
@@ -129,13 +129,14 @@ class Branching(Placing):
         """
         if isinstance(snapshot, Snapshot):
             return snapshot
-        if not isinstance(snapshot, str) or snapshot not in self._snapshots:
+        if snapshot not in self._snapshots:
             names = ", ".join(map(repr, self._snapshots)) or "none; session.snapshot('before') takes one"
-            raise OptionError(f"there is no snapshot {snapshot!r}; the session has {names}")
+            raise OptionError(f"there is no snapshot {shown(snapshot)}; the session has {names}")
         return self._snapshots[snapshot]
 
     # -- going back
 
+    @checked
     def rewind(self, snapshot: Snapshot | str) -> str:
         """Go back to a snapshot, bit for bit; what is trained from here on is a new branch. Returns the branch's name.
 
@@ -156,13 +157,14 @@ class Branching(Placing):
         self._go_back(found, name)
         return name
 
-    def fork(self, snapshot: Snapshot | str, name: str) -> str:
+    @checked
+    def fork(self, snapshot: Snapshot | str, name: Name) -> str:
         """Go back to a snapshot, as :meth:`rewind` does, onto a branch of this name.
 
         Raises:
             OptionError: there is a branch of this name; otherwise as in :meth:`rewind`.
         """
-        if not isinstance(name, str) or not name or name in self._branches:
+        if name in self._branches:
             raise OptionError(f"a new branch needs a new name; got {name!r}, and there are {', '.join(map(repr, self._branches))}")
         self._go_back(self.find_snapshot(snapshot), name)
         return name
@@ -184,6 +186,7 @@ class Branching(Placing):
         handles = {h.name: h for h in self._book}
         for kept in snapshot.kept:
             self.ready(handles[kept.role])
+        self._client.drain()
         with uninterrupted():  # all of it or nothing
             self._client.send(m.Rewind(snapshot.kept, name))
             self.seed, self._counters = snapshot.seed, dict(snapshot.counters)
@@ -197,11 +200,11 @@ class Branching(Placing):
             if name not in self._branches:
                 self._branches[name] = Branch(name, snapshot.branch, snapshot.name, snapshot.order)
             self._branch = name
-        for role in snapshot.roles:
-            if role.function is not None:
-                handle = self._declare(type(handles[role.name]), role)
-                if isinstance(handle, RewardSum):
-                    self._take_weights(handle, role.function.load())
+            for role in snapshot.roles:
+                if role.function is not None:
+                    handle = self._declare(type(handles[role.name]), role)
+                    if isinstance(handle, RewardSum):
+                        self._take_weights(handle, role.function.load())
 
     def _take_weights(self, handle: RewardSum, scores: Any) -> None:
         """Give a weighted sum the parts and weights of its function."""
@@ -256,34 +259,33 @@ class Branching(Placing):
     @property
     def history(self) -> History:
         """What was trained in this session (and before it, where it was loaded): steps and updates, branches, functions."""
-        entries = list(self._entries)
+        entries = [(int(row.pop(ORDER)), row) for row in self._rows]
         if not self._client.closed:
             entries += self._by_hand()
-        entries.sort(key=lambda entry: entry.order)
-        rows = [dict(entry.row) for entry in entries]
+        entries.sort(key=itemgetter(0))
+        rows = [row for _, row in entries]
         for mark in self._marks.values():
-            before = [i for i, e in enumerate(entries) if e.order <= mark.order and e.row["branch"] == mark.branch]
+            before = [i for i, (order, row) in enumerate(entries) if order <= mark.order and row["branch"] == mark.branch]
             if before:
                 row = rows[before[-1]]
                 row["snapshot"] = ", ".join(filter(None, [row.get("snapshot", ""), mark.name]))
         return History(
             rows=tuple(rows), branches=tuple(self._branches.values()), marks=tuple(self._marks.values()), branch=self._branch,
-            sources=dict(self._client.sources), orders=tuple(entry.order for entry in entries),
+            sources=dict(self._client.sources), orders=tuple(order for order, _ in entries),
         )  # fmt: skip
 
-    def _by_hand(self) -> list[_Entry]:
-        """Return a row for every update that was no part of a step of ``train``."""
-        in_steps = {call for entry in self._entries for call in entry.calls}
+    def _by_hand(self) -> list[tuple[int, Row]]:
+        """Return (call, row) for every update that was no part of a step of ``train``."""
         changes: list[Change] = self._client.send(m.Look("changes"))
         entries = []
         for c in changes:
-            if c.call_id <= self._since or c.call_id in in_steps or c.method == "load_state" or c.state in ("failed", "cancelled"):
+            if c.call_id <= self._since or c.method == "load_state" or c.state in ("failed", "cancelled"):
                 continue
             row = {
                 "kind": "update", "branch": c.branch, "parent": self._branches[c.branch].parent, "role": c.role,
                 "updates": c.num_updates, "loss_function": c.function, "line": c.line,
             }  # fmt: skip
-            entries.append(_Entry(row, c.call_id))
+            entries.append((c.call_id, row))
         return entries
 
     def record(
@@ -306,7 +308,10 @@ class Branching(Placing):
         place = {"kind": "step", "branch": self._branch, "parent": self._branches[self._branch].parent}
         if algorithm is not None:
             place["algorithm"] = repr(algorithm)
-        self._entries.append(_Entry({**place, **row, **versions}, self._client.last_call, frozenset(calls)))
+        with uninterrupted():
+            self._rows.append({ORDER: self._client.last_call, **place, **row, **versions})
+        if calls:
+            self._client.send(m.InRow(tuple(calls)))
 
     def _known(self, function: Any) -> str:
         """Return ``name@version`` of a function that runs here and need not travel, and remember its source."""
@@ -330,7 +335,7 @@ class Branching(Placing):
     def _take_history(self, saved: Mapping[str, Any]) -> None:
         """Take over the history of a checkpoint in place of this session's own; snapshots stay."""
         rows, here = list(saved["history"]), {"kind": "step", "branch": MAIN, "parent": ""}
-        self._entries = [_Entry({**here, **row}, i - len(rows)) for i, row in enumerate(rows)]
+        self._rows = Rows({**here, **row, ORDER: i - len(rows)} for i, row in enumerate(rows))
         branches = [Branch(name, parent, mark, began - 1 - len(rows)) for name, parent, mark, began in saved.get("branches", ())]
         self._branches |= {branch.name: branch for branch in branches}
         self._marks, self._since, self._branch = {}, self._client.last_call, saved.get("branch", MAIN)

@@ -3,12 +3,15 @@
 ::
 
     folder/
-      session.json            which state is the last complete one, and everything small
+      session.json            the complete saves, and what each of their files must be (``hfsdk.session.checkpoint_index``)
+      state-3/save.json       everything small of the last one
       state-3/actor/...       each trained role, in the format of megatron.core.dist_checkpointing: for any layout
 
 A save writes a new ``state-N`` beside the old one and, when every file of it is complete, replaces ``session.json`` in one step, so
 that the folder holds a complete save at every moment; older states are removed afterwards. A role's ranks write in the background
-(``hfsdk.engine.megatron_checkpoint``): its pool is held only while they copy.
+(``hfsdk.engine.megatron_checkpoint``): its pool is held only while they copy. Their checksums are made on the way to the disk.
+
+Nothing is removed or replaced but what the folder's own index, or the note of a save that was killed, names.
 """
 
 from __future__ import annotations
@@ -19,26 +22,41 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from hfsdk.checks import is_whole
 from hfsdk.engine import messages as m
-from hfsdk.errors import CheckpointError
+from hfsdk.errors import CheckpointError, HfsdkError, OptionError
+from hfsdk.files import SAVE, FileSum, check_files, write_file
 from hfsdk.pending import Awaited
 from hfsdk.protocol import ONE_TO_ALL
+from hfsdk.roles import state_bytes
+from hfsdk.session.checkpoint_index import (
+    INDEX,
+    Index,
+    Listed,
+    Save,
+    folder_of,
+    index_bytes,
+    read_index,
+    save_bytes,
+    split,
+    states_in,
+)
+from hfsdk.session.folder_lock import FolderLock
+from hfsdk.text import printable
 
 if TYPE_CHECKING:
     from hfsdk.models import ModelHandle
     from hfsdk.session.session import Session
 
-FORMAT = 2
-"""Version of the format."""
-
-INDEX = "session.json"
-
-POLL_S = 0.05
+POLL_S = 0.02
 """How often workers are asked whether their files are written."""
 
 
@@ -49,79 +67,196 @@ class Saving(Awaited):
         folder: where it goes; until it is complete, the folder holds the save before it.
     """
 
-    def __init__(self, session: Session, folder: str | Path) -> None:
-        """Start it: every role copies its state when its pool comes to it, in the order of the calls."""
-        self.folder = Path(folder).expanduser().resolve()
-        self._session = session
+    def __init__(self, session: Session, folder: str | Path, keep: int) -> None:
+        """Name it; :meth:`run` or :meth:`run_in_background` starts it."""
+        if not is_whole(keep) or keep < 1:
+            raise OptionError(f"keep is how many complete saves the folder holds, at least 1; got keep={keep!r}")
+        self.folder = folder_of(folder, "a save")
+        self._session, self._keep = session, int(keep)
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._looked = False
-        numbers = [path.name[6:].split(".")[0] for path in self.folder.glob("state-*")]
-        number = 1 + max((int(text) for text in numbers if text.isdigit()), default=0)
-        self._building, self._state = self.folder / f"state-{number}.partial", self.folder / f"state-{number}"
-        try:
-            self._building.mkdir(parents=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot save to {self.folder}: {error}") from error
         self._trained = [h for h in session.roles if h.role.trainable]
+        self._calls: list[int] = []
+        self._lock = FolderLock(self.folder)
+        self._names: list[str] = []
+        """Of folders that are not a save yet, or no longer: what a save after a kill may remove."""
+
+    def _begin(self) -> None:
+        """Check what can be known before the ranks copy, make the new state's folder, and call them.
+
+        Every role copies its state when its pool comes to it, in the order of the calls.
+        """
+        for handle in self._trained:
+            self._session.ready(handle)
+        self._session.save_turns.take(self)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        self._names = self._lock.left
+        self._index = self._read_index()
+        self._need_no_weights_there()
+        self._remove_what_is_left()
+        self._check_space()
+        number = 1 + max(states_in(self.folder), default=0)
+        self._state = self.folder / f"state-{number}"
+        self._building = self.folder / f"{self._state.name}.partial"
+        self._names = [*self._names, self._building.name, self._state.name]
+        self._lock.note(self._names)
+        self._building.mkdir()
+        self._kept = json.loads(json.dumps(self._session.persistent(), default=_plain))
+        _submit(self._session, self._trained, "save_state", {"folder": str(self._building)}, self._calls)
+
+    def _read_index(self) -> Index:
+        if not (self.folder / INDEX).exists() and not (self.folder / INDEX).is_symlink():
+            return Index(self.folder)
         try:
-            self._kept = json.loads(json.dumps(session.persistent()))
-            self._calls = _submit(session, self._trained, "save_state", self._building)
-        except BaseException:
-            shutil.rmtree(self._building, ignore_errors=True)
-            raise
+            return read_index(self.folder)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"cannot save to {self.folder}: there is a {INDEX} that hfsdk did not write, or it is damaged ({error}). Nothing "
+                "was changed; move it away, or save to another folder."
+            ) from None
+
+    def _need_no_weights_there(self) -> None:
+        """Keep a simulated session, which has no weights, from taking the place of those that a real one saved.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+        if self._session.simulated_time:
+            real = [one.state for one in self._index.saves if self._index.read(one).has_weights]
+            if real:
+                raise CheckpointError(
+                    f"cannot save to {self.folder}: {real[-1]} there has weights, and a simulated session has none to put in "
+                    "their place; save to another folder."
+                )
+
+    def _check_space(self) -> None:
+        """Refuse what cannot fit; the save before it stays until this one is complete.
+
+        Raises:
+            CheckpointError: says how much is needed and free.
+        """
+        if self._session.simulated_time:
+            return  # its files hold a number
+        needed = 0
+        for handle in self._trained:
+            assert handle.role.model is not None
+            needed += handle.role.model.num_parameters() * state_bytes(handle.role.dtype, handle.version > 0)
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise CheckpointError(
+                f"cannot save to {self.folder}: the state takes {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free. "
+                "The save before it, if there is one, is untouched. Free some space, or give a folder on another disk."
+            )
 
     def run(self) -> None:
-        """Wait for the copies and the files, then make this the folder's save; called once, on any thread.
+        """Save, and return when this is the folder's save.
 
         Raises:
             HfsdkError: it failed; the save before it is untouched.
         """
+        self._guarded(self._begin, self._complete)
+
+    def _guarded(self, *parts: Callable[[], None]) -> None:
+        """Run parts of the save, the last one included; whatever happens, the folder is left to the next one."""
         try:
-            self._complete()
+            with _told(self.folder):
+                for part in parts:
+                    part()
         except BaseException as error:
-            self._failure = error
-            self._session.client.settle(self._calls)
+            self._fail(error)
             raise
         finally:
-            shutil.rmtree(self._building, ignore_errors=True)
+            self._release()
             self._over.set()
 
     def run_in_background(self) -> None:
-        """Start a thread that calls :meth:`run`; :meth:`wait` tells how it ended."""
+        """Save in a thread from where the roles have been told to copy; :meth:`wait` tells how it ended.
+
+        Raises:
+            HfsdkError: it cannot begin.
+        """
 
         def run() -> None:
             with contextlib.suppress(BaseException):  # it is kept for whoever waits
-                self.run()
+                self._guarded(self._complete)
 
-        threading.Thread(target=run, name="hfsdk-save", daemon=True).start()
+        thread = threading.Thread(target=run, name="hfsdk-save", daemon=True)
+        try:
+            with _told(self.folder):
+                self._begin()
+            thread.start()
+        except BaseException as error:
+            if thread.ident is None:
+                self._looked = True  # by whoever called
+                try:
+                    self._fail(error)
+                finally:
+                    self._release()
+                    self._over.set()
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        if not self._session.client.closed:
+            self._session.client.settle(self._calls)  # until then ranks may write
 
     def _complete(self) -> None:
         client = self._session.client
         results = _results(self._session, self._trained, self._calls)
+        files: dict[str, FileSum] = {}
         for handle in self._trained:
-            while not client.send(m.Saved(handle.name)):
+            while (written := client.send(m.Saved(handle.name))) is None:
                 time.sleep(POLL_S)
+            files |= {f"{handle.name}/{name}": found for name, found in written.items()}
+        for path in sorted(self._building.rglob("*")):  # of a simulated session, which counts none
+            name = path.relative_to(self._building).as_posix()
+            if path.is_file() and name not in files:
+                files[name] = FileSum.of(path)
         updates = {name: _updates(result) for name, result in results.items()}
         roles = {h.name: {**_identity(h), "num_updates": updates[h.name]} for h in self._trained}
-        paths = [path for path in sorted(self._building.rglob("*")) if path.is_file()]
-        files = {str(path.relative_to(self._building)): path.stat().st_size for path in paths}
-        index = {"format": FORMAT, "state": self._state.name, "files": files, "roles": roles, "session": self._kept}
-        fresh = self.folder / f"{INDEX}.partial"
-        try:
-            self._building.rename(self._state)
-            with fresh.open("w") as file:
-                json.dump(index, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, self.folder / INDEX)
-        except OSError as error:
-            raise CheckpointError(f"cannot save to {self.folder}: {error}") from error
+        content = save_bytes(files, roles, self._kept)
+        older = self._older()
+        listed = Listed(self._state.name, FileSum(len(content), zlib.crc32(content)))
+        write_file(self._building / SAVE, content)
+        write_file(self._building / INDEX, index_bytes([*older, listed]))
+        self._building.rename(self._state)
+        os.replace(self._state / INDEX, self.folder / INDEX)
         for handle in self._trained:
             client.send(m.Recover(handle.name, str(self._state), updates[handle.name]))
-        for old in self.folder.glob("state-*"):
-            if old.name != self._state.name:
-                shutil.rmtree(old, ignore_errors=True)
+        self._names = [*self._names, *(one.state for one in self._index.saves if one not in older)]
+        self._lock.note(self._names)
+
+    def _older(self) -> list[Listed]:
+        """Return the saves that stay beside this one; one of format 2 gets a ``save.json`` of its own."""
+        kept = [one for one in self._index.saves if (self.folder / one.state).is_dir()][1 - self._keep :] if self._keep > 1 else []
+        if self._index.old is None:
+            return kept
+        found = []
+        for one in kept:
+            save = self._index.read(one)
+            content = save_bytes(save.files, save.roles, save.session)
+            write_file(save.folder / SAVE, content)
+            found.append(Listed(one.state, FileSum(len(content), zlib.crc32(content))))
+        return found
+
+    def _remove_what_is_left(self) -> None:
+        """Remove the folders that were noted and that the index does not name; what resists stays noted."""
+        with contextlib.suppress(CheckpointError, OSError):
+            named = {one.state for one in read_index(self.folder).saves} if (self.folder / INDEX).exists() else set()
+            for name in self._names:
+                path = self.folder / name
+                if name not in named and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+            self._names = [name for name in self._names if name not in named and (self.folder / name).is_dir()]
+
+    def _release(self) -> None:
+        try:
+            self._remove_what_is_left()
+        finally:
+            self._lock.release(keep=bool(self._names))
+            self._session.save_turns.give(self)
 
     @property
     def done(self) -> bool:
@@ -153,34 +288,91 @@ class Saving(Awaited):
 
     def __repr__(self) -> str:
         state = "saving" if not self.done else "saved" if self._failure is None else "failed"
-        return f"<{state}: {self.folder}>"
+        return printable(f"<{state}: {self.folder}>")
 
 
 def load_session(session: Session, folder: str | Path) -> None:
     """Load a session; see ``Session.load``."""
     session.client.check_open()
-    root = Path(folder).expanduser().resolve()
-    index = _read_index(root)
-    state = root / index["state"]
-    _check_files(root, state, index["files"])
+    root, state = split(folder_of(folder, "a checkpoint"))
     trained = [h for h in session.roles if h.role.trainable]
+    with _told(root, "load from"):
+        save = _checked_save(session, root, state, trained)
+    if not save.has_checksums:
+        session.notice(f"{save.folder} was saved without checksums: damage inside its files is not seen; saving again adds them")
+    calls: list[int] = []
+    try:
+        _submit(session, trained, "load_state", {"folder": str(save.folder), "checked": True}, calls)
+        results = _results(session, trained, calls)
+    except HfsdkError:
+        session.client.settle(calls)
+        done = [h.name for h, call in zip(trained, calls, strict=False) if session.client.state(call) == "done"]
+        if done:
+            session.notice(f"{', '.join(done)} came from {save.folder} before loading failed; load another save, or rewind")
+        raise
     for handle in trained:
-        session.ready(handle)  # layouts are known once it is placed
-    _check_roles(root, index["roles"], trained)
-    results = _results(session, trained, _submit(session, trained, "load_state", state))
-    for handle in trained:
-        session.client.send(m.Recover(handle.name, str(state), _updates(results[handle.name])))
-    session.restore(index["session"])
+        session.client.send(m.Recover(handle.name, str(save.folder), _updates(results[handle.name])))
+    session.restore(save.session)
 
 
-def _submit(session: Session, handles: list[ModelHandle], method: str, folder: Path) -> list[int]:
-    """Call a checkpoint method of several roles; their ranks write into, and read from, ``folder/<name>``."""
-    calls = []
+def _checked_save(session: Session, root: Path, state: str, trained: Sequence[ModelHandle]) -> Save:
+    """Return the save that is asked for (the last one for ``""``) once all of it was compared.
+
+    Raises:
+        CheckpointError: it is damaged, not there, or of other roles.
+    """
+    while True:
+        index = read_index(root)
+        listed = index.find(state) if state else index.saves[-1]
+        try:
+            save = index.read(listed)
+            for handle in trained:
+                session.ready(handle)  # layouts are known once it is placed
+            _check_roles(root, save.roles, trained)
+            check_files(save.folder, save.files)
+            return save
+        except CheckpointError as error:
+            if not state and read_index(root) != index:
+                continue  # another process has saved here meanwhile, and removed the one before
+            raise CheckpointError(f"{error}{_others(index, listed)}") from error
+
+
+def _others(index: Index, damaged: Listed) -> str:
+    """Name the other saves whose files are there."""
+    found = []
+    for one in index.saves:
+        if one != damaged:
+            with contextlib.suppress(CheckpointError):
+                save = index.read(one)
+                check_files(save.folder, save.files, parts=())
+                found.append(one.state)
+    if not found:
+        return ""
+    return f" Other complete saves there: {', '.join(found)}; session.load({str(index.root / found[-1])!r}) loads that one."
+
+
+@contextlib.contextmanager
+def _told(folder: Path, what: str = "save to") -> Iterator[None]:
+    """Tell what the disk refuses as a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"cannot {what} {folder}: {error.strerror or error}") from error
+
+
+def _plain(value: object) -> object:
+    """Return a number that an algorithm or a metric has counted with numpy as JSON takes it."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _submit(session: Session, handles: list[ModelHandle], method: str, options: Mapping[str, Any], calls: list[int]) -> None:
+    """Call a checkpoint method of several roles, adding to ``calls``; their ranks write into, and read from, ``folder/<name>``."""
     for handle in handles:
         session.ready(handle)
-        message = m.Submit(handle.name, method, "checkpoint", {}, (), 0, ONE_TO_ALL, {"folder": str(folder)})
+        message = m.Submit(handle.name, method, "checkpoint", {}, (), 0, ONE_TO_ALL, dict(options))
         calls.append(session.client.submit(message).call_id)
-    return calls
 
 
 def _results(session: Session, handles: list[ModelHandle], calls: list[int]) -> dict[str, Any]:
@@ -201,34 +393,7 @@ def _updates(result: Any) -> int:
     return int(result.get("num_updates", 0)) if isinstance(result, Mapping) else 0
 
 
-def _read_index(root: Path) -> dict[str, Any]:
-    file = root / INDEX
-    if not file.is_file():
-        partial = list(root.glob("state-*")) if root.is_dir() else []
-        what = "an unfinished save" if partial else "no checkpoint"
-        raise CheckpointError(f"{root} holds {what} (there is no {INDEX}); give a folder that session.save(folder) finished")
-    try:
-        index: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from error
-    if index.get("format") != FORMAT:
-        raise CheckpointError(f"{file} has format {index.get('format')}; this version of hfsdk reads format {FORMAT}")
-    return index
-
-
-def _check_files(root: Path, state: Path, files: Mapping[str, int]) -> None:
-    for name, size in files.items():
-        path = state / name
-        if not path.is_file():
-            raise CheckpointError(f"the checkpoint in {root} is incomplete: {state.name}/{name} is missing; take another copy")
-        if path.stat().st_size != size:
-            raise CheckpointError(
-                f"the checkpoint in {root} is damaged: {state.name}/{name} has {path.stat().st_size} bytes, {size} were saved; "
-                "take another copy"
-            )
-
-
-def _check_roles(root: Path, saved: Mapping[str, Any], trained: list[ModelHandle]) -> None:
+def _check_roles(root: Path, saved: Mapping[str, Any], trained: Sequence[ModelHandle]) -> None:
     mine = {h.name: _identity(h) for h in trained}
     missing = [name for name in saved if name not in mine]
     if missing:

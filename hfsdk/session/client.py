@@ -11,6 +11,7 @@ second interrupt    detaches: raises at once, the work goes on
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -28,7 +29,7 @@ from hfsdk.errors import OptionError, SessionClosedError
 from hfsdk.functions import Shipped
 from hfsdk.pending import ColumnInfo, ColumnRef, Lease
 from hfsdk.runtime import Kept
-from hfsdk.session.events import EventRelay
+from hfsdk.session.events import Aside, EventRelay
 from hfsdk.session.lines import user_line
 from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer
 from hfsdk.table import Table
@@ -71,6 +72,7 @@ class ControllerClient:
         self._forgotten: deque[tuple[Kept, ...]] = deque()
         self._recent: deque[int] = deque(maxlen=4096)
         self._relays: list[EventRelay] = []
+        self._asides: list[Aside] = []
         self.wait_each = wait_each
         self.closed = False
         self.tokenizer: Tokenizer | None = None
@@ -130,7 +132,8 @@ class ControllerClient:
             try:
                 relay.announce(_started(call_id, message))
             except Exception as error:  # the user's listener: the call has started all the same
-                self._relays.remove(relay)
+                with contextlib.suppress(ValueError):  # another thread heard it raise, too
+                    self._relays.remove(relay)
                 warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
         if self.wait_each:
             self.wait([call_id], None)
@@ -138,7 +141,12 @@ class ControllerClient:
 
     def open_calls(self) -> list[int]:
         """Return the calls of this process that are not over."""
-        return [call_id for call_id in list(self._recent) if self.state(call_id) in ACTIVE]
+        asked = list(self._recent)
+        found = [call_id for call_id in asked if self.state(call_id) in ACTIVE]
+        for call_id in set(asked).difference(found):  # asked once: they do not come to life again
+            with contextlib.suppress(ValueError):
+                self._recent.remove(call_id)
+        return found
 
     # -- hfsdk.pending.Client
 
@@ -165,10 +173,16 @@ class ControllerClient:
             self.settle(ids)
             raise
 
-    def settle(self, call_ids: Sequence[int]) -> None:
+    def settle(self, call_ids: Sequence[int], timeout_s: float = math.inf) -> None:
         """Wait until calls are over, however they end."""
-        while any(self.state(call_id) in ACTIVE for call_id in call_ids):
+        until = time.monotonic() + timeout_s
+        while any(self.state(call_id) in ACTIVE for call_id in call_ids) and time.monotonic() < until:
             time.sleep(SETTLE_S)
+
+    def drain(self, role: str = "") -> None:
+        """Wait until what was submitted so far (to one role) is over; an interrupt ends the waiting, and the calls go on."""
+        calls = self.open_calls()
+        self.settle([call for call in calls if self.writer(call).startswith(f"{role}.")] if role else calls)
 
     def cancel(self, call_ids: Sequence[int]) -> None:
         """Ask to stop calls at their next safe point, and what depends on them."""
@@ -246,8 +260,22 @@ class ControllerClient:
 
         def stop() -> None:
             unsubscribe()
-            if relay in self._relays:
+            with contextlib.suppress(ValueError):
                 self._relays.remove(relay)
+
+        return stop
+
+    def listen(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Subscribe a listener of the user's, which may ask the session whatever it likes (see :class:`Aside`)."""
+        aside = Aside(listener)
+        unsubscribe = self.subscribe(aside)
+        self._asides.append(aside)
+
+        def stop() -> None:
+            unsubscribe()
+            aside.stop()
+            with contextlib.suppress(ValueError):
+                self._asides.remove(aside)
 
         return stop
 
@@ -256,6 +284,8 @@ class ControllerClient:
         if not self.closed:
             self.closed = True
             self._controller.send(m.Close())
+        while self._asides:
+            self._asides.pop().stop()
 
 
 def _started(call_id: int, message: m.Submit) -> dict[str, Any]:
@@ -270,19 +300,19 @@ def _slice(deadline: float | None) -> float:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back an interrupt for the moment in which a call is handed over, or a rewind done: nothing is lost or half done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):
-        yield
-        return
+def uninterrupted() -> Iterator[Sequence[Any]]:
+    """Hold back an interrupt for the moment in which a call is handed over, or a rewind done: nothing is lost or half done.
+
+    Yields those that were held back so far; the last one is heard at the end.
+    """
     caught: list[tuple[int, FrameType | None]] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield caught
+        return
     signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
     try:
-        yield
+        yield caught
     finally:
         signal.signal(signal.SIGINT, previous)
     if caught:

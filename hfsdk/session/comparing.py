@@ -7,9 +7,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.checks import is_whole
+from hfsdk.checks import shown
 from hfsdk.errors import OptionError
 from hfsdk.experiment import Experiment, Row, read_baseline
+from hfsdk.session.client import uninterrupted
 from hfsdk.session.training import Algorithm, check_algorithm, progress_bar, wants_progress
 from hfsdk.snapshot import Snapshot
 
@@ -37,7 +38,7 @@ def compare(
 ) -> Experiment:
     """See ``Session.compare``."""
     named = _named(algorithms)
-    seeds = _checked(steps, seeds)
+    seeds = _checked(seeds)
     options = {name: repr(algorithm) for name, algorithm in named.items()}
     if save_baseline and baseline is None:
         raise OptionError("save_baseline=True needs the file to write: baseline='ppo.json'")
@@ -45,25 +46,29 @@ def compare(
     if baseline is not None and session.simulated_time:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
     shown = wants_progress() if progress is None else progress
-    before, here = session.run, session.snapshot("compare")
-    start = here if snapshot is None else session.find_snapshot(snapshot)
+    before, here = session.run, None
     rows: list[Row] = []
     branches: dict[tuple[str, int], str] = {}
-    try:
-        with progress_bar(len(named) * len(seeds) * steps, shown, "compare") as bar:
-            for name, algorithm in named.items():
-                for seed in seeds:
-                    branches[name, seed] = session.fork(start, _free(session, f"{name}, seed {seed}"))
-                    session.seed = seed
-                    run = session.train(algorithm, prompts, steps=steps, progress=False, stop=bar.step)
-                    rows += [_row(name, seed, row) for row in run.rows]
-                    if run.paused:
-                        raise KeyboardInterrupt(f"stopped at {name}, seed {seed}; the session is where it was")
-    finally:
-        if not session.client.closed:
-            session.resume(here)
-            session.forget(here)
-        session.run = before
+    with uninterrupted() as held:  # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
+        try:
+            here = session.snapshot("compare")
+            start = here if snapshot is None else session.find_snapshot(snapshot)
+            with progress_bar(len(named) * len(seeds) * steps, shown, "compare") as bar:
+                for name, algorithm in named.items():
+                    for seed in seeds:
+                        branches[name, seed] = session.fork(start, _free(session, f"{name}, seed {seed}"))
+                        session.seed = seed
+                        if held:
+                            raise KeyboardInterrupt(f"stopped before {name}, seed {seed}; the session is where it was")
+                        run = session.train(algorithm, prompts, steps=steps, progress=False, stop=bar.step)
+                        rows += [_row(name, seed, row) for row in run.rows]
+                        if run.paused:
+                            raise KeyboardInterrupt(f"stopped at {name}, seed {seed}; the session is where it was")
+        finally:
+            if here is not None and not session.client.closed:
+                session.resume(here)
+                session.forget(here)
+            session.run = before
     experiment = Experiment(tuple(rows), options, seeds, steps, known, branches)
     if save_baseline and baseline is not None:
         experiment.save_baseline(baseline)
@@ -82,16 +87,14 @@ def _named(algorithms: Algorithms) -> dict[str, Algorithm]:
     """Return the algorithms by name: that of their class, and of those of one class also the options they differ in."""
     if isinstance(algorithms, Mapping):
         named = {str(name): algorithm for name, algorithm in algorithms.items()}
-    elif isinstance(algorithms, Sequence):
+    else:
         named = {}
         for algorithm in algorithms:
             alike = [other for other in algorithms if type(other) is type(algorithm)]
             name = type(algorithm).__name__ + _differing(algorithm, alike)
             if name in named:
-                raise OptionError(f"two of the algorithms are the same, {algorithm!r}; name them: {{'one': ..., 'two': ...}}")
+                raise OptionError(f"two of the algorithms are the same, {shown(algorithm)}; name them: {{'one': ..., 'two': ...}}")
             named[name] = algorithm
-    else:
-        raise OptionError(f"compare takes a list of algorithms, e.g. [hf.PPO(), hf.GRPO()]; got {algorithms!r}")
     if not named:
         raise OptionError("compare takes at least one algorithm, e.g. [hf.PPO(), hf.GRPO()]; got none")
     for algorithm in named.values():
@@ -106,12 +109,10 @@ def _differing(algorithm: Any, alike: Sequence[Any]) -> str:
     return f"({', '.join(f'{name}={getattr(algorithm, name)!r}' for name in names)})" if names else ""
 
 
-def _checked(steps: int, seeds: Sequence[int]) -> tuple[int, ...]:
-    if not is_whole(steps) or steps < 1:
-        raise OptionError(f"steps must be a whole number of at least 1; got {steps!r}")
-    if not isinstance(seeds, Sequence) or not seeds or not all(is_whole(seed) for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise OptionError(f"seeds are different whole numbers, e.g. [0, 1, 2]; got {seeds!r}")
-    return tuple(int(seed) for seed in seeds)
+def _checked(seeds: Sequence[int]) -> tuple[int, ...]:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise OptionError(f"seeds are different whole numbers, e.g. [0, 1, 2]; got {shown(seeds)}")
+    return tuple(seeds)
 
 
 def _free(session: Session, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hfsdk.checks import Count, Name, Positive, checked, shown
 from hfsdk.errors import OptionError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
@@ -46,6 +48,7 @@ class Declarations(ABC):
     def _declared(self, handle: ModelHandle) -> RoleSpec:
         """Return a handle's role as the user declared it, its layouts perhaps open."""
 
+    @checked
     def actor(
         self,
         model: ModelSource,
@@ -54,11 +57,11 @@ class Declarations(ABC):
         rollout: Layouts = "auto",
         dtype: str = "fp32",
         optimizer: AdamW = ACTOR_OPTIMIZER,
-        micro_batch_tokens: int = 2048,
+        micro_batch_tokens: Count = 2048,
         recompute: str = "",
         rollout_options: RolloutOptions | None = None,
         cpu_weights: str | None = None,
-        name: str = "actor",
+        name: Name = "actor",
     ) -> ActorModel:
         """Declare the policy to be trained. Checked now, loaded at ``place`` or first use.
 
@@ -82,17 +85,16 @@ class Declarations(ABC):
             LayoutError: a layout that fits neither the model nor the devices.
             OptionError: an option out of its range.
         """
-        if rollout is None:
-            raise OptionError("rollout must be a layout like 'tp1' or \"auto\": an actor generates; got None")
         options = rollout_options or RolloutOptions()
         if cpu_weights is not None:
             options = replace(options, cpu_weights=cpu_weights)
         role = RoleSpec(
-            name=name, kind="actor", dtype=dtype, optimizer=_trained(optimizer), micro_batch_tokens=micro_batch_tokens,
+            name=name, kind="actor", dtype=dtype, optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
             recompute=recompute, rollout_options=options, seed=self.seed,
         )  # fmt: skip
         return self._declare(ActorModel, model_role(role, model, train, rollout, self._ground))
 
+    @checked
     def critic(
         self,
         model: ModelSource,
@@ -100,26 +102,27 @@ class Declarations(ABC):
         train: Layouts = "auto",
         dtype: str = "fp32",
         optimizer: AdamW = CRITIC_OPTIMIZER,
-        micro_batch_tokens: int = 2048,
+        micro_batch_tokens: Count = 2048,
         recompute: str = "",
-        name: str = "critic",
+        name: Name = "critic",
     ) -> CriticModel:
         """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`."""
         role = RoleSpec(
-            name=name, kind="critic", head="scalar", dtype=dtype, optimizer=_trained(optimizer),
+            name=name, kind="critic", head="scalar", dtype=dtype, optimizer=optimizer,
             micro_batch_tokens=micro_batch_tokens, recompute=recompute, seed=self.seed,
         )  # fmt: skip
         return self._declare(CriticModel, model_role(role, model, train, None, self._ground))
 
+    @checked
     def reference(
         self,
         model: ModelSource,
         *,
         layout: Layouts = "auto",
         dtype: str | None = None,
-        micro_batch_tokens: int = 2048,
+        micro_batch_tokens: Count = 2048,
         offload: bool = False,
-        name: str = "reference",
+        name: Name = "reference",
     ) -> ReferenceModel:
         """Declare the frozen policy that the KL is measured against.
 
@@ -143,19 +146,20 @@ class Declarations(ABC):
         )
         return self._declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
 
+    @checked
     def reward(
         self,
         source: Callable[..., Any] | ModelSource | Sequence[Callable[..., Any] | RewardModel],
         *,
         weights: Sequence[float] | None = None,
         per_token: bool = False,
-        timeout_s: float = 60.0,
+        timeout_s: Positive = 60.0,
         layout: Layouts = "auto",
         dtype: str = "fp32",
         optimizer: AdamW | None = None,
-        micro_batch_tokens: int = 2048,
+        micro_batch_tokens: Count = 2048,
         offload: bool = False,
-        name: str = "reward",
+        name: Name = "reward",
     ) -> RewardModel:
         """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float]``, or a model.
 
@@ -191,17 +195,18 @@ class Declarations(ABC):
             raise OptionError("per_token goes with a function that returns a list of numbers per completion; this is a model")
         return self._scorer(RewardModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, per_token)
 
+    @checked
     def cost(
         self,
         source: Callable[..., Any] | ModelSource,
         *,
-        timeout_s: float = 60.0,
+        timeout_s: Positive = 60.0,
         layout: Layouts = "auto",
         dtype: str = "fp32",
         optimizer: AdamW | None = None,
-        micro_batch_tokens: int = 2048,
+        micro_batch_tokens: Count = 2048,
         offload: bool = False,
-        name: str = "cost",
+        name: Name = "cost",
     ) -> CostModel:
         """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit (``hf.SafeRLHF(cost_limit=...)``)."""
         return self._scorer(CostModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name)
@@ -211,11 +216,11 @@ class Declarations(ABC):
         chosen = list(listed) if isinstance(listed, Sequence | np.ndarray) else []
         finite = all(isinstance(weight, (int, float)) and math.isfinite(weight) for weight in chosen)
         if not sources or len(chosen) != len(sources) or not finite:
-            what = f"{len(sources)} rewards and weights={weights!r}"
+            what = f"{len(sources)} rewards and weights={shown(weights)}"
             raise OptionError(f"a sum of rewards needs one finite weight for each; got {what}")
         for source in sources:
             if isinstance(source, ModelHandle) and not isinstance(source, RewardModel):
-                raise OptionError(f"a sum of rewards takes functions and handles of session.reward(...); got {source!r}")
+                raise OptionError(f"a sum of rewards takes functions and handles of session.reward(...); got {shown(source)}")
             if isinstance(source, RewardModel) and name in source.names:
                 raise OptionError(
                     f"the sum would be named {name!r}, as one of its rewards, {source!r}, and take its place. Declare that one "
@@ -224,7 +229,7 @@ class Declarations(ABC):
         parts: list[RewardModel] = []
         for number, source in enumerate(sources):
             if not isinstance(source, RewardModel):
-                own = str(getattr(source, "__name__", "")).strip("<>") or str(number)
+                own = re.sub(r"[^\w.+-]", "", str(getattr(source, "__name__", ""))) or str(number)
                 taken = {part.name for part in parts}
                 part_name = f"{name}.{own}" if f"{name}.{own}" not in taken else f"{name}.{own}.{number}"
                 source = self.reward(source, timeout_s=timeout_s, name=part_name)
@@ -251,11 +256,7 @@ class Declarations(ABC):
         if optimizer is not None:
             if offload:
                 raise OptionError(f"offload=True keeps a frozen model's weights aside; the {cls.kind} model has an optimizer")
-            role = replace(role, optimizer=_trained(optimizer))
+            role = replace(role, optimizer=optimizer)
         return self._declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))
 
 
-def _trained(optimizer: AdamW) -> AdamW:
-    if not isinstance(optimizer, AdamW):
-        raise OptionError(f"optimizer must be an hf.AdamW(lr=...); got {optimizer!r}")
-    return optimizer

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES
+from hfsdk.checks import shown
 from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
@@ -22,6 +23,9 @@ from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec, nearest
 
 ModelSource = str | Path | ModelSpec | ModelHandle
 """A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""
+
+MOST_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, as its own library has it."""
 
 RUN_EVERYWHERE = (32, 64, 128)
 """Head sizes that every build of the generating engine has kernels for; only others are looked up there."""
@@ -89,7 +93,7 @@ def parse_layout(text: str | Layout, spec: ModelSpec, num_devices: int, what: st
         OptionError: it is neither a text nor a layout.
     """
     if not isinstance(text, (str, Layout)):
-        raise OptionError(f"{what} layout must be a text like 'tp2 dp2', \"auto\" or an hf.Layout; got {text!r}")
+        raise OptionError(f"{what} layout must be a text like 'tp2 dp2', \"auto\" or an hf.Layout; got {shown(text)}")
     layout = Layout() if text == "auto" else Layout.parse(text)
     layout.check_model(spec)
     if layout.size > num_devices:
@@ -128,13 +132,28 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
 
 
 def has_scalar_head(folder: str) -> bool:
-    """Whether the weights in a folder include a scalar head; reads only the files' headers."""
-    for file in Path(folder).glob("*.safetensors"):
+    """Whether the weights in a folder include a scalar head; reads only the files' headers.
+
+    Raises:
+        ModelNotFoundError: one of its files of weights is none.
+    """
+    return any(name in _header(file) for file in sorted(Path(folder).glob("*.safetensors")) for name in SCALAR_HEAD_NAMES)
+
+
+def _header(file: Path) -> Mapping[str, Any]:
+    """Return the header of a safetensors file: a length of 8 bytes, then names, shapes and places as JSON."""
+    try:
         with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        if any(name in header for name in SCALAR_HEAD_NAMES):
-            return True
-    return False
+            length, size = int.from_bytes(opened.read(8), "little"), file.stat().st_size
+            if length > min(MOST_HEADER_BYTES, size - 8):
+                found = f"its header would have {length:,} bytes; the file has {size:,}"
+                raise ValueError(f"{found}, and a header at most {MOST_HEADER_BYTES:,}")
+            header = json.loads(opened.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelNotFoundError(f"{file} is no safetensors file, or is damaged: {str(error)[:300]}. Take another copy.") from None
+    return header
 
 
 def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:
@@ -187,7 +206,7 @@ def planned(plan: Plan, declared: Sequence[RoleSpec], cluster: ClusterSpec) -> l
     for role in declared:
         if role.name not in plan.models or plan.models[role.name] != str(role.model):
             asked = f"{role.name} ({role.model})"
-            raise PlacementError(f"the plan places {dict(plan.models)}, and not {asked}; make a new one: session.plan(...)")
+            raise PlacementError(f"the plan places {shown(dict(plan.models))}, and not {asked}; make a new one: session.plan(...)")
         if role.name in plan.roles:
             _check_same(role, plan.roles[role.name])
     return with_layouts(plan.layouts, declared)
@@ -202,7 +221,7 @@ def with_layouts(planned: Mapping[str, Layouts], declared: Sequence[RoleSpec]) -
     roles = []
     for role in declared:
         if role.name not in planned:
-            raise PlacementError(f"the plan places {', '.join(planned)}, and not {role.name}; make a new one: session.plan(...)")
+            raise PlacementError(f"the plan places {shown(list(planned))}, and not {role.name}; make a new one: session.plan(...)")
         layouts = {**planned.get(f"{role.name}.rollout", {}), **planned[role.name]}
         for use, own in (("train", role.train), ("rollout", role.rollout)):
             there = layouts.get(use)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.errors import OptionError
 from hfsdk.models import ReferenceModel, RewardModel
 from hfsdk.session.prompts import PromptStream
 from hfsdk.table import Table
@@ -33,8 +32,6 @@ def evaluate(
     """See ``Session.evaluate``."""
     import pandas as pd
 
-    if num_prompts < 1:
-        raise OptionError(f"num_prompts must be at least 1; got {num_prompts}")
     models = session.models
     reward = reward or models.reward
     batch = _first(prompts, num_prompts)
@@ -53,8 +50,6 @@ def evaluate(
 def _first(prompts: PromptStream | Sequence[str], num_prompts: int) -> Any:
     if isinstance(prompts, PromptStream):
         return prompts.rows(0, min(num_prompts, prompts.num_prompts))
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        raise OptionError(f"evaluate takes a stream from session.prompts(...) or a list of texts; got {type(prompts).__name__}")
     return list(prompts)[:num_prompts]
 
 

@@ -6,9 +6,13 @@ The controller's own events come from its lanes. A notebook can only draw under 
 
 from __future__ import annotations
 
+import queue
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
+
+from hfsdk.errors import SessionClosedError
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
@@ -18,6 +22,94 @@ ENDS = ("call_done", "call_failed", "call_cancelled")
 
 MOST_EARLY = 64
 """Calls whose events are kept until they are announced."""
+
+
+STOP_S = 1.0
+"""How long whoever unsubscribes waits for the events that a listener has not heard yet."""
+
+
+BEHIND_S = 0.25
+"""How long a call's start waits for a listener that has not heard all that came before it."""
+
+
+class Aside:
+    """Calls a listener of the user's: at a call's start on the thread that made it, else on a thread of the listener's own.
+
+    So no lane of the controller ever waits for a listener, and whatever it asks of the session is served: it may look, wait,
+    submit. What it submits itself it is not told of; it would answer its own answers for ever. It hears the end of a call before
+    the start of one that was made after it, unless it is ``BEHIND_S`` behind.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._queue: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
+        self._here = threading.local()
+        self._own: set[int] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def __call__(self, event: Event) -> None:
+        """Take an event, on any thread."""
+        if self._stopped or self._is_own(event):
+            return
+        if event["type"] == "call_started":
+            self._await_earlier()
+            self._tell(event)
+            return
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="hfsdk-listener", daemon=True)
+                thread.start()
+                self._thread = thread
+        self._queue.put(event)
+
+    def _await_earlier(self) -> None:
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            heard = threading.Event()
+            self._queue.put(heard)
+            heard.wait(BEHIND_S)
+
+    def _is_own(self, event: Event) -> bool:
+        number = event.get("call_id", -1)
+        if event["type"] == "call_started" and getattr(self._here, "inside", False):
+            self._own.add(number)
+        found = number in self._own
+        if event["type"] in ENDS:
+            self._own.discard(number)
+        return found
+
+    def _tell(self, event: Event) -> None:
+        self._here.inside = True
+        try:
+            self._listener(event)
+        finally:
+            self._here.inside = False
+
+    def _run(self) -> None:
+        while (event := self._queue.get()) is not None:
+            if isinstance(event, threading.Event):
+                event.set()
+                continue
+            if self._stopped:
+                continue
+            try:
+                self._tell(event)
+            except SessionClosedError:
+                self._stopped = True
+            except Exception as error:  # the user's: the work goes on, and the listener is dropped
+                self._stopped = True
+                warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
+
+    def stop(self) -> None:
+        """End after what the listener has not heard yet; wait a moment for that."""
+        self._queue.put(None)
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_S)
 
 
 class EventRelay:

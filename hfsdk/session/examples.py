@@ -20,16 +20,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from hfsdk.batch import MEANINGS, Batch
-from hfsdk.checks import check_fields, is_whole
+from hfsdk.checks import Within, check_fields, is_whole, shown
 from hfsdk.errors import ColumnError, OptionError
 from hfsdk.pending import Client, ColumnRef
 from hfsdk.session.prompts import as_values, columns_of
-from hfsdk.session.streams import RowStream
+from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
 from hfsdk.table import Ragged, Table
 
@@ -41,18 +41,14 @@ Example = tuple[list[int], list[int]]
 class ExampleOptions:
     """How a source becomes batches."""
 
-    batch_size: int
-    seed: int = 0
-    max_tokens: int | None = None
+    batch_size: Annotated[int, Within(1, 1_000_000)]
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
+    max_tokens: Annotated[int, Within(2, 10**9)] | None = None
     """Longer examples lose the end of their response; ``None``: they are an error where they are longer than the context."""
     shuffle: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.batch_size < 1:
-            raise OptionError(f"batch_size must be a whole number of at least 1; got {self.batch_size!r}")
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise OptionError(f"max_tokens must be at least 2, or None for no truncation; got {self.max_tokens}")
 
 
 class _Examples(RowStream):
@@ -78,14 +74,14 @@ class _Examples(RowStream):
         """A hash of the data and the options, under which the position is saved."""
         digest = hashlib.sha256(f"{type(self).__name__}|{self.options}|{self.num_rows}|{sorted(self._data)}".encode())
         for row in sorted({0, self.num_rows // 2, self.num_rows - 1}):
-            digest.update(repr([values[row] for values in self._data.values()]).encode())
+            digest.update(text_of([values[row] for values in self._data.values()]).encode(errors="surrogatepass"))
         return digest.hexdigest()[:16]
 
     def _ids(self, value: Any, what: str) -> list[int]:
         if not isinstance(value, str):
             if isinstance(value, (list, tuple, np.ndarray)) and all(is_whole(token) for token in value):
                 return [int(token) for token in value]
-            raise OptionError(f"{what} is {value!r}; examples are texts or token ids")
+            raise OptionError(f"{what} is {shown(value)}; examples are texts or token ids")
         if self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with a model; declare one first, e.g. session.actor(...)")
         return self._tokenizer.encode(value) if value else []
@@ -208,7 +204,7 @@ class Pairs(_Examples):
             return sides[0]
         for side, text in zip(("chosen", "rejected"), sides, strict=True):
             if not isinstance(text, (str, list, tuple, np.ndarray)):
-                raise OptionError(f"the {side} response of pair {row} is {text!r}; examples are texts or token ids")
+                raise OptionError(f"the {side} response of pair {row} is {shown(text)}; examples are texts or token ids")
         common = _common_start(*sides)
         if not len(common):
             raise OptionError(
@@ -237,5 +233,5 @@ def _common_start(one: Any, other: Any) -> Any:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = text_of(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.checks import checked
 from hfsdk.dataflow import Call, CallFlow, Dataflow, Edge
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
@@ -50,6 +51,7 @@ class LiveDataflow(LiveStep):
         """What flows between them."""
         return self.snapshot().edges
 
+    @checked
     def edge(self, source: int, target: int) -> Edge:
         """Return the edge between two calls, given their ids.
 
@@ -66,6 +68,7 @@ class LiveDataflow(LiveStep):
         """Return one row per edge, with bytes."""
         return self.snapshot().edges_to_pandas()
 
+    @checked
     def transfer_to_pandas(self, source: int, target: int) -> pd.DataFrame:
         """Return one row per pair of ranks between which something flowed from one call to another.
 
@@ -89,9 +92,12 @@ class LiveDataflow(LiveStep):
 class Dataflows(LiveDataflow):
     """The current step's dataflow; ``[k]`` is that of step k, the steps counted from 0 (``[-1]`` is the last)."""
 
+    @checked
     def __getitem__(self, step: int) -> LiveDataflow:
         last = self.step
         number = step + last + 1 if step < 0 else step
         if not 0 <= number <= last:
             raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")
-        return LiveDataflow(self._client, self._cluster, number)
+        live = LiveDataflow(self._client, self._cluster, number)
+        _ = live.step  # raises for one that is no longer kept
+        return live

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from hfsdk.dataflow import Call
 from hfsdk.engine import messages as m
+from hfsdk.errors import OptionError
 from hfsdk.session.client import ControllerClient
+from hfsdk.trace import KEPT_STEPS
 
 
 class LiveStep:
@@ -17,9 +19,21 @@ class LiveStep:
 
     @property
     def step(self) -> int:
-        """The step's number."""
-        current: int = self._client.send(m.Look("step"))
-        return current if self._step is None else self._step
+        """The step's number.
+
+        Raises:
+            OptionError: the step is so long ago that its calls and spans are no longer kept.
+        """
+        if self._step is None:
+            current: int = self._client.send(m.Look("step"))
+            return current
+        first: int = self._client.send(m.Look("first_step"))
+        if self._step < first:
+            raise OptionError(
+                f"step {self._step} is no longer kept: a session keeps calls and spans of its last {KEPT_STEPS} steps (now from "
+                f"step {first} on). session.history has every step's numbers; session.trace[k].snapshot() keeps a trace for good."
+            )
+        return self._step
 
     @property
     def running(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES
+from hfsdk.checks import checked
 from hfsdk.engine import messages as m
 from hfsdk.errors import PlacementError
 from hfsdk.models import ModelHandle
@@ -17,9 +18,10 @@ from hfsdk.placement import Placement
 from hfsdk.plan import Alternative, Plan
 from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
-from hfsdk.session.client import ControllerClient
+from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.declarations import Declarations, H
 from hfsdk.session.declare import Ground, has_scalar_head, placed, planned, with_layouts
+from hfsdk.session.folder_lock import Turns
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
@@ -53,6 +55,8 @@ class Placing(Declarations):
         self._counters: dict[str, float] = {}
         """Counters and other numbers that belong to the session's state, by name."""
         self._saving: Saving | None = None
+        self.save_turns = Turns()
+        """Of the threads that save this session."""
 
     def notice(self, text: str) -> None:
         """Keep a notice for the session's picture, and warn."""
@@ -78,6 +82,13 @@ class Placing(Declarations):
 
     def _declare(self, cls: type[H], role: RoleSpec) -> H:
         self._client.check_open()
+        if role.name in self._loaded and self._book.replaces(cls, role):
+            self._settle_save()
+            self._client.drain(role.name)
+        with uninterrupted():  # the book and the controller go over together
+            return self._exchange(cls, role)
+
+    def _exchange(self, cls: type[H], role: RoleSpec) -> H:
         handle, changed = self._book.take(cls, role, lambda: cls(self, role))
         if not changed:
             return handle
@@ -135,13 +146,15 @@ class Placing(Declarations):
     def release(self, handle: ModelHandle) -> None:
         """Free the handle's role and forget it."""
         self._settle_save()
+        self._client.drain(handle.name)
         loaded = handle.name in self._loaded or handle.role.function is not None
-        self._book.remove(handle)
-        self._forget_numbers(handle.name)
-        self._loaded.discard(handle.name)
-        self._specs = {n: spec for n, spec in self._specs.items() if handle.name not in (n, spec.shadow_of)}
-        if loaded:
-            self._client.send(m.Remove(handle.name))
+        with uninterrupted():  # the book and the controller go over together
+            self._book.remove(handle)
+            self._forget_numbers(handle.name)
+            self._loaded.discard(handle.name)
+            self._specs = {n: spec for n, spec in self._specs.items() if handle.name not in (n, spec.shadow_of)}
+            if loaded:
+                self._client.send(m.Remove(handle.name))
 
     def next_count(self, name: str) -> int:
         """Count up and return a named counter that is saved with the session, starting at 0."""
@@ -170,11 +183,13 @@ class Placing(Declarations):
 
     # -- placement
 
+    @checked
     def place(self, what: Wish = "colocate", *, fresh: bool = False) -> PlacementPicture:
         """Put the declared models on devices and load them; waits.
 
         On live models: what runs is finished first; roles whose devices or layouts change move with their weights and optimizer
-        state, bit for bit; the others are left alone. Handles stay valid and batches readable.
+        state, bit for bit; the others are left alone. Handles stay valid and batches readable. An interrupt while it waits for what
+        runs leaves all as it was; one after that is heard once roles are on their way, and they are loaded in the background.
 
         Args:
             what: a preset (``"colocate"``, ``"split"``, ``"standalone"``, ``"flattening"``, ``"separation"``; see
@@ -188,6 +203,8 @@ class Placing(Declarations):
         Raises:
             PlacementError: it does not fit the roles or devices.
             DeviceMemoryError: the models would not fit into memory; nothing was loaded.
+            WorkerDiedError: a worker ended meanwhile. The placement is the new one all the same; the message says what each role
+                comes back with at the next call (the newest of snapshot, checkpoint and initial weights) and the updates lost.
         """
         self._client.check_open()
         handles = self._book.models
@@ -205,18 +222,21 @@ class Placing(Declarations):
         roles = placed(declared, placement, self.cluster)
         check_fits(roles, placement, self.cluster)
         self._settle_save()
+        self._client.drain()
         moves = self._placement is not None and placement != self._placement
         before = {**self.placement.view(), "before": None} if moves else self._before
-        self._client.send(m.Place(placement, tuple(roles), fresh))
-        self._wish, self._placement, self._before = what, placement, before
-        named = self._specs = {role.name: role for role in roles}
-        for handle in handles:
-            shadow = named.get(f"{handle.name}.rollout")
-            role = named[handle.name]
-            if shadow:  # ranks of two pools
-                role = replace(role, rollout=shadow.rollout, generated_by=shadow.name, nodes=role.nodes + shadow.nodes)
-            handle.settle(role)
-            self._loaded.add(handle.name)
+        with uninterrupted():  # the controller and the handles go over together; loading then goes on by itself
+            self._client.send(m.Place(placement, tuple(roles), fresh, wait=False))
+            self._wish, self._placement, self._before = what, placement, before
+            named = self._specs = {role.name: role for role in roles}
+            for handle in handles:
+                shadow = named.get(f"{handle.name}.rollout")
+                role = named[handle.name]
+                if shadow:  # ranks of two pools
+                    role = replace(role, rollout=shadow.rollout, generated_by=shadow.name, nodes=role.nodes + shadow.nodes)
+                handle.settle(role)
+                self._loaded.add(handle.name)
+        self._client.send(m.AwaitLoads())
         return self.placement
 
     @property

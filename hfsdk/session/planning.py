@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hfsdk.checks import check_options, is_whole
+from hfsdk.checks import check_options, is_whole, shown
 from hfsdk.engine.startup import without_collector
 from hfsdk.errors import OptionError, PlacementError
 from hfsdk.layout import Layout
@@ -81,7 +81,8 @@ class Question:
             known = dict.fromkeys([*(call.method for call in recorded.calls), *METHODS])
             unknown = [name for name in error if name and name not in known]
             if unknown:
-                raise OptionError(f"error names the method {unknown[0]!r}; {nearest(str(unknown[0]), known)}; '' is all others")
+                what = shown(unknown[0])
+                raise OptionError(f"error names the method {what}; {nearest(str(unknown[0]), known)}; '' is all others")
         options = {**self.options, "error": self.errors if error is None else error}
         plan = plan_step(recorded, roles, self.cluster, self.workload, self.perf, again=self.again, **options)
         notices = tuple(_grown(role) for role, (_, declared) in zip(roles, self.handles, strict=True) if role != declared)
@@ -99,7 +100,7 @@ class Question:
         """
         asked = check_workload(self.workload if workload is None else workload)
         if not isinstance(cluster, str | ClusterSpec | None):
-            raise OptionError(f"cluster is a text such as '16x8 H100' or an hf.ClusterSpec; got {cluster!r}")
+            raise OptionError(f"cluster is a text such as '16x8 H100' or an hf.ClusterSpec; got {shown(cluster)}")
         price = self.cluster.price_per_device_hour
         on = ClusterSpec.parse(cluster, price) if isinstance(cluster, str) else cluster or self.cluster
         _check_options(options, (*OPTIONS, "placement"))
@@ -128,10 +129,8 @@ def ask(
 
     Raises:
         PlacementError: no role has a model.
-        OptionError: the workload is none, ``perf`` no performance model, or an option out of its range.
+        OptionError: the workload is none, or an option out of its range.
     """
-    if not isinstance(perf, PerfModel):
-        raise OptionError(f"perf is an hf.PerfModel(...), e.g. that of session.calibrate().perf; got {perf!r}")
     _check_options(options, OPTIONS)
     if not any(role.model is not None for _, role in handles):
         raise PlacementError("there is no model to plan for yet; declare some first, e.g. session.actor('tiny')")
@@ -163,19 +162,19 @@ def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
     """
     for name, value in options.items():
         if name not in known:
-            raise OptionError(f"a plan has no option {name!r}; {nearest(name, ('workload', 'cluster', *known))}")
+            raise OptionError(f"a plan has no option {shown(name)}; {nearest(name, ('workload', 'cluster', *known))}")
         if name == "top" and (not is_whole(value) or value < 1):
-            raise OptionError(f"top is how many plans to return, a whole number of at least 1; got {value!r}")
+            raise OptionError(f"top is how many plans to return, a whole number of at least 1; got {shown(value)}")
         if name in ("by_placement", "shadows"):
             check_options("plan", **{name: (value, bool)})
         if name == "placement" and value not in ("auto", *PRESETS):
-            raise OptionError(f"no placement {value!r} to plan with; {nearest(str(value), ('auto', *PRESETS))}")
+            raise OptionError(f"no placement {shown(value)} to plan with; {nearest(str(value), ('auto', *PRESETS))}")
     error = options.get("error")
     wrong = [e for e in (error.values() if isinstance(error, Mapping) else [error]) if e is not None and not _is_share(e)]
     if wrong:
         raise OptionError(
             "error is a relative error of predicted seconds, from 0 to 1: a number, or by method, e.g. "
-            f"{{'generate': 0.15, '': 0.1}}; got {error!r}"
+            f"{{'generate': 0.15, '': 0.1}}; got {shown(error)}"
         )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
 
-from hfsdk.checks import is_whole
+from hfsdk.checks import Length, checked
 from hfsdk.engine import messages as m
-from hfsdk.engine.rerun import Rerun, TwinRun, run_twin
+from hfsdk.engine.rerun import LEFT_OUT, Rerun, TwinRun, run_twin
 from hfsdk.errors import OptionError
 from hfsdk.planner.calibration import Calibration, Measured
 from hfsdk.planner.explain import relative_errors
@@ -32,6 +33,7 @@ class Predicting(Placing):
     def trace(self) -> Traces:
         """The spans of the steps."""
 
+    @checked
     def predict(self, step: int = -1, *, perf: PerfModel | None = None) -> Trace:
         """Return a step that ran as a simulated twin of this session takes it.
 
@@ -53,6 +55,7 @@ class Predicting(Placing):
         twin = twin_of(self, self._client, trace, number, perf or self.perf)
         return Trace.of(twin.spans, title=f"step {number}, predicted")
 
+    @checked
     def measured(self, step: int = -1) -> Measured:
         """Return a step that ran with what its calls worked on, for ``PerfModel.fit``.
 
@@ -62,7 +65,8 @@ class Predicting(Placing):
         twin = twin_of(self, self._client, trace, number, self.perf)
         return Measured(trace=trace, cluster=self.cluster, questions=twin.questions, tasks=twin.tasks)
 
-    def calibrate(self, steps: Sequence[int] = (-1,)) -> Calibration:
+    @checked
+    def calibrate(self, steps: Annotated[Sequence[int], Length(1, 10_000)] = (-1,)) -> Calibration:
         """Fit the performance model to steps of this session; later predictions use it. See ``PerfModel.fit``.
 
         Raises:
@@ -75,8 +79,9 @@ class Predicting(Placing):
     def _step_trace(self, step: int) -> tuple[int, Trace]:
         traces = self.trace
         last = traces.step
-        number = step + last + 1 if is_whole(step) and step < 0 else step
-        running = [call.id for call in self._client.send(m.Look("calls", step=number))]
+        number = step + last + 1 if step < 0 else step
+        calls = self._client.send(m.Look("calls", step=number))
+        running = [call.id for call in calls if call.method not in LEFT_OUT]  # a save that failed told whoever saved
         self._client.wait(running, None)
         return number, traces[step].snapshot()
 

@@ -11,17 +11,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from hfsdk.batch import MEANINGS, Batch
-from hfsdk.checks import check_fields, is_whole
+from hfsdk.checks import Count, Within, check_fields, is_whole, shown
 from hfsdk.errors import ColumnError, OptionError
 from hfsdk.pending import Client, ColumnRef
-from hfsdk.session.streams import RowStream
+from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
 from hfsdk.table import Ragged, Table
+
+MOST_ROWS = 10_000_000
+"""Of a source: what is more is a typo, and takes gigabytes."""
 
 CHAT_OVERHEAD_BYTES = 512
 """Allowance for a chat template when a prompt is pre-checked by its number of bytes."""
@@ -32,9 +35,9 @@ class PromptOptions:
     """How a source becomes prompts."""
 
     column: str = "text"
-    batch_size: int
-    seed: int = 0
-    max_prompt_tokens: int | None = None
+    batch_size: Annotated[int, Within(1, 1_000_000)]
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
+    max_prompt_tokens: Count | None = None
     """Longer prompts keep their end; ``None``: they are an error."""
     chat: bool = False
     """Put each text into the model's chat template, as the user's turn."""
@@ -43,10 +46,6 @@ class PromptOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.batch_size < 1:
-            raise OptionError(f"batch_size must be a whole number of at least 1; got {self.batch_size!r}")
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
-            raise OptionError(f"max_prompt_tokens must be at least 1, or None for no truncation; got {self.max_prompt_tokens}")
         if self.system is not None and not self.chat:
             raise OptionError("a system message needs the chat template; pass chat=True")
 
@@ -107,7 +106,7 @@ class PromptStream(RowStream):
         """A hash of the data and the options, under which the position is saved."""
         digest = hashlib.sha256(f"{self.options}|{self.num_prompts}".encode())
         for row in {0, self.num_prompts // 2, self.num_prompts - 1}:
-            digest.update(repr(self._prompts[row]).encode())
+            digest.update(text_of(self._prompts[row]).encode(errors="surrogatepass"))
         return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -122,7 +121,7 @@ class PromptStream(RowStream):
         if not isinstance(prompt, str):
             wrong = [t for t in prompt if not is_whole(t)]
             if wrong:
-                raise OptionError(f"prompt {row} of the data has {wrong[0]!r} among its token ids; they are whole numbers")
+                raise OptionError(f"prompt {row} of the data has {shown(wrong[0])} among its token ids; they are whole numbers")
             ids = [int(t) for t in prompt]
         elif self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")
@@ -149,7 +148,7 @@ class PromptStream(RowStream):
         limit = self._context - (CHAT_OVERHEAD_BYTES if self.options.chat else 2)
         for row, prompt in enumerate(self._prompts):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
-                raise OptionError(f"prompt {row} of the data is empty ({prompt!r}); leave such rows out")
+                raise OptionError(f"prompt {row} of the data is empty ({shown(prompt)}); leave such rows out")
             size = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
             if size >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
                 self._encode(row)
@@ -167,11 +166,14 @@ def read_source(source: Any, column: str) -> tuple[Sequence[Any], Mapping[str, S
     """
     columns = columns_of(source, column)
     if column not in columns:
-        raise ColumnError(f"the data has no column {column!r}; it has {', '.join(columns)}. Pass column=...")
+        raise ColumnError(f"the data has no column {shown(column)}; it has {', '.join(columns)}. Pass column=...")
+    if len(columns[column]) > MOST_ROWS:
+        raise OptionError(f"the data has {len(columns[column]):,} rows; at most {MOST_ROWS:,} fit in this process")
     prompts = list(columns[column])
     for row, prompt in enumerate(prompts):
         if not isinstance(prompt, (str, list, tuple, np.ndarray)):
-            raise OptionError(f"prompt {row} of the data is {type(prompt).__name__} ({prompt!r}); prompts are texts or token ids")
+            what = f"{type(prompt).__name__} ({shown(prompt)})"
+            raise OptionError(f"prompt {row} of the data is {what}; prompts are texts or token ids")
     return prompts, {name: list(values) for name, values in columns.items() if name != column}
 
 
@@ -201,7 +203,7 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
         names = list(dict.fromkeys(name for item in source for name in item))
         lacking = [(i, n) for i, item in enumerate(source) for n in names if n not in item]
         if lacking:
-            raise ColumnError(f"item {lacking[0][0]} of the data lacks {lacking[0][1]!r}, which others have")
+            raise ColumnError(f"item {lacking[0][0]} of the data lacks {shown(lacking[0][1])}, which others have")
         return {name: [item[name] for item in source] for name in names}
     return {column: source}
 

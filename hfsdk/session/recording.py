@@ -6,6 +6,7 @@ a submitted call is noted with what it reads and the lengths of its rows, and co
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hfsdk.batch import Batch
-from hfsdk.checks import is_whole
+from hfsdk.checks import is_whole, shown
 from hfsdk.engine import messages as m
 from hfsdk.engine.microbatch import plan_update
 from hfsdk.engine.simulated_lengths import ResponseLengths, draw_lengths
@@ -83,8 +84,8 @@ def with_workload(algorithm: Any, workload: Workload) -> Any:
     Raises:
         OptionError: it has no such option.
     """
-    if not callable(getattr(algorithm, "step", None)) or isinstance(algorithm, type):
-        raise OptionError(f"plan takes an algorithm with a method step, e.g. hf.PPO(); got {algorithm!r}")
+    if isinstance(algorithm, type) or not callable(inspect.getattr_static(algorithm, "step", None)):
+        raise OptionError(f"plan takes an algorithm with a method step, e.g. hf.PPO(); got {shown(algorithm)}")
     asked = {name: getattr(workload, name) for name in ("n", "mini_batches", "epochs")}
     changed = {name: value for name, value in asked.items() if value is not None}
     has = {f.name for f in fields(algorithm)} if is_dataclass(algorithm) else set()
@@ -280,6 +281,9 @@ class _Host:
 
     def release(self, handle: ModelHandle) -> None:
         """Nothing is held."""
+
+    def notice(self, text: str) -> None:
+        """Nobody is told: nothing runs."""
 
     def next_count(self, name: str) -> int:
         """Count up from where the session stands."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import TypeVar
 
+from hfsdk.checks import shown
 from hfsdk.errors import OptionError, PlacementError
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 
 H = TypeVar("H", bound=ModelHandle)
+
+NAME = re.compile(r"\w[\w.+-]*")
 
 EXAMPLES = {
     "actor": "session.actor('tiny')", "critic": "session.critic('tiny')", "reference": "session.reference(actor)",
@@ -37,7 +41,16 @@ class RoleBook:
         self._notice = notice
 
     def take(self, cls: type[H], role: RoleSpec, make: Callable[[], H]) -> tuple[H, bool]:
-        """Return (handle, whether the role is new or changed)."""
+        """Return (handle, whether the role is new or changed).
+
+        Raises:
+            OptionError: the role's name is none.
+        """
+        if not NAME.fullmatch(role.name):
+            raise OptionError(
+                "a role's name has letters, digits, '_', '.', '+' and '-' alone, because placements list names and saves have a "
+                f"folder of each name; got name={shown(role.name)}"
+            )
         old, before = self._handles.get(role.name), self._declared.get(role.name)
         if type(old) is cls and before is not None:
             if opened(before) == opened(role):
@@ -54,6 +67,11 @@ class RoleBook:
         handle = make()
         self._handles[role.name], self._declared[role.name] = handle, role
         return handle, True
+
+    def replaces(self, cls: type[H], role: RoleSpec) -> bool:
+        """Return whether :meth:`take` would give this role another handle, and its weights up."""
+        old, before = self._handles.get(role.name), self._declared.get(role.name)
+        return before is not None and not (type(old) is cls and opened(before) == opened(role))
 
     def remove(self, handle: ModelHandle) -> None:
         """Forget a handle's role."""
@@ -82,7 +100,7 @@ class RoleBook:
             PlacementError: there is none.
         """
         if name not in self._handles:
-            raise PlacementError(f"no role {name!r}; the session has {', '.join(self._handles) or 'none'}")
+            raise PlacementError(f"no role {shown(name)}; the session has {', '.join(self._handles) or 'none'}")
         return self._handles[name]
 
     @property

@@ -11,18 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hfsdk import upward
+from hfsdk.checks import Index, checked
 from hfsdk.errors import CallCancelledError, OptionError, SessionClosedError
-from hfsdk.trace import Trace
+from hfsdk.pending import Timeout
+from hfsdk.rows import Row, Rows
+from hfsdk.trace import KEPT_STEPS, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pandas as pd
 
-Row = dict[str, Any]
-
-KEPT_STEPS = 50
-"""Steps whose calls and samples a run keeps for its picture, the newest."""
 NUM_SAMPLES = 3
 MEASURED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
 """Of a step's row what is measured, and so differs from run to run."""
@@ -32,7 +31,8 @@ MEASURED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
 class Run:
     """What ``session.train`` returns. In a notebook it draws itself, live while it runs: curves, samples, each step's time."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: Rows = field(default_factory=Rows)
+    """One dict of numbers per step; kept in a few bytes per number, however many steps there are."""
     paused: bool = False
     """Whether it stopped between two steps to be gone on with: by ``session.train`` again or, in the background, ``resume()``."""
     stopped: bool = False
@@ -135,7 +135,8 @@ class Run:
         if self._cancel is not None:
             self._cancel()
 
-    def wait(self, timeout_s: float | None = None) -> Run:
+    @checked
+    def wait(self, timeout_s: Timeout | None = None) -> Run:
         """Wait until a run in the background has ended or paused, and return it.
 
         Raises:
@@ -236,7 +237,8 @@ class Run:
             for old in list(kept)[:-KEPT_STEPS]:
                 del kept[old]
 
-    def samples_of(self, step: int) -> list[Mapping[str, Any]]:
+    @checked
+    def samples_of(self, step: Index) -> list[Mapping[str, Any]]:
         """Return the samples kept of a step, while it is one of the newest."""
         return self._samples.get(step, [])
 

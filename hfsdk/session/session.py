@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, overload
 
 from hfsdk import upward
 from hfsdk.batch import Batch
+from hfsdk.checks import Count, Index, NonNegative, Title, Within, checked
 from hfsdk.engine import messages as m
+from hfsdk.engine.interrupts import held
 from hfsdk.engine.model_folders import eos_token_ids
 from hfsdk.errors import OptionError
 from hfsdk.experiment import Experiment
+from hfsdk.files import as_path
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
 from hfsdk.plan import Plan, Workload
 from hfsdk.planner.perf_model import PerfModel
@@ -31,7 +34,7 @@ from hfsdk.session.planning import Question, ask
 from hfsdk.session.predicting import Predicting
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
-from hfsdk.session.start import check_session, start_runtime, start_simulated
+from hfsdk.session.start import check_runtime, check_session, start_runtime, start_simulated
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker
 from hfsdk.session.training import Algorithm, train
@@ -39,11 +42,15 @@ from hfsdk.session.views import Traces, session_view
 from hfsdk.session.what_if import WhatIf
 from hfsdk.snapshot import Snapshot
 from hfsdk.spec import ClusterSpec
+from hfsdk.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
 E = TypeVar("E", Demonstrations, Pairs)
+
+BatchSize = Annotated[int, Within(1, 1_000_000)]
+Top = Annotated[int, Within(1, 1_000)]
 
 UNLIMITED_TOKENS = 2**31
 """Context of a prompt stream made before there is an actor."""
@@ -62,14 +69,15 @@ class Session(Branching, Predicting):
         errors: relative error of ``perf`` by method, for the bands of plans; ``None`` until :meth:`calibrate` has measured it.
     """
 
+    @checked
     def __init__(
         self,
         devices: int | str | None = None,
         *,
-        price_per_device_hour: float = 0.0,
+        price_per_device_hour: NonNegative = 0.0,
         wait: bool = False,
         seed: int = 0,
-        name: str | None = None,
+        name: Title | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         """Start a session.
@@ -92,21 +100,33 @@ class Session(Branching, Predicting):
         from hfsdk.engine.controller import Controller
 
         check_session(price_per_device_hour, wait, seed, name)
-        chosen = start_runtime(devices) if runtime is None else runtime
-        cluster = replace(chosen.cluster, price_per_device_hour=price_per_device_hour or chosen.cluster.price_per_device_hour)
-        self._setup(Controller(chosen), cluster, chosen.kind, wait=wait, seed=seed, name=name)
+        notices: list[str] = []
+        try:
+            with held():  # a Ctrl-C finds a session that can be closed, or none
+                chosen, notices = start_runtime(devices) if runtime is None else (check_runtime(runtime), notices)
+                price = price_per_device_hour or chosen.cluster.price_per_device_hour
+                cluster = replace(chosen.cluster, price_per_device_hour=price)
+                self._setup(Controller(chosen), cluster, chosen.kind, wait=wait, seed=seed, name=name)
+        except BaseException:
+            with held():
+                if "_finalizer" in vars(self):
+                    self._finalizer()
+            raise
+        for text in notices:
+            self.notice(text)
 
     @classmethod
+    @checked
     def simulated(
         cls,
         cluster: str | ClusterSpec,
         *,
-        price_per_device_hour: float = 0.0,
+        price_per_device_hour: NonNegative = 0.0,
         response_lengths: Any = None,
         perf: PerfModel | None = None,
         wait: bool = False,
         seed: int = 0,
-        name: str | None = None,
+        name: Title | None = None,
     ) -> Self:
         """Return a session on a virtual clock: the same calls, with shapes and predicted times, without values.
 
@@ -152,14 +172,15 @@ class Session(Branching, Predicting):
 
     # -- data
 
+    @checked
     def prompts(
         self,
         source: Any,
         *,
         column: str = "text",
-        batch_size: int,
+        batch_size: BatchSize,
         seed: int | None = None,
-        max_prompt_tokens: int | None = None,
+        max_prompt_tokens: Count | None = None,
         chat: bool = False,
         system: str | None = None,
         shuffle: bool = True,
@@ -192,8 +213,9 @@ class Session(Branching, Predicting):
         self._add_stream(stream)
         return stream
 
+    @checked
     def demonstrations(
-        self, source: Any, *, batch_size: int, seed: int | None = None, max_tokens: int | None = None, shuffle: bool = True
+        self, source: Any, *, batch_size: BatchSize, seed: int | None = None, max_tokens: Count | None = None, shuffle: bool = True
     ) -> Demonstrations:
         """Return texts to imitate in batches, for ``actor.update(next(demonstrations), hf.CrossEntropy())``.
 
@@ -211,8 +233,9 @@ class Session(Branching, Predicting):
         """
         return self._examples(Demonstrations, source, batch_size, seed, max_tokens, shuffle)
 
+    @checked
     def pairs(
-        self, source: Any, *, batch_size: int, seed: int | None = None, max_tokens: int | None = None, shuffle: bool = True
+        self, source: Any, *, batch_size: BatchSize, seed: int | None = None, max_tokens: Count | None = None, shuffle: bool = True
     ) -> Pairs:
         """Return preference pairs in batches, for ``reward.update(next(pairs), hf.BradleyTerry())`` and `DPO`.
 
@@ -251,6 +274,7 @@ class Session(Branching, Predicting):
             told = ", ".join(names)
             self.notice(f"hfsdk writes columns named {told} itself; the data's are left out, rename them to pass them on")
 
+    @checked
     def batch(self, **columns: Any) -> Batch:
         """Return own data as a batch: lists of sequences become variable-length columns, numbers one value per sample.
 
@@ -261,16 +285,17 @@ class Session(Branching, Predicting):
 
     # -- planning
 
+    @checked
     def plan(
         self,
         algorithm: Algorithm,
         workload: Workload,
         *,
-        top: int = 5,
+        top: Top = 5,
         by_placement: bool = False,
         shadows: bool = True,
         perf: PerfModel | None = None,
-        error: float | Mapping[str, float] | None = None,
+        error: NonNegative | Mapping[str, NonNegative] | None = None,
     ) -> Plan:
         """Find the best placement and layouts of the declared roles for one step of an algorithm; nothing runs, nothing is loaded.
 
@@ -302,15 +327,16 @@ class Session(Branching, Predicting):
             algorithm, workload, perf, {"top": top, "by_placement": by_placement, "shadows": shadows, "error": error}
         ).answer()
 
+    @checked
     def what_if(
         self,
         algorithm: Algorithm,
         workload: Workload,
         *,
-        top: int = 5,
+        top: Top = 5,
         shadows: bool = True,
         perf: PerfModel | None = None,
-        error: float | Mapping[str, float] | None = None,
+        error: NonNegative | Mapping[str, NonNegative] | None = None,
     ) -> WhatIf:
         """Return the plan with sliders: in a notebook, devices, lengths, prompts, price, placement and layouts can be moved.
 
@@ -370,13 +396,18 @@ class Session(Branching, Predicting):
             return "closed"
         return "working" if self._client.send(m.Look("running")) else "idle"
 
-    def logs(self, role: str, rank: int = 0) -> str:
+    @checked
+    def logs(self, role: str, rank: Index = 0) -> str:
         """Return what the worker of ``rank`` of a role has printed."""
         self._client.check_open()
         return self._book.find(role).logs(rank)
 
+    @checked
     def report(self, path: str | Path, *, batch: Batch | None = None) -> Path:
         """Write one offline HTML file with everything that can be looked at: placement, training, dataflow, timeline, memory, ...
+
+        A file that is there is replaced when this one is complete, with a notice unless this process wrote it; a link there is
+        replaced too, never followed.
 
         Args:
             path: the file to write, ``.html``; its folder must exist.
@@ -387,21 +418,29 @@ class Session(Branching, Predicting):
 
         Raises:
             OptionError: the file's name does not end with .html, or its folder does not exist.
+            OutputError: it cannot be written; what was there is unchanged.
         """
-        target = Path(path)
+        target = as_path(path, "a report")
         if target.suffix != ".html" or not target.parent.is_dir():
             raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")
         self._client.check_open()
         return upward.write_report[0](self, target, batch)
 
+    @checked
     def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
 
         An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",
-        "call", "line", "done", "total", "unit", "seconds", "error"}``. Starts come on the calling thread, the rest on others.
+        "call", "line", "done", "total", "unit", "seconds", "error"}``. Starts come on the calling thread, the rest on a thread of
+        the listener's own: it may look at the session, wait, and make calls, of which it is not told. One that raises is dropped.
+
+        Raises:
+            OptionError: it is no function.
         """
         self._client.check_open()
-        return self._client.subscribe(listener)
+        if not callable(listener):
+            raise OptionError(f"subscribe takes a function of an event, e.g. events.append; got {listener!r}")
+        return self._client.listen(listener)
 
     def view(self) -> dict[str, Any]:
         """Return plain data for display; does not wait."""
@@ -410,20 +449,22 @@ class Session(Branching, Predicting):
     def __repr__(self) -> str:
         state = "closed" if self._client.closed else "open"
         roles = ", ".join(h.name for h in self._book) or "none"
-        return f"Session({self.name}: {self.cluster}, {self._kind}, {state}; roles: {roles})"
+        return printable(f"Session({self.name}: {self.cluster}, {self._kind}, {state}; roles: {roles})")
 
     # -- training and checkpoints
 
+    @checked
     def train(
         self,
         algorithm: Algorithm,
         prompts: RowStream,
         *,
-        steps: int,
+        steps: Count,
         metrics: Sequence[Callable[[Batch], Mapping[str, float] | float]] = (),
         stop: Callable[[dict[str, Any]], bool] | None = None,
-        save_every: int = 0,
+        save_every: Index = 0,
         folder: str | Path | None = None,
+        keep: Count = 1,
         resume: str | Path | None = None,
         track: str | Tracker | Sequence[str | Tracker] = (),
         progress: bool | None = None,
@@ -442,6 +483,7 @@ class Session(Branching, Predicting):
             stop: called with each step's row of metrics; true ends the run.
             save_every: save to ``folder`` after every so many steps; 0 is never.
             folder: where to save.
+            keep: how many of these saves the folder holds, as in :meth:`save`.
             resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
             track: where every step is kept as well: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, one with options, e.g.
                 ``hf.TensorBoard("logs")``, or several; see :mod:`hfsdk.session.tracking`.
@@ -460,15 +502,16 @@ class Session(Branching, Predicting):
         """
         return train(
             self, algorithm, prompts, steps=steps, metrics=metrics, stop=stop, save_every=save_every, folder=folder,
-            resume=resume, track=track, progress=progress, wait=wait,
+            keep=keep, resume=resume, track=track, progress=progress, wait=wait,
         )  # fmt: skip
 
+    @checked
     def compare(
         self,
         algorithms: Algorithms,
         prompts: PromptStream,
         *,
-        steps: int,
+        steps: Count,
         seeds: Sequence[int] = (0, 1, 2),
         snapshot: Snapshot | str | None = None,
         baseline: str | Path | None = None,
@@ -511,16 +554,17 @@ class Session(Branching, Predicting):
             raise OptionError("there is no run to watch; session.train(hf.PPO(), prompts, steps=50, wait=False) starts one")
         return self.run
 
+    @checked
     def evaluate(
         self,
         prompts: PromptStream | Sequence[str],
         *,
         reward: RewardModel | None = None,
-        num_prompts: int = 128,
-        max_new_tokens: int = 32,
-        temperature: float = 1.0,
+        num_prompts: Count = 128,
+        max_new_tokens: Count = 32,
+        temperature: NonNegative = 1.0,
         seed: int | None = None,
-        num_samples: int = 3,
+        num_samples: Index = 3,
     ) -> pd.DataFrame:
         """Generate for the first ``num_prompts`` of a stream and score the responses; nothing is trained, nothing advances.
 
@@ -546,45 +590,60 @@ class Session(Branching, Predicting):
         )  # fmt: skip
 
     @overload
-    def save(self, folder: str | Path, *, wait: Literal[True] = True) -> Path: ...
+    def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path: ...
 
     @overload
-    def save(self, folder: str | Path, *, wait: Literal[False]) -> Saving: ...
+    def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[False]) -> Saving: ...
 
-    def save(self, folder: str | Path, *, wait: bool = True) -> Path | Saving:
+    @checked
+    def save(self, folder: str | Path, *, keep: Count = 1, wait: bool = True) -> Path | Saving:
         """Save everything: weights, optimizers, schedules, the prompts' places, counters, history.
 
         The folder holds the last complete save at every moment, also when this one is interrupted or its processes are killed.
+        Only what earlier saves wrote there is removed. Threads that save take turns; a folder that another process is saving to
+        is refused.
 
         Args:
-            folder: where; files of the save before it are removed when this one is complete.
+            folder: where; it may hold other files as well.
+            keep: how many complete saves the folder holds when this one is complete, this one included; older ones are removed.
             wait: whether the save is complete on return. Otherwise the roles' pools are held only while they copy their state,
                 the files are written in the background, and what is returned can be waited for. A later save, ``load``,
                 ``place`` and ``close`` wait for it.
 
         Raises:
-            CheckpointError: the folder cannot be written; also where the save before it failed and nobody has looked.
+            OptionError: ``folder`` is no path, ``keep`` is below 1, ``wait`` is no bool, or a step of a run is under way.
+            CheckpointError: the folder cannot be written, has too little space, is saved to by another process, or holds a
+                ``session.json`` that hfsdk did not write; also where the save before it failed and nobody has looked.
         """
         self._client.check_open()
+        if not isinstance(wait, bool):
+            raise OptionError(f"wait is True or False; got wait={wait!r}")
         self._check_between_steps("save")
         if self._saving is not None and not self._saving.looked:
             self._saving.wait()
         self._saving = None
-        saving = Saving(self, folder)
+        saving = Saving(self, folder, keep)
         if wait:
             saving.run()
             return saving.folder
-        self._saving = saving
         saving.run_in_background()
+        self._saving = saving
         return saving
 
+    @checked
     def load(self, folder: str | Path) -> None:
         """Load what :meth:`save` wrote into the same roles, in whatever layout they are here; waits.
 
-        Weights and optimizer state are those that were saved, bit for bit.
+        Weights and optimizer state are those that were saved, bit for bit: every file is compared with its checksum before
+        anything of the session is replaced. Nothing in a checkpoint is run.
+
+        Args:
+            folder: for the last save in it; of those that ``save(folder, keep=3)`` kept, ``"folder/state-2"`` is an earlier one.
 
         Raises:
-            CheckpointError: no or an incomplete checkpoint, or one of other roles or models.
+            OptionError: ``folder`` is no path, or a step of a run is under way.
+            CheckpointError: no checkpoint, an incomplete or a damaged one (names the file, and earlier saves that are there), or
+                one of other roles or models.
         """
         self._check_between_steps("load")
         self._settle_save()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.checks import check_options
+from hfsdk.checks import NonNegative, Title, Within, check_options, shown
 from hfsdk.errors import ModelNotFoundError, OptionError
 from hfsdk.plan import LENGTH_KINDS, Lengths
 from hfsdk.planner.perf_model import PerfModel
@@ -18,18 +17,23 @@ if TYPE_CHECKING:
     from hfsdk.engine.simulated_runtime import SimulatedRuntime
 
 
-def start_runtime(devices: int | str | None) -> Runtime:
-    """Start the Ray runtime.
+Seed = Annotated[int, Within(0, 2**63 - 1)]
+"""Of random numbers."""
+
+
+def start_runtime(devices: int | str | None) -> tuple[Runtime, list[str]]:
+    """Start the Ray runtime; return it and what the user has to know about who can reach it.
 
     Raises:
         OptionError: ``devices`` is neither a number, ``"auto"`` nor an address.
+        PlacementError: there is no such cluster, it cannot be trusted, or Ray cannot be started here.
         ModelNotFoundError: Ray is not installed.
     """
     if isinstance(devices, bool) or not isinstance(devices, (int, str, type(None))) or (isinstance(devices, int) and devices < 1):
-        raise OptionError(f"devices is a number of at least 1, 'auto', or the address of a Ray cluster; got {devices!r}")
+        raise OptionError(f"devices is a number of at least 1, 'auto', or the address of a Ray cluster; got {shown(devices)}")
     if isinstance(devices, str) and devices != "auto" and ":" not in devices:
         raise OptionError(
-            f"devices={devices!r} is neither 'auto' nor an address like '10.0.0.1:6379'; "
+            f"devices={shown(devices)} is neither 'auto' nor an address like '10.0.0.1:6379'; "
             "to simulate a cluster call Session.simulated('16x8 A100-80GB')"
         )
     if isinstance(devices, str) and devices.startswith("ray://"):
@@ -42,8 +46,10 @@ def start_runtime(devices: int | str | None) -> Runtime:
             "(hf.doctor() lists what is missing). Session.simulated('1x2 A100-80GB') needs none."
         ) from error
     if isinstance(devices, str):
-        return RayRuntime(address=devices)
-    return RayRuntime(num_devices=devices if devices is not None else _default_devices())
+        runtime = RayRuntime(address=devices)
+    else:
+        runtime = RayRuntime(num_devices=_default_devices() if devices is None else devices)
+    return runtime, runtime.notices
 
 
 def _default_devices() -> int | None:
@@ -57,15 +63,25 @@ def check_session(price_per_device_hour: object, wait: object, seed: object, nam
     Raises:
         OptionError: names the first that is out of its range.
     """
-    price = price_per_device_hour
-    if isinstance(price, bool) or not isinstance(price, numbers.Real) or not 0 <= float(price) < float("inf"):
-        raise OptionError(f"price_per_device_hour must be a finite number of at least 0; got {price!r}")
     check_options(
-        "a session", wait=(wait, bool), seed=(seed, int),
-        name=(name, str | None),
+        "a session", price_per_device_hour=(price_per_device_hour, NonNegative), wait=(wait, bool), seed=(seed, Seed),
+        name=(name, Title | None),
     )  # fmt: skip
-    if seed < 0:  # type: ignore[operator]
-        raise OptionError(f"a session's seed must be at least 0; got {seed!r}")
+
+
+def check_runtime(runtime: Runtime) -> Runtime:
+    """Return what runs calls, as it is.
+
+    Raises:
+        OptionError: it has no devices.
+    """
+    try:
+        known = isinstance(runtime.cluster, ClusterSpec)
+    except Exception:  # an object of the user, whatever it raises
+        known = False
+    if not known:
+        raise OptionError(f"runtime runs the calls and has a cluster of devices; leave it out for Ray; got {shown(runtime)}")
+    return runtime
 
 
 def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: PerfModel | None = None) -> SimulatedRuntime:
@@ -74,16 +90,12 @@ def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: Per
     Raises:
         OptionError: the cluster, the distribution or the model is none.
     """
-    if not isinstance(cluster, str | ClusterSpec):
-        raise OptionError(f"the cluster to simulate is a text such as '16x8 A100-80GB' or an hf.ClusterSpec; got {cluster!r}")
     cluster = ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster
-    if not (perf is None or isinstance(perf, PerfModel)):
-        raise OptionError(f"perf is an hf.PerfModel(...), e.g. that of session.calibrate().perf; got {perf!r}")
     known = response_lengths in LENGTH_KINDS if isinstance(response_lengths, str) else isinstance(response_lengths, Lengths)
     if response_lengths is not None and (not known or isinstance(response_lengths, type)):
         raise OptionError(
             f"response_lengths are one of {', '.join(map(repr, LENGTH_KINDS))}, or have a method draw(sampling, seed, positions, "
-            f"copies) that gives every sample's length, as ResponseLengths has; got {response_lengths!r}"
+            f"copies) that gives every sample's length, as ResponseLengths has; got {shown(response_lengths)}"
         )
     from hfsdk.engine.simulated_runtime import SimulatedRuntime
     from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes

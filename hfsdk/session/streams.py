@@ -10,8 +10,16 @@ from functools import lru_cache
 import numpy as np
 
 from hfsdk.batch import Batch
-from hfsdk.errors import OptionError
+from hfsdk.checks import Index, checked
 from hfsdk.table import Array
+
+
+def text_of(value: object) -> str:
+    """Return the ``repr`` of a value of the user's data, or its class's name where that raises."""
+    try:
+        return repr(value)
+    except Exception:  # the user's own object
+        return type(value).__name__
 
 
 class RowStream(ABC):
@@ -38,11 +46,10 @@ class RowStream(ABC):
     def fingerprint(self) -> str:
         """A hash of the data and the options, under which the position is saved."""
 
-    def __getitem__(self, k: int) -> Batch:
+    @checked
+    def __getitem__(self, k: Index) -> Batch:
         """Return batch number ``k``; the same one every time."""
-        if not isinstance(k, (int, np.integer)) or k < 0:
-            raise OptionError(f"prompts[k] takes the number of a batch, at least 0; got {k!r}")
-        return self.rows(int(k) * self.batch_size, self.batch_size)
+        return self.rows(k * self.batch_size, self.batch_size)
 
     def __next__(self) -> Batch:
         """Return the next batch and advance."""

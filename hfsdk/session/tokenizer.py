@@ -13,10 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.errors import HfsdkError, ModelNotFoundError, OptionError
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are exactly their ``tokenizer.json``."""
+
+MOST_WORDS = 100
+"""Pieces of text whose ids the core remembers. It would keep 10,000: 45 MB where a tokenizer takes a whole text for one word."""
 
 Message = Mapping[str, str]
 """One turn of a chat: ``{"role": "user", "content": "..."}``."""
@@ -60,17 +64,23 @@ class FolderTokenizer:
         """The ``tokenizers.Tokenizer``."""
         if self._core is None:
             self._core = self._load_plain() or self.full.backend_tokenizer
+            resize = getattr(self._core.model, "_resize_cache", None)  # of byte-pair models
+            if resize is not None:
+                resize(MOST_WORDS)
         return self._core
 
     @property
     def full(self) -> Any:
-        """The transformers tokenizer, for chat templates."""
+        """The transformers tokenizer, for chat templates.
+
+        Raises:
+            UnsupportedModelError: it is code of the folder's own, which is not run.
+        """
         if self._full is None:
             try:
-                from transformers import AutoTokenizer
+                self._full = load_tokenizer(self.folder)
             except ImportError as error:
                 raise _missing("transformers") from error
-            self._full = AutoTokenizer.from_pretrained(str(self.folder))
         return self._full
 
     def _load_plain(self) -> Any:

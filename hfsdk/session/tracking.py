@@ -5,15 +5,19 @@
 
 Each ``train`` is one run there: the algorithm's fields and the roles as its configuration, every number of every step, a few
 samples (prompt, response, score), and how it ended. Runs stay on this machine unless asked otherwise (``WandB(mode="online")``,
-``MLflow(uri=...)``). A tracker that fails, e.g. because the disk is full, is given up with one notice; training goes on.
+``MLflow(uri=...)``); the packages' own reports to their makers are off where the environment does not ask for them
+(``MLFLOW_DISABLE_TELEMETRY``, ``WANDB_ERROR_REPORTING``). A tracker that fails, e.g. because the disk is full, is given up with
+one notice; training goes on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import logging
 import numbers
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hfsdk.checks import check_fields
+from hfsdk.checks import check_fields, shown
 from hfsdk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -63,7 +67,7 @@ class TensorBoard:
     folder: str = "runs"
     """Each run has a folder in this one."""
     name: str = ""
-    """That folder's name, by default session, algorithm and time; given again, its curves go on."""
+    """That folder's name, by default session, algorithm and time; given again, its curves go on. ``"a/b"`` is a folder in one."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -72,10 +76,14 @@ class TensorBoard:
         """See `Tracker`.
 
         Raises:
-            OptionError: the package is missing, or the folder cannot be made.
+            OptionError: the package is missing, or the run's folder is not in ``folder`` or cannot be made.
         """
         _need("tensorboard", "tensorboard")
-        return _Events(_made(Path(self.folder, self.name or title)), config)
+        folder = Path(self.folder)
+        run = folder / (self.name or _file_name(title))
+        if not run.resolve().is_relative_to(folder.resolve()):
+            raise OptionError(f"TensorBoard: a run lies in its folder {self.folder!r}; name={self.name!r} leads out of it")
+        return _Events(_made(run), config)
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class WandB:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.mode not in ("offline", "online"):
-            raise OptionError(f"WandB: mode is offline or online; got {self.mode!r}")
+            raise OptionError(f"WandB: mode is offline or online; got {shown(self.mode)}")
 
     def start(self, title: str, config: Mapping[str, Any]) -> Record:
         """See `Tracker`.
@@ -147,9 +155,9 @@ def trackers(track: str | Tracker | Sequence[str | Tracker]) -> list[Tracker]:
 def _tracker(one: object) -> Tracker:
     if isinstance(one, str) and one in NAMES:
         return NAMES[one]()
-    if isinstance(one, str | type) or not callable(getattr(one, "start", None)):
+    if isinstance(one, str | type) or not callable(inspect.getattr_static(one, "start", None)):
         wanted = f'{", ".join(map(repr, NAMES))}, or with options hf.TensorBoard("folder"), hf.WandB(...), hf.MLflow(...)'
-        raise OptionError(f"track knows {wanted}; got {one!r}")
+        raise OptionError(f"track knows {wanted}; got {shown(one)}")
     return one  # type: ignore[return-value]  # it has a start
 
 
@@ -251,6 +259,11 @@ def _made(folder: Path) -> Path:
     return folder.absolute()
 
 
+def _file_name(text: str) -> str:
+    """Return a text as the name of one file or folder."""
+    return re.sub(r"[^\w.-]+", "-", text).lstrip(".-") or "run"
+
+
 class _Events:
     """An event file, written step by step."""
 
@@ -300,6 +313,8 @@ class _WandBRun:
     """A run of Weights & Biases beside whatever other runs the process has."""
 
     def __init__(self, tracker: WandB, folder: Path, title: str, config: Mapping[str, Any]) -> None:
+        if tracker.mode == "offline":
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self._table = wandb.Table
@@ -325,9 +340,15 @@ class _MLflowRun:
     """A run of MLflow, written by a client of its own: the process's active run stays what it was."""
 
     def __init__(self, tracker: MLflow, title: str, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
         from mlflow.entities import Metric, Param
 
+        if os.environ["MLFLOW_DISABLE_TELEMETRY"].lower() in ("true", "1"):
+            with suppress(ImportError):  # older ones report nothing
+                from mlflow.telemetry import set_telemetry_client
+
+                set_telemetry_client()  # it may have been imported, and begun to report, before
         self._metric = Metric
         uri = tracker.uri or mlflow.get_tracking_uri()
         with _quiet("mlflow", "alembic"):  # which tell of every table they make

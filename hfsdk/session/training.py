@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import signal
 import sys
 import threading
@@ -17,11 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hfsdk import upward
 from hfsdk.algorithms.step import ALREADY_TOLD
 from hfsdk.batch import Batch
-from hfsdk.checks import is_whole
+from hfsdk.checks import shown
 from hfsdk.engine import messages as m
-from hfsdk.errors import OptionError, SimulatedValueError
+from hfsdk.errors import HfsdkError, OptionError, SimulatedValueError
+from hfsdk.rows import Row
+from hfsdk.session.branching import ORDER
+from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.lines import calls_of, user_line
-from hfsdk.session.running import NUM_SAMPLES, Row, Run, resources
+from hfsdk.session.running import NUM_SAMPLES, Run, resources
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker, Tracking, start, trackers
 
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
     from hfsdk.session.session import Session
 
 Metric = Callable[[Batch], Mapping[str, float] | float]
+
+LEAVE_S = 5.0
+"""How long the end of the interpreter waits for a call of a run that goes on."""
+
 
 class Algorithm(Protocol):
     """What ``train`` runs; see ``hfsdk.algorithms``."""
@@ -64,69 +72,39 @@ def train(
     stop: Callable[[Row], bool] | None,
     save_every: int,
     folder: str | Path | None,
+    keep: int,
     resume: str | Path | None,
     track: str | Tracker | Sequence[str | Tracker],
     progress: bool | None,
     wait: bool,
 ) -> Run:
     """See ``Session.train``."""
-    _check_options(algorithm, prompts, steps, metrics, stop, save_every, folder)
+    _check_options(algorithm, save_every, folder)
+    if folder is not None:
+        folder_of(folder, "a save")
     chosen = trackers(track)
-    if not isinstance(wait, bool):
-        raise OptionError(f"wait is True or False; got {wait!r}")
     if session.run is not None and session.run.running:
         raise OptionError(f"{session.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
     if resume is not None:
         session.load(resume)
-    tracking = start(session, algorithm, prompts, steps, chosen)
-    run = session.run = Run()
-    run.begins(steps, not wait, lambda: _stop_calls(session, run))
-    run.on_devices(session.cluster.num_devices, session.cluster.price_per_device_hour)
-    saving = (save_every, folder) if save_every and folder is not None else (0, "")
-    loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run, tracking)
+    saving = (save_every, folder, keep) if save_every and folder is not None else (0, "", 1)
     shown = wants_progress() if progress is None else progress
-    unsubscribe = session.subscribe(run.on_event)
-    watchers = [w for w in (make(run) for make in ON_TRAIN) if w is not None] if shown else []
-    if wait:
-        _attend(loop, shown and not watchers, watchers, unsubscribe)
-    else:
-        work = (loop, user_line(), watchers, unsubscribe)
-        run.runner = threading.Thread(target=_in_background, args=work, name="hfsdk-train", daemon=True)
-        atexit.register(run.leave)  # a thread that computes while the interpreter ends would take it down
-        run.runner.start()
-    return run
-
-
-def _in_background(loop: _Loop, line: str, watchers: Sequence[Watcher], unsubscribe: Callable[[], None]) -> None:
-    with suppress(Exception), calls_of(line):  # the run keeps what failed, and run.wait() raises it
-        _attend(loop, False, watchers, unsubscribe)
-    if not upward.exiting.is_set():
-        atexit.unregister(loop.run.leave)
-
-
-def _attend(loop: _Loop, bar: bool, watchers: Sequence[Watcher], unsubscribe: Callable[[], None]) -> None:
-    """Run the loop to its end; whatever happens, who watches is told that it is over."""
-    failed: Exception | None = None
-    done = False
-    loop.run.on_this_thread()
-    told = ALREADY_TOLD.set(set())
-    try:
-        with _pausing(loop.run.pause) as interrupts, progress_bar(loop.run.steps, bar) as drawn:
-            loop.go(interrupts, drawn)
-        done = True
-    except Exception as error:
-        failed = error
-        if not loop.run.is_stop(error):
-            raise
-    finally:
-        ALREADY_TOLD.reset(told)
-        unsubscribe()
+    run = Run()
+    with _interrupts_held(run.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
+        loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run)
         try:
-            loop.tracking.close(_how(loop.run, failed))
-        finally:
-            loop.run.ends(failed, interrupted=not done and failed is None)
-            for watcher in watchers:
-                watcher.ended()
+            loop.begin(start(session, algorithm, prompts, steps, chosen), steps, not wait, shown)
+            interrupts.answer()
+            if not wait:
+                loop.go_in_background(user_line())
+                interrupts.answer()
+        except BaseException as error:
+            run.close()
+            loop.end(error if isinstance(error, Exception) else None, done=False)
+            raise
+        if wait:
+            loop.attend(shown, interrupts)
+    return run
 
 
 def _how(run: Run, failed: Exception | None) -> str:
@@ -136,26 +114,93 @@ def _how(run: Run, failed: Exception | None) -> str:
     return "finished" if len(run.rows) == run.steps else "paused" if run.paused else "stopped"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Loop:
+    """A run from its begin to its end, on the thread that called ``train`` or on one of its own."""
+
     session: Session
     algorithm: Algorithm
     prompts: RowStream
     metrics: Sequence[Metric]
     stop: Callable[[Row], bool] | None
-    saving: tuple[int, str | Path]
+    saving: tuple[int, str | Path, int]
     run: Run
-    tracking: Tracking
+    tracking: Tracking | None = None
+    watchers: Sequence[Watcher] = ()
+    unsubscribe: Callable[[], None] = lambda: None
+
+    def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
+        """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
+        session, run = self.session, self.run
+        self.tracking = tracking
+        run.begins(steps, background, lambda: _stop_calls(session, run))
+        session.run = run
+        run.on_devices(session.cluster.num_devices, session.cluster.price_per_device_hour)
+        self.unsubscribe = session.client.subscribe(run.on_event)
+        self.watchers = [w for w in (make(run) for make in ON_TRAIN) if w is not None] if shown else []
+
+    def end(self, failed: Exception | None, *, done: bool) -> None:
+        """End what has begun; whoever watches is told. A second time does nothing."""
+        run, unsubscribe = self.run, self.unsubscribe
+        tracking, self.tracking, self.unsubscribe = self.tracking, None, lambda: None
+        unsubscribe()
+        try:
+            if tracking is not None:
+                tracking.close(_how(run, failed))
+        finally:
+            watchers, self.watchers = self.watchers, ()
+            if run.running:
+                run.ends(failed, interrupted=not done and failed is None)
+            for watcher in watchers:
+                watcher.ended()
+
+    def go_in_background(self, line: str) -> None:
+        """Run the loop on a thread of its own."""
+        self.run.runner = threading.Thread(target=self._in_background, args=(line,), name="hfsdk-train", daemon=True)
+        atexit.register(self._leave)  # a thread that computes while the interpreter ends would take it down
+        self.run.runner.start()
+
+    def _in_background(self, line: str) -> None:
+        with suppress(Exception), calls_of(line):  # the run keeps what failed, and run.wait() raises it
+            self.attend(False, _Interrupts(self.run.pause))
+        if not upward.exiting.is_set():
+            atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """Stop for good because the interpreter ends, and wait for the call that a lane still computes."""
+        own = set(self.run.own_calls)
+        self.run.leave()
+        with suppress(HfsdkError):
+            self.session.client.settle([*own, *self.run.own_calls], LEAVE_S)
+
+    def attend(self, shown: bool, interrupts: _Interrupts) -> None:
+        """Run the loop to its end; whatever happens, who watches is told that it is over."""
+        failed: Exception | None = None
+        done = False
+        self.run.on_this_thread()
+        told = ALREADY_TOLD.set(set())
+        try:
+            with progress_bar(self.run.steps, shown and not self.watchers) as drawn, interrupts.raised():
+                self.go(interrupts, drawn)
+            done = True
+        except Exception as error:
+            failed = error
+            if not self.run.is_stop(error):
+                raise
+        finally:
+            ALREADY_TOLD.reset(told)
+            self.end(failed, done=done)
 
     def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
-        session, run, (every, folder) = self.session, self.run, self.saving
+        session, run, (every, folder, keep) = self.session, self.run, self.saving
         while len(run.rows) < run.steps and run.may_go_on():
             row = _one_step(session, self.algorithm, self.prompts, self.metrics, run)
             bar.show(row)
-            self.tracking.step(row, run.samples_of(row["step"]))
+            if self.tracking is not None:
+                self.tracking.step(row, run.samples_of(row["step"]))
             if every and row["step"] % every == every - 1:
                 with run.saving():
-                    session.save(folder)
+                    session.save(folder, keep=keep)
             if self.stop is not None and self.stop(row):
                 run.stopped = True
                 break
@@ -176,7 +221,7 @@ def _one_step(session: Session, algorithm: Algorithm, prompts: RowStream, metric
             raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
         row: Row = {"step": session.next_count("steps")}
         try:
-            row |= algorithm.metrics(step)
+            row |= _numbers(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
             for metric in metrics:
                 row |= _own_metric(metric, step.batch)
         except SimulatedValueError:
@@ -221,13 +266,36 @@ def _stop_calls(session: Session, run: Run) -> None:
 def _own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
     value = metric(batch)
     name = getattr(metric, "__name__", type(metric).__name__)
-    if isinstance(value, Mapping):
-        return {str(k): float(v) for k, v in value.items()}
-    try:
-        return {name: float(value)}
-    except (TypeError, ValueError) as error:
-        kind = type(value).__name__
-        raise OptionError(f"the metric {name} must return a number or a dict of numbers; it returned {kind}") from error
+    return _numbers(value if isinstance(value, Mapping) else {name: value}, f"the metric {name}", (float,))
+
+
+TAKEN = frozenset({
+    "kind", "branch", "parent", "algorithm", "snapshot", "role", "line", "loss_function", "updates", "metrics", "step", "seconds",
+    ORDER,
+})  # fmt: skip
+"""Columns of the history that no number of the user's may have the name of."""
+
+
+def _numbers(found: Any, who: str, kept: tuple[type, ...] = (int, float, str, type(None))) -> Row:
+    """Return the numbers of a step by name; what is of no kept type, e.g. a tensor, as a float.
+
+    Raises:
+        OptionError: they are none, or the history has a column of this name already.
+    """
+    if not isinstance(found, Mapping):
+        raise OptionError(f"{who} must return a dict of numbers by name; it returned {type(found).__name__}")
+    row: Row = {}
+    for key, value in found.items():
+        if key in TAKEN:
+            raise OptionError(f"{who} calls a number {key!r}, which is a column of the history already; give it another name")
+        try:
+            row[str(key)] = value if type(value) in kept else float(value)
+        except SimulatedValueError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(value).__name__
+            raise OptionError(f"{who} must return a number or a dict of numbers; {key!r} is of type {kind}") from error
+    return row
 
 
 def check_algorithm(algorithm: Any) -> None:
@@ -236,44 +304,58 @@ def check_algorithm(algorithm: Any) -> None:
     Raises:
         OptionError: it is not.
     """
-    if isinstance(algorithm, type) or not callable(getattr(algorithm, "step", None)):
-        raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {algorithm!r}")
+    if isinstance(algorithm, type) or not callable(inspect.getattr_static(algorithm, "step", None)):
+        raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {shown(algorithm)}")
 
 
-def _check_options(
-    algorithm: Algorithm, prompts: RowStream, steps: int, metrics: Sequence[Metric], stop: Any, save_every: int,
-    folder: str | Path | None,
-) -> None:  # fmt: skip
+def _check_options(algorithm: Algorithm, save_every: int, folder: str | Path | None) -> None:
     check_algorithm(algorithm)
-    if not isinstance(prompts, RowStream):
-        raise OptionError(f"train takes the stream of session.prompts(...); got {type(prompts).__name__}")
-    if not is_whole(steps) or steps < 1:
-        raise OptionError(f"steps must be a whole number of at least 1; got {steps!r}")
-    if not is_whole(save_every) or save_every < 0 or (save_every and folder is None):
-        raise OptionError(f"save_every={save_every} needs a number of at least 0 and a folder to save to (folder=...)")
-    if stop is not None and not callable(stop):
-        raise OptionError(f"stop is a function of a step's row that says whether to end the run; got {stop!r}")
-    for metric in metrics:
-        if not callable(metric):
-            raise OptionError(f"metrics are functions of a batch; got {metric!r}")
+    if save_every and folder is None:
+        raise OptionError(f"save_every={save_every} needs a folder to save to (folder=...)")
+
+
+MOST_HELD = 2
+"""Interrupts that are held back while a run begins or ends; the next one is raised wherever it finds the run."""
 
 
 class _Interrupts:
-    """Counts interrupts while ``train`` runs: the first only asks for a pause."""
+    """Counts interrupts while ``train`` runs.
+
+    While its steps run, the first only asks for a pause and the next are raised. While it begins and ends they are held back, so
+    that nothing is half begun or half ended; :meth:`answer` raises those that came meanwhile.
+    """
 
     def __init__(self, pause: Callable[[], None]) -> None:
         self.count = 0
-        self._pause = pause
+        self._pause, self._raised, self._held = pause, False, 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if self.count > 1:
+        if self._raised and self.count == 1:
+            self._pause()
+        elif self._raised or self._held == MOST_HELD:
             raise KeyboardInterrupt
-        self._pause()
+        else:
+            self._held += 1
+
+    def answer(self) -> None:
+        """Raise an interrupt that was held back."""
+        if self.count:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """While the steps run."""
+        self._raised = True
+        try:
+            self.answer()
+            yield
+        finally:
+            self._raised = False
 
 
 @contextmanager
-def _pausing(pause: Callable[[], None]) -> Iterator[_Interrupts]:
+def _interrupts_held(pause: Callable[[], None]) -> Iterator[_Interrupts]:
     interrupts = _Interrupts(pause)
     if threading.current_thread() is not threading.main_thread():
         yield interrupts

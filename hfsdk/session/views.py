@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from hfsdk.checks import is_whole
+from hfsdk.checks import checked
 from hfsdk.comparison import Comparison
 from hfsdk.engine import messages as m
 from hfsdk.errors import OptionError
@@ -18,6 +18,7 @@ from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
 from hfsdk.session.roles import RoleBook
 from hfsdk.spec import ClusterSpec
+from hfsdk.text import printable
 from hfsdk.trace import Span, Trace, Traced
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class LiveTrace(LiveStep):
         """Return one row per span."""
         return self.snapshot().to_pandas()
 
+    @checked
     def to_perfetto(self, path: str | Path) -> Path:
         """Write a file that Perfetto and chrome://tracing open."""
         return self.snapshot().to_perfetto(path)
@@ -218,13 +220,14 @@ class LiveTrace(LiveStep):
         for span in trace.calls:
             took = "running" if span.duration_s is None else f"{span.duration_s:.3f} s"
             lines.append(f"  {(span.start_ns - trace.start_ns) / 1e9:8.3f} s  {span.role}.{span.method:<20} {took}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class Traces(LiveTrace):
     """The current step's trace; ``[k]`` is the trace of step k, the steps counted from 0 (``[-1]`` is the last).
 
-    ``[2:5]`` is one trace of steps 2, 3 and 4, ``[:]`` of all.
+    ``[2:5]`` is one trace of steps 2, 3 and 4, ``[:]`` of all that are kept: the last :data:`~hfsdk.trace.KEPT_STEPS` steps.
+    Asking for an older one raises OptionError; ``session.history`` has every step's numbers.
     """
 
     @overload
@@ -233,18 +236,22 @@ class Traces(LiveTrace):
     @overload
     def __getitem__(self, step: slice) -> Trace: ...
 
+    @checked
     def __getitem__(self, step: int | slice) -> LiveTrace | Trace:
         last = self.step
         if isinstance(step, slice):
+            first: int = self._client.send(m.Look("first_step"))
             numbers = range(last + 1)[step]
+            if step.start is None and step.step is None:
+                numbers = range(max(first, numbers.start), numbers.stop)
             spans = [s for number in numbers for s in LiveTrace(self._client, number).spans]
             return Trace.of(spans, _numbers("step", list(numbers)) if numbers else "no steps")
-        if not is_whole(step):
-            raise OptionError(f"a trace is asked for by the step's number, or a slice of them; got {step!r}")
         number = step + last + 1 if step < 0 else step
         if not 0 <= number <= last:
             raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")
-        return LiveTrace(self._client, number)
+        live = LiveTrace(self._client, number)
+        _ = live.step  # raises for one that is no longer kept
+        return live
 
 
 def session_view(

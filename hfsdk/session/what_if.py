@@ -16,12 +16,12 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from hfsdk.checks import is_whole
+from hfsdk.checks import Length, checked, is_whole, shown
 from hfsdk.errors import HfsdkError, LayoutError, OptionError
 from hfsdk.layout import Layout
 from hfsdk.placement import PRESETS
@@ -130,6 +130,7 @@ class WhatIf:
 
     # -- asking
 
+    @checked
     def set(
         self,
         *,
@@ -165,8 +166,6 @@ class WhatIf:
             "prompt_tokens": prompt_tokens, "response_tokens": response_tokens, "placement": placement,
         }  # fmt: skip
         changes = {name: value for name, value in given.items() if value is not None}
-        if layouts is not None and not isinstance(layouts, Mapping):
-            raise OptionError(f"layouts are by role, e.g. layouts={{{self._layout_names[0]!r}: 'tp2'}}; got {layouts!r}")
         with self._lock:
             question = self._changed(self.question, {**changes, **_flat(layouts or {})})
             plan = self._find(question)
@@ -190,7 +189,8 @@ class WhatIf:
                 self.error = str(error)
                 self.seconds_taken = time.perf_counter() - started
 
-    def sweep(self, name: str, values: Sequence[float] | None = None) -> pd.DataFrame:
+    @checked
+    def sweep(self, name: str, values: Annotated[Sequence[float], Length(1, 1_000)] | None = None) -> pd.DataFrame:
         """Return what a step takes and costs over one of the sliders, the others as they are.
 
         Args:
@@ -206,9 +206,7 @@ class WhatIf:
         import pandas as pd
 
         if name not in LABELS:
-            raise OptionError(f"there is no slider {name!r}; there are {', '.join(LABELS)}")
-        if values is not None and (isinstance(values, str) or not isinstance(values, Iterable)):
-            raise OptionError(f"values are a list of numbers, e.g. [{getattr(self.question, name)}]; got {values!r}")
+            raise OptionError(f"there is no slider {shown(name)}; there are {', '.join(LABELS)}")
         chosen = self._chosen(name) if values is None else list(values)
         points = [asdict(self._point(self._changed(self.question, {name: value}), value)) for value in chosen]
         return pd.DataFrame(points, columns=["value", "seconds", "cost_per_step", "plan", "error"]).set_index("value")
@@ -241,6 +239,7 @@ class WhatIf:
             yield
         curve.done = True
 
+    @checked
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener()`` after every :meth:`set`; return a function that stops that."""
         self._listeners.append(listener)
@@ -315,19 +314,19 @@ class WhatIf:
                 fields[name] = self._one_of("placement", value, (AUTO, *PRESETS))
             elif name == "price_per_device_hour":
                 if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                    raise OptionError(f"price_per_device_hour is a finite number, at least 0; got {value!r}")
+                    raise OptionError(f"price_per_device_hour is a finite number, at least 0; got {shown(value)}")
                 fields[name] = float(value)
             elif name in LABELS:
                 if isinstance(value, float) and value.is_integer():  # what comes from a browser
                     value = int(value)
                 if not is_whole(value) or value < 1:
-                    raise OptionError(f"{name} is a whole number of at least 1; got {value!r}")
+                    raise OptionError(f"{name} is a whole number of at least 1; got {shown(value)}")
                 if name == "devices" and value > MOST_DEVICES:
                     raise OptionError(f"devices are at most {MOST_DEVICES:,}; got {value:,}")
                 fields[name] = int(value)
             else:
                 known = ", ".join((*LABELS, "device", "placement", "layouts"))
-                raise OptionError(f"there is nothing called {name!r} to set; there are {known}")
+                raise OptionError(f"there is nothing called {shown(name)} to set; there are {known}")
         changed = replace(question, **fields, layouts=tuple(sorted((n, x) for n, x in layouts.items() if x != AUTO)))
         self._check(changed)
         return changed
@@ -355,14 +354,14 @@ class WhatIf:
         if value not in known:
             near = get_close_matches(str(value), known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise OptionError(f"{name} is one of {', '.join(map(repr, known))}; got {value!r}.{hint}")
+            raise OptionError(f"{name} is one of {', '.join(map(repr, known))}; got {shown(value)}.{hint}")
         return str(value)
 
     def _layout(self, name: str, value: Any) -> str:
         if name not in self._layout_names:
-            raise OptionError(f"layouts are of {', '.join(map(repr, self._layout_names))}; got one of {name!r}")
+            raise OptionError(f"layouts are of {', '.join(map(repr, self._layout_names))}; got one of {shown(name)}")
         if not isinstance(value, str):
-            raise OptionError(f"the layout of {name} is a text such as 'tp8 pp2', or 'auto'; got {value!r}")
+            raise OptionError(f"the layout of {name} is a text such as 'tp8 pp2', or 'auto'; got {shown(value)}")
         if value == AUTO:
             return AUTO
         layout, role = Layout.parse(value), name.removesuffix(" rollout")
@@ -398,7 +397,7 @@ class WhatIf:
     def _chosen(self, name: str) -> list[float]:
         """Return a dozen of a slider's values, evenly."""
         if name not in LABELS:
-            raise OptionError(f"there is no slider {name!r}; there are {', '.join(LABELS)}")
+            raise OptionError(f"there is no slider {shown(name)}; there are {', '.join(LABELS)}")
         if self.question.device == AS_DECLARED and name == "devices":
             return [self.question.devices]  # of several kinds: as many as there are
         stops = self._stops(name)

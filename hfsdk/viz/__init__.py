@@ -7,12 +7,12 @@ draw the nouns, which themselves only return plain view data.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from hfsdk.checks import Title, checked
 
+if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -63,6 +63,7 @@ def picture(obj: Any) -> Picture:
     return picture_of(obj)
 
 
+@checked
 def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
     """Draw one parameter of the rollout box by box: the rows each rank trains, those it generates with, and whose they are.
 
@@ -78,6 +79,7 @@ def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
     return ParameterPicture(plan.view_of(parameter))
 
 
+@checked
 def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
     """Draw a weight transition step by step; given several plans, with a switch between them.
 
@@ -92,6 +94,7 @@ def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
     return ReshardPicture(reshard_view(*given))
 
 
+@checked
 def grouping_picture(
     spec: ModelSpec, train: str | Layout, rollout: str | Layout, dtype: str = "bf16", *, nodes: int | None = None
 ) -> ReshardPicture:
@@ -116,7 +119,8 @@ def grouping_picture(
     return reshard_picture(*plans)
 
 
-def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> TimelinePicture:
+@checked
+def timelines_picture(traces: Mapping[Title, Traced], title: Title = "") -> TimelinePicture:
     """Draw several traces on one time axis, e.g. ``{"colocate": first.trace[2], "split": second.trace[2]}``.
 
     Each begins at 0; a table totals the device-seconds of each and how many of them were idle.
@@ -133,9 +137,10 @@ def timelines_picture(traces: Mapping[str, Traced], title: str = "") -> Timeline
     return draw(traces, title)
 
 
+@checked
 def tokens_picture(
     batch: Batch,
-    rows: slice | Sequence[int] | Array | None = None,
+    rows: slice | Sequence[int] | Sequence[bool] | Array | None = None,
     *,
     new: str | Batch | None = None,
     old: str = "old_log_probs",
@@ -160,10 +165,10 @@ def tokens_picture(
     """
     from hfsdk.viz.tokens import TokensPicture, tokens_view
 
-    _need_batch(batch)
     return TokensPicture(tokens_view(batch.tokens(rows, new=new, old=old, clip=clip, clip_high=clip_high, color=color)))
 
 
+@checked
 def credit_picture(batch: Batch, row: int = 0, gamma: float = 1.0, lam: float = 0.95) -> CreditPicture:
     """Draw how one sample's score flows back over its tokens, with sliders for gamma and lambda.
 
@@ -179,10 +184,10 @@ def credit_picture(batch: Batch, row: int = 0, gamma: float = 1.0, lam: float = 
     """
     from hfsdk.viz.credit import CreditPicture, credit_view
 
-    _need_batch(batch)
     return CreditPicture(credit_view(batch, row, gamma, lam))
 
 
+@checked
 def clip_picture(
     batch: Batch,
     new: str | Batch = "new_log_probs",
@@ -206,18 +211,10 @@ def clip_picture(
     """
     from hfsdk.viz.clip import ClipPicture, clip_view
 
-    _need_batch(batch)
     return ClipPicture(clip_view(batch, new, old, clip, clip_high))
 
 
-def _need_batch(batch: Any) -> None:
-    from hfsdk.batch import Batch
-    from hfsdk.errors import OptionError
-
-    if not isinstance(batch, Batch):
-        raise OptionError(f"this picture is of a batch, e.g. what actor.generate(...) returns; got {type(batch).__name__}")
-
-
+@checked
 def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:
     """Draw one sample's rewards, values, advantages and returns over its tokens.
 
@@ -226,9 +223,14 @@ def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:
         title: printed above.
 
     Raises:
+        OptionError: a column is missing.
         ModuleNotFoundError: matplotlib is not installed.
     """
+    from hfsdk.errors import OptionError
     from hfsdk.viz.curves import advantages_figure as draw
 
+    lacking = [name for name in ("token", "values", "rewards", "advantages", "returns") if name not in sample]
+    if lacking:
+        raise OptionError(f"sample must be what batch.inspect(i) returns after ppo.advantages; it lacks {', '.join(lacking)}")
     columns = {name: sample[name].tolist() for name in ("values", "rewards", "advantages", "returns")}
     return draw(sample["token"].tolist(), title=title, **columns)

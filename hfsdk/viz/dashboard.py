@@ -29,6 +29,8 @@ MOST_POINTS = 400
 """A longer curve shows one of every two, three, ... steps."""
 MOST_STEPS = 50
 """Steps that can be opened, the newest."""
+MOST_CHARACTERS = 4_000
+"""Of a sample's prompt, and of its response; ``batch.tokens()`` shows more."""
 
 
 class CurveView(TypedDict):
@@ -159,6 +161,13 @@ def _steps(data: Mapping[str, Any]) -> list[StepView]:
                 for call, role, start, took in calls
             ],
             "numbers": [[k, number(v)] for k, v in row.items() if k != "step" and (number(v) is not None or isinstance(v, float))],
-            "samples": [{**s, "score": number(s.get("score"))} for s in data["samples"].get(step, ())],
+            "samples": [
+                {**s, "prompt": _short(s["prompt"]), "response": _short(s["response"]), "score": number(s.get("score"))}
+                for s in data["samples"].get(step, ())
+            ],
         })  # fmt: skip
     return steps
+
+
+def _short(text: Any) -> Any:
+    return text[:MOST_CHARACTERS] + "…" if isinstance(text, str) and len(text) > MOST_CHARACTERS else text

@@ -17,19 +17,23 @@ anywidget and IPython are imported inside functions: nothing here loads them bef
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
+import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, wraps
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from hfsdk import upward
+from hfsdk.checks import Within, checked
 from hfsdk.errors import OptionError
+from hfsdk.files import as_path, export
 from hfsdk.placement import is_shadow
 from hfsdk.viz.plain import clean, plain
 
@@ -216,15 +220,32 @@ def esm(name: str) -> str:
 
 
 def js_literal(value: Any) -> str:
-    """Return JSON that is safe inside ``<script>`` and inside XML: no ``<``, ``>`` or ``&`` is left in it."""
+    """Return JSON that is safe inside ``<script>`` and inside XML: no ``<``, ``>``, ``&`` or control character is left in it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\x7f", "\\u007f")
+
+
+_SCRIPT = re.compile("<script[^>]*>(.*?)</script>", re.DOTALL)
+"""Scripts of ours: nothing in them ends like one, see :func:`js_literal`."""
+
+
+def _script_hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def html_page(title: str, body: str) -> str:
-    """Return a complete, self-contained HTML page in both themes."""
+    """Return a complete, self-contained HTML page in both themes.
+
+    Its content security policy lets it ask no network, and run no script but those that are in ``body`` now.
+    """
+    body = clean(body)
+    policy = "; ".join([
+        "default-src 'none'", " ".join(["script-src blob:", *map(_script_hash, _SCRIPT.findall(body))]),
+        "style-src 'unsafe-inline'", "img-src data:", "base-uri 'none'", "form-action 'none'",
+    ])  # fmt: skip
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/><title>{escape(clean(title))}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"/><title>{escape(clean(title))}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
         "<style>body{margin:0 auto;max-width:1240px;padding:12px;background:#fff}"
         f"@media (prefers-color-scheme:dark){{body{{background:#15181c}}}}</style></head><body>{body}</body></html>\n"
@@ -242,6 +263,18 @@ class Picture:
     def __init__(self, view: View) -> None:
         self.view: View = plain(view)
 
+    def __init_subclass__(cls) -> None:
+        """Have the text form of each kind of picture cleaned, whatever texts the view holds: it is printed in terminals."""
+        super().__init_subclass__()
+        if "to_text" in vars(cls):
+            to_text = cls.to_text
+
+            @wraps(to_text)
+            def cleaned(self: Picture) -> str:
+                return clean(to_text(self))
+
+            cls.to_text = cleaned  # type: ignore[method-assign]
+
     def to_text(self) -> str:
         """Return the picture as text."""
         raise NotImplementedError
@@ -250,6 +283,7 @@ class Picture:
         """Return the picture as one static SVG document."""
         raise NotImplementedError
 
+    @checked
     def to_html(self, full: bool = False) -> str:
         """Return self-contained interactive HTML; ``full=True`` makes it a whole page.
 
@@ -269,41 +303,42 @@ class Picture:
         )
         return html_page(str(self.view.get("title", "hfsdk")), body) if full else body
 
-    def to_png(self, path: str | Path, zoom: float = 2.0) -> Path:
+    @checked
+    def to_png(self, path: str | Path, zoom: Annotated[float, Within(above=0, most=20)] = 2.0) -> Path:
         """Write the static picture as PNG, ``zoom`` pixels to one of the SVG's; return the path.
 
         Raises:
             ModuleNotFoundError: resvg-py is not installed.
+            OutputError: it cannot be written; what was there is unchanged.
         """
         try:
             import resvg_py
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"PNG needs resvg-py, which is not installed; {NOTEBOOK_HINT}", name="resvg_py") from error
-        target = Path(path)
-        target.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=self.to_svg(), zoom=zoom)))
-        return target
+        return export(path, bytes(resvg_py.svg_to_bytes(svg_string=self.to_svg(), zoom=zoom)), "the picture")
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write the picture as what the file's name ends with: ``.html`` (interactive, offline), ``.svg``, ``.png`` or ``.txt``.
 
         Raises:
-            OptionError: another ending.
+            OptionError: another ending, or ``path`` is no path.
+            OutputError: it cannot be written; what was there is unchanged.
             ModuleNotFoundError: resvg-py, which makes PNGs, is not installed.
         """
-        target = Path(path)
+        target = as_path(path, "the picture")
         ending = target.suffix.lower()
         if ending == ".png":
             return self.to_png(target)
         forms = {".html": lambda: self.to_html(full=True), ".svg": self.to_svg, ".txt": self.to_text}
         if ending not in forms:
             raise OptionError(f"a picture is saved as .html, .svg, .png or .txt; got {target.name!r}")
-        target.write_text(forms[ending](), encoding="utf-8")
-        return target
+        return export(target, forms[ending](), "the picture")
 
     def placeholder(self) -> str:
         """Return the static picture as an ``<img>``, which every notebook host keeps, trusted or not."""
         data = base64.b64encode(self.to_svg().encode()).decode()
-        alt = escape(str(self.view.get("summary", self.name)))
+        alt = escape(clean(str(self.view.get("summary", self.name))))
         return f'<img alt="{alt}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
 
     def bundle(self) -> dict[str, str]:

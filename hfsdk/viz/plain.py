@@ -7,8 +7,9 @@ import math
 import re
 from typing import Any
 
+from hfsdk.text import printable
+
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
-_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def plain(view: Any) -> Any:
@@ -21,8 +22,8 @@ def plain(view: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """Return text without what no XML and no UTF-8 can hold."""
-    return _NOT_XML.sub("�", text)
+    """Return text without control characters and what no XML and no UTF-8 can hold."""
+    return printable(text)
 
 
 def cut(text: str, most: int) -> str:

@@ -38,7 +38,7 @@ def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
         ("History", lambda: _history(session)),
     ]
     drawn = [(heading, _section(draw)) for heading, draw in parts]
-    return write_report(path, f"hfsdk: {session.name}", [(heading, html) for heading, html in drawn if html])
+    return write_report(path, f"hfsdk: {session.name}", [(heading, html) for heading, html in drawn if html], session.notice)
 
 
 def _section(draw: Callable[[], str]) -> str:

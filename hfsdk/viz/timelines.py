@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hfsdk.checks import shown
 from hfsdk.errors import OptionError
-from hfsdk.trace import Trace, Traced
+from hfsdk.trace import Trace, Traced, is_traced
 from hfsdk.viz.frame import PHASE_COLORS, role_colors, seconds_text
 from hfsdk.viz.plain import cut
 from hfsdk.viz.timeline import CaseRow, TimelinePicture, TimelineView, timeline_view
@@ -30,12 +31,9 @@ def timelines_view(traces: Mapping[str, Traced], title: str = "") -> TimelineVie
     """
     if not traces:
         raise OptionError("there is no trace to draw; give them by name: {'colocate': session.trace[0], 'split': other.trace[0]}")
-    if not isinstance(traces, Mapping):
-        kind = type(traces).__name__
-        raise OptionError(f"give traces by name: {{'colocate': session.trace[0], 'split': other.trace[0]}}; got a {kind}")
     for name, trace in traces.items():
-        if not isinstance(trace, Traced):
-            raise OptionError(f"{name!r} is a {type(trace).__name__}; give a trace, e.g. session.trace[0]")
+        if not is_traced(trace):
+            raise OptionError(f"{shown(name)} is a {type(trace).__name__}; give a trace, e.g. session.trace[0]")
     taken = {str(name): trace.snapshot() for name, trace in traces.items()}
     views = {name: timeline_view(trace) for name, trace in taken.items()}
     merged = _Merged([span.role for trace in taken.values() for span in trace])

@@ -22,7 +22,7 @@ import numpy as np
 
 from hfsdk.errors import OptionError
 from hfsdk.table import Ragged
-from hfsdk.tokens import Tokens
+from hfsdk.tokens import MOST_OF_SAMPLE, Tokens
 from hfsdk.viz import tokenmath
 from hfsdk.viz.frame import Picture, count_text
 from hfsdk.viz.plain import clean
@@ -95,6 +95,7 @@ def tokens_view(tokens: Tokens) -> TokensView:
     Raises:
         OptionError: ``color`` is none of the fields there are.
     """
+    whole, tokens = tokens, tokens.shortened()
     table, response = tokens.table, tokens.table.ragged("response")
     columns, ignored = _columns(tokens)
     fields = _fields(tokens, columns)
@@ -114,6 +115,8 @@ def tokens_view(tokens: Tokens) -> TokensView:
         })  # fmt: skip
     shown, total = len(samples), tokens.num_rows
     note = "" if shown == total else f"{shown} of {total} samples shown; batch.tokens(rows=...) chooses others"
+    if tokens is not whole:
+        note += f"{'; ' * bool(note)}of each text at most {MOST_OF_SAMPLE:,} tokens are drawn"
     summary = f"{shown} of {total} samples with {len(response.flat)} response tokens; numbers per token: "
     return {
         "picture": "tokens", "title": f"tokens of {count_text(shown)} sample{'s' * (shown != 1)}",

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from hfsdk.batch import Batch
 from hfsdk.engine.loss_io import ModelOutput, Tally, TokenBatch, evaluate
 from hfsdk.table import Ragged, Table
 
 END, GOOD = 0, 2
 
 
-class ToyBatch:
+class ToyBatch(Batch):
     """Runs map and reduce at once, on a pickled copy of the function, and checks the columns as Batch does."""
 
     def __init__(self, rows):

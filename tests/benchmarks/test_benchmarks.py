@@ -31,8 +31,13 @@ def modules(monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["parity", "learning", "additions_task", "overhead", "reshard", "snapshot", "calibrate", "trl_ppo",
-                                  "validate_perf", "hybridflow_paper", "planner", "what_if"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "parity", "learning", "additions_task", "overhead", "long_run", "reshard", "snapshot", "saving", "calibrate", "trl_ppo",
+        "validate_perf", "hybridflow_paper", "planner", "what_if", "under_fire",
+    ],
+)  # fmt: skip
 def test_help_says_what_it_is(name):
     done = subprocess.run([sys.executable, FOLDER / f"{name}.py", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -202,7 +202,7 @@ def test_another_models_state_is_refused_on_every_rank(ranks, layout):
         assert "Global shape mismatch" in words
         assert untouched
         words, untouched = rank[layout, "nothing"]
-        assert "holds no state of a role" in words
+        assert "holds no state of a role, it has no common.pt: a simulated session saved it" in words
         assert untouched
 
 

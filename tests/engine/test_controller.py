@@ -114,7 +114,7 @@ def test_a_checkpoint_that_is_gone_is_told_once(session, runtime, roles, monkeyp
         load(role, pool, state)
 
     monkeypatch.setattr(runtime, "load", missing)
-    with pytest.raises(CheckpointError, match=r"no /gone\. The next call brings actor back with its initial weights"):
+    with pytest.raises(CheckpointError, match=r"no /gone\. At the next call actor comes back with its initial weights"):
         actor.compute_log_probs(batch).wait()
     actor.compute_log_probs(batch).wait()
     assert actor.version == 0

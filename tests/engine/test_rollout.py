@@ -1,5 +1,6 @@
 """Real vLLM against transformers, on a random model of two layers. One spawn per world size; each runs many checks."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -33,7 +34,10 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{tied: folder} of models whose logits are far from flat, with the byte tokenizer of ``tiny``."""
+    """{tied: folder} of models whose logits are far from flat, with the byte tokenizer of ``tiny``.
+
+    Each names code of its own for everything that may be code, and none of it runs in any of the tests.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     made = {}
@@ -51,8 +55,16 @@ def folders(tmp_path_factory):
         model.save_pretrained(folder)
         for path in (Path(hfsdk.assets.__file__).parent / "tiny").glob("tokenizer*"):
             shutil.copy(path, folder)
+        (folder / "own_code.py").write_text(f"open({str(folder / 'canary')!r}, 'w').close()\n")
+        name_code(folder / "config.json", AutoConfig="own_code.Config", AutoModelForCausalLM="own_code.Model")
+        name_code(folder / "tokenizer_config.json", AutoTokenizer=[None, "own_code.Tokenizer"])
         made[tied] = str(folder)
-    return made
+    yield made
+    assert not [folder for folder in made.values() if (Path(folder) / "canary").exists()]
+
+
+def name_code(path, **auto_map):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": auto_map}))
 
 
 # --- helpers of the ranks ---------------------------------------------------------------------------------------------
@@ -154,6 +166,7 @@ def one_rank(rank, world_size, folders):
     check_cancel(rollout, model, None)
     check_spans(rollout)
     check_between_updates(rollout, model)
+    check_nan_leaves_no_trace(rollout, model)
     rollout.close()
     check_first_update(folders[True])
     check_crowded(folders[True])
@@ -296,6 +309,21 @@ def check_between_updates(rollout, model):
         draw(rollout)
     push(rollout, model)  # as after a transition that was cancelled
     check_parity(model, draw(rollout))
+
+
+def check_nan_leaves_no_trace(rollout, model):
+    """Weights with NaN fill the key/value cache with it; right ones after them compute what they did before."""
+    before = draw(rollout)
+    first = next(iter(model.parameters()))
+    kept = first.data.clone()
+    first.data[:] = float("nan")
+    push(rollout, model)
+    assert np.isnan(draw(rollout)["rollout_log_probs"].flat).all()
+    first.data.copy_(kept)
+    push(rollout, model)
+    after = draw(rollout)
+    for name in ("response", "rollout_log_probs"):
+        np.testing.assert_array_equal(after[name].flat, before[name].flat)
 
 
 def check_first_update(folder):

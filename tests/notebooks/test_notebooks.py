@@ -20,9 +20,9 @@ FEW_STEPS = 2
 
 START = """
 import ray
-from hfsdk.engine import ray_runtime
+from hfsdk.engine import ray_start
 if not ray.is_initialized():
-    ray_runtime._start_ray(8, None)
+    ray_start.start(8)
 """
 
 

@@ -1,5 +1,6 @@
 """PPO's losses, advantages and step, on fake micro-batches and fake handles. Names follow docs/checklist.md."""
 
+import inspect
 import json
 import math
 import pickle
@@ -15,6 +16,7 @@ import torch
 
 from hfsdk.algorithms import PPO, ppo
 from hfsdk.algorithms.step import Statistics, Step, invariants
+from hfsdk.batch import Batch
 from hfsdk.engine.loss_io import TokenBatch, aggregate
 from hfsdk.errors import ColumnError, HfsdkError, InvariantWarning, OptionError
 from hfsdk.table import Ragged, Table
@@ -50,7 +52,7 @@ def micro_batch(seed=0, num=8, shift=0.0):
     return out, b
 
 
-class FakeBatch:
+class FakeBatch(Batch):
     """Runs map and reduce at once, on a pickled copy of the function, and checks the columns as Batch does."""
 
     def __init__(self, rows, log=()):
@@ -339,7 +341,9 @@ class TestAdvantages:
 
     def test_signature_and_function_agree(self):
         names = [f.name for f in fields(ppo.Advantages) if f.name != "per_token"]  # the batch tells
-        assert ppo.advantages.__kwdefaults__ == {name: getattr(ppo.Advantages(), name) for name in names}
+        options = inspect.signature(ppo.advantages).parameters.values()
+        defaults = {option.name: option.default for option in options if option.name != "batch"}
+        assert defaults == {name: getattr(ppo.Advantages(), name) for name in names}
 
     def test_read_only_columns(self):
         rows = table()

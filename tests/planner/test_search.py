@@ -661,7 +661,7 @@ def test_sensitivity_and_again():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"prompts": 0}, "prompts must be a whole number of at least 1; got prompts=0"),
+        ({"prompts": 0}, "prompts must be a whole number from 1 to 1,000,000; got prompts=0"),
         ({"prompt_tokens": -5}, "prompt_tokens"),
         ({"response_tokens": 0}, "response_tokens"),
         ({"response_tokens": 1.5}, "response_tokens"),
@@ -684,7 +684,7 @@ def test_what_cannot_be_planned():
         session.plan("ppo", hf.Workload(prompts=8))
     with pytest.raises(hf.OptionError, match="workload must be"):
         session.plan(hf.PPO(), 8)
-    with pytest.raises(hf.OptionError, match="top is"):
+    with pytest.raises(hf.OptionError, match="top must be"):
         session.plan(hf.PPO(), hf.Workload(prompts=8), top=0)
     with pytest.raises(hf.OptionError, match="context"):
         session.plan(hf.PPO(), hf.Workload(prompts=8, prompt_tokens=5000, response_tokens=5000))

@@ -72,6 +72,12 @@ class FakeController:
     def _nextstep(self, message):
         pass
 
+    def _inrow(self, message):
+        pass
+
+    def _awaitloads(self, message):
+        pass
+
     def _remove(self, message):
         del self.roles[message.role]
 
@@ -185,7 +191,7 @@ class FakeController:
     def _saved(self, message):
         if "saved" in self.failing:
             raise self.failing["saved"]
-        return "saved" not in self.held
+        return None if "saved" in self.held else {}
 
     def _snapshot(self, message):
         self.num_kept += 1

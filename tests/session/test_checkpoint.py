@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -92,14 +93,21 @@ def test_a_kill_before_the_last_moment_leaves_the_last_one(session, controller, 
     controller.updates["actor"] = 1
     session.save(tmp_path)
     controller.updates["actor"] = 2
+    replace = os.replace
+
+    def killed(source, target):
+        if target == tmp_path / "session.json":
+            raise SystemExit
+        replace(source, target)
+
     with monkeypatch.context() as patch:
-        patch.setattr("hfsdk.session.checkpoint.os.replace", lambda *_: (_ for _ in ()).throw(SystemExit))
+        patch.setattr("hfsdk.session.checkpoint.os.replace", killed)
         with pytest.raises(SystemExit):
             session.save(tmp_path)
     session.load(tmp_path)
     assert controller.updates["actor"] == 1
     session.save(tmp_path)
-    assert json.loads((tmp_path / "session.json").read_text())["state"] == "state-3"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-2"]
 
 
 def saved(session, tmp_path):
@@ -124,10 +132,13 @@ def test_incomplete_damaged_and_foreign(session, tmp_path):
     file = folder / "state-1" / "critic" / "rank0.pt"
     content = file.read_text()
     file.write_text("longer than before")
-    with pytest.raises(hf.CheckpointError, match=r"damaged: state-1/critic/rank0.pt has 18 bytes, 1 were saved"):
+    with pytest.raises(hf.CheckpointError, match=r"damaged: .*state-1/critic/rank0.pt has 18 bytes, 1 were saved"):
         session.load(folder)
     file.unlink()
-    with pytest.raises(hf.CheckpointError, match=r"incomplete: state-1/critic/rank0.pt is missing"):
+    with pytest.raises(hf.CheckpointError, match=r"incomplete: .*state-1/critic/rank0.pt is missing"):
+        session.load(folder)
+    file.write_text("7")
+    with pytest.raises(hf.CheckpointError, match=r"damaged: .*state-1/critic/rank0.pt has other content than was saved"):
         session.load(folder)
     file.write_text(content)
     session.load(folder)
@@ -269,7 +280,8 @@ if {when!r} == "writing":
     controller.held.add("saved")
     session.save({folder!r}, wait=False)
 else:
-    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    replace = os.replace
+    os.replace = lambda a, b: os.kill(os.getpid(), signal.SIGKILL) if str(b) == {folder!r} + "/session.json" else replace(a, b)
     session.save({folder!r}, wait=False).wait()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -286,4 +298,4 @@ def test_a_killed_process_leaves_the_last_complete_save(session, controller, tmp
     session.load(tmp_path)
     assert controller.updates["actor"] == 1
     session.save(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-3"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-2"], "and nothing of the one that was killed"

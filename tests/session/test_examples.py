@@ -154,7 +154,7 @@ class TestScorers:
         session.restore(saved)
         assert model.normalisation == (2.0, 4.0)
         for std in (0.0, float("nan"), -1.0):
-            with pytest.raises(OptionError, match=r"the deviation must be above 0|std must be a finite number"):
+            with pytest.raises(OptionError, match="std must be a finite number above 0"):
                 model.normalise(mean=0.0, std=std)
         with pytest.raises(OptionError, match="a batch of reference samples, or mean"):
             model.normalise()
@@ -170,12 +170,15 @@ class TestScorers:
         session.restore(saved)
         assert cost.multiplier == 2.5
         for value in (0.0, -1.0, float("inf"), True, "x"):
-            with pytest.raises(OptionError, match="a finite number above 0"):
+            with pytest.raises(OptionError, match="must be a finite number above 0"):
                 cost.multiplier = value
 
     def test_weights_of_a_sum(self, session, length_reward):
-        for weights in ([1.0], [1.0, float("nan")], [1.0, "x"]):
-            with pytest.raises(OptionError, match="one finite weight for each; got 2 rewards"):
+        for weights, words in (
+            ([1.0], "one finite weight for each; got 2 rewards"), ([1.0, float("nan")], r"weights\[1\]=nan"),
+            ([1.0, "x"], r"weights\[1\]='x'"),
+        ):  # fmt: skip
+            with pytest.raises(OptionError, match=words):
                 session.reward([length_reward, length_reward], weights=weights)
         with pytest.raises(OptionError, match="weights go with a list"):
             session.reward(length_reward, weights=[1.0])
@@ -198,9 +201,9 @@ class TestScorers:
 
     def test_what_a_sum_does_not_take(self, session, actor, length_reward):
         for wrong in (actor, session.cost(length_reward)):
-            with pytest.raises(OptionError, match=r"takes functions and handles of session.reward"):
+            with pytest.raises(OptionError, match=r"takes functions and handles of session\.reward|source must be"):
                 session.reward([wrong, length_reward])
-        with pytest.raises(OptionError, match="one finite weight for each; got 1 rewards"):
+        with pytest.raises(OptionError, match="weights must be a list of finite numbers"):
             session.reward([length_reward], weights=1.0)
         for option in ({"per_token": True}, {"optimizer": hf.AdamW(lr=1e-3)}):
             with pytest.raises(OptionError, match="neither trained nor per token"):
@@ -228,13 +231,13 @@ class TestScorers:
     def test_numbers_of_a_scorer_are_numbers(self, session, actor, length_reward):
         model, cost = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3)), session.cost(length_reward)
         batch = session.batch(prompt=[[1], [2]], response=[[3], [4]], costs=[1.0, 2.0])
-        with pytest.raises(OptionError, match="mean must be a finite number; got mean='0'"):
+        with pytest.raises(OptionError, match=r"mean must be a finite number.*; got mean='0'"):
             model.normalise(mean="0", std=1.0)
         for given in ({"mean": 0.0}, {"std": 1.0}):
             with pytest.raises(OptionError, match="not both"):
                 model.normalise(batch, **given)
         for name, value in (("lr", "x"), ("limit", "x"), ("limit", float("nan")), ("most", "x")):
-            with pytest.raises(OptionError, match=f"{name} must be a finite number"):
+            with pytest.raises(OptionError, match=f"{name} must be a (finite )?number"):
                 cost.adapt_multiplier(batch, **{"limit": 0.0, "lr": 0.1, name: value})
 
     def test_per_token_goes_with_a_function(self, session):
@@ -251,5 +254,5 @@ def test_review_pairs_differ_by_the_gap_and_stay_in_their_split():
         assert np.allclose(np.subtract(table["chosen_rating"], table["rejected_rating"]), table["margin"], atol=1e-3)
     assert list(hf.data.review_pairs("train", 300)["chosen"]) == list(train["chosen"])
     assert list(hf.data.review_pairs("train", 300, seed=1)["chosen"]) != list(train["chosen"])
-    with pytest.raises(OptionError, match="gap above 0 and at most"):
+    with pytest.raises(OptionError, match="gap must be"):
         hf.data.review_pairs("train", 3, gap=9.0)

@@ -55,7 +55,7 @@ def test_cluster_texts(text, words):
     "options", [{"prompts": 10**9}, {"prompts": 10**15}, {"prompt_tokens": 10**15}, {"prompts": 10**6, "n": 2}, {"epochs": 10**9}]
 )
 def test_workloads_have_bounds(options):
-    with pytest.raises(hf.OptionError, match=r"at most [\d,]+"):
+    with pytest.raises(hf.OptionError, match=r"(at most|from 1 to) [\d,]+"):
         hf.Workload(**options)
 
 
@@ -191,7 +191,7 @@ def test_a_band_may_be_all_of_a_plan_and_not_more(session):
 
 @pytest.mark.parametrize("cluster", [None, 3, True, ["1x8 H100"], b"1x8 H100"])
 def test_what_is_no_cluster(cluster):
-    with pytest.raises(hf.OptionError, match="cluster to simulate"):
+    with pytest.raises(hf.OptionError, match=r"Session\.simulated: cluster must be a text or an hf\.ClusterSpec; got cluster="):
         hf.Session.simulated(cluster)
 
 
@@ -226,9 +226,9 @@ def test_lengths_that_are_none(session):
 @pytest.mark.parametrize(
     ("ask", "error", "words"),
     [
-        (lambda w: w.set(layouts="tp2"), hf.OptionError, "layouts are by role"),
-        (lambda w: w.sweep("response_tokens", 5), hf.OptionError, "list of numbers"),
-        (lambda w: w.sweep("placement", ["split"]), hf.OptionError, "no slider 'placement'"),
+        (lambda w: w.set(layouts="tp2"), hf.OptionError, "layouts must be a mapping"),
+        (lambda w: w.sweep("response_tokens", 5), hf.OptionError, "list of finite numbers"),
+        (lambda w: w.sweep("placement", [1]), hf.OptionError, "no slider 'placement'"),
         (lambda w: w.set(layouts={"actor": "tp3"}), hf.LayoutError, "12 attention heads"),
         (lambda w: w.set(layouts={"actor": "tp4 pp28"}), hf.LayoutError, "needs 112 devices"),
         (lambda w: w.set(layouts={"actor rollout": "tp2 pp2"}), hf.LayoutError, "tp and dp only"),
@@ -271,7 +271,7 @@ def test_what_is_no_trace_or_has_not_run(session):
     for what, words in (({}, "empty placement"), ("colocat", "did you mean 'colocate'")):
         with pytest.raises(hf.PlacementError, match=words):
             session.place(what)
-    with pytest.raises(hf.ModelNotFoundError, match="ModelSpec is a class"):
+    with pytest.raises(hf.OptionError, match=r"Session\.actor: model must be .*got model=<class"):
         session.actor(hf.ModelSpec)
 
 

@@ -137,5 +137,5 @@ def test_bad_data_fails_at_the_call(session, actor, source, options, error, word
 def test_bad_batch_numbers(session, actor):
     prompts = session.prompts(TEXTS, batch_size=4)
     for k in (-1, 1.5, "0"):
-        with pytest.raises(hf.OptionError, match="number of a batch"):
+        with pytest.raises(hf.OptionError, match="k must be a whole number from 0"):
             prompts[k]

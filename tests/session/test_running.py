@@ -330,7 +330,8 @@ print("left", flush=True)
 
 
 def test_the_interpreter_ends_though_a_run_goes_on():
-    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-X", "faulthandler", "-c", EXIT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "left"), done.stderr
     assert done.stderr == ""
 

@@ -78,7 +78,7 @@ def test_a_released_handle_is_gone(session, actor, controller):
         ({"model": "llama-70b"}, hf.ModelNotFoundError, "llama-70b"),
         ({"model": "/nowhere"}, hf.ModelNotFoundError, "no such folder"),
         ({"model": PRESETS["llama-7b"]}, hf.ModelNotFoundError, "no weights to load"),
-        ({"model": 3}, hf.ModelNotFoundError, "got int"),
+        ({"model": 3}, hf.OptionError, "got model=3"),
         ({"dtype": "fp8"}, hf.OptionError, "dtype"),
         ({"optimizer": None}, hf.OptionError, "AdamW"),
         ({"micro_batch_tokens": 0}, hf.OptionError, "micro_batch_tokens"),

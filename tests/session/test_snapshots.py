@@ -224,7 +224,7 @@ def test_roles_must_be_those_of_the_snapshot(session, prompts):
         session.fork(before, "main")
     with pytest.raises(hf.OptionError, match="no snapshot 'x'; the session has 'before'"):
         session.rewind("x")
-    with pytest.raises(hf.OptionError, match="name is a text"):
+    with pytest.raises(hf.OptionError, match="name must be a text of"):
         session.snapshot(3)
     with hf.Session.simulated("1x2 A100-80GB") as empty, pytest.raises(hf.OptionError, match="nothing to go back to"):
         empty.snapshot()
@@ -330,7 +330,7 @@ def test_compare_comes_back_after_a_failure(session, prompts):
     ("arguments", "complaint"),
     [
         ({"algorithms": []}, "at least one algorithm"),
-        ({"algorithms": hf.PPO}, "takes a list of algorithms"),
+        ({"algorithms": hf.PPO}, "algorithms must be a list"),
         ({"algorithms": [hf.PPO]}, "takes an algorithm with a step"),
         ({"algorithms": [hf.PPO(), hf.PPO()]}, "two of the algorithms are the same"),
         ({"steps": 0}, "steps must be a whole number"),
@@ -389,6 +389,14 @@ def test_a_baseline_judges(tmp_path):
             hf.testing.assert_not_below(tmp_path / "bad.json", good)
 
 
+class RaisesAtEveryQuestion:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+    def __iter__(self):
+        raise RuntimeError("iter")
+
+
 def test_helpers_find_what_is_wrong():
     good = experiment({0: [0.0, 1.0]})
     hf.testing.assert_finite(good)
@@ -398,6 +406,9 @@ def test_helpers_find_what_is_wrong():
         hf.testing.assert_finite(experiment({0: [0.0, float("nan")]}))
     with pytest.raises(AssertionError, match="loss is inf in row 0"):
         hf.testing.assert_finite([{"loss": float("inf")}])
+    for nothing in (range(2**40), RaisesAtEveryQuestion(), 3, [1]):
+        with pytest.raises(hf.OptionError, match="numbers are in a Run, Experiment"):
+            hf.testing.assert_finite(nothing)
     first = {"ratio": 1.0, "ratio_max": 1.0, "approx_kl": 0.0, "clip_fraction": 0.0}
     hf.testing.assert_invariants([first, {**first, "ratio": 1.3}])
     with pytest.raises(AssertionError, match=r"ratio_max is 1\.5 in the first mini-batch"):

@@ -45,7 +45,6 @@ class OneCall:
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
@@ -430,3 +429,24 @@ def test_the_interpreter_s_end_closes_a_run_in_the_background(tmp_path):
     assert {name: reader().state for name, reader in READERS.items()} == {
         "tensorboard": "well", "wandb": "stopped", "mlflow": "stopped"}  # fmt: skip
     assert all(len(reader().rows) >= 3 for reader in READERS.values())
+
+
+# -- what leaves the folder, and the machine
+
+
+def test_a_session_name_is_no_path_out_of_the_folder(session, ready, tmp_path):
+    need("tensorboard")
+    session.name = "../../out\\of/here \x1b[31m"
+    session.train(OneCall(), ready, steps=1, track=hf.TensorBoard("logs"))
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"logs"}
+    (run,) = (tmp_path / "logs").iterdir()
+    assert run.name.startswith("out-of-here-")
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "a/../../elsewhere"])
+def test_a_tensorboard_name_that_leads_out_is_refused(session, ready, tmp_path, name):
+    need("tensorboard")
+    with pytest.raises(hf.OptionError, match="leads out of it"):
+        session.train(OneCall(), ready, steps=1, track=hf.TensorBoard("logs", name=name))
+    session.train(OneCall(), ready, steps=1, track=hf.TensorBoard("logs", name="first/try"))
+    assert (tmp_path / "logs" / "first" / "try").is_dir()

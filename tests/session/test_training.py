@@ -162,8 +162,8 @@ def test_saves_and_goes_on(session, ready, tmp_path, controller, length_reward):
         ({"steps": 0}, "steps"),
         ({"save_every": 1}, "folder"),
         ({"save_every": -1, "folder": "x"}, "save_every"),
-        ({"metrics": [3]}, "functions of a batch"),
-        ({"prompts": ["text"]}, "session.prompts"),
+        ({"metrics": [3]}, r"metrics must be a list of functions of 1 argument; got metrics\[0\]=3"),
+        ({"prompts": ["text"]}, "prompts must be a RowStream"),
         ({"metrics": [lambda batch: "high"]}, "must return a number"),
     ],
 )

@@ -82,10 +82,10 @@ def call_id(pending):
     return max(pending.call_ids)
 
 
-def at_work(session, call, name=None):
-    """Whether workers are inside a call now (inside its sub-span ``name``)."""
-    spans = session.client.send(m.Look("spans"))
-    return any(s.call_id == call and s.device is not None and s.duration_s is None and name in (None, s.name) for s in spans)
+def at_work(session, call, name=None, rank=None):
+    """Whether a worker (that of ``rank``) is inside a call now (inside its sub-span ``name``)."""
+    spans = [s for s in session.client.send(m.Look("spans")) if s.device is not None and s.duration_s is None]
+    return any(s.call_id == call and name in (None, s.name) and rank in (None, s.rank) for s in spans)
 
 
 def running(session):

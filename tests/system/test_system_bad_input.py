@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import time
 from pathlib import Path
@@ -263,6 +264,22 @@ def test_function_that_ends_its_process(live):
     batch = live.actor.generate(live.prompts[0][:2], max_new_tokens=4)
     with pytest.raises(hf.CallError, match=r"ended"):
         batch.reduce(lambda table: __import__("os")._exit(3), reads=["response"]).wait()
+
+
+def fork_and_exit(table):
+    if os.fork() == 0:
+        time.sleep(45)
+    os._exit(3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_function_that_ends_its_process_is_told_of_though_what_it_forked_goes_on(live):
+    """A fork keeps the process's sockets open, by which Ray sees its end."""
+    batch = live.session.batch(number=[1.0])
+    begun = time.monotonic()
+    with pytest.raises(hf.CallError, match="ended"):
+        batch.reduce(fork_and_exit, reads=["number"]).wait()
+    assert time.monotonic() - begun < 40, "before what it forked has ended"
 
 
 # ---- losses

@@ -1,12 +1,15 @@
 """A session's checkpoint on real workers: from one layout to another, in the background, and killed in the middle."""
 
-import json
 import os
+import pickle
+import shutil
 import signal
+import subprocess
 import time
 
 import numpy as np
 import pytest
+from edited_saves import reseal, save_of
 from system_helpers import OPENINGS, fingerprint, pids, until
 
 import hfsdk as hf
@@ -63,7 +66,7 @@ def test_another_layout_goes_on_alike(home, tmp_path):
     saving = session.save(tmp_path, wait=False)
     after = learn(critic, mine)
     assert saving.wait().done
-    assert json.loads((tmp_path / "session.json").read_text())["roles"]["critic"]["num_updates"] == before
+    assert save_of(tmp_path)[0]["roles"]["critic"]["num_updates"] == before
     values = critic.compute_values(mine)["values"].flat
     weights = critic.run(fingerprint)
     with hf.Session(devices=2, seed=3, name="elsewhere") as other:
@@ -89,13 +92,127 @@ def test_another_layout_goes_on_alike(home, tmp_path):
 def test_other_models_are_refused(home, tmp_path):
     session, critic, _ = home
     session.save(tmp_path)
-    index = json.loads((tmp_path / "session.json").read_text())
-    index["roles"]["critic"]["model"]["num_layers"] = 2
-    (tmp_path / "session.json").write_text(json.dumps(index))
+    reseal(tmp_path, lambda save: save["roles"]["critic"]["model"].update(num_layers=2))
     weights = critic.run(fingerprint)
     with pytest.raises(hf.CheckpointError, match="num_layers 2 -> 4"):
         session.load(tmp_path)
     assert critic.run(fingerprint) == weights
+
+
+class Canary:
+    """A pickle that leaves a file when it is read as torch reads an index."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def damages(state, files):
+    """Yield (what was done, name of the file) with every file of a save damaged in every way, and mended again."""
+    whole = {name: (state / name).read_bytes() for name in files}
+    for name, content in whole.items():
+        middle = len(content) // 2
+        for how, other in {
+            "truncated": content[:-1], "flipped": content[:middle] + bytes([content[middle] ^ 8]) + content[middle + 1 :],
+            "swapped": next(x for n, x in whole.items() if n != name), "foreign": b"not ours", "empty": b"", "missing": None,
+        }.items():  # fmt: skip
+            (state / name).unlink() if other is None else (state / name).write_bytes(other)
+            yield how, name
+            (state / name).write_bytes(content)
+
+
+def test_every_damage_is_seen_before_anything_is_replaced(home, tmp_path):
+    session, critic, batch = home
+    session.save(tmp_path)
+    learn(critic, batch)
+    weights, version = critic.run(fingerprint), critic.version
+    save, state = save_of(tmp_path)
+    assert {"critic/.metadata", "critic/common.pt", "critic/__0_0.distcp", "critic/__1_0.distcp"} < set(save["files"])
+    seen = 0
+    for how, name in damages(state, [*save["files"], "save.json", "../session.json"]):
+        with pytest.raises(hf.CheckpointError, match=name.split("/")[-1].replace(".", r"\.")):
+            session.load(tmp_path)
+        seen += 1
+        assert critic.version == version, how
+    assert seen == 6 * (len(save["files"]) + 2)
+    assert critic.run(fingerprint) == weights
+    session.load(tmp_path)
+    assert critic.run(fingerprint) != weights
+
+
+def test_nothing_in_a_strangers_checkpoint_is_run(home, tmp_path):
+    """Checksums that fit do not help: every pickle is read by what knows a few names only."""
+    session, critic, batch = home
+    session.save(tmp_path / "good")
+    learn(critic, batch)
+    weights = critic.run(fingerprint)
+    canary = tmp_path / "canary"
+    for name in ("critic/.metadata", "critic/common.pt", "critic/__0_0.distcp", "critic/__1_0.distcp", "save.json", "session.json"):
+        shutil.copytree(tmp_path / "good", tmp_path / "bad")
+        _, state = save_of(tmp_path / "bad")
+        file = tmp_path / "bad" / name if name == "session.json" else state / name
+        content = b"" if name.endswith("n") or name.endswith("pt") else file.read_bytes()
+        file.write_bytes(pickle.dumps(Canary(canary)) + content)
+        if "/" in name:
+            reseal(tmp_path / "bad")
+        with pytest.raises(hf.CheckpointError):
+            session.load(tmp_path / "bad")
+        shutil.rmtree(tmp_path / "bad")
+        assert not canary.exists(), name
+        assert critic.run(fingerprint) == weights, name
+
+
+def limit_files(rank, num_bytes):
+    """Let no file of this process grow beyond so many bytes."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_a_disk_that_takes_no_more_leaves_the_last_save(home, tmp_path):
+    session, critic, batch = home
+    session.save(tmp_path)
+    saved = critic.run(fingerprint)
+    learn(critic, batch)
+    critic.run(lambda rank: limit_files(rank, 300_000))
+    try:
+        with pytest.raises(hf.CheckpointError, match="File too large"):
+            session.save(tmp_path)
+    finally:
+        critic.run(lambda rank: limit_files(rank, -1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
+    assert len(session.predict()) > 0, "who saved was told; nobody else is"
+    session.load(tmp_path)
+    assert critic.run(fingerprint) == saved
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_before_and_survived(home, small_disk, monkeypatch):
+    session, critic, _ = home
+    with pytest.raises(hf.CheckpointError, match=r"the state takes .* MB and the disk has .* MB free"):
+        session.save(small_disk)
+    assert list(small_disk.iterdir()) == []
+    with monkeypatch.context() as patch:  # as if somebody else filled it in between
+        patch.setattr("hfsdk.session.checkpoint.Saving._check_space", lambda self: None)
+        with pytest.raises(hf.CheckpointError, match="No space left"):
+            session.save(small_disk)
+    assert list(small_disk.iterdir()) == []
+    with pytest.raises(hf.CheckpointError, match=r"cannot write the model .* MB free"):
+        critic.save_pretrained(small_disk / "model")
+    assert list(small_disk.rglob("*.*")) == []
+    assert critic.run(lambda rank: 1) == [1, 1]
 
 
 def test_a_worker_killed_while_it_writes(home, tmp_path):

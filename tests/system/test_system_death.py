@@ -75,7 +75,7 @@ def test_killed_in_a_generation_after_a_save(twin, tmp_path):
     assert twin.actor.run(fingerprint) != saved[0]
 
     batch = long_generation(twin)
-    until("decoding", lambda: at_work(twin.session, call_id(batch), "decode"))
+    until("decoding", lambda: at_work(twin.session, call_id(batch), "decode", rank=0))
     kill(twin.session, 0)
     with pytest.raises(hf.WorkerDiedError, match=r"actor comes back with checkpoint .* \(2 updates lost\)") as caught:
         batch.wait(timeout=120)
@@ -171,3 +171,29 @@ def test_hang_after_another_rank_failed(ray_here, monkeypatch):
             critic.run(uneven)
         assert caught.value.rank == 1
         assert len(critic.compute_values(session.batch(prompt=[[1]], response=[[2]]))["values"]) == 1
+
+
+def test_killed_while_place_moves_trained_roles(ray_here, monkeypatch):
+    """Before the old pool is left, and once the first role is to be loaded: told once, then the session is as any other."""
+    with hf.Session(devices=2, name="moved") as session:
+        actor, critic = session.actor("tiny", optimizer=hf.AdamW(lr=1e-3)), session.critic("tiny", optimizer=hf.AdamW(lr=1e-3))
+        rows = session.batch(prompt=[[1], [2]], response=[[3, 4], [5, 6]])
+        runtime, loss = session.client._controller._runtime, lambda out, b: out.values if out.log_probs is None else out.log_probs
+        for moment, where in (("close_pool", {"actor": 1, "critic": 1}), ("load", "colocate")):
+            for role in (actor, critic):
+                role.update(rows, loss).wait(timeout=240)
+            before, victims = getattr(runtime, moment), [pids(session)[0]]
+
+            def dying(*given, before=before, victims=victims, **named):
+                if victims:
+                    os.kill(victims.pop(), signal.SIGKILL)
+                return before(*given, **named)
+
+            monkeypatch.setattr(runtime, moment, dying)
+            with pytest.raises(hf.WorkerDiedError, match=r"comes back with its initial weights \(\d updates? lost\)"):
+                session.place(where)
+            monkeypatch.setattr(runtime, moment, before)
+            for role in (actor, critic):
+                role.update(rows, loss).wait(timeout=240)
+        session.rewind(session.snapshot())
+        assert actor.generate([[1], [2]], max_new_tokens=2).wait(timeout=240).done

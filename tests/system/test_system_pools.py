@@ -139,6 +139,16 @@ def test_calls_on_a_part_and_on_the_whole_take_turns(four):
         call.wait(60)
 
 
+def test_a_role_on_a_part_of_a_pool_is_declared_anew(four):
+    """Its groups have the ranks of those before; made again, they would be waited for for ever."""
+    four.place("interleaving")
+    batch = four.batch(prompt=[[1, 2, 3], [4]], response=[[5, 6], [7, 8, 9]])
+    before = four.models.reference.compute_log_probs(batch)["ref_log_probs"]
+    four.reference(four.models.actor, micro_batch_tokens=1024)
+    assert np.array_equal(four.models.reference.compute_log_probs(batch).wait(120)["ref_log_probs"].flat, before.flat)
+    four.reference(four.models.actor)
+
+
 def test_moving_waits_for_what_runs(four):
     """A call submitted before ``place`` ends where it began; one after it runs at the new place."""
 

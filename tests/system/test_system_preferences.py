@@ -166,7 +166,7 @@ class TestSafeRLHF:
         if missing == "cost":
             without.cost_critic = models.cost_critic
         calls = len(lab.session.trace)
-        with pytest.raises(AttributeError, match=missing):
+        with pytest.raises(hf.OptionError, match=f"^models must have {missing}: "):
             hf.SafeRLHF(**FEW).step(without, lab.prompts[0])
         assert len(lab.session.trace) == calls
 

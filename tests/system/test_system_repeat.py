@@ -1,9 +1,9 @@
 """Seeded means repeatable; saved means the next step is the same, bit for bit."""
 
-import json
 
 import numpy as np
 import pytest
+from edited_saves import save_of
 from system_helpers import fingerprint, outcome, ppo_step
 
 import hfsdk as hf
@@ -38,8 +38,8 @@ def test_training_resumes_as_if_it_had_not_stopped(live, twin, tmp_path):
         return [{k: v for k, v in row.items() if k not in MEASURED} for row in run.rows]
 
     first = train(live, 2, save_every=1, folder=tmp_path)
-    state = json.loads((tmp_path / "session.json").read_text())
-    assert [p.name for p in tmp_path.glob("state-*")] == [state["state"]], "only the last save is kept"
+    _, state = save_of(tmp_path)
+    assert list(tmp_path.glob("state-*")) == [state], "only the last save is kept"
     uninterrupted = train(live, 2)
     assert [row["step"] for row in first + uninterrupted] == list(range(first[0]["step"], first[0]["step"] + 4))
     assert train(twin, 2, resume=tmp_path) == uninterrupted
@@ -107,10 +107,10 @@ def test_checkpoint_of_something_else_is_refused(live, tmp_path):
     with pytest.raises(hf.CheckpointError, match="no checkpoint"):
         live.session.load(tmp_path)
     live.session.save(tmp_path)
-    index = json.loads((tmp_path / "session.json").read_text())
-    name = next(iter(index["files"]))
+    save, state = save_of(tmp_path)
+    name = next(iter(save["files"]))
     weights = live.actor.run(fingerprint)
-    (tmp_path / index["state"] / name).write_bytes(b"cut off")
+    (state / name).write_bytes(b"cut off")
     with pytest.raises(hf.CheckpointError, match="damaged"):
         live.session.load(tmp_path)
     assert live.actor.run(fingerprint) == weights

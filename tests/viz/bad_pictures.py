@@ -31,7 +31,11 @@ from hfsdk.viz.what_if import WhatIfPicture, what_if_view
 from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
 
-HOSTILE = "</script><script>window.hacked=1</script>]]>&\"'<!-- \u202eabc שלום 🙂 \ud800 \udc00 \x00\x0b\ufffe " + "x" * 300
+ORDERS = "\x1b[31m\x1b]0;owned\x07\x9b2J\x7f\r"
+"""What a terminal would obey."""
+HOSTILE = "</script><script>window.hacked=1</script>]]>&\"'<!-- \u202eabc שלום 🙂 \ud800 \udc00 \x00\x0b\ufffe " + ORDERS + "x" * 99
+NAMED = HOSTILE.encode("utf-8", "replace").decode()
+"""The same where a name is taken only if it has a UTF-8 form: of models and columns."""
 NAN, INF = float("nan"), float("inf")
 POINTS = [[0.0, 3, 0, 0.5], [0.1, 2, 1, 0.4], [0.2, 0, 0, 0.0]]
 
@@ -308,7 +312,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "clip: nan": lambda: hf.viz.clip_picture(tokens(all_numbers(NAN))),
     "clip: infinity": lambda: hf.viz.clip_picture(tokens(all_numbers(INF))),
     "clip: many": lambda: hf.viz.clip_picture(tokens(num_rows=600)),
-    "clip: hostile": lambda: hf.viz.clip_picture(tokens(lambda c: {**c, HOSTILE: c["new_log_probs"]}), HOSTILE),
+    "clip: hostile": lambda: hf.viz.clip_picture(tokens(lambda c: {**c, NAMED: c["new_log_probs"]}), NAMED),
     "dataflow: empty": lambda: picture_of(Dataflow(())),
     "dataflow: one rank": lambda: picture_of(flow_of("a", 1.0, ranks=1)),
     "dataflow: 1024 ranks": lambda: picture_of(flow_of("a", 1.0, ranks=1024)),
@@ -330,7 +334,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "lineage: hostile": lambda: picture_of(history_of(0.5, HOSTILE)),
     "reshard: one rank": lambda: picture_of(plan_of("m", "tp1", "tp1")),
     "reshard: 1024 ranks": lambda: picture_of(plan_of("m", "tp4 dp256", "tp2 dp512")),
-    "reshard: hostile": lambda: picture_of(plan_of(HOSTILE, "tp4", "tp2")),
+    "reshard: hostile": lambda: picture_of(plan_of(NAMED, "tp4", "tp2")),
     "reshard: nan": lambda: picture_of(report_of(plan_of("m", "tp4", "tp2"), NAN)),
     "reshard: infinity": lambda: picture_of(report_of(plan_of("m", "tp4", "tp2"), INF)),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_t
 from tests.viz import demo, harness
 from tests.viz.bad_pictures import HOSTILE, INF, NAN, PICTURES, hostile
 
+ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 KINDS = list(dict.fromkeys(name.partition(":")[0] for name in PICTURES))
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -31,6 +32,8 @@ def test_every_form_is_whole(name: str) -> None:
     for form in (text, svg, html, picture.to_html(full=True)):
         form.encode()
     assert text.strip()
+    for form in (text, svg, html, picture.to_html(full=True), repr(picture)):
+        assert not ORDERS.search(form), "a terminal or a page would be given control characters"
     root = ET.fromstring(svg)
     drawn = root.attrib | {"style": ""}
     assert min(float(drawn["width"]), float(drawn["height"])) > 20
@@ -55,6 +58,7 @@ def test_tables_hold_hostile_texts_and_no_numbers() -> None:
         ET.fromstring(html)
         assert "<script" not in html
     progress_text(calls).encode()
+    assert not ORDERS.search(progress_text(calls))
     assert ">nan<" not in batch_html(data)
 
 

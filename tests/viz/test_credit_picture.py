@@ -78,7 +78,7 @@ def test_other_gamma_or_advantages_are_called_so():
     ("options", "error", "words"),
     [
         ({"row": 12}, hf.ColumnError, r"sample 12 does not exist; the batch has 12 samples \(0 to 11\)"),
-        ({"row": 1.5}, hf.ColumnError, "sample 1.5 does not exist"),
+        ({"row": 1.5}, hf.OptionError, "row must be a whole number"),
         ({"gamma": 1.1}, hf.OptionError, "gamma must be between 0 and 1; got gamma=1.1"),
         ({"lam": "x"}, hf.OptionError, "lam must be a finite number"),
     ],

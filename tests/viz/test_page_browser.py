@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -321,3 +324,47 @@ def test_axe_finds_nothing_serious(report: Path, chromium: Any, name: str, schem
         for v in found if v["impact"] in SERIOUS
     ]  # fmt: skip
     assert serious == [], json.dumps(serious, indent=1)
+
+
+# ---------------------------------------------------------------- what a saved page may do
+
+
+class Asked(BaseHTTPRequestHandler):
+    """Keeps what is asked for."""
+
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        self.send_error(404)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def pixel() -> Iterator[str]:
+    """The address of a picture on another server."""
+    Asked.paths.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/pixel"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("policy", [True, False], ids=["as it is saved", "without its policy"])
+def test_a_saved_page_runs_only_its_own_scripts_and_asks_nobody(chromium: Any, tmp_path: Path, pixel: str, policy: bool) -> None:
+    """What got into the page in spite of every escape is neither run nor fetched; without the policy it would be."""
+    smuggled = f'<script>window.hacked=1</script><img src="{pixel}"/><img src="data:," onerror="window.hacked=2"/>'
+    path = picture_of(demo.pools_trace()).save(tmp_path / "picture.html")
+    text = path.read_text(encoding="utf-8")
+    if not policy:
+        text = re.sub("<meta http-equiv=.*?/>", "", text)
+    path.write_text(text.replace("</body>", smuggled + "</body>"), encoding="utf-8")
+    page = chromium.new_page()
+    page.goto(f"file://{path}")
+    page.wait_for_selector("[data-ready]")
+    page.wait_for_load_state("load")
+    assert (page.evaluate("() => window.hacked") is None) == policy
+    assert (Asked.paths == []) == policy
+    page.close()

@@ -166,8 +166,8 @@ def test_every_stop_can_be_asked_for() -> None:
         ({"devices": 0}, "whole number of at least 1"), ({"devices": 12}, "not whole nodes of 8"),
         ({"devices": 2.5}, "whole number"), ({"prompts": True}, "whole number"), ({"response_tokens": 10**6}, "8192 positions"),
         ({"device": "H10"}, "'H100'"), ({"price_per_device_hour": -1.0}, "at least 0"),
-        ({"price_per_device_hour": float("nan")}, "at least 0"), ({"placement": "splitt"}, "Did you mean 'split'"),
-        ({"layouts": {"acter": "tp2"}}, "layouts are of"), ({"layouts": {"actor": 2}}, "is a text"),
+        ({"price_per_device_hour": float("nan")}, "a finite number"), ({"placement": "splitt"}, "Did you mean 'split'"),
+        ({"layouts": {"acter": "tp2"}}, "layouts are of"), ({"layouts": {"actor": 2}}, "a mapping of texts to texts"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused_and_changes_nothing(change: dict[str, object], words: str) -> None:

@@ -118,9 +118,9 @@ def test_only_what_is_shown_is_brought_and_the_picture_says_so():
 @pytest.mark.parametrize(
     ("rows", "error", "words"),
     [
-        (8, hf.OptionError, r"use rows=\[8\] for that sample or rows=range\(8\)"),
-        ("all", hf.OptionError, "got the text 'all'"),
-        ([1.5], hf.OptionError, "rows must be sample numbers"),
+        (8, hf.OptionError, "rows must be a slice of whole numbers or a list of whole numbers.*; got rows=8"),
+        ("all", hf.OptionError, "got rows='all'"),
+        ([1.5], hf.OptionError, r"got rows\[0\]=1.5"),
         ([], hf.ColumnError, r"no rows selected; the batch has 12 samples \(0 to 11\)"),
         ([12], hf.ColumnError, "row 12 does not exist"),
         ([True], hf.ColumnError, "the row mask has 1 entries"),

@@ -1,0 +1,227 @@
+"""Files that a user asked for: written beside and renamed, never through a link; and checksums of files.
+
+::
+
+    report.html                    what was there stays whole until the new one is
+    .report.html.1f0c.partial      the new one, as it is written; after a failure it is removed
+
+A link in the place of the file is replaced by the file: what it pointed to stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hfsdk.errors import CheckpointError, OptionError, OutputError
+
+SAVE = "save.json"
+"""What a save says of itself, in its folder: see ``hfsdk.session.checkpoint_index``."""
+
+BLOCK_BYTES = 1 << 22
+"""Read at a time for a checksum."""
+
+MOST_THREADS = 8
+"""That read files at the same time."""
+
+_written: dict[str, tuple[int, int]] = {}
+"""Files that this process wrote for the user -> (inode, time of change), to be quiet where a cell is run again."""
+
+
+# -- writing
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """Give a new, empty file beside ``path`` to write to; on leaving it takes that place, after a failure it is removed.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
+    partial = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.partial")
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a whole file beside its place and rename it.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
+    with beside(path) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def export(path: str | Path, content: str | bytes, what: str, notice: Callable[[str], object] | None = None) -> Path:
+    """Write a file that the user asked for; say when that replaces one that this process did not write.
+
+    Args:
+        path: where; a text or a path.
+        content: all of it; text becomes UTF-8.
+        what: for messages, e.g. ``"the report"``.
+        notice: takes what is to be said; by default a warning.
+
+    Returns:
+        The path, as it was given.
+
+    Raises:
+        OptionError: ``path`` is no path, or a folder.
+        OutputError: it cannot be written; what was there before stays.
+    """
+    target = as_path(path, what)
+    try:
+        replaced = is_strangers(target)
+        if target.is_dir() and not target.is_symlink():
+            raise OptionError(f"{what} is written to a file; {target} is a folder. Give a file's name in it.")
+        write_file(target, content)
+    except OSError as error:
+        raise OutputError(f"cannot write {what} to {target}: {error.strerror or error}; what was there is unchanged") from error
+    is_ours(target)
+    if replaced:
+        (notice or _warn)(f"{what} replaced what was at {target}")
+    return target
+
+
+def is_strangers(path: Path) -> bool:
+    """Whether there is something that this process did not write for the user, or that was changed since."""
+    there = _state_of(path)
+    return there is not None and there != _written.get(os.path.abspath(path))
+
+
+def is_ours(path: Path) -> None:
+    """Note that this process wrote a file for the user."""
+    _written[os.path.abspath(path)] = _state_of(path) or (0, 0)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def as_path(path: Any, what: str) -> Path:
+    """Return a path as it was given.
+
+    Raises:
+        OptionError: it is none: neither a text nor a path, empty, or with a zero character.
+    """
+    if not isinstance(path, str | Path) or not str(path) or "\0" in str(path):
+        raise OptionError(f"{what} goes to a path, e.g. 'runs/1' or a pathlib.Path; got {type(path).__name__} {str(path)[:100]!r}")
+    return Path(path)
+
+
+# -- checksums
+
+
+@dataclass(frozen=True)
+class FileSum:
+    """What must be the same of a file that is read again."""
+
+    num_bytes: int
+    crc32: int | None
+    """``None`` where a version of hfsdk wrote it that kept none."""
+
+    @classmethod
+    def of(cls, path: Path) -> FileSum:
+        """Read a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        total = crc = 0
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                total, crc = total + len(block), zlib.crc32(block, crc)
+        return cls(total, crc)
+
+
+def parse_files(files: Any) -> dict[str, FileSum]:
+    """Return the files of a save as its ``save.json`` has them: ``{"actor/common.pt": [bytes, checksum], ...}``.
+
+    In format 2 a number of bytes alone. Each lies in the save's folder or in that of a role in it.
+
+    Raises:
+        ValueError: they are not of this form.
+    """
+    if not isinstance(files, dict):
+        raise ValueError("files must be an object")
+    found = {}
+    for name, noted in files.items():
+        size, crc = noted if isinstance(noted, list) and len(noted) == 2 else (noted, None)
+        parts = name.split("/")
+        if len(parts) > 2 or not all(parts) or {".", ".."} & set(parts) or "\\" in name or "\0" in name:
+            raise ValueError(f"the file {name[:100]!r} must be one like 'actor/common.pt'")
+        if type(size) is not int or size < 0 or (crc is not None and (type(crc) is not int or not 0 <= crc < 2**32)):
+            raise ValueError(f"the file {name[:100]!r} must have a number of bytes and a checksum")
+        found[name] = FileSum(size, crc)
+    return found
+
+
+def check_files(folder: Path, files: Mapping[str, FileSum], parts: Collection[str] | None = None) -> None:
+    """Compare files with what was noted when they were written: all sizes first, then every byte, several files at a time.
+
+    Args:
+        folder: where they are.
+        files: by path in it.
+        parts: those to read; by default all. Sizes are compared of all.
+
+    Raises:
+        CheckpointError: names the first that is missing or different.
+    """
+    for name, noted in files.items():
+        _check_size(folder, name, noted)
+    chosen = [name for name in files if files[name].crc32 is not None and (parts is None or name in parts)]
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
+        for failure in threads.map(lambda name: _difference(folder, name, files[name]), chosen):
+            if failure:
+                raise CheckpointError(failure)
+
+
+def _check_size(folder: Path, name: str, noted: FileSum) -> None:
+    path = folder / name
+    try:
+        there, size = path.is_file(), path.stat().st_size if path.is_file() else 0
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not there:
+        raise CheckpointError(f"the checkpoint is incomplete: {path} is missing; take another copy")
+    if size != noted.num_bytes:
+        found = f"{size} bytes, {noted.num_bytes} were saved"
+        raise CheckpointError(f"the checkpoint is damaged: {path} has {found}; take another copy")
+
+
+def _difference(folder: Path, name: str, noted: FileSum) -> str:
+    path = folder / name
+    try:
+        found = FileSum.of(path)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
+    if found == noted:
+        return ""
+    return (
+        f"the checkpoint is damaged: {path} has other content than was saved (checksum {found.crc32:08x}, "
+        f"{noted.crc32:08x} was saved); take another copy"
+    )

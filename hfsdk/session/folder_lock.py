@@ -1,0 +1,160 @@
+"""One save at a time: threads of this process take turns, other processes are refused.
+
+A process that is killed leaves the lock open; what it had not finished stands in the lock's file, so that the next save removes
+that and nothing else::
+
+    folder/.hfsdk-saving      {"pid": 4711, "host": "node3", "left": ["state-3.partial", "state-3"]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hfsdk.errors import CheckpointError
+
+LOCK = ".hfsdk-saving"
+
+OURS = re.compile(r"state-[0-9]{1,18}(\.partial)?")
+"""What a save may remove where the lock's file names it."""
+
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""Answers of a file system that knows no locks: threads take turns there all the same."""
+
+
+class Turns:
+    """Who comes first is served first; a turn may end on another thread than it began on."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+
+    def take(self, who: object) -> None:
+        """Wait for the turn; whatever interrupts that, :meth:`give` ends it."""
+        with self._changed:
+            self._waiting.append(who)
+            self._changed.wait_for(lambda: self._waiting[0] is who)
+
+    def give(self, who: object) -> None:
+        """End the turn, or the waiting for it; nothing where there is neither."""
+        with self._changed:
+            if who in self._waiting:
+                self._waiting.remove(who)
+                self._changed.notify_all()
+
+
+_turns: dict[str, Turns] = {}
+"""Of the sessions of this process, by folder."""
+
+
+class FolderLock:
+    """Held while a folder is saved to. See the module's text.
+
+    Attributes:
+        left: what a process that was killed had not finished, or not yet removed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Name the folder; :meth:`acquire` locks it."""
+        self._file = folder / LOCK
+        self._turns = _turns.setdefault(str(folder), Turns())
+        self._fd = -1
+        self._held = False
+        self.left: list[str] = []
+
+    def acquire(self) -> None:
+        """Wait for the threads of this process that came before, and lock the folder.
+
+        Whatever interrupts that, :meth:`release` lets go of what was taken.
+
+        Raises:
+            CheckpointError: another process is saving to it.
+            OSError: it cannot be written.
+        """
+        self._turns.take(self)
+        while not self._held:
+            self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            if not _lock(self._fd):
+                folder = self._file.parent
+                raise CheckpointError(f"another process{_owner(self._fd)} is saving to {folder}; wait for it, or save elsewhere")
+            with contextlib.suppress(FileNotFoundError):
+                self._held = os.fstat(self._fd).st_ino == self._file.stat().st_ino
+            if not self._held:  # who held it has removed it in between: once more with the new file
+                self._close()
+        self.left = _left_in(self._fd)
+
+    def note(self, left: Iterable[str]) -> None:
+        """Write down what the next save may remove should this process end now.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = json.dumps({"pid": os.getpid(), "host": platform.node(), "left": list(left)}).encode()
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        os.write(self._fd, content)
+
+    def release(self, *, keep: bool = False) -> None:
+        """Let the next one in; nothing where the lock is not held.
+
+        Args:
+            keep: leave the file with its note: something it names could not be removed.
+        """
+        with contextlib.suppress(OSError):
+            if self._held and not keep:
+                self._file.unlink()
+        self._held = False
+        self._close()
+        self._turns.give(self)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        with contextlib.suppress(OSError):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(fd, 1 << 30, os.SEEK_SET)  # a place that nobody reads
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in WITHOUT_LOCKS
+    return True
+
+
+def _content(fd: int) -> dict[str, Any]:
+    try:
+        os.lseek(fd, 0, os.SEEK_SET)
+        found = json.loads(os.read(fd, 1 << 16) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _owner(fd: int) -> str:
+    found = _content(fd)
+    pid, host = found.get("pid"), found.get("host")
+    return f" ({pid} on {str(host)[:100]})" if isinstance(pid, int) else ""
+
+
+def _left_in(fd: int) -> list[str]:
+    found = _content(fd).get("left")
+    return [name for name in found if isinstance(name, str) and OURS.fullmatch(name)] if isinstance(found, list) else []

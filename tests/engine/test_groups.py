@@ -1,0 +1,74 @@
+"""The process groups of roles: few, whatever the size of the world, and made once."""
+
+import pytest
+
+pytest.importorskip("torch")
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from hfsdk.engine.megatron_groups import RoleGroups, forget_groups, group_of
+from hfsdk.layout import Layout
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Start a world without peers; returns the lists of ranks of which groups were made."""
+    made, make = [], dist.new_group
+
+    def new_group(ranks, **options):
+        made.append(tuple(ranks))
+        return make(ranks, **options)
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+
+    def start(size, rank):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        return made
+
+    yield start
+    forget_groups()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("layout", ["tp8 pp4 dp8", "tp8 dp32", "dp256", "tp4 pp8 dp8"])
+@pytest.mark.parametrize("rank", [0, 100, 255])
+def test_a_rank_of_256_makes_a_handful_of_groups(world, layout, rank):
+    made = world(256, rank)
+    groups = RoleGroups(Layout.parse(layout).mesh())
+    assert len(made) <= 7
+    assert all(rank in ranks for ranks in made)
+    sizes = groups.tp.size(), groups.pp.size(), groups.dp.size(), groups.world.size()
+    assert sizes == (groups.tp_size, groups.pp_size, groups.dp_size, 256)
+    RoleGroups(Layout.parse(layout).mesh())
+    assert len(made) <= 7, "the next role of the same layout makes none"
+
+
+def test_ranks_in_another_order_are_another_group(world):
+    made = world(4, 1)
+    assert group_of([0, 1]) is group_of((0, 1))
+    assert dist.get_process_group_ranks(group_of([1, 0])) == [1, 0]
+    assert made == [(0, 1), (1, 0)]
+
+
+def test_the_next_world_has_groups_of_its_own(world):
+    made = world(2, 0)
+    group_of([0, 1])
+    forget_groups()
+    dist.destroy_process_group()
+    world(2, 0)
+    group_of([0, 1])
+    assert made == [(0, 1)] * 2
+
+
+def test_a_groups_name_is_the_same_on_all_its_members(world):
+    """torch's own name counts the process's groups; members that differ in them would wait for each other for ever."""
+    names = []
+    for others in ([], [[0, 1], [0, 2]]):
+        world(4, 0)
+        for ranks in others:
+            group_of(ranks)
+        names.append(group_of([0, 1, 2, 3]).group_name)
+        forget_groups()
+        dist.destroy_process_group()
+    world(4, 0)
+    assert names[0] == names[1]

@@ -1,0 +1,118 @@
+"""Only what provably belonged to a dead process of this user is removed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("psutil")
+import psutil
+
+from hfsdk.engine import own_folders
+from hfsdk.errors import PlacementError
+
+MAKER = """
+import sys, time
+from hfsdk.engine import own_folders
+print(own_folders.create("job", sys.argv[1]).path, flush=True)
+time.sleep(600)
+"""
+
+HELPER = "import sys, time; print('up', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def maker(tmp_path):
+    """A process that owns a folder in ``tmp_path``, and the folder."""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-c", MAKER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=env)
+    yield process, Path(process.stdout.readline().strip())
+    process.kill()
+    process.communicate()
+
+
+def test_a_killed_processs_folder_and_helpers_go_and_a_living_ones_stay(maker, tmp_path):
+    process, folder = maker
+    (folder / "log").write_text("words")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert own_folders.clear_left(str(tmp_path)) == []
+    helper = subprocess.Popen([sys.executable, "-c", HELPER, f"--session-dir={folder}/r"], stdout=subprocess.PIPE)
+    reader = subprocess.Popen([sys.executable, "-c", HELPER, f"{folder}/log"], stdout=subprocess.PIPE)
+    try:
+        assert (helper.stdout.readline(), reader.stdout.readline()) == (b"up\n", b"up\n")
+        process.kill()
+        process.wait()
+        assert own_folders.left_in(str(tmp_path)) == [folder]
+        assert own_folders.clear_left(str(tmp_path)) == [folder]
+        assert not folder.exists()
+        assert not psutil.pid_exists(helper.pid)
+        assert reader.poll() is None, "somebody who looks at a file of it is no helper"
+    finally:
+        for child in (helper, reader):
+            child.kill()
+            child.communicate()
+
+
+def test_a_process_with_the_same_id_is_another_one(maker, tmp_path):
+    process, folder = maker
+    process.kill()
+    process.wait()
+    known = json.loads((folder / "owner.json").read_text())
+    (folder / "owner.json").write_text(json.dumps({"pid": os.getpid(), "started": known["started"] - 1000}))
+    assert own_folders.clear_left(str(tmp_path)) == [folder]
+
+
+def test_a_locked_folder_stays_though_its_process_cannot_be_seen(maker, tmp_path):
+    """As where two containers share a place for temporary files."""
+    _, folder = maker
+    (folder / "owner.json").write_text(json.dumps({"pid": 2**22, "started": 0.0}))
+    assert own_folders.clear_left(str(tmp_path)) == []
+    assert folder.exists()
+
+
+def test_what_is_not_surely_ours_stays(tmp_path):
+    (tmp_path / "hfsdk-without-owner").mkdir(mode=0o700)
+    broken = tmp_path / "hfsdk-broken"
+    broken.mkdir(mode=0o700)
+    (broken / "owner.json").write_text("words")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / "owner.json").write_text(json.dumps({"pid": 2**22, "started": time.time()}))
+    (tmp_path / "hfsdk-link").symlink_to(elsewhere)
+    if os.geteuid() == 0:
+        foreign = tmp_path / "hfsdk-foreign"
+        foreign.mkdir(mode=0o700)
+        (foreign / "owner.json").write_text(json.dumps({"pid": 2**22, "started": 0.0}))
+        os.chown(foreign, 65534, 65534)
+    before = sorted(tmp_path.iterdir())
+    assert own_folders.clear_left(str(tmp_path)) == []
+    assert sorted(tmp_path.iterdir()) == before
+    assert (elsewhere / "owner.json").exists()
+
+
+def test_a_folder_of_another_machine_is_left_to_it(maker, tmp_path):
+    process, folder = maker
+    process.kill()
+    process.wait()
+    owner = json.loads((folder / own_folders.OWNER).read_text())
+    (folder / own_folders.OWNER).write_text(json.dumps({**owner, "host": "another"}))
+    assert own_folders.left_in(str(tmp_path)) == own_folders.clear_left(str(tmp_path)) == []
+    (folder / own_folders.OWNER).write_text(json.dumps(owner))
+    assert own_folders.clear_left(str(tmp_path)) == [folder]
+
+
+def test_a_place_that_takes_no_folder_is_told_and_nothing_stays(tmp_path, monkeypatch):
+    with pytest.raises(PlacementError, match=r"needs a folder of its own in .*nowhere.*No such file"):
+        own_folders.create("job", str(tmp_path / "nowhere"))
+
+    def no_locks(file, how):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(own_folders.fcntl, "flock", no_locks)
+    with pytest.raises(PlacementError, match=r"Function not implemented.*set TMPDIR"):
+        own_folders.create("job", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

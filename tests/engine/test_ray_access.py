@@ -1,0 +1,224 @@
+"""Who can reach a Ray of ours, and whom its token is shown to."""
+
+import os
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("ray")
+from hfsdk.engine import ray_access, ray_cluster, ray_start, ray_state
+from hfsdk.errors import PlacementError
+
+NOBODY = 65534
+TOKEN = "0123456789abcdef" * 4
+
+STRANGER = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home of its own, in which a token is kept and an address may be written down."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for name in ("RAY_TMPDIR", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "ray").mkdir()
+    return tmp_path
+
+
+class Listener:
+    """A server that accepts, writes down what it is sent, and says nothing."""
+
+    def __init__(self):
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+        self.heard = b""
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            try:
+                connection, _ = self.server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.hear, args=(connection,), daemon=True).start()
+
+    def hear(self, connection):
+        while data := connection.recv(4096):
+            self.heard += data
+
+
+@pytest.fixture
+def listener():
+    server = Listener()
+    yield server
+    server.server.close()
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+# -- the token's file
+
+
+def test_the_token_is_made_readable_by_its_user_alone(home):
+    before = os.umask(0)
+    try:
+        assert ray_access.secure_token() == []
+    finally:
+        os.umask(before)
+    token = home / ".ray" / "auth_token"
+    assert (mode(token), mode(token.parent)) == (0o600, 0o700)
+    assert len(token.read_text()) == 64
+    assert [path.name for path in token.parent.iterdir()] == ["auth_token"]
+    text = token.read_text()
+    assert ray_access.secure_token() == []
+    assert token.read_text() == text
+
+
+def test_a_token_that_others_could_read_is_closed_and_that_is_said(home):
+    token = home / ".ray" / "auth_token"
+    token.parent.mkdir(mode=0o755)
+    token.parent.chmod(0o777)
+    token.write_text(TOKEN)
+    token.chmod(0o644)
+    assert not next(seen for seen in ray_state.look() if seen.name == "Ray's token").good
+    folder, file = ray_access.secure_token()
+    assert "another token" in folder
+    assert "0644" in file
+    assert "delete the file" in file
+    assert (mode(token), mode(token.parent)) == (0o600, 0o755)
+    assert next(seen for seen in ray_state.look() if seen.name == "Ray's token").good
+
+
+@as_root
+def test_a_token_that_another_user_made_is_refused(home):
+    token = home / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text(TOKEN)
+    os.chown(token, NOBODY, NOBODY)
+    with pytest.raises(PlacementError, match="knows what is in it"):
+        ray_access.secure_token()
+
+
+@pytest.mark.parametrize("value", ["disabled", "DISABLED", "", "none"])
+def test_a_ray_without_authentication_is_not_started(home, monkeypatch, value):
+    monkeypatch.setenv("RAY_AUTH_MODE", value)
+    with pytest.raises(PlacementError, match="RAY_AUTH_MODE"):
+        ray_start.start(1)
+    assert not next(seen for seen in ray_state.look() if seen.name == "Ray's authentication").good
+
+
+# -- the folder
+
+
+def test_rays_folder_is_where_its_sockets_fit_and_nobody_else_can_rename_it(home, monkeypatch):
+    import tempfile
+
+    deep = home / ("x" * 100)
+    deep.mkdir()
+    shared = home / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    for place in (deep, shared):
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        chosen = ray_access.private_place()
+        assert chosen != str(place)
+        assert len(chosen) + len(ray_access.SOCKET_TAIL) <= ray_access.SOCKET_CHARS
+
+
+def test_a_folder_in_which_anybody_can_rename_is_named(tmp_path):
+    for folder in [tmp_path, *tmp_path.parents]:
+        if folder.stat().st_uid == os.geteuid() and str(folder) not in ("/", "/tmp"):
+            folder.chmod(0o755)
+    inner = tmp_path / "shared" / "mine"
+    inner.mkdir(parents=True)
+    assert ray_access.open_to_all(inner) is None
+    (tmp_path / "shared").chmod(0o777)
+    assert ray_access.open_to_all(inner) == tmp_path / "shared"
+    inner.chmod(0o700)
+    assert ray_access.open_to_all(inner) == tmp_path / "shared", "a closed folder can be put aside in an open one"
+    (tmp_path / "shared").chmod(0o1777)
+    assert ray_access.open_to_all(inner) is None
+
+
+# -- the address of "auto"
+
+
+def poison(home, text):
+    path = home / "ray" / "ray_current_cluster"
+    path.write_text(text)
+    return path
+
+
+@as_root
+def test_an_address_that_another_user_wrote_gets_nothing(home, listener, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    os.chown(poison(home, listener.address), NOBODY, NOBODY)
+    with pytest.raises(PlacementError, match="was written by"):
+        ray_start.join("auto")
+    assert "was written by" in repr(ray_state.look())
+    assert listener.heard == b""
+
+
+@pytest.mark.parametrize("spoil", ["writable", "link", "words", "folder"])
+def test_an_address_file_that_others_may_have_had_a_hand_in_is_not_believed(home, listener, spoil):
+    path = poison(home, "words" if spoil == "words" else listener.address)
+    if spoil == "writable":
+        path.chmod(0o666)
+    elif spoil in ("link", "folder"):
+        path.rename(home / "elsewhere")
+        path.symlink_to(home / "elsewhere") if spoil == "link" else path.mkdir()
+    with pytest.raises(PlacementError, match="ray_current_cluster"):
+        ray_start.join("auto")
+    assert listener.heard == b""
+
+
+@as_root
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="the system does not say who listens")
+def test_a_port_of_an_old_cluster_that_another_user_listens_at_gets_nothing(home):
+    stranger = subprocess.Popen(
+        ["python3", "-c", STRANGER], stdout=subprocess.PIPE, text=True, user=NOBODY, group=NOBODY, cwd="/"
+    )
+    try:
+        poison(home, f"127.0.0.1:{stranger.stdout.readline().strip()}")
+        with pytest.raises(PlacementError, match="listens at"):
+            ray_start.join("auto")
+    finally:
+        stranger.kill()
+        stranger.communicate()
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_silent_address_is_given_up_soon_and_shown_no_token(home, listener, monkeypatch, auto):
+    pytest.importorskip("grpc")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setattr(ray_cluster, "ANSWER_S", 1.0)
+    poison(home, listener.address)
+    begun = time.monotonic()
+    with pytest.raises(PlacementError, match="did not answer"):
+        ray_start.join("auto" if auto else listener.address)
+    assert time.monotonic() - begun < 60
+    assert listener.heard, "it was asked"
+    assert TOKEN.encode() not in listener.heard
+
+
+def test_without_a_cluster_auto_says_how_to_start_one(home, monkeypatch):
+    monkeypatch.setattr(ray_access, "_served_here", list)
+    with pytest.raises(PlacementError, match="ray start --head"):
+        ray_start.join("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    with pytest.raises(PlacementError, match="RAY_ADDRESS"):
+        ray_start.join("auto")

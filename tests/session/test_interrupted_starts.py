@@ -1,0 +1,119 @@
+"""An interrupt at any line of a long call's start-up, or of its end, leaves a session that can be used: nothing is half begun."""
+
+import contextlib
+import signal
+import sys
+import threading
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.engine.messages import Look
+from hfsdk.session import branching, comparing, placing, running, training
+
+FILES = {module.__file__ for module in (training, running, placing, branching, comparing)}
+
+
+class InterruptAt:
+    """Sends this process SIGINT at the k-th line that runs in the session's own files, while it is entered."""
+
+    def __init__(self, k, until=""):
+        self.k, self.until, self.seen, self.over = k, until, 0, False
+
+    def __enter__(self):
+        sys.settrace(self._calls)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(None)
+
+    def _calls(self, frame, event, arg):
+        if frame.f_code.co_name == self.until:  # the start-up is over; the end is looked at again
+            self.over = True
+        return self._lines if frame.f_code.co_filename in FILES else None
+
+    def _lines(self, frame, event, arg):
+        if self.over and frame.f_code.co_name == "end":
+            self.over = False
+        if event == "line" and not self.over:
+            self.seen += 1
+            if self.seen == self.k:
+                signal.raise_signal(signal.SIGINT)
+        return self._lines
+
+
+@pytest.fixture
+def session():
+    with hf.Session.simulated("1x2 A100-80GB") as made:
+        actor = made.actor("tiny")
+        made.critic("tiny")
+        made.reference(actor)
+        made.reward(lambda prompts, completions, **columns: [0.0] * len(prompts))
+        made.stream = made.prompts([f"prompt {i}" for i in range(8)], batch_size=2)
+        made.algorithm = hf.PPO(max_new_tokens=4, mini_batches=1)
+        made.train(made.algorithm, made.stream, steps=1, progress=False)
+        yield made
+
+
+def interrupted(what, until="", every=1):
+    """Call ``what`` with an interrupt at its first line, then ``every`` lines later, and so on; yield after each."""
+    k = 1
+    while True:
+        with InterruptAt(k, until) as watch, contextlib.suppress(KeyboardInterrupt):
+            what()
+        yield k
+        if watch.seen < k:
+            break
+        k += every
+    assert k > 20, "the lines were not seen"
+
+
+def check_usable(session, relays):
+    run = session.run
+    run.stop()
+    run.wait(10)
+    assert not run.running
+    assert session.train(session.algorithm, session.stream, steps=1, progress=False).state == "finished"
+    assert len(session.client._relays) == relays
+    assert not [thread for thread in threading.enumerate() if thread.name == "hfsdk-train" and thread.is_alive()]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_interrupt_at_any_line_of_a_runs_start_leaves_training_possible(session, wait):
+    relays = len(session.client._relays)
+
+    def train():
+        session.train(session.algorithm, session.stream, steps=1, progress=False, wait=wait)
+        if not wait:
+            session.run.wait(10)
+
+    for _ in interrupted(train, until="_one_step"):
+        check_usable(session, relays)
+
+
+def test_an_interrupt_at_any_line_of_a_place_leaves_handles_and_controller_together(session):
+    wanted = iter([{"actor reference": 1, "critic": 1}, "colocate"] * 500)
+    for _ in interrupted(lambda: session.place(next(wanted)), every=3):
+        assert session.client.send(Look("placement")) == session.placement.placement
+        session.train(session.algorithm, session.stream, steps=1, progress=False)
+
+
+def test_an_interrupt_at_any_line_of_a_rewind_goes_back_all_the_way_or_not_at_all(session):
+    before, branch = session.snapshot("before"), session.branch
+    session.train(session.algorithm, session.stream, steps=1, progress=False)
+    for _ in interrupted(lambda: session.rewind(before), every=3):
+        done = session.counts().get("steps") == before.counters.get("steps")
+        assert done or session.branch == branch, "the weights went back and the counters did not, or the other way round"
+        assert (session.client.send(Look("roles"))["actor"][2] == 1) is done
+        branch = session.branch
+        session.train(session.algorithm, session.stream, steps=1, progress=False)
+        assert session.history.path()[-1]["branch"] == branch
+
+
+def test_an_interrupt_at_any_line_of_a_comparison_leaves_the_session_where_it_was(session):
+    branch = session.branch
+    compare = lambda: session.compare([session.algorithm], session.stream, steps=1, seeds=[0], progress=False)  # noqa: E731
+    for _ in interrupted(compare, until="_one_step", every=7):
+        assert session.branch == branch
+        assert "compare" not in session.snapshots
+    session.train(session.algorithm, session.stream, steps=1, progress=False)

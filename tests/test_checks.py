@@ -1,0 +1,241 @@
+"""The one checker of arguments: what it takes, what it says, and that a call hardly costs."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import unittest.mock
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import pytest
+
+from hfsdk.checks import AnyNumber, Length, Name, Within, check_fields, checked, shown
+from hfsdk.errors import LayoutError, OptionError
+from hfsdk.rules import MOST_CHARACTERS, Refused, rule_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hfsdk.table import Array, Table
+
+Percent = Annotated[float, Within(0, 100)]
+
+
+@checked
+def call(
+    count: int = 0, share: float = 0.0, *rest: str, flag: bool = False, at: str | Path = ".", many: Sequence[int] = (),
+    table: Mapping[str, float] = {}, percent: Percent | None = None, kind: Literal["a", "b"] = "a", **more: int,
+) -> Any:  # fmt: skip
+    """Hand back what came."""
+    return count, share, rest, flag, at, many, table, percent, kind, more
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(OptionError) as caught:
+        call(**given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("count", np.int64(3), 3), ("count", np.array(3), 3), ("share", np.float32(0.5), 0.5), ("share", np.int32(2), 2),
+        ("flag", np.True_, True), ("many", np.arange(3), [0, 1, 2]), ("many", (np.int8(1), 2), (1, 2)),
+        ("table", {"a": np.float64(2)}, {"a": 2.0}), ("percent", np.float64(50), 50.0), ("extra", np.int64(1), 1),
+    ],
+)  # fmt: skip
+def test_numbers_of_numpy_become_plain_python(name, value, plain):
+    def kinds(found: Any) -> Any:
+        if isinstance(found, list | tuple):
+            return [kinds(one) for one in found]
+        return {k: kinds(v) for k, v in found.items()} if isinstance(found, dict) else (type(found), found)
+
+    assert kinds(plain) in [kinds(found) for found in (*call(**{name: value}), call(**{name: value})[-1].get("extra"))]
+
+
+def test_numbers_of_torch_become_plain_python():
+    torch = pytest.importorskip("torch")
+    assert type(call(count=torch.tensor(3))[0]) is int
+    assert type(call(share=torch.tensor(0.5, dtype=torch.bfloat16))[1]) is float
+    assert call(flag=torch.tensor(True))[3] is True
+    assert call(many=torch.arange(2))[5] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("count", True, "count must be a whole number; got count=True"),
+        ("count", 1.0, "a whole number"), ("count", "3", "got count='3'"), ("count", 1 << 64, "at most 64 bits"),
+        ("count", 1 << 20_000, "at most 64 bits"), ("share", float("nan"), "a finite number; got share=nan"),
+        ("share", 10**400, "a finite number"), ("share", 1j, "a finite number"), ("flag", 1, "True or False"),
+        ("flag", np.array([True]), "True or False"), ("at", "a\0b", "without control characters"),
+        ("at", "x" * 300, "255 in each name"),
+        ("at", Path("x" * 5000), "4,096 bytes"), ("at", "\ud800", "lone surrogates"), ("at", b"x", "a path"),
+        ("many", "12", "a list of whole numbers; got many='12'"), ("many", [1, "2"], "got many[1]='2'"),
+        ("many", {1}, "a list"), ("table", {"a": "1"}, "got table['a']='1'"), ("table", {1: 1.0}, "with the key=1"),
+        ("percent", 101, "a number from 0 to 100 or None; got percent=101"), ("percent", float("nan"), "from 0 to 100"),
+        ("kind", "c", "'a' or 'b'"), ("extra", 1.5, "extra must be a whole number"),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_what_is_taken(name, value, said):
+    message = refusal(**{name: value})
+    assert said in message
+    assert message.startswith(f"call: {name}")
+    assert "\n" not in message
+    assert len(message) < 300
+
+
+def test_a_slice_is_of_whole_numbers():
+    take = rule_of(slice).take
+    assert take(slice(np.int64(1), None)) == slice(1, None)
+    for wrong in (slice("a", 2), slice(0, 1.5), slice(0, 2, 0), 3):
+        assert isinstance(take(wrong), Refused)
+
+
+@pytest.mark.parametrize("function", [lambda: 0, lambda a, b: 0, lambda *, a: 0])
+def test_a_function_that_cannot_take_what_it_will_get_is_refused_before_it_is_called(function):
+    @checked
+    def train(stop: Callable[[dict[str, Any]], bool]) -> None:
+        raise AssertionError
+
+    with pytest.raises(OptionError, match=r"^train: stop must be a function of 1 argument; got stop=<function"):
+        train(function)
+
+
+@pytest.mark.parametrize("function", [lambda a: 0, lambda *a: 0, lambda a, b=0: 0, print, max, dict, unittest.mock.Mock()])
+def test_a_function_that_can_take_it_or_does_not_say_is_taken(function):
+    @checked
+    def train(stop: Callable[[dict[str, Any]], bool]) -> Any:
+        return stop
+
+    assert train(function) is function
+
+
+def test_the_rest_is_checked_too():
+    assert call(1, 2.0, "a", "b")[2] == ("a", "b")
+    with pytest.raises(OptionError, match="rest must be a text; got rest=3"):
+        call(1, 2.0, "a", 3)
+
+
+def test_wrong_names_and_numbers_of_arguments_are_pythons_to_refuse():
+    @checked
+    def two(a: int, b: int = 0) -> None: ...
+
+    for args, named in [((1, 2, 3), {}), ((), {}), ((1,), {"c": 1}), ((1,), {"a": 1})]:
+        with pytest.raises(TypeError, match=r"two\(\)"):
+            two(*args, **named)
+
+
+def test_a_large_value_is_shown_in_one_short_line():
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    long = "x" * 10**6
+    big = [list(range(10**6)), dict.fromkeys(range(10), long), np.zeros((1000, 1000)), "\x1b[31m" * 10**5, 10**9999, Broken()]
+    for value in [*big, [big], (Broken(),)]:
+        start = time.perf_counter()
+        assert len(shown(value)) < 200
+        assert shown(value).isprintable()
+        assert time.perf_counter() - start < 1
+
+
+def test_a_text_beyond_a_stated_length_is_refused():
+    with pytest.raises(OptionError, match=f"at most {MOST_CHARACTERS:,} characters; got rest='xxx.* long"):
+        call(1, 1.0, "x" * (MOST_CHARACTERS + 1))
+
+
+def test_signature_docstring_and_source_stay():
+    assert list(inspect.signature(call).parameters)[:3] == ["count", "share", "rest"]
+    assert call.__doc__ == "Hand back what came."
+    assert "return count, share" in inspect.getsource(call)
+
+
+def test_methods_class_methods_and_a_telling_error():
+    class Thing:
+        @checked
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        @checked
+        def grown(self, by: Thing | int) -> int:
+            return self.size + (by.size if isinstance(by, Thing) else by)
+
+        @classmethod
+        @checked(error=LayoutError)
+        def of(cls, text: str) -> Thing:
+            return cls(len(text))
+
+    assert Thing(2).grown(np.int64(3)) == 5
+    assert Thing.of("abc").size == 3
+    with pytest.raises(OptionError, match=r"^Thing: size must be a whole number; got size='2'"):
+        Thing("2")
+    with pytest.raises(LayoutError, match=r"^Thing\.of: text must be a text"):
+        Thing.of(3)
+
+
+def test_classes_imported_for_type_checkers_alone_are_known_by_name():
+    import pandas
+
+    from hfsdk.table import Table
+
+    @checked
+    def look(frame: pd.DataFrame | None, table: Table | str, array: Array | None = None) -> None: ...
+
+    look(pandas.DataFrame(), Table({}))
+    look(None, "x", np.zeros(3))
+    for wrong in [(3, "x"), (None, 3), (None, "x", 3)]:
+        with pytest.raises(OptionError, match="must be"):
+            look(*wrong)
+
+
+def test_what_a_generator_gives_is_not_used_up():
+    @checked
+    def total(items: Iterable[int], do: Callable[[int], int]) -> int:
+        return sum(map(do, items))
+
+    assert total((i for i in range(3)), abs) == 3
+    for wrong in [("ab", abs), (3, abs), ([1, "2"], abs), ([1], 2)]:
+        with pytest.raises(OptionError):
+            total(*wrong)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    lr: Annotated[float, Within(above=0)] = 1e-5
+    betas: tuple[float, float] = (0.9, 0.99)
+    name: Name = "x"
+    limit: AnyNumber = float("inf")
+    sizes: Annotated[tuple[int, ...], Length(0, 3)] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_fields_are_checked_by_their_declaration_and_made_plain():
+    options = Options(lr=np.float64(0.1), betas=[np.float32(0.5), 0], sizes=np.arange(2))
+    assert (type(options.lr), options.betas, options.sizes) == (float, (0.5, 0), (0, 1))
+    hash(options)
+    wrongs: list[dict[str, Any]] = [{"lr": 0}, {"lr": "1"}, {"betas": (1,)}, {"betas": (1, "2")}]
+    for wrong in [*wrongs, {"name": ""}, {"name": "x" * 201}, {"sizes": (1,) * 4}]:
+        with pytest.raises(OptionError, match=rf"^Options: {next(iter(wrong))}"):
+            Options(**wrong)
+
+
+def test_a_refusal_inside_a_union_is_told_where_it_is():
+    taken = rule_of(str | Sequence[int]).take([1, "2"])
+    assert isinstance(taken, Refused)
+    assert (taken.at, taken.value) == ("[1]", "2")
+
+
+def test_checking_costs_microseconds():
+    call(1)
+    start = time.perf_counter()
+    for _ in range(10_000):
+        call(1, 2.0, flag=True, percent=3.0)
+    assert time.perf_counter() - start < 2  # 0.05 s where nothing else runs

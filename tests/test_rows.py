@@ -1,0 +1,35 @@
+"""Rows read as the list of dicts that was put in, and take a few bytes per number."""
+
+import math
+import sys
+from array import array
+
+import pandas as pd
+
+from hfsdk.rows import Rows
+
+
+def test_what_comes_out_is_what_went_in_types_included():
+    rows = [
+        {"step": 0, "kl": 0.1, "branch": "main", "own": True}, {"step": 1, "kl": math.inf, "branch": "main", "own": None}, {},
+        {"step": 2**70, "kl": 3}, {"kl": 0.5, "step": 4}, {"step": 0, "kl": 0.1, "branch": "other", "own": [1]},
+    ]  # fmt: skip
+    kept = Rows(rows)
+    assert kept == rows
+    assert list(kept) == rows
+    assert [[type(v) for v in row.values()] for row in kept] == [[type(v) for v in row.values()] for row in rows]
+    assert [list(row) for row in kept] == [list(row) for row in rows], "the order of the keys"
+    assert (kept[-1], kept[1:3], len(kept)) == (rows[-1], rows[1:3], 6)
+    assert pd.DataFrame(list(kept)).equals(pd.DataFrame(rows))
+
+
+def test_a_row_that_came_out_is_the_readers_own():
+    kept = Rows([{"a": 1}])
+    kept[0]["a"] = 2
+    assert kept[0] == {"a": 1}
+
+
+def test_a_number_takes_eight_bytes():
+    kept = Rows({"step": i, "kl": i / 7} for i in range(10_000))
+    columns = next(iter(kept._columns.values()))
+    assert all(isinstance(column, array) and sys.getsizeof(column) < 10_000 * 9.5 for column in columns)
