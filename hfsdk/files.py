@@ -26,6 +26,12 @@ from hfsdk.errors import CheckpointError, OptionError, OutputError
 SAVE = "save.json"
 """What a save says of itself, in its folder: see ``hfsdk.session.checkpoint_index``."""
 
+INDEX = "session.json"
+"""What a folder of saves says of them."""
+
+FORMAT, WITHOUT_CHECKSUMS = 3, 2
+"""Of saves: as they are written, and the older one that can be read too."""
+
 BLOCK_BYTES = 1 << 22
 """Read at a time for a checksum."""
 

@@ -1,9 +1,11 @@
 """``Ledger``: the calls that the controller remembers, and what it keeps of the others.
 
 A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.trace.KEPT_STEPS` steps are
-kept whole, with their spans. An older one stays only while it is under way or somebody can still ask for what it wrote (a batch,
-a metric); of the others nothing stays but, where the user trained by hand, one :class:`~hfsdk.engine.lineage.Change` for the
-history::
+kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays only while
+it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where the user
+trained by hand, one :class:`~hfsdk.engine.lineage.Change` for the history
+
+::
 
     step   0 ........ 149 | 150 ................... 199 |
            changes by hand | calls, spans, dataflow      |  <- now
@@ -19,6 +21,9 @@ from hfsdk.engine.records import FINISHED, CallRecord
 from hfsdk.errors import ColumnError
 from hfsdk.trace import KEPT_STEPS
 
+MOST_CALLS = 10_000
+"""Beyond these the oldest go, whatever step they are of."""
+
 
 class Ledger:
     """See the module's text. Whoever adds or prunes holds the controller's lock; anyone may look."""
@@ -29,11 +34,17 @@ class Ledger:
         self._in_rows: set[int] = set()
         """Calls of steps that have a row of their own in the history, while they are kept."""
         self.first_step = 0
-        """The oldest step whose calls are all kept."""
+        """The oldest step whose calls are all kept; of the one that runs, those beyond :data:`MOST_CALLS` are not."""
+        self._look_at = MOST_CALLS
 
     def add(self, record: CallRecord) -> None:
         """Remember a call."""
         self._records[record.call.id] = record
+        if len(self._records) > self._look_at:
+            old = list(self._records.values())[: -MOST_CALLS // 2]
+            self._let_go(old)
+            self.first_step = max(self.first_step, min(old[-1].call.step + 1, record.call.step))
+            self._look_at = max(MOST_CALLS, len(self._records) + MOST_CALLS // 4)  # not at each call, where all are held
 
     def find(self, call_id: int) -> CallRecord | None:
         """Return a call, ``None`` where it is not kept any more."""
@@ -72,12 +83,14 @@ class Ledger:
 
     def begin_step(self, step: int) -> None:
         """A step begins: let go what is too old and not needed."""
-        self.first_step = max(0, step - KEPT_STEPS + 1)
+        self.first_step = max(self.first_step, step - KEPT_STEPS + 1)
+        self._let_go([record for record in self._records.values() if record.call.step < self.first_step])
+
+    def _let_go(self, old: Sequence[CallRecord]) -> None:
+        """Forget those of some calls that are over and that nobody needs."""
         under_way = [record for record in self._records.values() if not _over(record)]
         needed = {call_id for record in under_way for call_id in record.call.inputs}
-        for record in list(self._records.values()):
-            if record.call.step >= self.first_step:
-                break  # they stand in the order of their steps
+        for record in old:
             if not _over(record) or record.call.id in needed or not record.unasked:
                 continue
             if record.made is not None and record.call.id not in self._in_rows:

@@ -51,7 +51,7 @@ from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.role_state import Piece, Shard, State, Summary, fill, pieces
 from hfsdk.engine.summed_file import SummedFile
 from hfsdk.errors import CheckpointError
-from hfsdk.files import SAVE, FileSum, check_files, parse_files
+from hfsdk.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files
 
 SUMMARY = "hfsdk"
 """Key of the summary in ``common.pt``."""
@@ -231,15 +231,22 @@ def read_checked(folder: Path, groups: RoleGroups, *, checked: bool) -> Summary:
 
 
 def _check_share(folder: Path, groups: RoleGroups) -> None:
-    file = folder.parent / SAVE
-    if not file.is_file():
-        return  # of format 2
+    state = folder.parent
+    file = state / SAVE
+    index: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # gone or damaged since: the save tells of itself
+        index = json.loads((state.parent / INDEX).read_bytes())
     try:
+        if index.get("format") == WITHOUT_CHECKSUMS and index.get("state") == state.name:
+            return
+        listed = {name: FileSum(size, crc) for name, size, crc in index.get("saves", ())}
+        if state.name in listed:
+            check_files(state, {SAVE: listed[state.name]})
         noted = parse_files(json.loads(file.read_bytes())["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint is damaged: {file} cannot be read: {error}") from None
     mine = {name: found for name, found in noted.items() if name.split("/")[0] == folder.name}
-    check_files(folder.parent, mine, parts=sorted(mine)[groups.rank :: groups.mesh.layout.size])
+    check_files(state, mine, parts=sorted(mine)[groups.rank :: groups.mesh.layout.size])
 
 
 def read_summary(folder: Path) -> Summary:

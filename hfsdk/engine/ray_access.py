@@ -130,9 +130,9 @@ def secure_token(*, make: bool = True) -> list[str]:
         return []
     try:
         if not path.exists():
-            if make:
-                _make_token(path)
-            return []
+            if not make:
+                return []
+            _make_token(path)
         return _close_token(path)
     except OSError as error:
         raise PlacementError(
@@ -162,6 +162,8 @@ def _close_token(path: Path) -> list[str]:
         notices.append(f"other users could put another token into {path.parent}; its mode is {_octal(path.parent)} now.")
     if info.st_uid not in (me, 0):
         raise PermissionError(f"it belongs to {_name(info.st_uid)}, who knows what is in it")
+    if info.st_uid != me and info.st_mode & 0o077 & ~stat.S_IRGRP:
+        raise PermissionError(f"it is root's and its mode is {_octal(path)}, so that others know what is in it")
     if info.st_mode & 0o077 and info.st_uid == me:
         path.chmod(0o600)
         notices.append(

@@ -85,6 +85,8 @@ def enter(job_id: str, num_devices: int | None, address: str | None) -> list[str
             check_same(str(address))
         elif _own_ray:
             _own_ray.add(job_id)
+        else:  # the user's own ray.init(...)
+            notices = [*_without_token(), *_open_folder()]
     return notices
 
 
@@ -232,12 +234,21 @@ def join(address: str) -> list[str]:
 
 
 def _open_to_strangers(address: str, access: Access) -> list[str]:
+    if access == "unknown" and not ray_access.has_token():
+        return [f"whether the Ray cluster at {address} has authentication could not be asked: install grpcio to have it asked."]
     if access != "open":
         return []
     return [
         f"the Ray cluster at {address} has no authentication: whoever reaches its ports can run code in your session. Make a token "
         "(`ray get-auth-token --generate`) and start the cluster again with RAY_AUTH_MODE=token in the environment, on every node."
     ]
+
+
+def _without_token() -> list[str]:
+    """Return a notice where the Ray that this process already uses asks nobody for a token."""
+    if _raylet.get_authentication_mode() == _raylet.AuthenticationMode.TOKEN:
+        return []
+    return _open_to_strangers(ray.get_runtime_context().gcs_address, "open")
 
 
 def _open_folder() -> list[str]:

@@ -32,13 +32,13 @@ import numpy as np
 
 from hfsdk.checks import is_whole
 from hfsdk.engine import messages as m
+from hfsdk.engine.interrupts import held
 from hfsdk.errors import CheckpointError, HfsdkError, OptionError
-from hfsdk.files import SAVE, FileSum, check_files, write_file
+from hfsdk.files import INDEX, SAVE, FileSum, check_files, write_file
 from hfsdk.pending import Awaited
 from hfsdk.protocol import ONE_TO_ALL
 from hfsdk.roles import state_bytes
 from hfsdk.session.checkpoint_index import (
-    INDEX,
     Index,
     Listed,
     Save,
@@ -49,6 +49,7 @@ from hfsdk.session.checkpoint_index import (
     split,
     states_in,
 )
+from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.folder_lock import FolderLock
 from hfsdk.text import printable
 
@@ -160,16 +161,17 @@ class Saving(Awaited):
 
     def _guarded(self, *parts: Callable[[], None]) -> None:
         """Run parts of the save, the last one included; whatever happens, the folder is left to the next one."""
-        try:
-            with _told(self.folder):
-                for part in parts:
-                    part()
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self._release()
-            self._over.set()
+        with held(*_PASSING):
+            try:
+                with _told(self.folder):
+                    for part in parts:
+                        part()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            finally:
+                self._release()
+                self._over.set()
 
     def run_in_background(self) -> None:
         """Save in a thread from where the roles have been told to copy; :meth:`wait` tells how it ended.
@@ -183,19 +185,20 @@ class Saving(Awaited):
                 self._guarded(self._complete)
 
         thread = threading.Thread(target=run, name="hfsdk-save", daemon=True)
-        try:
-            with _told(self.folder):
-                self._begin()
-            thread.start()
-        except BaseException as error:
-            if thread.ident is None:
-                self._looked = True  # by whoever called
-                try:
-                    self._fail(error)
-                finally:
-                    self._release()
-                    self._over.set()
-            raise
+        with held(*_PASSING):
+            try:
+                with _told(self.folder):
+                    self._begin()
+                thread.start()
+            except BaseException as error:
+                if thread.ident is None:
+                    self._looked = True  # by whoever called
+                    try:
+                        self._fail(error)
+                    finally:
+                        self._release()
+                        self._over.set()
+                raise
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -222,11 +225,11 @@ class Saving(Awaited):
         write_file(self._building / SAVE, content)
         write_file(self._building / INDEX, index_bytes([*older, listed]))
         self._building.rename(self._state)
+        self._names = [*self._names, *(one.state for one in self._index.saves if one not in older)]
+        self._lock.note(self._names)  # what the index names is kept all the same: it says until then that they are needed
         os.replace(self._state / INDEX, self.folder / INDEX)
         for handle in self._trained:
             client.send(m.Recover(handle.name, str(self._state), updates[handle.name]))
-        self._names = [*self._names, *(one.state for one in self._index.saves if one not in older)]
-        self._lock.note(self._names)
 
     def _older(self) -> list[Listed]:
         """Return the saves that stay beside this one; one of format 2 gets a ``save.json`` of its own."""
@@ -291,6 +294,10 @@ class Saving(Awaited):
         return printable(f"<{state}: {self.folder}>")
 
 
+_PASSING = (Saving._begin.__code__, Saving._complete.__code__, ControllerClient.settle.__code__)
+"""Where a Ctrl-C ends a save: what these had begun is undone, and that is not interrupted."""
+
+
 def load_session(session: Session, folder: str | Path) -> None:
     """Load a session; see ``Session.load``."""
     session.client.check_open()
@@ -304,15 +311,16 @@ def load_session(session: Session, folder: str | Path) -> None:
     try:
         _submit(session, trained, "load_state", {"folder": str(save.folder), "checked": True}, calls)
         results = _results(session, trained, calls)
-    except HfsdkError:
+    except (HfsdkError, KeyboardInterrupt):
         session.client.settle(calls)
         done = [h.name for h, call in zip(trained, calls, strict=False) if session.client.state(call) == "done"]
         if done:
-            session.notice(f"{', '.join(done)} came from {save.folder} before loading failed; load another save, or rewind")
+            session.notice(f"{', '.join(done)} came from {save.folder} before loading ended: load it again, or another, or rewind")
         raise
-    for handle in trained:
-        session.client.send(m.Recover(handle.name, str(save.folder), _updates(results[handle.name])))
-    session.restore(save.session)
+    with uninterrupted():  # what roles come back from, numbers and history go over together
+        for handle in trained:
+            session.client.send(m.Recover(handle.name, str(save.folder), _updates(results[handle.name])))
+        session.restore(save.session)
 
 
 def _checked_save(session: Session, root: Path, state: str, trained: Sequence[ModelHandle]) -> Save:

@@ -25,12 +25,7 @@ from typing import Any
 from hfsdk.checks import is_whole
 from hfsdk.engine.lineage import MAIN
 from hfsdk.errors import CheckpointError
-from hfsdk.files import SAVE, FileSum, as_path, parse_files
-
-FORMAT, WITHOUT_CHECKSUMS = 3, 2
-"""Version of the format, and the one before it, which can be loaded."""
-
-INDEX = "session.json"
+from hfsdk.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, parse_files
 
 STATE = re.compile(r"state-([0-9]{1,18})")
 """Name of a save's folder; ``.partial`` behind it while it is built."""

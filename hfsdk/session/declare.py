@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hfsdk.boxes import SCALAR_HEAD_NAMES
 from hfsdk.checks import shown
 from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
 from hfsdk.functions import Shipped
@@ -131,13 +130,13 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
     return replace(role, rollout=layout)
 
 
-def has_scalar_head(folder: str) -> bool:
-    """Whether the weights in a folder include a scalar head; reads only the files' headers.
+def weight_names(folder: str) -> set[str]:
+    """Return the names of the weights in a folder; reads only the files' headers.
 
     Raises:
         ModelNotFoundError: one of its files of weights is none.
     """
-    return any(name in _header(file) for file in sorted(Path(folder).glob("*.safetensors")) for name in SCALAR_HEAD_NAMES)
+    return {name for file in sorted(Path(folder).glob("*.safetensors")) for name in _header(file)}
 
 
 def _header(file: Path) -> Mapping[str, Any]:

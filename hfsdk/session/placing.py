@@ -20,7 +20,7 @@ from hfsdk.planner.memory import check_fits
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.declarations import Declarations, H
-from hfsdk.session.declare import Ground, has_scalar_head, placed, planned, with_layouts
+from hfsdk.session.declare import Ground, placed, planned, weight_names, with_layouts
 from hfsdk.session.folder_lock import Turns
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
@@ -82,6 +82,8 @@ class Placing(Declarations):
 
     def _declare(self, cls: type[H], role: RoleSpec) -> H:
         self._client.check_open()
+        if role.folder and not self._ground.simulated:
+            weight_names(role.folder)  # damage is told before anything is changed, and before a worker opens the files
         if role.name in self._loaded and self._book.replaces(cls, role):
             self._settle_save()
             self._client.drain(role.name)
@@ -100,7 +102,7 @@ class Placing(Declarations):
         self._loaded.discard(role.name)
         self._forget_numbers(role.name)
         scorer = role.kind in ("reward", "cost") and not role.trainable
-        if scorer and not self._ground.simulated and not has_scalar_head(role.folder):
+        if scorer and not self._ground.simulated and not weight_names(role.folder) & set(SCALAR_HEAD_NAMES):
             self.notice(
                 f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
                 "scores with a random one. Give a reward model, a function, or optimizer=hf.AdamW(...) to train it here."

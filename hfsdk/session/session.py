@@ -438,8 +438,6 @@ class Session(Branching, Predicting):
             OptionError: it is no function.
         """
         self._client.check_open()
-        if not callable(listener):
-            raise OptionError(f"subscribe takes a function of an event, e.g. events.append; got {listener!r}")
         return self._client.listen(listener)
 
     def view(self) -> dict[str, Any]:
@@ -616,8 +614,6 @@ class Session(Branching, Predicting):
                 ``session.json`` that hfsdk did not write; also where the save before it failed and nobody has looked.
         """
         self._client.check_open()
-        if not isinstance(wait, bool):
-            raise OptionError(f"wait is True or False; got wait={wait!r}")
         self._check_between_steps("save")
         if self._saving is not None and not self._saving.looked:
             self._saving.wait()

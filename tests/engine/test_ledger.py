@@ -5,6 +5,7 @@ import gc
 import pytest
 
 import hfsdk as hf
+from hfsdk.engine import ledger
 from hfsdk.errors import OptionError
 from hfsdk.trace import KEPT_STEPS
 
@@ -42,6 +43,25 @@ def test_calls_of_old_steps_leave_memory(session):
     before = remembered(session)
     trained(session, 40)
     assert remembered(session) <= before + 12, "of one step at most"
+
+
+@pytest.mark.parametrize("loop", ["only generates", "only learns", "only puts"])
+def test_calls_of_a_loop_that_is_one_long_step_leave_memory(session, monkeypatch, loop):
+    monkeypatch.setattr(ledger, "MOST_CALLS", 60)
+    session.client._controller._calls._look_at = 60
+    batch = session.batch(prompt=[[1], [2]])
+    held = session.models.actor.generate(batch, max_new_tokens=2)
+    for _ in range(150):
+        if loop == "only generates":
+            session.models.actor.generate(batch, max_new_tokens=2).wait()
+        elif loop == "only learns":
+            session.models.actor.update(held, lambda out, b: out.log_probs).wait()
+        else:
+            session.batch(prompt=[[1], [2]])
+    assert remembered(session) <= 80
+    assert held.wait().state == "done"
+    assert len(session.history) == (150 if loop == "only learns" else 0)
+    assert len(session.trace[0].calls) <= 80
 
 
 def test_a_batch_that_somebody_holds_stays_readable(session):

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +111,44 @@ def test_a_token_that_another_user_made_is_refused(home):
     os.chown(token, NOBODY, NOBODY)
     with pytest.raises(PlacementError, match="knows what is in it"):
         ray_access.secure_token()
+
+
+@as_root
+def test_a_token_of_roots_that_everybody_can_read_is_refused(home, monkeypatch):
+    token = home / ".ray" / "auth_token"
+    token.parent.mkdir(mode=0o755)
+    token.write_text(TOKEN)
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    token.chmod(0o640)
+    assert ray_access.secure_token() == []
+    token.chmod(0o644)
+    with pytest.raises(PlacementError, match="is root's and its mode is 0644"):
+        ray_access.secure_token()
+
+
+def test_a_first_token_in_a_folder_that_others_can_write_closes_it(home):
+    (home / ".ray").mkdir()
+    (home / ".ray").chmod(0o777)
+    (notice,) = ray_access.secure_token()
+    assert "other users could put another token" in notice
+    assert mode(home / ".ray") == 0o755
+    assert mode(home / ".ray" / "auth_token") == 0o600
+
+
+@pytest.mark.parametrize(("authentication", "says"), [("DISABLED", True), ("TOKEN", False)])
+def test_the_users_own_ray_without_a_token_is_said(monkeypatch, authentication, says):
+    raylet = ray_start._raylet
+    monkeypatch.setattr(ray_start.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(raylet, "get_authentication_mode", lambda: getattr(raylet.AuthenticationMode, authentication))
+    monkeypatch.setattr(ray_start.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
+    monkeypatch.setattr(ray_start, "_open_folder", list)
+    notices = ray_start.enter("job", None, None)
+    assert ["127.0.0.1:6379 has no authentication" in notice for notice in notices] == [True] * says
+
+
+def test_a_cluster_that_cannot_be_asked_about_its_authentication_is_said(home):
+    (notice,) = ray_start._open_to_strangers("10.0.0.1:6379", "unknown")
+    assert "install grpcio" in notice
 
 
 @pytest.mark.parametrize("value", ["disabled", "DISABLED", "", "none"])

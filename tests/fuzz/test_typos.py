@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import resource
 import time
@@ -68,6 +69,14 @@ TYPOS = [
     (lambda s, b: s.plan(hf.PPO(), hf.Workload(), top=10**9), "top must be a whole number from 1 to 1,000"),
     (lambda s, b: s.models.critic.update(b, Hostile("__repr__")), "loss must be a function; got loss=a Hostile"),
     (lambda s, b: s.logs("actor\n" * 10**5), "role"),
+    (lambda s, b: dataclasses.replace(hf.spec.DEVICES["H100"], peak_flops=-1), "peak_flops must be a finite number above 0"),
+    (lambda s, b: hf.ClusterSpec.parse("1x2 H100").with_memory(None), "memory_bytes must be a whole number from 1"),
+    (lambda s, b: s.models.actor.role.model.num_bytes("int8"), "dtype must be one of 'fp32', 'bf16'; got dtype='int8'"),
+    (lambda s, b: hf.Layout.parse("tp2").mesh(-1), "rollout_tp must be a whole number from 1 to 100,000; got rollout_tp=-1"),
+    (lambda s, b: s.train(hf.PPO(), TEXTS, steps=1, folder=lambda: 1), "folder must be a path or None|prompts"),
+    (lambda s, b: hf.data.review_pairs(num=float("inf")), "num must be a whole number from 0 to 100,000; got num=inf"),
+    (lambda s, b: hf.Session.simulated(f"1x{2**63} H100"), "a cluster has at most 100,000 devices"),
+    (lambda s, b: hf.Session(2**63), "devices must be a whole number of at most 64 bits"),
 ]
 
 

@@ -9,16 +9,17 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.engine.messages import Look
-from hfsdk.session import branching, comparing, placing, running, training
+from hfsdk.session import branching, checkpoint, comparing, folder_lock, placing, running, training
 
 FILES = {module.__file__ for module in (training, running, placing, branching, comparing)}
+OF_SAVES = {module.__file__ for module in (checkpoint, folder_lock)}
 
 
 class InterruptAt:
     """Sends this process SIGINT at the k-th line that runs in the session's own files, while it is entered."""
 
-    def __init__(self, k, until=""):
-        self.k, self.until, self.seen, self.over = k, until, 0, False
+    def __init__(self, k, until="", files=FILES):
+        self.k, self.until, self.files, self.seen, self.over = k, until, files, 0, False
 
     def __enter__(self):
         sys.settrace(self._calls)
@@ -30,7 +31,7 @@ class InterruptAt:
     def _calls(self, frame, event, arg):
         if frame.f_code.co_name == self.until:  # the start-up is over; the end is looked at again
             self.over = True
-        return self._lines if frame.f_code.co_filename in FILES else None
+        return self._lines if frame.f_code.co_filename in self.files else None
 
     def _lines(self, frame, event, arg):
         if self.over and frame.f_code.co_name == "end":
@@ -55,11 +56,11 @@ def session():
         yield made
 
 
-def interrupted(what, until="", every=1):
+def interrupted(what, until="", every=1, files=FILES):
     """Call ``what`` with an interrupt at its first line, then ``every`` lines later, and so on; yield after each."""
     k = 1
     while True:
-        with InterruptAt(k, until) as watch, contextlib.suppress(KeyboardInterrupt):
+        with InterruptAt(k, until, files) as watch, contextlib.suppress(KeyboardInterrupt):
             what()
         yield k
         if watch.seen < k:
@@ -108,6 +109,32 @@ def test_an_interrupt_at_any_line_of_a_rewind_goes_back_all_the_way_or_not_at_al
         branch = session.branch
         session.train(session.algorithm, session.stream, steps=1, progress=False)
         assert session.history.path()[-1]["branch"] == branch
+
+
+def test_an_interrupt_at_any_line_of_a_load_loads_all_or_says_what_it_did(session, tmp_path):
+    session.save(tmp_path)
+    saved = session.counts()
+    session.train(session.algorithm, session.stream, steps=1, progress=False)
+    for _ in interrupted(lambda: session.load(tmp_path), files=OF_SAVES):
+        done = session.counts() == saved
+        roles = {name: state[2] for name, state in session.client.send(Look("roles")).items() if name in ("actor", "critic")}
+        come = [name for name, num_updates in roles.items() if num_updates == 1]
+        assert len(come) == 2 if done else not come or "before loading ended" in session.messages[-1], roles
+        assert not done or len(session.history) == 1
+        session.load(tmp_path)
+        session.train(session.algorithm, session.stream, steps=1, progress=False)
+
+
+def test_an_interrupt_at_any_line_of_a_save_leaves_a_complete_one(session, tmp_path):
+    session.save(tmp_path)
+    for _ in interrupted(lambda: session.save(tmp_path), files=OF_SAVES):
+        there = sorted(path.name for path in tmp_path.iterdir() if path.name != ".hfsdk-saving")
+        assert len(there) == 2, there
+        session.load(tmp_path)
+        session.train(session.algorithm, session.stream, steps=1, progress=False)
+    session.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir())[0] == "session.json"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_an_interrupt_at_any_line_of_a_comparison_leaves_the_session_where_it_was(session):

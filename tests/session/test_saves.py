@@ -434,13 +434,13 @@ def length(num_bytes):
     [(length(2**62), 8), (b"", 0), (b"\x04", 1), (length(4) + b"[1] ", 12), (length(9) + b"{", 9), (length(2 * 10**8), 3 * 10**8)],
 )
 def test_a_damaged_file_of_weights_is_told_by_its_header(tmp_path, content, size):
-    from hfsdk.session.declare import has_scalar_head
+    from hfsdk.session.declare import weight_names
 
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(content)
         file.truncate(size)
     with pytest.raises(hf.ModelNotFoundError, match=r"model\.safetensors is no safetensors file, or is damaged"):
-        has_scalar_head(str(tmp_path))
+        weight_names(str(tmp_path))
 
 
 def test_a_sample_of_two_million_tokens_makes_a_small_page(session):

@@ -72,6 +72,16 @@ def test_placement_larger_than_the_session(live):
         live.session.place({"actor reference": 2, "critic": 1})
 
 
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+def test_weights_whose_header_is_absurd_are_told_where_the_role_is_declared(live, folder, kind):
+    path = Path(folder()) / "model.safetensors"
+    path.write_bytes((2**62).to_bytes(8, "little") + path.read_bytes()[8:])
+    before = live.session.view()
+    with pytest.raises(hf.ModelNotFoundError, match=r"model\.safetensors is no safetensors file, or is damaged: its header would"):
+        getattr(live.session, kind)(str(path.parent))
+    assert live.session.view()["roles"] == before["roles"]
+
+
 def test_head_size_without_kernel(live, folder):
     small = folder(head_dim=16, num_attention_heads=16, num_key_value_heads=8)
     with pytest.raises(hf.UnsupportedModelError, match=r"head_dim 16.*32, 64"):
