@@ -245,7 +245,7 @@ def _refused(stage: Stage, folder: Path, *, same: bool, forged: bool) -> None:
     now = stage.digests()
     told = stage.session.messages[known:]
     replaced = now != stage.known["damage"] or stage.persistent() != before
-    if said and replaced and not (forged and any("before loading failed" in text for text in told)):
+    if said and replaced and not (forged and any("before loading ended" in text for text in told)):
         raise TrialError("wrong state", f"refused ({said}), and something was replaced all the same")
     if not said and not same and now != stage.known["checkpoint"]:
         later = now == stage.known["later"]
