@@ -36,6 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.engine import gpus
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -62,8 +64,7 @@ def environment(num_threads: int = 1) -> dict[str, str]:
     ``OMP_NUM_THREADS`` matters because vLLM's kernels ask OpenMP, not torch, on threads that never set a number; it is
     read when torch is imported. Dynamo is left alone where there is an NVIDIA driver.
     """
-    has_driver = Path("/proc/driver/nvidia/version").exists()
-    return ({} if has_driver else {"TORCHDYNAMO_DISABLE": "1"}) | {
+    return ({} if gpus.has_driver() else {"TORCHDYNAMO_DISABLE": "1"}) | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",

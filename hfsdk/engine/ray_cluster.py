@@ -13,6 +13,7 @@ import psutil
 import ray
 
 import hfsdk.engine as engine
+from hfsdk.engine.gpus import check_count
 from hfsdk.errors import PlacementError
 from hfsdk.spec import DEVICES, ClusterSpec, DeviceSpec
 
@@ -69,7 +70,8 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
     room = [int(n["Resources"].get(kind, 0)) for n in known]
     total = sum(room)
     if kind == "GPU":
-        counts = _packed(room, min(total, num_devices or total))
+        check_count(num_devices, total)
+        counts = _packed(room, num_devices or total)
     elif shares_cpus:
         counts = [num_devices or max(1, room[0])] + [0] * (len(room) - 1)
     else:

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hfsdk.dataflow import Call
 from hfsdk.engine import own_folders, ray_start
+from hfsdk.engine.gpus import SHOW_ALL
 from hfsdk.engine.interrupts import held
 from hfsdk.engine.model_folders import Manifest, read_pieces
 from hfsdk.engine.own_folders import OwnFolder
@@ -189,6 +190,8 @@ class RayRuntime:
                 self.close_pool(pool.name, kill=True)
                 if tries_left and isinstance(error, WORKER_GONE):
                     continue  # one was killed meanwhile: the others wait for it, all are started again
+                if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, PlacementError):
+                    raise error.cause from None
                 raise PlacementError(
                     f"the {pool.size} workers of pool {pool.name!r} did not start: {error}. Is there memory and a free device for "
                     "each?"
@@ -230,7 +233,8 @@ class RayRuntime:
             log_file = str(self._folder / f"device{device}.log")
             cpus = 0 if self._shares_cpus else 1
             node = NodeAffinitySchedulingStrategy(self._nodes[device].ray_id, soft=False)
-            handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus, scheduling_strategy=node).remote(
+            shown: dict[str, Any] = {"runtime_env": {"env_vars": SHOW_ALL}} if gpus else {}
+            handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus, scheduling_strategy=node, **shown).remote(
                 device, log_file, self._num_threads
             )
             self._devices[device] = _DeviceWorker(device, handle, log_file)

@@ -21,7 +21,7 @@ import numpy as np
 import ray
 
 from hfsdk.dataflow import Call
-from hfsdk.engine import startup
+from hfsdk.engine import gpus, startup
 from hfsdk.engine.cpu_support_vllm import remove_segments
 from hfsdk.engine.model_folders import Manifest, Receiver, find
 from hfsdk.engine.tasks import run_task
@@ -128,10 +128,11 @@ class _Process:
 
     def __init__(self, log_file: str, num_threads: int) -> None:
         os.environ.update(
-            OMP_NUM_THREADS=str(num_threads), MKL_NUM_THREADS=str(num_threads), TORCHDYNAMO_DISABLE="1",
-            TORCH_CPP_LOG_LEVEL="ERROR", GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1",
-            PYTHONWARNINGS="ignore", TOKENIZERS_PARALLELISM="false",
+            OMP_NUM_THREADS=str(num_threads), MKL_NUM_THREADS=str(num_threads), TORCH_CPP_LOG_LEVEL="ERROR",
+            GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1", PYTHONWARNINGS="ignore", TOKENIZERS_PARALLELISM="false",
         )  # fmt: skip
+        if not gpus.has_driver():
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"
         Path(log_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of the session; on other nodes it is made here
         log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         sys.stdout.flush()
@@ -164,6 +165,7 @@ class WorkerProcess(_Process):
         os.environ.update(cpu_support_vllm.environment(num_threads))
         self._worker: WorkerType = Worker(device, num_threads)
         self._worker.keep = _keep
+        self._worker.gpus = tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))
         self._own_paths = os.environ.get("HFSDK_FETCH_MODELS") != "always"
         self._folders: dict[str, str] = {}
         self._receiver: Receiver | None = None

@@ -52,21 +52,29 @@ def serve(host: str) -> tuple[Any, int]:
     return store, port
 
 
-def join(store: str, backend: str, rank: int, world_size: int) -> None:
-    """Join a pool's world; collective.
+def join(store: str, rank: int, world_size: int, gpu: int | None = None) -> None:
+    """Join a pool's world; collective. On GPUs NCCL connects its ranks now, so that what hinders it is told at the start.
 
     Args:
         store: ``file://path`` or ``tcp://host:port``.
-        backend: for torch.distributed.
         rank: this process in the pool.
         world_size: processes in the pool.
+        gpu: torch's number of this process's GPU; ``None`` without one.
     """
+    import torch
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if store.startswith("tcp://"):
         host, _, port = store.removeprefix("tcp://").rpartition(":")
         found = TCPStore(host, int(port), is_master=False)
-        dist.init_process_group(backend, store=found, rank=rank, world_size=world_size)
+        where: dict[str, Any] = {"store": found}
     else:
-        dist.init_process_group(backend, init_method=store, rank=rank, world_size=world_size)
+        where = {"init_method": store}
+    if gpu is None:
+        dist.init_process_group("gloo", rank=rank, world_size=world_size, **where)
+        return
+    device = torch.device("cuda", gpu)
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=world_size, device_id=device, **where)
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.bound_device_id = None  # groups that only their members make cannot be split from a bound communicator

@@ -30,6 +30,7 @@ from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.engine import cpu_support_vllm as cpu
 from hfsdk.engine import startup
 from hfsdk.engine.drain import Drain
+from hfsdk.engine.gpus import memory_share
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.errors import LayoutError, OptionError, UnsupportedModelError
@@ -116,6 +117,43 @@ def kv_cache_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str
     return wanted + 2 * block  # vLLM keeps one block for itself
 
 
+def engine_arguments(
+    folder: str,
+    spec: ModelSpec,
+    options: RolloutOptions,
+    *,
+    tp: int,
+    dtype: str,
+    seed: int,
+    load_weights: bool,
+    gpu_share: float | None,
+) -> dict[str, Any]:
+    """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`; ``gpu_share`` of :func:`memory_share`, ``None`` on CPU."""
+    on_cpu = gpu_share is None
+    longest = max_model_len(spec, options)
+    return {
+        "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
+        "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
+        "load_format": "auto" if load_weights else "dummy", "enforce_eager": on_cpu, "seed": seed,
+        "max_model_len": longest, "max_num_seqs": options.max_num_seqs,
+        "kv_cache_memory_bytes": kv_cache_bytes(spec, options, tp, dtype, "cpu" if on_cpu else "cuda"),
+        "enable_chunked_prefill": not on_cpu,  # a rewind no CPU generator has
+        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs, longest),
+        "block_size": KV_BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": False,
+        "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
+        **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share}),
+    }  # fmt: skip
+
+
+def _share(spec: ModelSpec, tp: int, dtype: str, cache: int) -> float:
+    """Return the share of this GPU that vLLM is given: what is free beside the trainer, once torch has given back what it holds."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    weights = sum(box.numel for box in vllm_boxes(spec, tp, 0)) * TORCH_DTYPES[dtype].itemsize
+    return memory_share(weights + cache, free, total)
+
+
 class Rollout:
     """vLLM on this rank, for one model and one tensor-parallel size.
 
@@ -169,17 +207,10 @@ class Rollout:
         """Whether the key/value cache may hold NaN: masked positions of a block that is used again are multiplied, by zero."""
         self._ready = load_weights
         cpu.prepare()
-        arguments = {
-            "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
-            "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
-            "load_format": "auto" if load_weights else "dummy", "enforce_eager": self._cpu, "seed": seed,
-            "max_model_len": self.max_model_len, "kv_cache_memory_bytes": self.kv_cache_bytes,
-            "max_num_seqs": options.max_num_seqs, "enable_chunked_prefill": not self._cpu,  # a rewind no CPU generator has
-            "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs, self.max_model_len),
-            "block_size": KV_BLOCK_TOKENS if self._cpu else None, "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": False,
-            "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
-        }  # fmt: skip
+        share = None if self._cpu else _share(spec, tp, dtype, self.kv_cache_bytes)
+        arguments = engine_arguments(
+            folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share
+        )
         with cpu.process_state_kept():
             self._engine, plain = _build(arguments, rank, world_size, job_id)
         _open_engines.add(id(self))

@@ -6,6 +6,8 @@ Nothing here knows Ray; the runtime decides where it runs and kills it when it t
 from __future__ import annotations
 
 import inspect
+import io
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -137,7 +139,8 @@ LARGEST_SCORE = float(np.finfo(np.float32).max)
 def as_it_travels(value: Any, name: str) -> Any:
     """Return a copy of what a user's function returned, made by pickling it, as it comes to the caller.
 
-    A copy, because it may be a view of weights that are given up as soon as the function is over.
+    A copy, because it may be a view of weights that are given up as soon as the function is over. Tensors on a GPU arrive on the
+    CPU: the caller may have no GPU, and the worker's is full.
 
     Raises:
         CallError: it cannot; says what to return instead.
@@ -147,12 +150,29 @@ def as_it_travels(value: Any, name: str) -> Any:
     import cloudpickle
 
     try:
-        return pickle.loads(cloudpickle.dumps(value))
+        return pickle.loads(_to_host(cloudpickle, value))
     except Exception as error:  # whatever an object's pickling raises
         raise CallError(
             f"{name} returned {type(value).__name__}, which cannot travel to the notebook ({error}). Return plain things: "
             "numbers, texts, arrays, or lists and dicts of them."
         ) from None
+
+
+def _to_host(cloudpickle: Any, value: Any) -> bytes:
+    """Pickle a value with its tensors as those of the CPU; modules that hold tensors are objects like any other."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return bytes(cloudpickle.dumps(value))
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, found: Any) -> Any:
+            if isinstance(found, torch.Tensor) and found.is_cuda:
+                return found.cpu().__reduce_ex__(5)
+            return super().reducer_override(found)
+
+    written = io.BytesIO()
+    Pickler(written).dump(value)
+    return written.getvalue()
 
 
 @lru_cache(maxsize=8)

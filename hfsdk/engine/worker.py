@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from hfsdk.dataflow import Call
 from hfsdk.engine import rendezvous, startup
+from hfsdk.engine.gpus import Seen
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
@@ -81,7 +84,8 @@ class Worker:
 
     def __init__(self, device: int, num_threads: int = 1) -> None:
         self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
-        self.recorder = Recorder(device=device, rank=0, gauge=_memory_gauge())
+        self.recorder = Recorder(device=device, rank=0, gauge=self._memory)
+        self._process = psutil.Process()
         self.roles: dict[str, HostedRole] = {}
         self.saves: dict[str, Saving] = {}
         """The last save of each role; it goes on when the role is released."""
@@ -91,6 +95,10 @@ class Worker:
         self._cancel_asked = -1
         self._store: Any = None
         self._half_built = False
+        self.gpus: tuple[str, ...] = ()
+        """Ray's ids of the GPUs that it gave this process; set by the runtime."""
+        self._gpu: int | None = None
+        """Torch's number of its GPU, named wherever another thread than the compute lane asks."""
         self.keep: Callable[[Any], Any] = lambda content: content
         """Puts an object where other processes find it and returns a reference to it; set by the runtime."""
 
@@ -112,11 +120,22 @@ class Worker:
         self.setup = setup
         self.recorder.rank, self.recorder.pool = setup.rank, setup.pool
         torch.set_num_threads(self.setup.num_threads)
-        cuda = torch.cuda.is_available()
-        if cuda:
-            torch.cuda.set_device(0)
+        if self.gpus:
+            seen = Seen(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count(), torch.__version__)
+            self._gpu = seen.index(self.gpus)
+            torch.cuda.set_device(self._gpu)  # of this thread, the compute lane
         rendezvous.set_interface(setup.address)
-        rendezvous.join(setup.store, "cpu:gloo,cuda:nccl" if cuda else "gloo", setup.rank, setup.world_size)
+        rendezvous.join(setup.store, setup.rank, setup.world_size, self._gpu)
+
+    def _memory(self) -> dict[str, int]:
+        """Return the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
+        found = {"rss_bytes": int(self._process.memory_info().rss)}
+        if self._gpu is not None:
+            import torch
+
+            allocated, reserved = torch.cuda.memory_allocated(self._gpu), torch.cuda.memory_reserved(self._gpu)
+            found |= {"allocated_bytes": allocated, "reserved_bytes": reserved}
+        return found
 
     def leave(self) -> None:
         """Free every role and leave the pool's world; the process is then as before :meth:`join`."""
@@ -250,8 +269,8 @@ class Worker:
         here = list(self.roles.items())
         roles = {name: hosted.memory_bytes() for name, hosted in here}
         offloaded = {name: hosted.offloaded_bytes() for name, hosted in here if hosted.spec.offloads}
-        if torch.cuda.is_available():
-            return int(torch.cuda.memory_allocated()), roles, offloaded
+        if self._gpu is not None:
+            return int(torch.cuda.memory_allocated(self._gpu)), roles, offloaded
         return int(psutil.Process(os.getpid()).memory_full_info().pss), roles, offloaded
 
     def _parts_of_memory(self) -> dict[str, int]:
@@ -291,23 +310,6 @@ class Worker:
 
         torch.set_num_threads(self.setup.num_threads)
         torch.set_grad_enabled(True)
-
-
-def _memory_gauge() -> Callable[[], dict[str, int]]:
-    """Return what reads the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
-    import psutil
-
-    process = psutil.Process(os.getpid())
-
-    def gauge() -> dict[str, int]:
-        import torch
-
-        found = {"rss_bytes": int(process.memory_info().rss)}
-        if torch.cuda.is_available():
-            found |= {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
-        return found
-
-    return gauge
 
 
 def _told(error: Exception) -> HfsdkError:

@@ -1,0 +1,118 @@
+"""Every decision that differs where there are NVIDIA GPUs, as small pure functions; ``docs/gpu.md`` says which and why.
+
+A worker process has one GPU, and sees all of its node (Ray would mask the others): vLLM's custom all-reduce and symmetric memory
+open the memory of the peers' GPUs by their numbers, and cannot where each process calls its own GPU 0::
+
+    Ray gives a worker      "3"                   entries of the CUDA_VISIBLE_DEVICES that Ray was started under, or GPUs' numbers
+    torch calls it          cuda:3                its place among the GPUs that the worker's own environment shows
+    vLLM is told            LOCAL_RANK=3          as torchrun would tell it
+
+Importing this module imports neither torch nor Ray, so that it can be asked before both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hfsdk.errors import PlacementError
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+"""There where the NVIDIA kernel driver is loaded."""
+
+SHOW_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""Environment of a worker on a GPU: Ray gives it one, and leaves the others to be seen."""
+
+MAX_SHARE = 0.92
+"""The largest share of a GPU's memory that vLLM is told it may use: its own default."""
+
+HEADROOM_BYTES = 256 * 2**20
+"""Of what is free, left out of that share: what a process takes between our look and vLLM's."""
+
+
+def has_driver() -> bool:
+    """Whether this machine has an NVIDIA driver; asked before torch is imported."""
+    return DRIVER_FILE.exists()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The GPUs that a process sees.
+
+    Attributes:
+        visible: ``CUDA_VISIBLE_DEVICES``; ``None`` where it is not set.
+        count: GPUs that torch finds.
+        build: torch's version, whose ending names its build.
+    """
+
+    visible: str | None
+    count: int
+    build: str
+
+    def index(self, given: Sequence[str]) -> int:
+        """Return torch's number of the one GPU that Ray gave this process.
+
+        Args:
+            given: Ray's ids of its GPUs: numbers, or UUIDs where Ray was started under a ``CUDA_VISIBLE_DEVICES`` of UUIDs.
+
+        Raises:
+            PlacementError: torch sees no GPU, or not that one.
+        """
+        if not self.count:
+            raise PlacementError(
+                f"Ray gave this worker GPU {', '.join(given) or '(none)'}, and torch {self.build} sees 0 GPUs. {self._why_none()}"
+            )
+        if len(given) != 1:
+            raise PlacementError(f"Ray gave this worker {len(given)} GPUs ({', '.join(given) or 'none'}); it takes 1. Restart Ray.")
+        shown = [name.strip() for name in self.visible.split(",")] if self.visible else [str(k) for k in range(self.count)]
+        if given[0] not in shown or shown.index(given[0]) >= self.count:
+            raise PlacementError(
+                f"Ray gave this worker GPU {given[0]}, and torch sees {self.count} ({', '.join(shown)}). Start Ray under the "
+                "CUDA_VISIBLE_DEVICES that its workers have."
+            )
+        return shown.index(given[0])
+
+    def _why_none(self) -> str:
+        if self.build.endswith("+cpu"):
+            return "That is a build for processors: install one for CUDA (make setup CUDA=1)."
+        if self.visible == "" or self.visible == "-1":
+            return f"CUDA_VISIBLE_DEVICES={self.visible!r} hides them: unset it."
+        return "hf.doctor() shows the driver's version, which may be too old for this build."
+
+
+def check_count(asked: int | None, total: int) -> None:
+    """Check that Ray has as many GPUs as were asked for.
+
+    Raises:
+        PlacementError: it has fewer.
+    """
+    if asked is not None and asked > total:
+        raise PlacementError(
+            f"{asked} devices asked for; Ray has {total} GPU{'s' * (total != 1)}. Ask for at most {total}, add nodes to the "
+            f"cluster, or simulate them: hf.Session.simulated('1x{asked} H100')."
+        )
+
+
+def memory_share(needed: int, free: int, total: int) -> float:
+    """Return vLLM's ``gpu_memory_utilization``: of a GPU's memory, what is free now, and never more than vLLM's own default.
+
+    vLLM refuses to start where less is free than this share, also where the size of its cache is given
+    (``vllm/v1/worker/utils.py``, ``request_memory``). The trainer's weights are there first, so its default never fits.
+
+    Args:
+        needed: bytes of the weights and the key/value cache that it will hold.
+        free: bytes free on the GPU, torch's cache emptied.
+        total: bytes of the GPU.
+
+    Raises:
+        PlacementError: less is free than needed.
+    """
+    usable = free - HEADROOM_BYTES
+    if needed > usable:
+        raise PlacementError(
+            f"the rollout needs {needed / 1e9:.1f} GB for its weights and key/value cache, and {max(usable, 0) / 1e9:.1f} of "
+            f"{total / 1e9:.1f} GB are free on this GPU. Give it less cache (kv_cache_bytes=, max_num_seqs=), more devices "
+            "(rollout='tp2'), or a pool of its own (hf.Placement); nvidia-smi shows what other processes hold."
+        )
+    return min(MAX_SHARE, int(usable / total * 1000) / 1000)

@@ -1,0 +1,193 @@
+"""What is decided where there are GPUs: each decision alone, and those that go to vLLM against vLLM's own functions."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from hfsdk.assets import MODELS
+from hfsdk.engine import gpus
+from hfsdk.errors import PlacementError
+from hfsdk.roles import RolloutOptions
+from hfsdk.spec import ModelSpec
+
+GIB = 2**30
+H100 = int(79.6 * GIB)
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """Have a machine with an NVIDIA driver, as far as files tell."""
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05")
+    monkeypatch.setattr(gpus, "DRIVER_FILE", file)
+
+
+def test_dynamo_is_left_alone_where_there_is_a_driver(driver):
+    from hfsdk.engine import cpu_support_vllm
+
+    assert "TORCHDYNAMO_DISABLE" not in cpu_support_vllm.environment()
+
+
+def test_without_a_driver_nothing_is_compiled(monkeypatch, tmp_path):
+    from hfsdk.engine import cpu_support_vllm
+
+    monkeypatch.setattr(gpus, "DRIVER_FILE", tmp_path / "none")
+    assert cpu_support_vllm.environment()["TORCHDYNAMO_DISABLE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "given", "index"),
+    [
+        (None, 8, "5", 5),  # Ray started without CUDA_VISIBLE_DEVICES, all shown
+        (None, 1, "0", 0),
+        ("2,3,6,7", 4, "6", 2),  # Ray started under a part of the GPUs
+        ("2,3,6,7", 4, "2", 0),
+        ("GPU-a, GPU-b", 2, "GPU-b", 1),  # named by UUID
+        ("3", 1, "3", 0),  # masked by Ray all the same
+    ],
+)  # fmt: skip
+def test_torchs_number_of_the_gpu_that_ray_gave(visible, count, given, index):
+    assert gpus.Seen(visible, count, "2.13.0+cu130").index([given]) == index
+
+
+@pytest.mark.parametrize(
+    ("seen", "given", "says"),
+    [
+        (gpus.Seen(None, 0, "2.13.0+cpu"), ["1"], ["GPU 1", "0 GPUs", "2.13.0+cpu", "make setup CUDA=1"]),
+        (gpus.Seen("", 0, "2.13.0+cu130"), ["0"], ["0 GPUs", "CUDA_VISIBLE_DEVICES='' hides them"]),
+        (gpus.Seen(None, 0, "2.13.0+cu130"), ["0"], ["0 GPUs", "hf.doctor()", "driver"]),
+        (gpus.Seen("0,1", 2, "2.13.0+cu130"), ["5"], ["GPU 5", "torch sees 2 (0, 1)"]),
+        (gpus.Seen(None, 4, "2.13.0+cu130"), ["7"], ["GPU 7", "torch sees 4"]),
+        (gpus.Seen("0,9", 1, "2.13.0+cu130"), ["9"], ["GPU 9", "torch sees 1"]),
+        (gpus.Seen(None, 4, "2.13.0+cu130"), ["0", "1"], ["gave this worker 2 GPUs (0, 1)", "takes 1"]),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_torch_does_not_see_is_told_with_both_numbers(seen, given, says):
+    with pytest.raises(PlacementError) as told:
+        seen.index(given)
+    assert all(part in str(told.value) for part in says), told.value
+
+
+@pytest.mark.parametrize(("asked", "total", "held"), [(None, 0, True), (2, 2, True), (1, 8, True), (3, 2, False), (2, 1, False)])
+def test_no_more_devices_than_gpus(asked, total, held):
+    if held:
+        gpus.check_count(asked, total)
+        return
+    with pytest.raises(PlacementError, match=rf"{asked} devices asked for; Ray has {total} GPUs?\."):
+        gpus.check_count(asked, total)
+
+
+@pytest.mark.parametrize("used", [0, 7, 30, 60])
+def test_vllm_starts_beside_a_trainer_with_the_share_it_is_given(used):
+    """Its own check, with its own default, refuses once 7 of 79.6 GiB are in use."""
+    utils = pytest.importorskip("vllm.v1.worker.utils")
+    free = H100 - used * GIB
+    snapshot = SimpleNamespace(free_memory=free, total_memory=H100, device_="cuda:0", cuda_memory=used * GIB)
+
+    def asks(share):
+        return utils.request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=share))
+
+    share = gpus.memory_share(10 * GIB, free, H100)
+    assert 10 * GIB <= asks(share) <= free
+    if used >= 7:
+        with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
+            asks(gpus.MAX_SHARE)
+
+
+def test_a_rollout_that_does_not_fit_is_told_before_vllm_is_asked():
+    with pytest.raises(PlacementError, match=r"needs 21\.5 GB .* 10\.5 of 85\.5 GB are free .*kv_cache_bytes="):
+        gpus.memory_share(20 * GIB, 10 * GIB, H100)
+
+
+@pytest.mark.parametrize("local_rank", [0, 3, 7])
+def test_vllm_finds_the_gpu_by_the_local_rank_where_all_are_shown(monkeypatch, local_rank):
+    interface = pytest.importorskip("vllm.platforms.interface")
+
+    class Cuda(interface.Platform):
+        device_control_env_var = "CUDA_VISIBLE_DEVICES"
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Cuda.logical_device_id_to_visible_device_id(local_rank) == local_rank
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8,9,10,11,12,13,14,15")
+    index = gpus.Seen(os.environ["CUDA_VISIBLE_DEVICES"], 8, "2.13.0+cu130").index([str(8 + local_rank)])
+    assert Cuda.logical_device_id_to_visible_device_id(index) == local_rank
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize("share", [None, 0.41])
+def test_what_vllm_is_told(tp, share):
+    rollout = pytest.importorskip("hfsdk.engine.rollout")
+    from vllm.engine.arg_utils import EngineArgs
+
+    spec = ModelSpec.from_folder(MODELS["tiny"].place())
+    told = rollout.engine_arguments(
+        "folder", spec, RolloutOptions(max_model_len=64), tp=tp, dtype="bf16", seed=1, load_weights=False, gpu_share=share
+    )
+    EngineArgs(**told)
+    on_cpu = share is None
+    assert told["tensor_parallel_size"] == tp
+    assert told["distributed_executor_backend"] == "external_launcher"
+    assert told["enforce_eager"] == on_cpu, "CUDA graphs"
+    assert told.get("gpu_memory_utilization") == share
+    assert told["kv_cache_memory_bytes"] > 0
+    assert (told["dtype"], told["load_format"], told["trust_remote_code"]) == ("bfloat16", "dummy", False)
+
+
+@pytest.mark.parametrize(("gpu", "backend"), [(None, "gloo"), (3, "cpu:gloo,cuda:nccl")])
+@pytest.mark.parametrize("store", ["file:///tmp/store", "tcp://127.0.0.1:1"])
+def test_what_torch_is_told_when_a_pool_is_joined(monkeypatch, gpu, backend, store):
+    import torch
+    import torch.distributed as dist
+
+    from hfsdk.engine import rendezvous
+
+    told, world = {}, SimpleNamespace(bound_device_id="bound")
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: told.update(more, backend=backend))
+    monkeypatch.setattr(dist, "TCPStore", lambda host, port, is_master: (host, port, is_master))
+    dist.group.WORLD = world
+    try:
+        rendezvous.join(store, 1, 4, gpu)
+    finally:
+        dist.group.WORLD = None
+    assert (told["backend"], told["rank"], told["world_size"]) == (backend, 1, 4)
+    if gpu is None:
+        assert "device_id" not in told
+    else:
+        assert told["device_id"] == torch.device("cuda", gpu), "NCCL connects at once"
+        assert world.bound_device_id is None, "else groups that only members make would hang: a split needs all ranks"
+
+
+def test_a_result_on_a_gpu_arrives_on_the_cpu(monkeypatch):
+    torch = pytest.importorskip("torch")
+    import pickle
+
+    import cloudpickle
+
+    from hfsdk.engine import tasks
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    moved = []
+
+    class Far(torch.Tensor):
+        """Says that it is on a GPU."""
+
+        is_cuda = True
+
+        def cpu(self):
+            moved.append(self.shape)
+            return self.as_subclass(torch.Tensor)
+
+    value = {"weights": [torch.arange(6.0).reshape(2, 3).as_subclass(Far)], "here": torch.ones(2), "text": "kept"}
+    back = pickle.loads(tasks._to_host(cloudpickle, value))
+    assert moved == [torch.Size([2, 3])]
+    assert type(back["weights"][0]) is torch.Tensor
+    assert back["weights"][0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert back["text"] == "kept"
+
+
+def test_it_asks_before_torch_and_ray_are_imported():
+    code = "import sys, hfsdk.engine.gpus; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
