@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class Report:
     @property
     def can_run(self) -> bool:
         """Whether real sessions can run here (simulated ones always can)."""
-        return not any(f.state == MISSING and f.topic == "engine" for f in self.findings)
+        return not any(f.state == MISSING and f.topic in ("engine", "GPUs") for f in self.findings)
 
     def __repr__(self) -> str:
         lines = []
@@ -176,13 +175,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _devices() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     found = [Finding("machine", "cores", OK, f"{cores} ({platform.machine()})")]
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
+    from hfsdk.engine.gpus import has_driver
+
+    if not has_driver():
         return [*found, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
-    command = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-    return [*found, Finding("machine", "GPUs", OK if names else NOTE, "; ".join(names) or "nvidia-smi lists none")]
+    from hfsdk import doctor_gpus
+
+    return [*found, *doctor_gpus.judge(doctor_gpus.look())]
 
 
 def _memory() -> list[Finding]:

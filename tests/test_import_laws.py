@@ -23,7 +23,7 @@ NOUNS = [
     *["rows", "snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
-TOP = ["__init__", "__main__", "doctor", "quickstart", "testing"]
+TOP = ["__init__", "__main__", "doctor", "doctor_gpus", "quickstart", "testing"]
 LEVEL = {name: level for level, name in enumerate([*NOUNS, *LAYERS])} | dict.fromkeys(TOP, 999)
 
 HOMES = {

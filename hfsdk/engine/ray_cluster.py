@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import psutil
 import ray
+from ray._private import accelerators
 
 import hfsdk.engine as engine
 from hfsdk.engine.gpus import check_count
@@ -177,6 +178,16 @@ def check_same(address: str) -> None:
             f"this process uses the Ray at {mine}, not {address}: close its session (or call ray.shutdown()) first, "
             "or open the new session in another process"
         )
+
+
+def num_gpus_here() -> int | None:
+    """Return how many GPUs a Ray that is started here reports; ``None`` where Ray's look at the driver fails."""
+    manager = accelerators.get_accelerator_manager_for_resource("GPU")
+    try:
+        visible = manager.get_current_process_visible_accelerator_ids()
+        return int(manager.get_current_node_num_accelerators()) if visible is None else len(visible)
+    except Exception:  # of the driver's own library, which Ray brings along
+        return None
 
 
 def num_cores(node: Node) -> int:
