@@ -44,6 +44,17 @@ HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
 FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
 """Hugging Face architecture name -> family."""
 
+NEUTRAL: dict[str, tuple[Any, str]] = {
+    "partial_rotary_factor": (1, "rotary positions over the whole head"),
+    "rope_interleaved": (False, "rotary positions in two halves"),
+    "quantization_config": ({}, "weights that are not quantized"),
+    "attn_logit_softcapping": (0, "attention without a cap"),
+    "final_logit_softcapping": (0, "logits without a cap"),
+}
+"""Key of a ``config.json`` that changes what is computed and that the engines do not take -> its neutral value, and what they run.
+
+Dropout (``attention_dropout``) is left out: RLHF trains without."""
+
 Dtype = Annotated[str, OneOf(*DTYPE_BYTES)]
 
 Heads = Annotated[int, Within(1, 10**5)]
@@ -117,6 +128,10 @@ class ModelSpec:
         _require(activation == "silu", name, f"activation {shown(activation)}", "silu")
         for bias in ("attention_bias", "mlp_bias"):
             _require(not config.get(bias, False), name, f"{bias}=true", f"{bias}=false")
+        for key, (neutral, words) in NEUTRAL.items():
+            for where in (config, rope):
+                value = where.get(key)
+                _require(value is None or value == neutral, name, f"{key}={shown(value)}", words)
         layers = config.get("layer_types") or []
         whole = isinstance(layers, list) and all(layer == "full_attention" for layer in layers)
         windowed = config.get("use_sliding_window", False) or not whole

@@ -44,6 +44,15 @@ def test_what_the_engines_do_not_run_is_refused():
             read(prefix, layer_types=["full_attention", "sliding_attention"])
         with pytest.raises(UnsupportedModelError, match="rope type 'yarn'"):
             read(prefix, rope_scaling={"type": "yarn", "factor": 4.0})
+    for key, value in [
+        ("partial_rotary_factor", 0.5), ("rope_interleaved", True), ("quantization_config", {"quant_method": "awq"}),
+        ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0),
+    ]:  # fmt: skip
+        with pytest.raises(UnsupportedModelError, match=f"{key}="):
+            read("Qwen3", **{key: value})
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor=0\.25; hfsdk runs rotary positions over the whole"):
+        read("Llama", rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25})
+    assert read("Llama", partial_rotary_factor=1.0, rope_interleaved=False, quantization_config=None) == read("Llama")
     with pytest.raises(UnsupportedModelError, match="attention_bias=true"):
         read("Qwen3", attention_bias=True)
     with pytest.raises(UnsupportedModelError, match="Qwen2ForCausalLM"):
