@@ -11,11 +11,20 @@ matrix and refuses packed rows; its fast one needs Transformer Engine.
 
 from __future__ import annotations
 
+import inspect
 import itertools
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Queries, keys, values [tokens, heads, head_dim]; offsets of the rows, [rows + 1], on the CPU; scale -> as the queries."""
+
+FLASH_HEAD_DIM = 256
+"""The widest head of the kernel for packed rows."""
 
 
 class PackedAttention(torch.nn.Module):
@@ -33,17 +42,55 @@ class PackedAttention(torch.nn.Module):
         ``attention_mask`` says which token sees which in short: the offsets of the rows, [rows + 1], on the CPU. It comes as an
         argument because activation recompute passes arguments on, and nothing else.
         """
-        attend = attend_in_one if query.is_cuda else attend_row_by_row
-        heads = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask.tolist(), self.scale)
+        attend = choose(query.device.type, query.dtype, query.shape[-1])
+        heads = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)
         return heads.flatten(1)[:, None]
 
 
+def choose(device_type: str, dtype: torch.dtype, head_dim: int) -> Attend:
+    """Return how to attend: on a GPU without padding where the kernel takes the numbers, which are 16 bits wide. Pure."""
+    if device_type == "cpu":
+        return attend_row_by_row
+    flash = dtype in (torch.float16, torch.bfloat16) and head_dim <= FLASH_HEAD_DIM and head_dim % 8 == 0
+    return attend_packed if flash and has_packed_kernel() else attend_in_one
+
+
+@lru_cache
+def has_packed_kernel() -> bool:
+    """Whether this torch has the kernel with groups of query heads, and a causal window."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"window_size", "enable_gqa", "scale"} <= set(inspect.signature(varlen_attn).parameters)
+
+
+def attend_packed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attend within each row by FlashAttention's kernel for rows of any length: nothing is padded, nothing is O(longest^2)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest = int(offsets.diff().max())
+    starts = _on_device(offsets, query.device)
+    return varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
+
+
+def _on_device(offsets: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the offsets as the kernel reads them; copied once a micro-batch, for they come again with each layer."""
+    there: torch.Tensor | None = getattr(offsets, "on_device", None)
+    if there is None or there.device != device:
+        there = offsets.to(device, torch.int32, non_blocking=True)
+        offsets.on_device = there  # type: ignore[attr-defined]
+    return there
+
+
 def attend_row_by_row(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: list[int], scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attend within each row; tensors are [tokens, heads, head_dim]. What costs least where a call costs little: on a CPU."""
     found = []
-    for first, last in itertools.pairwise(offsets):
+    for first, last in itertools.pairwise(offsets.tolist()):
         q, k, v = (x[first:last].transpose(0, 1)[None] for x in (query, key, value))
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         found.append(out[0].transpose(0, 1))
@@ -51,15 +98,15 @@ def attend_row_by_row(
 
 
 def attend_in_one(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: list[int], scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """The same in one call, for devices where many small ones cost more: rows are padded for this call only.
 
     Causal rows need no mask: a token never sees the padding behind it.
     """
-    lengths = [last - first for first, last in itertools.pairwise(offsets)]
+    firsts, lengths = offsets[:-1].tolist(), offsets.diff().tolist()
     longest, count = max(lengths), len(lengths)
-    starts = torch.tensor([i * longest - first for i, first in enumerate(offsets[:-1])], device=query.device)
+    starts = torch.tensor([i * longest - first for i, first in enumerate(firsts)], device=query.device)
     sizes = torch.tensor(lengths, device=query.device)
     place = torch.arange(len(query), device=query.device) + starts.repeat_interleave(sizes, output_size=len(query))
     q, k, v = (

@@ -8,6 +8,9 @@ The full logits never exist on one rank. With z the logits of one position, Z = 
 Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together; none with one rank. Columns past the vocabulary
 (padding) take no part: probability zero, gradient zero.
 
+Where N x V is large (:data:`CHUNK_ELEMENTS`), positions are taken some at a time and their probabilities made again for the
+gradient, from log Z: then the peak beside the logits and their gradient does not depend on N.
+
 Shapes: N positions, V columns of this rank.
 """
 
@@ -38,8 +41,16 @@ def log_probs_and_entropy(
     """
     if group is not None and group.size() == 1:
         group = None
+    rows = max(1, CHUNK_ELEMENTS // max(1, logits_NV.shape[-1]))
+    if len(logits_NV) > rows:
+        found = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows)
+        return found[0], found[1] if entropy else None
     log_probs_N, entropy_N = _VocabParallel.apply(logits_NV, targets_N, vocab_size, group, entropy)
     return log_probs_N, entropy_N if entropy else None
+
+
+CHUNK_ELEMENTS = 2**28
+"""Logits that are turned into float32 at a time: 1 GB. Fewer are kept as probabilities for the gradient: one pass less."""
 
 
 class _VocabParallel(torch.autograd.Function):
@@ -52,29 +63,9 @@ class _VocabParallel(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        width = logits_NV.shape[-1]
-        first = 0 if group is None else group.rank() * width
-        real = max(0, min(width, vocab_size - first))
-        z_NV = logits_NV[:, :real].float()
-        max_N = z_NV.amax(-1) if real else z_NV.new_full(z_NV.shape[:1], -torch.inf)
-        if group is not None:
-            dist.all_reduce(max_N, op=dist.ReduceOp.MAX, group=group)
-        z_NV = z_NV - max_N[:, None]
-        exp_NV = z_NV.exp()
-        here_N = (targets_N >= first) & (targets_N < first + real)
-        column_N = (targets_N - first).clamp(0, max(real - 1, 0))
-        chosen_N = z_NV.gather(-1, column_N[:, None])[:, 0] if real else torch.zeros_like(max_N)
-        sums = [exp_NV.sum(-1), torch.where(here_N, chosen_N, 0.0)]
-        if entropy:
-            sums.append(torch.bmm(exp_NV[:, None, :], z_NV[:, :, None])[:, 0, 0])
-        stacked = torch.stack(sums)
-        if group is not None:
-            dist.all_reduce(stacked, group=group)
-        log_total_N = stacked[0].log()
-        log_probs_N = stacked[1] - log_total_N
-        entropy_N = log_total_N - stacked[2] / stacked[0] if entropy else torch.zeros_like(log_probs_N)
-        ctx.save_for_backward(exp_NV.div_(stacked[0][:, None]), here_N, column_N, entropy_N)
-        ctx.width, ctx.dtype = width, logits_NV.dtype
+        log_probs_N, entropy_N, exp_NV, total_N, _, here_N, column_N = _forward(logits_NV, targets_N, vocab_size, group, entropy)
+        ctx.save_for_backward(exp_NV.div_(total_N[:, None]), here_N, column_N, entropy_N)
+        ctx.width, ctx.dtype = logits_NV.shape[-1], logits_NV.dtype
         ctx.set_materialize_grads(False)
         if not entropy:
             ctx.mark_non_differentiable(entropy_N)
@@ -96,3 +87,91 @@ class _VocabParallel(torch.autograd.Function):
             grad_NV.addcmul_(slope_NV, grad_entropy_N[:, None], value=-1)
         grad_NV = torch.nn.functional.pad(grad_NV, (0, ctx.width - real)) if real < ctx.width else grad_NV
         return grad_NV.to(ctx.dtype), None, None, None, None
+
+
+class _Chunked(torch.autograd.Function):
+    """The same for some positions at a time; keeps the logits, log Z and the entropy, no probabilities."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_NV: torch.Tensor,
+        targets_N: torch.Tensor,
+        vocab_size: int,
+        group: dist.ProcessGroup | None,
+        entropy: bool,
+        rows: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = []
+        for logits, targets in zip(logits_NV.split(rows), targets_N.split(rows), strict=True):
+            log_probs, entropies, _, _, log_total, _, _ = _forward(logits, targets, vocab_size, group, entropy)
+            parts.append((log_probs, entropies, log_total))
+        log_probs_N, entropy_N, log_total_N = (torch.cat(found) for found in zip(*parts, strict=True))
+        ctx.save_for_backward(logits_NV, targets_N, entropy_N, log_total_N)
+        ctx.vocab_size, ctx.group, ctx.rows = vocab_size, group, rows
+        ctx.set_materialize_grads(False)
+        if not entropy:
+            ctx.mark_non_differentiable(entropy_N)
+        return log_probs_N, entropy_N
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_log_probs_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None, None, None, None, None]:
+        logits_NV, targets_N, entropy_N, log_total_N = ctx.saved_tensors
+        if grad_log_probs_N is None and grad_entropy_N is None:
+            return None, None, None, None, None, None
+        real, here_N, column_N = _columns(logits_NV, targets_N, ctx.vocab_size, ctx.group)
+        grad_NV = torch.zeros_like(logits_NV)
+        for first in range(0, len(logits_NV) if real else 0, ctx.rows):
+            part = slice(first, first + ctx.rows)
+            log_probs = logits_NV[part, :real].float() - log_total_N[part, None]
+            probs = log_probs.exp()
+            grad = torch.zeros_like(probs)
+            if grad_log_probs_N is not None:
+                weight = grad_log_probs_N[part]
+                grad.addcmul_(probs, weight[:, None], value=-1)
+                grad.scatter_add_(-1, column_N[part, None], (weight * here_N[part])[:, None])
+            if grad_entropy_N is not None:
+                probs.mul_(torch.where(probs > 0, log_probs, 0.0).add_(entropy_N[part, None]))
+                grad.addcmul_(probs, grad_entropy_N[part, None], value=-1)
+            grad_NV[part, :real] = grad.to(grad_NV.dtype)
+        return grad_NV, None, None, None, None, None
+
+
+def _columns(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, group: dist.ProcessGroup | None
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Return how many columns of this rank are real, which targets are here, and in which column."""
+    width = logits_NV.shape[-1]
+    first = 0 if group is None else group.rank() * width
+    real = max(0, min(width, vocab_size - first))
+    return real, (targets_N >= first) & (targets_N < first + real), (targets_N - first).clamp(0, max(real - 1, 0))
+
+
+def _forward(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, group: dist.ProcessGroup | None, entropy: bool
+) -> tuple[torch.Tensor, ...]:
+    """Return what both ways need.
+
+    Returns:
+        Log-probabilities; entropy (zeros where it is not asked for); exp(z - max z) of the real columns here, [N, columns]; its sum
+        over all ranks; log Z; which targets are here; in which column. All but the third are [N].
+    """
+    real, here_N, column_N = _columns(logits_NV, targets_N, vocab_size, group)
+    z_NV = logits_NV[:, :real].float()
+    max_N = z_NV.amax(-1) if real else z_NV.new_full(z_NV.shape[:1], -torch.inf)
+    if group is not None:
+        dist.all_reduce(max_N, op=dist.ReduceOp.MAX, group=group)
+    z_NV = z_NV - max_N[:, None]
+    exp_NV = z_NV.exp()
+    chosen_N = z_NV.gather(-1, column_N[:, None])[:, 0] if real else torch.zeros_like(max_N)
+    sums = [exp_NV.sum(-1), torch.where(here_N, chosen_N, 0.0)]
+    if entropy:
+        sums.append(torch.bmm(exp_NV[:, None, :], z_NV[:, :, None])[:, 0, 0])
+    stacked = torch.stack(sums)
+    if group is not None:
+        dist.all_reduce(stacked, group=group)
+    log_total_N = stacked[0].log()
+    entropy_N = log_total_N - stacked[2] / stacked[0] if entropy else torch.zeros_like(log_total_N)
+    return stacked[1] - log_total_N, entropy_N, exp_NV, stacked[0], log_total_N + max_N, here_N, column_N

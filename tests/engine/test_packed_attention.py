@@ -3,7 +3,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hfsdk.engine.packed_attention import PackedAttention, attend_in_one, attend_row_by_row
+from hfsdk.engine import packed_attention
+from hfsdk.engine.packed_attention import PackedAttention, attend_in_one, attend_packed, attend_row_by_row, choose
 
 
 def by_hand(query, key, value, offsets, scale):
@@ -22,9 +23,9 @@ def by_hand(query, key, value, offsets, scale):
 @pytest.mark.parametrize("lengths", [[5, 3, 2], [1], [4, 4], [1, 7, 1]])
 def test_a_token_sees_its_own_row_up_to_itself(attend, lengths):
     torch.manual_seed(0)
-    offsets = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    query, key, value = (torch.randn(offsets[-1], heads, 16, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
-    expected, found = by_hand(query, key, value, offsets, 0.25), attend(query, key, value, offsets, 0.25)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    query, key, value = (torch.randn(int(offsets[-1]), heads, 16, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    expected, found = by_hand(query, key, value, offsets.tolist(), 0.25), attend(query, key, value, offsets, 0.25)
     torch.testing.assert_close(found, expected)
     direction = torch.randn_like(expected)
     gradients = [torch.autograd.grad(out, (query, key, value), direction) for out in (expected, found)]
@@ -39,5 +40,52 @@ def test_takes_the_place_of_megatrons_core_attention():
     query, key, value = (torch.randn(6, 1, heads, 16) for heads in (4, 2, 2))
     out = attention(query, key, value, torch.tensor([0, 2, 6]), packed_seq_params=None)
     assert out.shape == (6, 1, 64)
-    expected = attend_row_by_row(query[:, 0], key[:, 0], value[:, 0], [0, 2, 6], 0.25)
+    expected = attend_row_by_row(query[:, 0], key[:, 0], value[:, 0], torch.tensor([0, 2, 6]), 0.25)
     assert torch.equal(out[:, 0].unflatten(1, (4, 16)), expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "attend"),
+    [
+        ("cpu", torch.bfloat16, 64, attend_row_by_row), ("cpu", torch.float32, 64, attend_row_by_row),
+        ("cuda", torch.bfloat16, 64, attend_packed), ("cuda", torch.float16, 256, attend_packed),
+        ("cuda", torch.float32, 64, attend_in_one), ("cuda", torch.bfloat16, 288, attend_in_one),
+        ("cuda", torch.bfloat16, 60, attend_in_one),
+    ],
+)  # fmt: skip
+def test_which_kernel_is_taken(device, dtype, head_dim, attend):
+    assert choose(device, dtype, head_dim) is attend
+
+
+def test_an_older_torch_pads(monkeypatch):
+    monkeypatch.setattr(packed_attention, "has_packed_kernel", lambda: False)
+    assert choose("cuda", torch.bfloat16, 64) is attend_in_one
+
+
+def test_the_packed_kernel_takes_what_it_is_given_and_gives_gradients():
+    """On meta, where shapes are checked and nothing is computed: groups of query heads, a causal window, rows of any length."""
+    query, key, value = (torch.randn(10, heads, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for heads in (8, 2, 2))
+    offsets = torch.tensor([0, 5, 8, 10])
+    out = attend_packed(query, key, value, offsets, 0.125)
+    assert (out.shape, out.dtype) == (query.shape, torch.bfloat16)
+    out.sum().backward()
+    assert [x.grad.shape for x in (query, key, value)] == [x.shape for x in (query, key, value)]
+
+
+def test_offsets_are_copied_once_a_micro_batch(monkeypatch):
+    offsets, told = torch.tensor([0, 5, 8, 10]), []
+    from torch.nn.attention import varlen
+
+    def kernel(query, key, value, starts, ends, max_q, max_k, **options):
+        told.append((starts, ends, max_q, max_k, options))
+        return query
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    heads = torch.randn(10, 2, 8)
+    for _layer in range(3):
+        attend_packed(heads, heads, heads, offsets, 0.5)
+    starts, ends, *rest = told[0]
+    assert starts is ends
+    assert all(one[0] is starts for one in told)
+    assert (starts.dtype, starts.tolist()) == (torch.int32, [0, 5, 8, 10])
+    assert rest == [5, 5, {"scale": 0.5, "window_size": (-1, 0), "enable_gqa": True}], "each token up to itself"

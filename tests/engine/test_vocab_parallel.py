@@ -3,6 +3,7 @@ import torch
 import torch.distributed as dist
 from spawn import run
 
+from hfsdk.engine import vocab_parallel
 from hfsdk.engine.vocab_parallel import log_probs_and_entropy
 
 N, VOCAB = 40, 260
@@ -53,18 +54,46 @@ def check(parts, width):
     assert not whole[:, VOCAB:].any()
 
 
-def test_one_rank_with_padding():
+def shards_in_chunks(rank, world_size):
+    vocab_parallel.CHUNK_ELEMENTS = 7 * 160
+    return shards(rank, world_size)
+
+
+CHUNKS = pytest.mark.parametrize("rows", [None, 1, 7, 39])
+"""Positions at a time, of 40; ``None``: all, with the probabilities kept."""
+
+
+def in_chunks(monkeypatch, rows, width):
+    if rows is not None:
+        monkeypatch.setattr(vocab_parallel, "CHUNK_ELEMENTS", rows * width)
+        monkeypatch.setattr(vocab_parallel._VocabParallel, "apply", None)
+
+
+@CHUNKS
+def test_one_rank_with_padding(monkeypatch, rows):
+    in_chunks(monkeypatch, rows, 320)
     check([shard(0, 1, 320)], 320)
 
 
-def test_two_ranks_even_with_one_all_padding():
-    results = run(shards, 2)
+@pytest.mark.parametrize("work", [shards, shards_in_chunks])
+def test_two_ranks_even_with_one_all_padding(work):
+    results = run(work, 2)
     for width in (160, 320):
         check([result[width] for result in results], width)
 
 
+def test_in_chunks_nothing_of_n_times_v_is_kept_but_the_logits():
+    logits = inputs()[0].requires_grad_()
+    log_probs, _ = vocab_parallel._Chunked.apply(logits, torch.zeros(N, dtype=torch.long), VOCAB, None, True, 7)
+    kept = log_probs.grad_fn.saved_tensors
+    assert [x.shape for x in kept if x.numel() > N] == [logits.shape]
+    assert any(x.data_ptr() == logits.data_ptr() for x in kept)
+
+
+@CHUNKS
 @pytest.mark.parametrize("entropy", [True, False])
-def test_entropy_is_optional(entropy):
+def test_entropy_is_optional(entropy, monkeypatch, rows):
+    in_chunks(monkeypatch, rows, VOCAB)
     logits, targets, *_ = inputs()
     mine = logits.clone().requires_grad_()
     log_probs, found = log_probs_and_entropy(mine, targets, VOCAB, entropy=entropy)
@@ -75,7 +104,9 @@ def test_entropy_is_optional(entropy):
     assert torch.allclose(mine.grad, other.grad, atol=1e-5)
 
 
-def test_entropy_alone_has_the_exact_gradient():
+@CHUNKS
+def test_entropy_alone_has_the_exact_gradient(monkeypatch, rows):
+    in_chunks(monkeypatch, rows and min(rows, 7), VOCAB)
     logits = inputs()[0].double()[:8]
     entropy = log_probs_and_entropy(logits.float().requires_grad_(), torch.zeros(8, dtype=torch.long), VOCAB)[1]
     (grad,) = torch.autograd.grad(entropy.sum(), entropy.grad_fn.next_functions[0][0].variable)
