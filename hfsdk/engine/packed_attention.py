@@ -73,7 +73,9 @@ def attend_packed(
 
     longest = int(offsets.diff().max())
     starts = _on_device(offsets, query.device)
-    return varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
+    heads = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
+    assert isinstance(heads, torch.Tensor)  # a pair only where more is asked for
+    return heads
 
 
 def _on_device(offsets: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -182,7 +182,7 @@ def check_same(address: str) -> None:
 
 def num_gpus_here() -> int | None:
     """Return how many GPUs a Ray that is started here reports; ``None`` where Ray's look at the driver fails."""
-    manager = accelerators.get_accelerator_manager_for_resource("GPU")
+    manager: Any = accelerators.get_accelerator_manager_for_resource("GPU")
     try:
         visible = manager.get_current_process_visible_accelerator_ids()
         return int(manager.get_current_node_num_accelerators()) if visible is None else len(visible)
