@@ -1,0 +1,129 @@
+"""The first thing to run where there is a GPU: every part of the engine that needs neither vLLM nor Ray, on one GPU.
+
+    python benchmarks/gpu.py --check --json gpu.json      on a GPU, under ten minutes
+    python benchmarks/gpu.py --rehearse --check           every stage on the processor, small; about a minute
+    python benchmarks/gpu.py --only attention,states
+
+On a GPU each stage runs in a process of its own with a time limit: one that crashes, hangs or fills the GPU does not take the
+others along. It prints PASS or FAIL with its figures as soon as it is over, and the JSON is written anew after each. A rehearsal
+runs them all in one process.
+
+Target: every stage passes. What a stage asks for stands beside its checks in ``on_gpu/stages.py``; its figures are only reported.
+Uses: one process of one thread. Needs torch, megatron-core, safetensors, numpy, pandas, psutil.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, Report, parser
+
+NAMES = ("join", "constants", "attention", "log_probs", "spans", "passes", "learns", "offload", "states")
+LIMIT_S = 150
+"""Of one stage; all together stay under ten minutes where none hangs."""
+
+ANSWER = "stage: "
+"""Before the line in which a stage's process tells its figures."""
+
+
+def run_here(names: list[str], rehearse: bool) -> None:
+    """Run stages in this process, tell what they found, and end it: what one left open must not keep it."""
+    import torch
+
+    from hfsdk.engine import cpu_support_megatron
+
+    torch.set_num_threads(1)
+    cpu_support_megatron.install()
+    from on_gpu.stage import Setting
+    from on_gpu.stages import STAGES
+
+    for name in names:
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="hfsdk-gpu-") as folder:
+            setting = Setting(cuda=not rehearse, small=rehearse, folder=Path(folder))
+            try:
+                STAGES[name](setting)
+            except Exception as error:
+                traceback.print_exc()
+                setting.failures.append(f"{type(error).__name__}: {str(error)[:300]}")
+        seconds = round(time.monotonic() - begun, 1)
+        told = {"name": name, "figures": setting.figures, "failures": setting.failures, "seconds": seconds}
+        print(ANSWER + json.dumps(told), flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def run(names: list[str], rehearse: bool) -> list[dict[str, Any]]:
+    """Run stages in one process; returns what each told."""
+    command = [sys.executable, __file__, "--stage", ",".join(names), *(["--rehearse"] if rehearse else [])]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, env=environment, check=False)
+        out, end = done, f"it ended with {done.returncode}"
+    except subprocess.TimeoutExpired as late:
+        out, end = late, f"not over after {LIMIT_S} s"
+    texts = [(part or b"").decode(errors="replace") for part in (out.stdout, out.stderr)]
+    told = {}
+    for line in texts[0].splitlines():
+        if line.startswith(ANSWER):
+            found = json.loads(line.removeprefix(ANSWER))
+            told[found.pop("name")] = found
+    never = {"figures": {}, "failures": [end], "seconds": 0.0}
+    output = "".join(texts)[-4000:]
+    stages = [told.get(name, never) for name in names]
+    return [{**stage, "output": output} if stage["failures"] else stage for stage in stages]
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    found = parser(__doc__)
+    found.add_argument("--rehearse", action="store_true", help="every stage on the processor, small")
+    found.add_argument("--only", metavar="STAGE,...", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
+    found.add_argument("--stage", help=argparse.SUPPRESS)
+    given = found.parse_args()
+    given.only = [name for name in given.only.split(",") if name]
+    if set(given.only) - set(NAMES):
+        found.error(f"--only takes {', '.join(NAMES)}; got {', '.join(given.only)}")
+    return given
+
+
+def machine() -> str:
+    """Return the GPU's name, and torch's version."""
+    code = "import torch; print(torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU')"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def main() -> int:
+    """Run the stages; returns the exit code."""
+    given = arguments()
+    if given.stage:
+        run_here(given.stage.split(","), given.rehearse)
+    where = machine()
+    if where.endswith("no GPU") and not given.rehearse:
+        print(f"torch {where}: --rehearse runs every stage on the processor", file=sys.stderr)
+        return 2
+    report = Report("gpu", f"one process of one thread; torch {where}{', rehearsed on the processor' * given.rehearse}")
+    for names in [given.only] if given.rehearse else [[name] for name in given.only]:
+        for name, found in zip(names, run(names, given.rehearse), strict=True):
+            report.details[name] = found
+            report.add(name, len(found["failures"]), "failures", at_most=0)
+            words = "; ".join(f"{key} {value}" for key, value in found["figures"].items())
+            print(f"{'FAIL' if found['failures'] else 'PASS'} {name} ({found['seconds']} s): {words}", flush=True)
+            for failure in found["failures"]:
+                print(f"     {failure}", flush=True)
+        if given.json:
+            Path(given.json).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+    return report.finish(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
