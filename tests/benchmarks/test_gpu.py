@@ -35,10 +35,17 @@ def test_every_stage_passes_on_the_processor(tmp_path, gpu):
     assert done.stdout.count("PASS") == len(gpu.NAMES)
 
 
-def test_a_stage_that_ends_its_process_has_failed(gpu):
-    (found,) = gpu.run(["no such stage"], rehearse=True)
-    assert found["failures"] == ["it ended with 1"]
-    assert "KeyError" in found["output"]
+def test_a_stage_that_raises_has_failed_and_the_next_one_runs(gpu):
+    wrong, right = gpu.run(["no such stage", "spans"], rehearse=True)
+    assert wrong["failures"] == ["KeyError: 'no such stage'"]
+    assert "Traceback" in wrong["output"]
+    assert right["failures"] == []
+
+
+def test_a_process_that_dies_has_failed(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "__file__", str(SCRIPT.with_name("no_such_script.py")))
+    (found,) = gpu.run(["join"], rehearse=True)
+    assert found["failures"] == ["it ended with 2"]
 
 
 def test_without_a_gpu_it_says_so():
