@@ -1,0 +1,61 @@
+"""Planned bytes of weights against the counted tensors of an 8B, built on ``meta``: nothing is allocated, nobody else is needed."""
+
+import itertools
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from hfsdk.boxes import vllm_boxes
+from hfsdk.engine import cpu_support_megatron, megatron_model
+from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
+from hfsdk.layout import Layout
+from hfsdk.planner.memory import role_bytes, rollout_parameters
+from hfsdk.roles import AdamW, RoleSpec
+from hfsdk.spec import ModelSpec
+
+RANKS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    cpu_support_megatron.install()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    yield
+    forget_groups()
+    dist.destroy_process_group()
+
+
+def counted(spec, layout, head, dtype):
+    groups = RoleGroups(layout.mesh())
+    groups.device = torch.device("meta")
+    with torch.device("meta"):
+        model = megatron_model.build_model(spec, groups, head, dtype, spec.max_positions, "")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+LAYOUTS = ["tp1 dp8", "tp2 dp4", "tp4 dp2", "pp2 dp4", "tp2 pp2 dp2"]
+
+
+@pytest.mark.parametrize(("name", "layout"), [("qwen3-8b", "tp8"), *itertools.product(["qwen3-8b", "qwen2.5-7b"], LAYOUTS)])
+@pytest.mark.parametrize(("head", "kind"), [("lm", "actor"), ("scalar", "critic")])
+def test_planned_weights_are_those_that_megatron_builds(name, layout, head, kind):
+    spec, layout = ModelSpec.preset(name), Layout.parse(layout).fill(RANKS)
+    role = RoleSpec(name=kind, kind=kind, model=spec, train=layout, head=head, dtype="bf16", optimizer=AdamW())
+    there = counted(spec, layout, head, "bf16")
+    planned = role_bytes(role, RANKS)
+    assert planned.weights >= there * 0.97
+    assert planned.weights == pytest.approx(there, rel=0.03) or layout.pp > 1, "with pp the fullest stage is planned, not the first"
+    assert planned.gradients == 2 * planned.weights
+
+
+@pytest.mark.parametrize(("name", "tp"), [("qwen3-8b", 8), *itertools.product(["qwen3-8b", "qwen2.5-7b"], [1, 2, 4])])
+def test_planned_weights_of_the_rollout_are_the_boxes_that_are_moved(name, tp):
+    spec = ModelSpec.preset(name)
+    there = sum(box.numel for box in vllm_boxes(spec, tp, 0))
+    assert rollout_parameters(spec, tp) == pytest.approx(there, rel=0.03)
