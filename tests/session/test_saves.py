@@ -406,13 +406,31 @@ def test_what_cannot_be_written_leaves_what_was_there(session, tmp_path):
     assert names(tmp_path) == ["report.html"]
 
 
+def read_only(folder):
+    """Return a folder in which nothing can be made; ``folder`` unless this is root."""
+    if os.geteuid() == 0:
+        return Path("/proc/self")  # where not even root can
+    folder.chmod(0o500)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["read-only", "under a file"])
+def test_a_place_that_takes_no_file_is_told(session, tmp_path, place):
+    prepared(session)
+    (tmp_path / "file").write_text("mine")
+    folder = read_only(tmp_path) if place == "read-only" else tmp_path / "file"
+    for write in (session.report, session.trace.snapshot().to_perfetto, picture_of(session.placement).save):
+        says = r"cannot write the (report|trace|picture)|a report is an \.html file in a folder that exists"
+        with pytest.raises(hf.HfsdkError, match=says) as told:
+            write(folder / "it.html")
+        assert "\n" not in str(told.value)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert names(tmp_path) == ["file"]
+
+
 def test_a_read_only_folder_is_told(session, tmp_path):
     prepared(session)
-    if os.geteuid() == 0:
-        folder = Path("/proc/self")  # where not even root can
-    else:
-        folder = tmp_path
-        folder.chmod(0o500)
+    folder = read_only(tmp_path)
     with pytest.raises(hf.CheckpointError, match="cannot save to"):
         session.save(folder / "saves")
 
