@@ -27,6 +27,8 @@ MOST_CHARACTERS = 1000
 """Of a message of one line; messages of calls that failed on a worker bring its traceback along."""
 BUSY = 4
 """How much longer a call may take where others use the machine: its limit is of processor time."""
+REFUSAL_S = 1.0
+"""Of the processor, until a call that is refused says so."""
 MOST_BYTES = 600e6
 """That one call may add to the process's largest size."""
 
@@ -71,6 +73,7 @@ def judge(target: Target, given: Mapping[str, Any], limit_s: float) -> Outcome:
     if grown > MOST_BYTES:
         return Outcome("memory", f"took {grown / 1e9:.1f} GB")
     seconds = time.process_time() - began
+    limit_s = min(limit_s, REFUSAL_S) if outcome.kind == "refused" else limit_s
     return Outcome("slow", f"took {seconds:.1f} s of the processor") if seconds > limit_s else outcome
 
 
