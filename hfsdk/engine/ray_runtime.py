@@ -59,7 +59,7 @@ An interrupt ends the wait.
 """
 
 START_S = 300.0
-"""How long a pool's processes may take to start and join."""
+"""How long a pool's processes may take to start and join, unless the session says otherwise."""
 
 WORKER_GONE = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 """What Ray raises where a worker has ended; the second where Ray itself ended it, as its node had no memory left."""
@@ -135,9 +135,15 @@ class RayRuntime:
     kind = "ray"
 
     def __init__(
-        self, num_devices: int | None = None, address: str | None = None, num_threads: int | None = None
+        self,
+        num_devices: int | None = None,
+        address: str | None = None,
+        num_threads: int | None = None,
+        start_timeout_s: float = START_S,
+        collective_timeout_s: float | None = None,
     ) -> None:
         self._job_id = uuid.uuid4().hex[:12]
+        self._start_s, self._collective_s = start_timeout_s, collective_timeout_s
         self._num_threads = num_threads or 0
         self._nodes: tuple[Node, ...] = ()
         self._own_folder: OwnFolder | None = None
@@ -184,7 +190,8 @@ class RayRuntime:
             state = self._pools[pool.name] = _PoolState(pool, [self._living_worker(device) for device in pool.devices])
             try:
                 setups = self._setups(state)
-                pids = ray.get([w.join.remote(setup) for w, setup in zip(state.workers, setups, strict=True)], timeout=START_S)
+                joined = [w.join.remote(setup) for w, setup in zip(state.workers, setups, strict=True)]
+                pids = ray.get(joined, timeout=self._start_s)
                 break
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
                 self.close_pool(pool.name, kill=True)
@@ -192,9 +199,11 @@ class RayRuntime:
                     continue  # one was killed meanwhile: the others wait for it, all are started again
                 if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, PlacementError):
                     raise error.cause from None
+                late = isinstance(error, ray.exceptions.GetTimeoutError)
+                why = f"within {self._start_s:g} s; hf.Session(start_timeout_s=...) waits longer" if late else f": {error}"
                 raise PlacementError(
-                    f"the {pool.size} workers of pool {pool.name!r} did not start: {error}. Is there memory and a free device for "
-                    "each?"
+                    f"the {pool.size} workers of pool {pool.name!r} did not start{' ' * late}{why}. Is there memory and a free "
+                    "device for each?"
                 ) from error
         for member, pid in zip(state.members, pids, strict=True):
             member.pid = pid
@@ -217,11 +226,12 @@ class RayRuntime:
         store, jobs = f"file://{self._folder / f'store{next(self._stores)}'}", [self._job_id] * pool.size
         if len(set(nodes)) > 1:
             host = LOOPBACK if one_machine else nodes[0].address
-            store = ray.get(state.workers[0].serve_store.remote(host), timeout=START_S)
+            store = ray.get(state.workers[0].serve_store.remote(host), timeout=self._start_s)
             jobs = [_job_on(self._job_id, node) for node in nodes]
         return [
             WorkerSetup(
-                device, rank, pool.size, pool.name, jobs[rank], store, self._num_threads, "" if one_machine else nodes[rank].address
+                device, rank, pool.size, pool.name, jobs[rank], store, self._num_threads,
+                "" if one_machine else nodes[rank].address, self._collective_s,
             )
             for rank, device in enumerate(pool.devices)
         ]
@@ -490,7 +500,7 @@ class RayRuntime:
 
     def _await_tasks(self, call: Call) -> None:
         """Wait until the process for functions is up, so that its start does not count as the function's time."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self._start_s
         while not ray.wait([self._tasks_up], timeout=0.2)[0] and time.monotonic() < deadline:
             if call.id in self._cancelled:
                 raise CallCancelledError("cancelled before it started")

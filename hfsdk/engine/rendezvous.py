@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
@@ -52,7 +53,7 @@ def serve(host: str) -> tuple[Any, int]:
     return store, port
 
 
-def join(store: str, rank: int, world_size: int, gpu: int | None = None) -> None:
+def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout_s: float | None = None) -> None:
     """Join a pool's world; collective. On GPUs NCCL connects its ranks now, so that what hinders it is told at the start.
 
     Args:
@@ -60,6 +61,7 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None) -> None
         rank: this process in the pool.
         world_size: processes in the pool.
         gpu: torch's number of this process's GPU; ``None`` without one.
+        timeout_s: how long a rank waits for the others in a collective; ``None``: torch's own (gloo 30 minutes, NCCL 10).
     """
     import torch
     import torch.distributed as dist
@@ -71,6 +73,8 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None) -> None
         where: dict[str, Any] = {"store": found}
     else:
         where = {"init_method": store}
+    if timeout_s is not None:
+        where["timeout"] = timedelta(seconds=timeout_s)
     if gpu is None:
         dist.init_process_group("gloo", rank=rank, world_size=world_size, **where)
         return

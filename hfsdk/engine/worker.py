@@ -50,6 +50,8 @@ class WorkerSetup:
     num_threads: int = 1
     address: str = ""
     """Of this worker's node, where the pool is on several machines."""
+    collective_timeout_s: float | None = None
+    """How long a rank waits for the others in a collective; ``None``: torch's own limits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +127,7 @@ class Worker:
             self._gpu = seen.index(self.gpus)
             torch.cuda.set_device(self._gpu)  # of this thread, the compute lane
         rendezvous.set_interface(setup.address)
-        rendezvous.join(setup.store, setup.rank, setup.world_size, self._gpu)
+        rendezvous.join(setup.store, setup.rank, setup.world_size, self._gpu, setup.collective_timeout_s)
 
     def _memory(self) -> dict[str, int]:
         """Return the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""

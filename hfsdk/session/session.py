@@ -34,7 +34,7 @@ from hfsdk.session.planning import Question, ask
 from hfsdk.session.predicting import Predicting
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.running import Run
-from hfsdk.session.start import check_runtime, check_session, start_runtime, start_simulated
+from hfsdk.session.start import Seconds, check_runtime, check_session, start_runtime, start_simulated
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker
 from hfsdk.session.training import Algorithm, train
@@ -78,6 +78,8 @@ class Session(Branching, Predicting):
         wait: bool = False,
         seed: int = 0,
         name: Title | None = None,
+        start_timeout_s: Seconds = 300.0,
+        collective_timeout_s: Seconds | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         """Start a session.
@@ -90,6 +92,9 @@ class Session(Branching, Predicting):
             wait: whether every call waits before it returns, so that a cell's time is its call's time.
             seed: see the class.
             name: see the class.
+            start_timeout_s: how long the workers of a pool may take to start and meet; many nodes on one slow disk need more.
+            collective_timeout_s: how long a rank waits for the others inside a collective before its call fails; by default torch's
+                own limits, 30 minutes for gloo and 10 for NCCL.
             runtime: runs the calls; by default Ray.
 
         Raises:
@@ -99,11 +104,12 @@ class Session(Branching, Predicting):
         """
         from hfsdk.engine.controller import Controller
 
-        check_session(price_per_device_hour, wait, seed, name)
+        limits = {"start_timeout_s": start_timeout_s, "collective_timeout_s": collective_timeout_s}
+        check_session(price_per_device_hour, wait, seed, name, **limits)
         notices: list[str] = []
         try:
             with held():  # a Ctrl-C finds a session that can be closed, or none
-                chosen, notices = start_runtime(devices) if runtime is None else (check_runtime(runtime), notices)
+                chosen, notices = start_runtime(devices, **limits) if runtime is None else (check_runtime(runtime), notices)
                 price = price_per_device_hour or chosen.cluster.price_per_device_hour
                 cluster = replace(chosen.cluster, price_per_device_hour=price)
                 self._setup(Controller(chosen), cluster, chosen.kind, wait=wait, seed=seed, name=name)

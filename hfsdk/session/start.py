@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from hfsdk.engine.simulated_runtime import SimulatedRuntime
 
 
+Seconds = Annotated[float, Within(0.1, 10**6)]
+"""Of waiting for processes."""
+
 Seed = Annotated[int, Within(0, 2**63 - 1)]
 """Of random numbers."""
 
 
-def start_runtime(devices: int | str | None) -> tuple[Runtime, list[str]]:
-    """Start the Ray runtime; return it and what the user has to know about who can reach it.
+def start_runtime(devices: int | str | None, **limits: Any) -> tuple[Runtime, list[str]]:
+    """Start the Ray runtime; return it and what the user has to know about who can reach it. ``limits`` are the runtime's.
 
     Raises:
         OptionError: ``devices`` is neither a number, ``"auto"`` nor an address.
@@ -46,9 +49,9 @@ def start_runtime(devices: int | str | None) -> tuple[Runtime, list[str]]:
             "(hf.doctor() lists what is missing). Session.simulated('1x2 A100-80GB') needs none."
         ) from error
     if isinstance(devices, str):
-        runtime = RayRuntime(address=devices)
+        runtime = RayRuntime(address=devices, **limits)
     else:
-        runtime = RayRuntime(num_devices=_default_devices() if devices is None else devices)
+        runtime = RayRuntime(num_devices=_default_devices() if devices is None else devices, **limits)
     return runtime, runtime.notices
 
 
@@ -57,15 +60,19 @@ def _default_devices() -> int | None:
     return None if Path("/dev/nvidia0").exists() else min(2, os.cpu_count() or 1)
 
 
-def check_session(price_per_device_hour: object, wait: object, seed: object, name: object) -> None:
-    """Check what every session takes.
+def check_session(
+    price_per_device_hour: object, wait: object, seed: object, name: object, *, start_timeout_s: object = 1.0,
+    collective_timeout_s: object = None,
+) -> None:  # fmt: skip
+    """Check what every session takes, and the limits of a real one.
 
     Raises:
         OptionError: names the first that is out of its range.
     """
     check_options(
         "a session", price_per_device_hour=(price_per_device_hour, NonNegative), wait=(wait, bool), seed=(seed, Seed),
-        name=(name, Title | None),
+        name=(name, Title | None), start_timeout_s=(start_timeout_s, Seconds),
+        collective_timeout_s=(collective_timeout_s, Seconds | None),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -138,7 +139,8 @@ def test_what_vllm_is_told(tp, share):
 
 @pytest.mark.parametrize(("gpu", "backend"), [(None, "gloo"), (3, "cpu:gloo,cuda:nccl")])
 @pytest.mark.parametrize("store", ["file:///tmp/store", "tcp://127.0.0.1:1"])
-def test_what_torch_is_told_when_a_pool_is_joined(monkeypatch, gpu, backend, store):
+@pytest.mark.parametrize("timeout_s", [None, 90.0])
+def test_what_torch_is_told_when_a_pool_is_joined(monkeypatch, gpu, backend, store, timeout_s):
     import torch
     import torch.distributed as dist
 
@@ -149,10 +151,11 @@ def test_what_torch_is_told_when_a_pool_is_joined(monkeypatch, gpu, backend, sto
     monkeypatch.setattr(dist, "TCPStore", lambda host, port, is_master: (host, port, is_master))
     dist.group.WORLD = world
     try:
-        rendezvous.join(store, 1, 4, gpu)
+        rendezvous.join(store, 1, 4, gpu, timeout_s)
     finally:
         dist.group.WORLD = None
     assert (told["backend"], told["rank"], told["world_size"]) == (backend, 1, 4)
+    assert told.get("timeout") == (timeout_s and timedelta(seconds=timeout_s))
     if gpu is None:
         assert "device_id" not in told
     else:

@@ -76,6 +76,9 @@ TYPOS = [
     (lambda s, b: s.train(hf.PPO(), TEXTS, steps=1, folder=lambda: 1), "folder must be a path or None|prompts"),
     (lambda s, b: hf.data.review_pairs(num=float("inf")), "num must be a whole number from 0 to 100,000; got num=inf"),
     (lambda s, b: hf.Session.simulated(f"1x{2**63} H100"), "a cluster has at most 100,000 devices"),
+    (lambda s, b: hf.Session(1, start_timeout_s=0), "start_timeout_s must be a number from 0.1"),
+    (lambda s, b: hf.Session(1, start_timeout_s=None), "start_timeout_s must be a number from 0.1"),
+    (lambda s, b: hf.Session(1, collective_timeout_s="60"), "collective_timeout_s must be a number from 0.1"),
     (lambda s, b: hf.Session(2**63), "devices must be a whole number of at most 64 bits"),
 ]
 
