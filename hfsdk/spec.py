@@ -66,6 +66,27 @@ MOST_DEVICES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How Llama-3.x stretches its rotary positions beyond the text it was first trained on (rope type ``llama3``).
+
+    Waves longer than ``original_max_positions / low_freq_factor`` tokens become ``factor`` times longer, those shorter than
+    ``original_max_positions / high_freq_factor`` stay, and between the two it is interpolated (Llama 3, arXiv 2407.21783).
+    """
+
+    factor: Annotated[float, Within(1, 10**6)]
+    low_freq_factor: Annotated[float, Within(above=0)]
+    high_freq_factor: Annotated[float, Within(above=0)]
+    original_max_positions: Annotated[int, Within(1, 10**9)]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise OptionError(
+                f"low_freq_factor must be below high_freq_factor; got {self.low_freq_factor:g} and {self.high_freq_factor:g}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The architecture of a causal language model (decoder only, RMSNorm, gated MLP, rotary positions).
 
@@ -94,6 +115,8 @@ class ModelSpec:
     tied_embeddings: bool = False
     norm_eps: Positive = 1e-5
     rope_theta: Positive = 10000.0
+    rope_scaling: RopeScaling | None = None
+    """Of rope type ``llama3``; ``None``: rotary positions as they are."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -108,8 +131,8 @@ class ModelSpec:
         """Read a Hugging Face ``config.json`` given as a dict.
 
         Raises:
-            UnsupportedModelError: the architecture, activation, rope scaling, a sliding window or a bias is one the engines do
-                not run, or a number is missing or none.
+            UnsupportedModelError: the architecture, activation, rope type, a sliding window or a bias is one the engines do not
+                run, or a number is missing or none.
         """
         name = name if name.isprintable() else shown(name)
         architectures = config.get("architectures") or []
@@ -123,7 +146,8 @@ class ModelSpec:
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         _require(isinstance(rope, Mapping), name, f"rope parameters {shown(rope)}", "a mapping of them")
         rope_type = rope.get("rope_type") or rope.get("type") or "default"
-        _require(rope_type == "default", name, f"rope type {shown(rope_type)}", "plain rotary positions ('default')")
+        known_rope = rope_type in ("default", "llama3")
+        _require(known_rope, name, f"rope type {shown(rope_type)}", "rotary positions 'default' and 'llama3'")
         activation = config.get("hidden_act", "silu")
         _require(activation == "silu", name, f"activation {shown(activation)}", "silu")
         for bias in ("attention_bias", "mlp_bias"):
@@ -151,6 +175,7 @@ class ModelSpec:
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_theta=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
+            rope_scaling=_rope_scaling(rope, name) if rope_type == "llama3" else None,
         )
 
     @classmethod
@@ -255,6 +280,18 @@ class ModelSpec:
 def _require(condition: bool, name: str, has: str, runs: str) -> None:
     if not condition:
         raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
+
+
+def _rope_scaling(rope: Mapping[str, Any], name: str) -> RopeScaling:
+    """Read the numbers of rope type ``llama3``."""
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    numbers = [rope.get(key) for key in keys]
+    try:
+        factor, low, high, positions = numbers
+        return RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_positions=positions)  # type: ignore[arg-type]
+    except OptionError as error:
+        told = ", ".join(f"{key}={shown(number)}" for key, number in zip(keys, numbers, strict=True))
+        raise UnsupportedModelError(f"{name} has rope type 'llama3' with {told}: {error}") from None
 
 
 def _size(config: Mapping[str, Any], name: str, key: str) -> int:

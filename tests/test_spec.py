@@ -3,7 +3,7 @@ import math
 import pytest
 
 from hfsdk.errors import UnsupportedModelError
-from hfsdk.spec import PRESETS, ModelSpec
+from hfsdk.spec import PRESETS, ModelSpec, RopeScaling
 
 QWEN = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -31,6 +31,22 @@ def test_tensors_are_those_of_transformers(prefix, tied):
     assert hasattr(transformers, spec.class_name("scalar"))
     assert (spec.qkv_bias, spec.qk_norm) == (prefix == "Qwen2", prefix == "Qwen3")
     assert spec.rope_theta == 1e6
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def test_llama_3s_stretched_positions_are_read():
+    stretched = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
+    assert read("Llama", rope_scaling=LLAMA3, rope_theta=5e5).rope_scaling == stretched  # as Llama-3.1's own config has it
+    assert read("Llama", rope_parameters={**LLAMA3, "rope_theta": 5e5}).rope_scaling == stretched  # as transformers 5 writes it
+    assert read("Llama", rope_parameters={**LLAMA3, "rope_theta": 5e5}).rope_theta == 5e5
+    assert read("Llama").rope_scaling is None
+    for key, value in [("factor", None), ("factor", "8"), ("original_max_position_embeddings", 0), ("low_freq_factor", 4.0)]:
+        with pytest.raises(UnsupportedModelError, match=f"rope type 'llama3' with .*{key}="):
+            read("Llama", rope_scaling={**LLAMA3, key: value})
 
 
 def test_what_the_engines_do_not_run_is_refused():

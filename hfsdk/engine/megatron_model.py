@@ -188,6 +188,11 @@ def build_model(
         parallel_output=True, share_embeddings_and_output_weights=tied,
         position_embedding_type="rope", rotary_base=spec.rope_theta, pg_collection=groups.collection(),
     )  # fmt: skip
+    if spec.rope_scaling is not None:
+        rotary, scaling = model.rotary_pos_emb, spec.rope_scaling
+        rotary.inv_freq = rotary._apply_scaling(  # Megatron's own option takes the factor alone
+            rotary.inv_freq, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_positions
+        )
     model.to(groups.device, DTYPES[dtype])
     model.scalar = scalar
     if scalar:

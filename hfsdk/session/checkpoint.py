@@ -393,7 +393,7 @@ def _identity(handle: ModelHandle) -> dict[str, Any]:
     """What must agree between a checkpoint and the role it is loaded into."""
     role = handle.role
     assert role.model is not None
-    model = {k: v for k, v in asdict(role.model).items() if k != "name"}
+    model = {k: v for k, v in asdict(role.model).items() if k != "name" and v is not None}  # older saves lack newer fields
     return {"kind": role.kind, "model": model, "name": str(role.model), "layout": str(role.train), "dtype": role.dtype}
 
 

@@ -439,7 +439,7 @@ def other_families(rank, world_size, folders):
     from hfsdk.table import Table
 
     group, responses = dist.new_group([0, 1]), []
-    for family, mode, train, tp in (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1)):
+    for family, mode, train, tp in (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1), ("llama3", "shared", "dp2", 1)):
         folder = folders[family]
         mesh = Layout.parse(train).fill(2).mesh(tp)
         role = RoleSpec(name="actor", kind="actor", folder=folder, train=mesh.layout, optimizer=AdamW(lr=1e-3))
@@ -482,18 +482,26 @@ def test_two_ranks(folders):
     assert segments() == []
 
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
+
+
 def test_other_families(tmp_path):
     import transformers
 
     folders = {}
-    for family in ("qwen2", "qwen3"):
-        config = getattr(transformers, f"{family.title()}Config")(
+    for family in ("qwen2", "qwen3", "llama3"):
+        kind = "Llama" if family == "llama3" else family.title()
+        stretched = {"rope_parameters": LLAMA3_ROPE} if family == "llama3" else {}
+        config = getattr(transformers, f"{kind}Config")(
             vocab_size=260, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8,
             num_key_value_heads=4, head_dim=32 if family == "qwen2" else 64, tie_word_embeddings=family == "qwen2",
-            max_position_embeddings=512,
+            max_position_embeddings=512, **stretched,
         )  # fmt: skip
         torch.manual_seed(4)
-        model = getattr(transformers, f"{family.title()}ForCausalLM")(config).float()
+        model = getattr(transformers, f"{kind}ForCausalLM")(config).float()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(3.0).add_(0.3 * torch.randn_like(parameter) * (parameter.dim() == 1))
@@ -501,7 +509,7 @@ def test_other_families(tmp_path):
         model.save_pretrained(folders[family])
     first, second = run(other_families, 2, folders)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    assert not any(np.array_equal(first[i], first[i + 1]) for i in (0, 2))
+    assert not any(np.array_equal(first[i], first[i + 1]) for i in (0, 2, 4))
 
 
 def test_head_sizes_without_a_kernel_are_refused_early():

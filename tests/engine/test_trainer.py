@@ -22,11 +22,18 @@ LAYOUTS = {
 """Layout -> world size; "zero" has the distributed optimizer. The one for rollout 2 has its tp axis permuted, and more tp ranks
 than the tied model has kv heads."""
 LLAMA_MODELS = ("untied", "tied", "critic")
-OTHER_MODELS = ("qwen2", "qwen3", "qwen2 critic")
-"""Other families, on some layouts only: bias and norms of queries and keys; at tp4 a kv head is shared."""
+OTHER_MODELS = ("qwen2", "qwen3", "qwen2 critic", "llama3")
+"""Other families, on some layouts only: bias and norms of queries and keys, stretched positions; at tp4 a kv head is shared."""
 OTHER_LAYOUTS = ("tp1", "tp2", "pp2", "tp4 for rollout 2")
 MODELS = LLAMA_MODELS + OTHER_MODELS
 
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+"""With 16 positions of before, rows of up to 24 tokens have waves of all three kinds."""
 
 
 def models_of(layout):
@@ -102,6 +109,7 @@ def make_folders(root):
             vocab_size=260, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
             num_key_value_heads=2 if name == "tied" or family != "Llama" else 4, head_dim=32, max_position_embeddings=64,
             tie_word_embeddings=name in ("tied", "qwen3"), rms_norm_eps=1e-5, num_labels=1, pad_token_id=0,
+            **({"rope_parameters": LLAMA3_ROPE} if name == "llama3" else {}),
         )  # fmt: skip
         torch.manual_seed(MODELS.index(name))
         model = getattr(transformers, family + ("ForSequenceClassification" if is_critic(name) else "ForCausalLM"))(config)
