@@ -109,7 +109,7 @@ def test_models_that_cannot_run(session, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(hf.ModelNotFoundError, match="safetensors"):
         session.actor(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     with pytest.raises(hf.UnsupportedModelError, match="GPT2LMHeadModel"):
         session.actor(tmp_path)
     odd = {
