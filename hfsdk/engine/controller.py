@@ -272,8 +272,8 @@ class Controller:
         )  # fmt: skip
 
     def _put(self, message: m.Put) -> int:
-        part = self._runtime.put(message.table)
-        stored = stored_table("your data", message.table, (part,))
+        described = stored_table("your data", message.table, ())  # what cannot travel is told by its column's name
+        stored = replace(described, parts=(self._runtime.put(message.table),))
         with self._lock:
             self._next_id += 1
             call = Call(

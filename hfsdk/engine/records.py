@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hfsdk.checks import shown
 from hfsdk.dataflow import Call, CallFlow, CallRun
 from hfsdk.engine.flows import Reads
 from hfsdk.engine.lineage import Change, Version
 from hfsdk.engine.messages import Submit
 from hfsdk.engine.rerun import Rerun
-from hfsdk.errors import CallError, LayoutError
+from hfsdk.errors import CallError, ColumnError, LayoutError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Mesh
 from hfsdk.pending import ColumnInfo
@@ -221,13 +222,28 @@ def source_of(message: Submit) -> str:
     return next((option.source for option in message.options.values() if isinstance(option, Shipped)), "")
 
 
+def _pickled(name: str, column: Any) -> bytes:
+    """Return a column of objects as it travels.
+
+    Raises:
+        ColumnError: it cannot.
+    """
+    try:
+        return pickle.dumps(column)
+    except Exception as error:  # whatever an object's pickling raises
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else type(error).__name__
+        raise ColumnError(
+            f"column {shown(name)} holds objects that cannot travel to the workers ({why}); give texts, numbers, lists or dicts"
+        ) from None
+
+
 def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:
     """Describe a local table that was put as one or more parts."""
     columns = {}
     for column_name, column in table.items():
         lengths = column.lengths if isinstance(column, Ragged) else None
         if isinstance(column, list):
-            dtype, num_bytes = "text", len(pickle.dumps(column))
+            dtype, num_bytes = "text", len(_pickled(column_name, column))
         else:
             dtype, num_bytes = str(column.dtype), int(column.nbytes)
         columns[column_name] = ColumnInfo(kind_of(column), dtype, num_bytes, lengths)

@@ -54,6 +54,8 @@ TYPOS = [
     (lambda s, b: b.take([[0], [1]]), "rows"),
     (lambda s, b: b.take(range(2**40)), "row"),
     (lambda s, b: s.batch(prompt=itertools.count()), "prompt"),
+    (lambda s, b: s.batch(note=[lambda: 1] * 2), "column 'note' holds objects that cannot travel to the workers"),
+    (lambda s, b: s.batch(note=[{"deep": deep_list()}] * 2), r"column 'note' holds objects .*nested too deeply"),
     (lambda s, b: s.save("out", wait="False"), "wait must be True or False; got wait='False'"),
     (lambda s, b: s.save("a" * 5000), "folder must be a path"),
     (lambda s, b: s.load("a\0b"), "folder must be a path"),

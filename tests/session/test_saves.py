@@ -671,3 +671,37 @@ def test_an_interrupt_ends_the_waiting_for_what_runs(session, controller, what):
     controller.let_go(session.client.last_call)
     controller.held.clear()
     acts[what]()
+
+
+def test_an_interrupted_turn_leaves_nothing_taken():
+    """Whatever line a Ctrl-C falls on, another thread can go on."""
+    import sys
+    import threading
+
+    from hfsdk.session import folder_lock
+
+    for k in range(1, 30):
+        turns, seen = folder_lock.Turns(), []
+
+        def at_line(frame, event, argument, k=k, seen=seen):
+            if frame.f_code.co_filename == folder_lock.__file__ and event == "line":
+                seen.append(frame.f_lineno)
+                if len(seen) == k:
+                    raise KeyboardInterrupt
+            return at_line
+
+        sys.settrace(at_line)
+        try:
+            turns.take("first")
+            turns.give("first")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        turns.give("first")
+        done = threading.Event()
+        threading.Thread(target=lambda turns=turns, done=done: (turns.take("second"), turns.give("second"), done.set())).start()
+        assert done.wait(5), f"line {seen[-1]}"
+        if len(seen) < k:
+            break
+    assert 3 < len(seen) < k, "every line was one of them"
