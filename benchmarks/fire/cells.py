@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -37,8 +38,8 @@ def trial(stage: Stage, note: Note) -> None:
     note.doing(f"SIGINT {'twice ' * twice}in {deed.name} ({form}), {at:.2f} s after it began")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pressed: list[float] = []
-    finger = threading.Thread(target=_press, args=(at, 2 if twice else 1, rng.uniform(0.05, 0.6), pressed))
-    finger.start()
+    lifted = threading.Event()
+    threading.Thread(target=_press, args=(at, 2 if twice else 1, rng.uniform(0.05, 0.6), pressed, lifted)).start()
     started, over = time.monotonic(), 0.0
     try:
         with typed(KeyboardInterrupt) as said:
@@ -47,11 +48,9 @@ def trial(stage: Stage, note: Note) -> None:
             finally:
                 over = time.monotonic()
     finally:
-        while finger.is_alive():  # the second one may come here
-            try:
-                finger.join()
-            except KeyboardInterrupt:
-                continue
+        while not lifted.is_set():  # the second one may come here; a join that is interrupted takes the thread for ended
+            with contextlib.suppress(KeyboardInterrupt):
+                lifted.wait()
     took(stage, deed, over - started, whole=not said)
     if over - pressed[0] > STOPPED_S:
         raise TrialError("hang", f"stopped {over - pressed[0]:.1f} s after the interrupt")
@@ -63,9 +62,10 @@ def trial(stage: Stage, note: Note) -> None:
     stage.prove(form)
 
 
-def _press(after_s: float, times: int, between_s: float, pressed: list[float]) -> None:
+def _press(after_s: float, times: int, between_s: float, pressed: list[float], lifted: threading.Event) -> None:
     time.sleep(after_s)
     for _ in range(times):
         pressed.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(between_s)
+    lifted.set()
