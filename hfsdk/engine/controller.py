@@ -83,7 +83,6 @@ class Controller:
         self._calls = Ledger()
         self._homes = Homes(runtime, self._calls, self._lane, self._emit)
         self._roles, self._lanes, self._keeping = self._homes.roles, self._homes.lanes, self._homes.keeping
-        """The call submitted last on each lane."""
         self._next_id = 0
         self._step = 0
         self._learned = False

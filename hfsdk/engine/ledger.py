@@ -3,9 +3,7 @@
 A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.trace.KEPT_STEPS` steps are
 kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays only while
 it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where the user
-trained by hand, one :class:`~hfsdk.engine.lineage.Change` for the history
-
-::
+trained by hand, one :class:`~hfsdk.engine.lineage.Change` for the history::
 
     step   0 ........ 149 | 150 ................... 199 |
            changes by hand | calls, spans, dataflow      |  <- now
