@@ -122,9 +122,9 @@ def worker(setting: Setting) -> Worker:
     return made
 
 
-def role(setting: Setting, spec: ModelSpec, **more: Any) -> RoleSpec:
-    """Return a trained actor of a model, whose weights are random and on disk."""
-    folder = write_model(setting.folder / "model", spec, setting.dtype)
+def role(setting: Setting, spec: ModelSpec, folder: Path | None = None, **more: Any) -> RoleSpec:
+    """Return a trained actor of a model whose weights are in a folder; written now, at random, unless one is given."""
+    folder = folder or write_model(setting.folder / "model", spec, setting.dtype)
     made = RoleSpec(
         name="actor", kind="actor", folder=str(folder), model=spec, train=Layout.parse("tp1").fill(1), dtype=setting.dtype,
         optimizer=AdamW(lr=1e-4), micro_batch_tokens=setting.size(8192, 128),
@@ -133,15 +133,16 @@ def role(setting: Setting, spec: ModelSpec, **more: Any) -> RoleSpec:
 
 
 def write_model(folder: Path, spec: ModelSpec, dtype: str) -> Path:
-    """Write a model of random weights as transformers would, without it."""
+    """Write a model of random weights as transformers would, without it; the same on every machine."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-    generator = torch.Generator().manual_seed(0)
+    rng = np.random.default_rng(0)
     weights = {}
     for name, shape in spec.tensors().items():
-        made = torch.randn(shape, generator=generator).mul_(0.02) if len(shape) > 1 else torch.ones(shape)
+        random = len(shape) > 1
+        made = torch.from_numpy(rng.standard_normal(shape, np.float32)).mul_(0.02) if random else torch.ones(shape)
         weights[name] = (torch.zeros(shape) if name.endswith(".bias") else made).to(kind)
     assert not set(weights) & set(SCALAR_HEAD_NAMES)
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
