@@ -15,7 +15,7 @@ from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
 from hfsdk.engine.rendezvous import join as join_world
 from hfsdk.layout import Layout
 from hfsdk.spec import DEVICES
-from on_gpu import recorded
+from on_gpu import recorded, weights
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 
 TIMES = 3
@@ -243,5 +243,6 @@ def constants(setting: Setting) -> None:
 
 STAGES = {
     "join": join, "constants": constants, "attention": attention, "log_probs": log_probs_of_a_large_vocabulary, "spans": spans,
-    "passes": passes, "learns": learns, "recorded": recorded.compare, "offload": offload, "states": states,
+    "passes": passes, "learns": learns, "recorded": recorded.compare, "replay": weights.replay, "bridge": weights.by_the_host,
+    "offload": offload, "states": states,
 }  # fmt: skip

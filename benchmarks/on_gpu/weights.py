@@ -1,0 +1,106 @@
+"""The way of the weights: in one pool into what a CUDA graph was captured over, and by the host to another pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hfsdk.boxes import VOCAB_TABLES, padded_vocab, vllm_boxes
+from hfsdk.engine import bridge, transport
+from hfsdk.layout import Layout
+from hfsdk.resharding import ReshardPlan
+from hfsdk.roles import RoleSpec
+from hfsdk.runtime import Weights
+from hfsdk.spec import ModelSpec
+from on_gpu.stage import QWEN_1_5B, Setting, role, rows, update, worker
+
+
+def targets_of(setting: Setting, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """Return parameters as vLLM lays them out on one GPU, empty."""
+    ends: dict[str, tuple[int, ...]] = {}
+    for box in vllm_boxes(spec, 1, 0):
+        end = tuple(a + n for a, n in zip(box.local_start, box.size, strict=True))
+        ends[box.local] = tuple(map(max, end, ends.get(box.local, end)))
+    for name in set(ends) & set(VOCAB_TABLES):
+        ends[name] = (padded_vocab(spec.vocab_size, 1), spec.hidden_size)
+    dtype = transport.TORCH_DTYPES[setting.dtype]
+    return {name: torch.zeros(end, dtype=dtype, device=setting.device) for name, end in ends.items()}
+
+
+def captured(setting: Setting, targets: Mapping[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
+    """Return something that multiplies by a layer's weights again when called, and where its result appears."""
+    weight = next(tensor for name, tensor in targets.items() if name.endswith("qkv_proj.weight"))
+    x = torch.ones(4, weight.shape[1], dtype=weight.dtype, device=setting.device)
+    out = x @ weight.T
+    if not setting.cuda:
+        return lambda: torch.matmul(x, weight.T, out=out), out
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.matmul(x, weight.T, out=out)
+    return graph.replay, out
+
+
+def replay(setting: Setting) -> None:
+    """Weights that change under a CUDA graph: what it computes when replayed is what the new ones give."""
+    spec = setting.model(QWEN_1_5B)
+    here = worker(setting)
+    here.load(role(setting, spec))
+    hosted = here.roles["actor"]
+    targets = targets_of(setting, spec)
+    again, out = captured(setting, targets)
+    assert hosted.spec.train is not None
+    plan = ReshardPlan.between(spec, hosted.spec.train, "tp1", setting.dtype)
+    table, seen = rows(spec, [setting.size(100, 20)] * 4), []
+    for _ in range(2):
+        setting.sync()
+        begun = time.perf_counter()
+        report = transport.execute(plan, 0, hosted.trainer.local_tensors(), targets, None)
+        setting.sync()
+        took = time.perf_counter() - begun
+        again()
+        weight = next(tensor for name, tensor in targets.items() if name.endswith("qkv_proj.weight"))
+        right = torch.ones_like(out[:, :1]).expand(len(out), weight.shape[1]) @ weight.T
+        setting.need(torch.equal(out, right), "the replay does not see the weights that were copied")
+        seen.append(out.clone())
+        setting.note(copied_gb=report.bytes_copied / 1e9, copied_gb_per_s=report.bytes_copied / took / 1e9)
+        update(hosted, table)
+    setting.need(not torch.equal(*seen), "an optimizer step did not reach the replay")
+    here.leave()
+
+
+def by_the_host(setting: Setting) -> None:
+    """To a rollout in another pool, as far as one process can show it: to host memory, and from it into the other's weights."""
+    spec = setting.model(QWEN_1_5B)
+    here = worker(setting)
+    trained: RoleSpec = role(setting, spec)
+    here.load(trained)
+    hosted = here.roles["actor"]
+    shadow = replace(
+        trained, name="actor.rollout", optimizer=None, shadow_of="actor", train=None, rollout=Layout.parse("tp1").fill(1)
+    )
+    targets = targets_of(setting, spec)
+    setting.sync()
+    begun = time.perf_counter()
+    given, report = bridge.give(bridge.Route.between(trained, shadow, source=0), hosted.trainer.local_tensors(), copied)
+    setting.note(give_gb_per_s=report.bytes_sent / (time.perf_counter() - begun) / 1e9)
+    begun = time.perf_counter()
+    received = bridge.take(bridge.Route.between(trained, shadow, target=0), Weights(trained, tuple(given)), lambda: targets)
+    setting.sync()
+    setting.note(take_gb_per_s=sum(received) / (time.perf_counter() - begun) / 1e9, gb=sum(received) / 1e9)
+    directly = targets_of(setting, spec)
+    assert trained.train is not None
+    plan = ReshardPlan.between(spec, trained.train, "tp1", setting.dtype)
+    transport.execute(plan, 0, hosted.trainer.local_tensors(), directly, None)
+    wrong = [name for name, tensor in targets.items() if not torch.equal(tensor, directly[name])]
+    setting.need(not wrong, f"{len(wrong)} of {len(targets)} weights differ from those copied on the GPU, e.g. {wrong[:2]}")
+    here.leave()
+
+
+def copied(boxes: Any) -> Any:
+    """Return boxes in memory of their own, as an object store has them."""
+    return [(key, np.array(bits), dtype) for key, bits, dtype in boxes]
