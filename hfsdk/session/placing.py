@@ -17,6 +17,7 @@ from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.placement import Placement
 from hfsdk.plan import Alternative, Plan
 from hfsdk.planner.memory import check_fits
+from hfsdk.planner.notices import costly
 from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.declarations import Declarations, H
@@ -223,6 +224,9 @@ class Placing(Declarations):
         placement = Placement.of(wanted, [h.name for h in handles], self.cluster.num_devices)
         roles = placed(declared, placement, self.cluster)
         check_fits(roles, placement, self.cluster)
+        for words in costly(roles, placement, self.cluster):
+            if words not in self.messages:
+                self.notice(words)
         self._settle_save()
         self._client.drain()
         moves = self._placement is not None and placement != self._placement
