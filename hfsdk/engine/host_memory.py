@@ -4,7 +4,7 @@ A snapshot, and a save until it is written, copy every trained role once; its ra
 needs what its ranks' shares are. A 70B actor in bf16 after its first step, tp8 pp2 dp4 on eight nodes of eight GPUs (14 bytes a
 parameter: weight, fp32 master, two moments)::
 
-    every dp rank copying all it holds      8 x 61.6 GB = 493 GB a node
+    every dp rank copying all it holds      8 x 61.7 GB = 494 GB a node
     shares                                  8 x 15.4 GB = 123 GB a node
 
 Numbers in, numbers out, but for :func:`free_host_bytes`, which asks this machine. The tensors of a distributed optimizer are cut at

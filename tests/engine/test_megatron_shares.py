@@ -136,7 +136,29 @@ def of_files(h, root, layout):
         h.groups.gather_objects(None)
     again = h.trainer("half", seed=7, distributed=True)
     load(again, folder)
-    return {"written": written, "spoilt": spoilt, "mended": equal(again.state(), trainer.state())}
+    mended, earlier = equal(again.state(), trainer.state()), h.trainer("half", seed=7, distributed=True)
+    save_as_before(h, trainer, root / "earlier" / layout)
+    load(earlier, root / "earlier" / layout)
+    return {"written": written, "spoilt": spoilt, "mended": mended, "earlier": equal(earlier.state(), trainer.state())}
+
+
+def save_as_before(h, trainer, folder):
+    """Write what was written before there were shares: dp rank 0 whole tensors, the other dp ranks files of nothing."""
+    from dataclasses import replace
+
+    from hfsdk.engine.megatron_checkpoint import begin_save, finish_save
+    from hfsdk.engine.shares import Strip
+
+    state, share = trainer.state(), trainer.share()
+    tensors = [("weights", name, tensor) for name, tensor in state["weights"].items()]
+    tensors += [(kind, name, held[kind]) for name, held in state["optimizer"].items() for kind in KINDS]
+    whole = [(Strip(kind, name, tuple(t.shape), t.dtype, 0, t.numel()), t.reshape(-1)) for kind, name, t in tensors]
+    saving = begin_save("half", replace(share, content=() if h.groups.dp_rank else tuple(whole)), trainer.shard, h.groups, folder)
+    saving.join()
+    h.groups.gather_objects(saving.written())
+    if h.groups.rank == 0:
+        finish_save(saving)
+    h.groups.gather_objects(None)
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +230,8 @@ def test_without_one_ranks_file_nothing_is_loaded(ranks, layout, how):
         assert "cannot be loaded" in words
         assert untouched
         assert rank[layout]["mended"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_save_of_before_there_were_shares_is_loaded(ranks, layout):
+    assert all(rank[layout]["earlier"] for rank in ranks)
