@@ -159,12 +159,13 @@ def num_steps(model: torch.nn.Module, optimizer: MegatronOptimizer, groups: Role
 @torch.no_grad()
 def start_afresh(model: torch.nn.Module, optimizer: MegatronOptimizer, step: float | None) -> None:
     """Make masters the parameters' values and moments zero, after ``step`` steps; ``None`` drops the moments."""
+    with_parameters = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for _, parameter, main, state, part in optimized(model, optimizer):
         main.copy_(parameter.data.view(-1)[part].view(main.shape))
         state.clear()
-        if step is not None:
+        if step is not None:  # one number for each parameter; AdamW keeps it on the CPU unless a kernel reads it
+            state["step"] = torch.tensor(step, device=main.device if with_parameters else "cpu")
             state |= {kind: torch.zeros_like(main) for kind in MOMENTS}
-            state["step"] = torch.tensor(step)  # AdamW keeps it, one number for each parameter, on the CPU
 
 
 @torch.no_grad()

@@ -419,8 +419,8 @@ def test_helpers_find_what_is_wrong():
 
 def test_a_70b_snapshot_says_what_each_node_keeps():
     """Through the controller that real sessions have: eight nodes together keep one copy."""
-    with hf.Session.simulated("8x8 H100") as session:
-        session.actor("llama3-70b", train="tp8 pp2 dp4", dtype="bf16", optimizer=hf.AdamW(distributed=True))
+    with hf.Session.simulated("8x8 H200") as session:
+        session.actor("llama3-70b", train="tp8 pp2 dp4", rollout="tp8", dtype="bf16", optimizer=hf.AdamW(distributed=True))
         session.place("colocate")
         (fresh, *_) = room = session.client.send(m.AskHostRoom(("actor",), unless_kept=True))
         numbers = session.models.actor.spec.num_parameters()
