@@ -152,7 +152,7 @@ class Kept:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parts; data-parallel copies of the weights are kept as often as there are any."""
+        """Bytes of all parts; what data-parallel ranks hold alike is kept once."""
         return sum(self.part_bytes)
 
 
@@ -265,6 +265,10 @@ class Runtime(Protocol):
 
     def keep(self, role: str, pool: Pool, number: int) -> Kept:
         """Copy a role's state, where it lives; the role stays as it is."""
+        ...
+
+    def free_host_bytes(self, devices: Sequence[int]) -> Mapping[int, int]:
+        """Return the free host memory of these devices' nodes, by node; nodes that cannot tell are left out."""
         ...
 
     def holds(self, kept: Kept) -> bool:

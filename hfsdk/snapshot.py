@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class Snapshot:
     """Made by ``session.snapshot(name)``; ``session.rewind(snapshot)`` goes back to it.
 
-    Weights, optimizer state and step counts lie in the host memory of the workers, each rank's part in its own process; they stay
-    when roles are placed elsewhere, and are freed when nothing refers to the snapshot any more (``session.forget``). A role that
-    no update (and no function of ``run`` or ``call``) has touched since an earlier snapshot shares its state with it.
+    Weights, optimizer state and step counts lie in the host memory of the workers, each rank's share in its own process:
+    data-parallel ranks keep one copy together. They stay when roles are placed elsewhere, are gone when one of these workers ends,
+    and are freed when nothing refers to the snapshot any more (``session.forget``). A role that no update (and no function of
+    ``run`` or ``call``) has touched since an earlier snapshot shares its state with it.
     """
 
     name: str

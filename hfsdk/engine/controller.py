@@ -27,6 +27,7 @@ from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders, task_order
 from hfsdk.engine.flows import Reads, column_bytes, weights_taken
 from hfsdk.engine.homes import Homes
+from hfsdk.engine.host_memory import HostRoom, needed_by_node, rooms
 from hfsdk.engine.keeping import CHANGES
 from hfsdk.engine.lane import Lane
 from hfsdk.engine.ledger import Ledger
@@ -101,7 +102,7 @@ class Controller:
             m.Submit: self._submit, m.Wait: self._wait, m.Fetch: self._fetch, m.Ask: self._ask,
             m.AskColumn: self._ask_column, m.Cancel: self._cancel, m.Release: self._release, m.Look: self._look,
             m.Logs: self._logs, m.NextStep: self._next_step, m.Recover: self._recover, m.Saved: self._saved, m.Close: self._close,
-            m.Snapshot: self._snapshot, m.Rewind: self._rewind, m.Forget: self._forget,
+            m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind, m.Forget: self._forget,
             m.AwaitLoads: self._await_loads, m.InRow: self._in_row,
         }  # fmt: skip
 
@@ -156,6 +157,17 @@ class Controller:
         return self._runtime.saved(message.role, pool)
 
     # -- snapshots
+
+    def _host_room(self, message: m.AskHostRoom) -> tuple[HostRoom, ...]:
+        with self._lock:
+            records = [self._homes.role(name) for name in message.roles]
+            if message.unless_kept:
+                records = [record for record in records if record.kept is None or not self._keeping.has(record.kept)]
+            steps = [self._keeping.head(record).num_updates for record in records]
+        placed = [(record.spec, record.pool.devices, step > 0) for record, step in zip(records, steps, strict=True) if record.pool]
+        cluster = self._runtime.cluster
+        needed = needed_by_node((spec, [cluster.node_of(d) for d in devices], trained) for spec, devices, trained in placed)
+        return rooms(needed, self._runtime.free_host_bytes(sorted({d for _, devices, _ in placed for d in devices})))
 
     def _snapshot(self, message: m.Snapshot) -> tuple[Kept, ...]:
         with self._lock:

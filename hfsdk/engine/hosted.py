@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.distributed as dist
 
-from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, role_state, startup, transport
+from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, shares, startup, transport
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.keepsake import Keepsake
 from hfsdk.engine.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.model_folders import eos_token_ids
 from hfsdk.engine.residency import Residency
+from hfsdk.engine.role_state import Summary
 from hfsdk.engine.rollout import Rollout
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.tasks import USER_ERRORS, as_it_travels, user_traceback
@@ -166,28 +167,32 @@ class HostedRole:
     def export(self) -> Parcel:
         """Return this rank's part of the role's state, readable by any layout: (summary, pieces); collective."""
         self._to_training()
-        state = self.trainer.state()
-        packed = bridge.pack(role_state.pieces(state, self.trainer.shard))
-        return Parcel((role_state.Summary.of(state), packed), bridge.num_bytes_of(packed))
+        return Keepsake(self.trainer.share(), self.trainer.shard).parcel()
 
-    def take_pieces(self, holders: Sequence[tuple[role_state.Summary, bridge.Packed]]) -> None:
+    def take_pieces(self, holders: Sequence[tuple[Summary, bridge.Packed]]) -> None:
         """Take a state over that another place or layout has sent; collective."""
         self._to_training()
-        state = self.trainer.blank_state(holders[0][0])
-        with bridge.unpacked(packed for _, packed in holders) as pieces:
-            role_state.fill(state, self.trainer.shard, pieces)
-        self.trainer.load_state(state)
+        share, problem = self.trainer.blank_share(holders[0][0]), None
+        try:
+            with bridge.unpacked(packed for _, packed in holders) as pieces:
+                shares.fill(share, self.trainer.shard, pieces)
+        except CheckpointError as error:
+            problem = str(error)
+        problems = [text for text in self.groups.gather_objects(problem) if text]
+        if problems:
+            raise CheckpointError(problems[0])
+        self.trainer.take_share(share)
         self.stale = True
 
     def keep(self) -> Keepsake:
-        """Return a copy of this rank's part of the role's state; collective."""
+        """Return a copy of this rank's share of the role's state; collective."""
         self._to_training()
-        return Keepsake.of(self.trainer.state(), self.trainer.shard)
+        return Keepsake(self.trainer.share(), self.trainer.shard)
 
     def restore(self, kept: Keepsake) -> None:
-        """Take a state back that was kept on this rank in this layout; collective."""
+        """Take a state back of which this rank, in this layout, kept its share; collective."""
         self._to_training()
-        self.trainer.load_state(dict(kept.state))
+        self.trainer.take_share(kept.share)
         self.stale = True
 
     def _export_weights(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
@@ -411,10 +416,10 @@ class HostedRole:
         return None, None
 
     def _save_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        """Copy the state and leave the writing to a thread, which ``Worker.saved`` asks."""
+        """Copy this rank's share and leave the writing to a thread, which ``Worker.saved`` asks."""
         name, folder = self.spec.name, Path(options["folder"]) / self.spec.name
-        state = self.trainer.state()
-        self.worker.saves[name] = megatron_checkpoint.begin_save(name, state, self.trainer.shard, self.groups, folder)
+        share = self.trainer.share()
+        self.worker.saves[name] = megatron_checkpoint.begin_save(name, share, self.trainer.shard, self.groups, folder)
         return None, {"num_updates": self.trainer.num_updates}
 
     def _load_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
@@ -424,9 +429,9 @@ class HostedRole:
                 f"{self.spec.name}'s checkpoint is gone: there is no {folder}. Put it back, or load another with session.load(...)."
             )
         checked = bool(options.get("checked"))  # whether its files have been compared with their checksums
-        state = self.trainer.blank_state(megatron_checkpoint.read_checked(folder, self.groups, checked=checked))
-        megatron_checkpoint.load(folder, state, self.trainer.shard)
-        self.trainer.load_state(state)
+        share = self.trainer.blank_share(megatron_checkpoint.read_checked(folder, self.groups, checked=checked))
+        megatron_checkpoint.load(folder, share, self.trainer.shard)
+        self.trainer.take_share(share)
         self.stale = True
         return None, {"num_updates": self.trainer.num_updates}
 

@@ -1,6 +1,7 @@
 """A role's state in files, in the format of ``megatron.core.dist_checkpointing``: saved in any layout, loaded into any other.
 
-What is stored are the pieces of :mod:`hfsdk.engine.role_state`, under the names ``weights.<Hugging Face name>``,
+What is stored are the pieces (:mod:`hfsdk.engine.role_state`) of every rank's share (:mod:`hfsdk.engine.shares`), so that all ranks
+write and read, each its part and no number twice, under the names ``weights.<Hugging Face name>``,
 ``exp_avg.<...>`` and so on, and a :class:`~hfsdk.engine.role_state.Summary` in ``common.pt``. Saving has three parts, of which only
 the first needs the other ranks::
 
@@ -23,7 +24,7 @@ import json
 import pickle
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from hfsdk.engine.megatron_groups import RoleGroups
-from hfsdk.engine.role_state import Piece, Shard, State, Summary, fill, pieces
+from hfsdk.engine.role_state import Piece, Shard, Summary
+from hfsdk.engine.shares import Share, fill, pieces
 from hfsdk.engine.summed_file import SummedFile
 from hfsdk.errors import CheckpointError
 from hfsdk.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files
@@ -152,13 +154,13 @@ class _InThread(TorchDistSaveShardedStrategy):
         return AsyncRequest(None, (), [])
 
 
-def begin_save(role: str, state: Mapping[str, Any], shard: Shard, groups: RoleGroups, folder: Path) -> Saving:
+def begin_save(role: str, share: Share, shard: Shard, groups: RoleGroups, folder: Path) -> Saving:
     """Agree with the role's ranks on who writes what, and start writing.
 
     Args:
         role: for the thread's name.
-        state: this rank's, on the CPU; it must not change until all is written.
-        shard: what of the role it is.
+        share: this rank's; it must not change until all is written.
+        shard: what of the role this rank holds.
         groups: the role's.
         folder: the role's own, new or empty; one that every rank sees.
 
@@ -172,8 +174,8 @@ def begin_save(role: str, state: Mapping[str, Any], shard: Shard, groups: RoleGr
     except OSError as error:
         problem = str(error)
     _agree(groups, folder, problem)
-    sharded = {str(i): _sharded(piece) for i, piece in enumerate(pieces(state, shard)) if piece.first}
-    content = {SUMMARY: asdict(Summary.of(state)), "pieces": sharded}
+    sharded = {str(i): _sharded(piece) for i, piece in enumerate(pieces(share, shard)) if piece.first}
+    content = {SUMMARY: asdict(share.summary), "pieces": sharded}
     try:
         dist_checkpointing.save(
             content, str(folder), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
@@ -268,15 +270,15 @@ def read_summary(folder: Path) -> Summary:
         raise CheckpointError(f"{folder} holds no state of a role that can be read: {_first_line(error)}") from error
 
 
-def load(folder: Path, state: State, shard: Shard) -> None:
-    """Fill a state (see :func:`hfsdk.engine.role_state.blank`) from a checkpoint of any layout.
+def load(folder: Path, share: Share, shard: Shard) -> None:
+    """Fill a rank's share (see :meth:`hfsdk.engine.shares.Share.blank`) from a checkpoint of any layout.
 
     Collective over the pool, whose world is the role's: torch plans reading over the default group.
 
     Raises:
         CheckpointError: on every rank, when a tensor is missing or of another shape, or a file cannot be read.
     """
-    wanted = pieces(state, shard)
+    wanted = pieces(share, shard)
     sharded = [_sharded(piece) for piece in wanted]
     by_key, *_ = _replace_state_dict_keys_with_sharded_keys({str(i): tensor for i, tensor in enumerate(sharded)})
     planner = MCoreLoadPlanner(shapes_validation_sharded_tensors=sharded)
@@ -284,7 +286,7 @@ def load(folder: Path, state: State, shard: Shard) -> None:
         _load_state_dict(mcore_to_pyt_state_dict(by_key, True), _Reader(folder), planner=planner)
     except (CheckpointException, Exception) as error:  # the former is no Exception
         raise CheckpointError(f"the state in {folder} cannot be loaded: {_first_line(error)}") from None
-    fill(state, shard, wanted)
+    fill(share, shard, wanted)
 
 
 # -- pickles of others

@@ -123,7 +123,7 @@ def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
 # ---- state
 
 
-def _optimized(
+def optimized(
     model: torch.nn.Module, optimizer: MegatronOptimizer
 ) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor, dict[str, torch.Tensor], slice]]:
     """Yield what this rank optimizes: (name, parameter, float32 tensor, its AdamW state, which elements of the parameter)."""
@@ -147,6 +147,28 @@ def _optimized(
 
 
 @torch.no_grad()
+def num_steps(model: torch.nn.Module, optimizer: MegatronOptimizer, groups: RoleGroups) -> float | None:
+    """Return AdamW's step count, ``None`` before the first; collective over dp where the optimizer is distributed."""
+    steps = [float(state["step"]) for *_, state, _ in optimized(model, optimizer) if "step" in state]
+    most = torch.tensor(max(steps, default=-1.0), device=groups.device)
+    if isinstance(optimizer, DistributedOptimizer):  # a rank may optimize nothing
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=groups.dp)
+    return float(most) if most >= 0 else None
+
+
+@torch.no_grad()
+def start_afresh(model: torch.nn.Module, optimizer: MegatronOptimizer, step: float | None) -> None:
+    """Make masters the parameters' values and moments zero, after ``step`` steps; ``None`` drops the moments."""
+    with_parameters = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    for _, parameter, main, state, part in optimized(model, optimizer):
+        main.copy_(parameter.data.view(-1)[part].view(main.shape))
+        state.clear()
+        if step is not None:  # one number for each parameter; AdamW keeps it on the CPU unless a kernel reads it
+            state["step"] = torch.tensor(step, device=main.device if with_parameters else "cpu")
+            state |= {kind: torch.zeros_like(main) for kind in MOMENTS}
+
+
+@torch.no_grad()
 def read_optimizer(
     model: torch.nn.Module, optimizer: MegatronOptimizer, groups: RoleGroups, weights: Mapping[str, torch.Tensor]
 ) -> State:
@@ -156,13 +178,13 @@ def read_optimizer(
     """
     if not isinstance(optimizer, DistributedOptimizer):
         found: State = {}
-        for name, parameter, main, state, _ in _optimized(model, optimizer):
+        for name, parameter, main, state, _ in optimized(model, optimizer):
             own = main.data_ptr() != parameter.data_ptr()
             master = main.to("cpu", copy=True) if own else weights[name]
             found[name] = {"main": master, **{key: tensor.to("cpu", copy=True) for key, tensor in state.items()}}
         return found
     names = {parameter: name for name, parameter in model.named_parameters()}
-    mine = {name: {"main": main, **state} for name, _, main, state, _ in _optimized(model, optimizer)}
+    mine = {name: {"main": main, **state} for name, _, main, state, _ in optimized(model, optimizer)}
     # a parameter's steps are known where a part of it is
     steps = torch.tensor([float(mine.get(name, {}).get("step", -1)) for name in names.values()], device=groups.device)
     dist.all_reduce(steps, op=dist.ReduceOp.MAX, group=groups.dp)
@@ -190,7 +212,7 @@ def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved:
 
     Masters that it does not know become the parameters' values, which must be set by now; moments start afresh.
     """
-    for name, parameter, main, state, part in _optimized(model, optimizer):
+    for name, parameter, main, state, part in optimized(model, optimizer):
         known = dict(saved.get(name, {}))
         main.copy_(known.pop("main", parameter.data).reshape(-1)[part].view(main.shape))
         state.clear()
@@ -204,7 +226,7 @@ def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved:
 def state_tensors(model: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
     """Yield this rank's masters, where they are not the weights themselves, and moments."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    for _, _, main, state, _ in _optimized(model, optimizer):
+    for _, _, main, state, _ in optimized(model, optimizer):
         if main.untyped_storage().data_ptr() not in weights:
             yield main
         yield from (state[key] for key in MOMENTS if key in state)

@@ -173,6 +173,18 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class AskHostRoom:
+    """Ask what copies of trained roles, which are placed, would take of each node's host memory, and what it has.
+
+    Reply: a ``HostRoom`` for every node that is to copy something.
+    """
+
+    roles: tuple[str, ...]
+    unless_kept: bool
+    """Whether roles are left out whose state a snapshot has already."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Keep the state of trained roles as it is behind everything submitted so far.
 
@@ -221,6 +233,7 @@ Message = (
     | InRow
     | Recover
     | Saved
+    | AskHostRoom
     | Snapshot
     | Rewind
     | Forget

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -21,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hfsdk.dataflow import Call
 from hfsdk.engine import own_folders, ray_start
 from hfsdk.engine.gpus import SHOW_ALL
+from hfsdk.engine.host_memory import free_host_bytes
 from hfsdk.engine.interrupts import held
 from hfsdk.engine.model_folders import Manifest, read_pieces
 from hfsdk.engine.own_folders import OwnFolder
@@ -336,6 +338,21 @@ class RayRuntime:
         answers = self._each(pool, Call(id=-1, role=role, method="keep"), lambda w: w.keep.remote(role, number))
         layout, num_updates, _ = answers[0]
         return Kept(number, role, layout, pool.devices, tuple(size for _, _, size in answers), num_updates)
+
+    @_while_open
+    def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:
+        """Ask this machine, and of every other node one worker; a node whose worker does not answer is left out."""
+        found, asked = {}, {}
+        for device in devices:
+            node = self._nodes[device]
+            if node.here:
+                found[node.number] = free_host_bytes()
+            elif device in self._devices:
+                asked[node.number] = self._devices[device].handle
+        for number, worker in asked.items():
+            with suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                found[number] = int(ray.get(worker.free_host_bytes.remote(), timeout=LOOK_S))
+        return found
 
     @_while_open
     def holds(self, kept: Kept) -> bool:

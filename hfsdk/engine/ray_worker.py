@@ -23,6 +23,7 @@ import ray
 from hfsdk.dataflow import Call
 from hfsdk.engine import gpus, startup
 from hfsdk.engine.cpu_support_vllm import remove_segments
+from hfsdk.engine.host_memory import free_host_bytes
 from hfsdk.engine.model_folders import Manifest, Receiver, find
 from hfsdk.engine.tasks import run_task
 from hfsdk.engine.worker import Parcel, Reply, Sent, Worker, WorkerSetup
@@ -332,6 +333,11 @@ class WorkerProcess(_Process):
     def memory(self) -> tuple[int, dict[str, int], dict[str, int]]:
         """Return the bytes in use, by role, and of each role in host memory."""
         return self._worker.memory()
+
+    @ray.method(concurrency_group="control")
+    def free_host_bytes(self) -> int:
+        """Return how much memory this node can still give."""
+        return free_host_bytes()
 
     @ray.method(concurrency_group="control")
     def output(self, path: str, num_chars: int) -> str:

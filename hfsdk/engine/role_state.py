@@ -8,22 +8,19 @@ part of the optimizer, so the pieces of any layout fill the state of any other::
                                                      ("exp_avg", q_proj) rows 64:96   |     each from both ranks' pieces
 
 Padding rows of the vocabulary belong to no piece and are zero in every state. A float32 weight is its own master, so there is no
-piece ``main`` of it. Pure functions over tensors: no files, no processes.
+piece ``main`` of it. How a rank's part is cut into pieces, and filled from them: ``shares.py``. No files, no processes.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, Offsets, intersect, megatron_boxes
-from hfsdk.errors import CheckpointError
 from hfsdk.layout import Coordinates, Layout
 from hfsdk.spec import ModelSpec
 
@@ -32,10 +29,6 @@ SCALAR_HEAD = "output_layer.weight"
 
 KINDS = ("main", "exp_avg", "exp_avg_sq")
 """The optimizer's tensors, each shaped like its parameter: float32 master, first and second moment of AdamW."""
-
-State = dict[str, Any]
-"""``{"num_updates", "weights": {local name: tensor}, "optimizer": {local name: {kind: tensor, "step": a number}}}``, all on
-the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +59,14 @@ class Shard:
         return {**self.spec.tensors(), SCALAR_HEAD_NAMES[0]: (1, self.spec.hidden_size)}
 
     def is_first(self, box: Box) -> bool:
-        """Whether of all ranks that hold the same values this is the one that tells them.
+        """Whether of all tp and pp ranks that hold the same values this is the one that tells them.
 
-        The same on every dp rank; what tp does not cut on every tp rank; a tied embedding on the first and last stage.
+        The same on every tp rank is what tp does not cut; on the first and last stage a tied embedding. (What dp ranks hold alike
+        they share out: ``shares.py``.)
         """
         replicated = box.size == self.shapes[box.tensor]
         tied_copy = box.tensor == "model.embed_tokens.weight" and box.local == "output_layer.weight"
-        return self.at.dp == 0 and not tied_copy and not (replicated and self.at.tp)
+        return not tied_copy and not (replicated and self.at.tp)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +81,9 @@ class Piece:
     """Shape of that whole tensor."""
     start: Offsets
     data: torch.Tensor
-    """The values, contiguous; perhaps a view of the state it was taken from."""
+    """The values, contiguous; perhaps a view of the share it was taken from."""
     first: bool
-    """See :meth:`Shard.is_first`: the pieces for which this holds cover every tensor exactly once."""
+    """See :meth:`Shard.is_first`: of the pieces of all ranks, those for which this holds cover every tensor exactly once."""
 
     @property
     def box(self) -> Box:
@@ -107,54 +101,6 @@ class Summary:
     step: float | None = None
     """AdamW's step count, one number for all parameters; ``None`` before the first step."""
 
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Summary:
-        """Summarise a rank's state."""
-        held: Mapping[str, torch.Tensor] = next(iter(state["optimizer"].values()), {})
-        step = float(held["step"]) if "step" in held else None
-        return cls(int(state["num_updates"]), tuple(kind for kind in KINDS if kind in held), step)
-
-
-def pieces(state: Mapping[str, Any], shard: Shard) -> list[Piece]:
-    """Cut a rank's state into pieces; rows of it stay views, columns are copied."""
-    return [
-        Piece(kind, box.tensor, shard.shapes[box.tensor], box.start, part.contiguous(), shard.is_first(box))
-        for kind, box, part in _parts(state, shard)
-    ]
-
-
-def blank(local: Mapping[str, torch.Tensor], known: Summary) -> State:
-    """Return a state, all zero, for a rank with these parameters; a float32 weight and its master are one tensor."""
-    weights = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in local.items()}
-    optimizer: dict[str, dict[str, torch.Tensor]] = {}
-    for name, weight in weights.items() if known.kinds else ():
-        own_master = weight.dtype == torch.float32
-        optimizer[name] = {
-            kind: weight if kind == "main" and own_master else torch.zeros(weight.shape) for kind in known.kinds
-        }
-        if known.step is not None:
-            optimizer[name]["step"] = torch.tensor(known.step)
-    return {"num_updates": known.num_updates, "weights": weights, "optimizer": optimizer}
-
-
-@torch.no_grad()
-def fill(state: Mapping[str, Any], shard: Shard, found: Iterable[Piece]) -> None:
-    """Write pieces of any layout into a rank's state (see :func:`blank`); what it does not need of them is left.
-
-    Raises:
-        CheckpointError: the pieces do not cover the state.
-    """
-    offered: dict[tuple[str, str], dict[Box, Piece]] = defaultdict(dict)
-    for piece in found:
-        offered[piece.kind, piece.tensor].setdefault(piece.box, piece)  # replicas are one
-    for kind, box, target in _parts(state, shard):
-        covered = copy_shared(target, box, offered[kind, box.tensor].values())
-        if covered != box.numel:
-            raise CheckpointError(
-                f"the state has {covered} of the {box.numel} numbers of {kind} {box.tensor} that this rank needs; "
-                "it is incomplete or of another model"
-            )
-
 
 def copy_shared(target: torch.Tensor, box: Box, offered: Iterable[Piece]) -> int:
     """Copy what pieces of ``box``'s tensor share with it into ``target``, the box's values; return how many numbers that were."""
@@ -166,18 +112,6 @@ def copy_shared(target: torch.Tensor, box: Box, offered: Iterable[Piece]) -> int
             target[slices(start, size, box.start)].copy_(piece.data[slices(start, size, piece.start)])
             covered += math.prod(size)
     return covered
-
-
-def _parts(state: Mapping[str, Any], shard: Shard) -> Iterator[tuple[str, Box, torch.Tensor]]:
-    """Yield (kind, box, view of the local tensor there) of everything in a state that is a piece."""
-    weights, optimizer = state["weights"], state["optimizer"]
-    for box in shard.boxes:
-        where = slices(box.local_start, box.size)
-        weight = weights[box.local]
-        yield "weights", box, weight[where]
-        for kind in KINDS:
-            if kind in optimizer.get(box.local, ()) and not (kind == "main" and weight.dtype == torch.float32):
-                yield kind, box, optimizer[box.local][kind][where]
 
 
 def slices(start: Offsets, size: Offsets, origin: Offsets | None = None) -> tuple[slice, ...]:

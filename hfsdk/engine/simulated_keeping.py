@@ -1,24 +1,11 @@
-"""What a simulated role keeps: its number of updates, in memory and in a checkpoint, and the bytes a real one would."""
+"""What a simulated role keeps in a checkpoint: its number of updates."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from hfsdk.boxes import megatron_boxes
-from hfsdk.engine.dispatch import mesh_of
 from hfsdk.errors import CheckpointError
-from hfsdk.roles import RoleSpec, state_bytes
-
-
-def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
-    """Return the bytes of a rank's weights, their fp32 masters where they are not fp32, and the moments after the first step."""
-    assert role.model is not None
-    mesh = mesh_of(role)
-    at = mesh.coordinates(rank)
-    numbers = sum(box.numel for box in megatron_boxes(role.model, mesh.layout, at.tp, at.pp))
-    return numbers * state_bytes(role.dtype, trained)
-
 
 CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""

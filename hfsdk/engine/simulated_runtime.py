@@ -25,11 +25,12 @@ import numpy as np
 
 from hfsdk.dataflow import Call
 from hfsdk.engine.dispatch import mesh_of, one_array_each
+from hfsdk.engine.host_memory import kept_bytes
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.shadow_plan import exported, received_by_link
 from hfsdk.engine.simulated_asks import MEASURED_LENGTHS, Costs, Estimate, Question, Rows
 from hfsdk.engine.simulated_cores import SharedCores
-from hfsdk.engine.simulated_keeping import kept_bytes, read_checkpoint, write_checkpoint
+from hfsdk.engine.simulated_keeping import read_checkpoint, write_checkpoint
 from hfsdk.engine.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulated_reports import transport_reports
 from hfsdk.engine.simulated_spans import Held, Phases, SimulatedSpans, Timeline
@@ -184,6 +185,10 @@ class SimulatedRuntime:
             self._kept[number] = state.num_updates
             sizes = tuple(kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
             return Kept(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
+
+    def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:
+        """Return nothing: no host memory is spent."""
+        return {}
 
     def holds(self, kept: Kept) -> bool:
         """Return whether it was not forgotten."""

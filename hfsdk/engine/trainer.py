@@ -42,11 +42,13 @@ from hfsdk.engine.loss_io import (
 )
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.megatron_pipeline import Pipeline
+from hfsdk.engine.megatron_shares import ShareOfModel
 from hfsdk.engine.microbatch import MiniBatchPlan
 from hfsdk.engine.offload import Offloaded
 from hfsdk.engine.recorder import Recorder
-from hfsdk.engine.role_state import Shard, State, Summary, blank
+from hfsdk.engine.role_state import Shard, Summary
 from hfsdk.engine.safepoint import SafePoint
+from hfsdk.engine.shares import Share
 from hfsdk.engine.tasks import user_traceback
 from hfsdk.engine.vocab_parallel import log_probs_and_entropy
 from hfsdk.errors import CallError, CheckpointError, OptionError
@@ -291,9 +293,9 @@ class Trainer:
         return megatron_model.local_tensors(self.model)
 
     def state(self) -> dict[str, Any]:
-        """Return this rank's weights, optimizer state (fp32 masters included) and step count, as CPU copies.
+        """Return this rank's weights, optimizer state (fp32 masters included) and step count, as CPU copies, to look at.
 
-        The same whether the optimizer is distributed or not.
+        The same whether the optimizer is distributed or not. What is kept, saved or moved is :meth:`share`.
         """
         where = {"layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates}
         with self.on_device("weights", "optimizer"):
@@ -305,9 +307,28 @@ class Trainer:
         scalar = megatron_model.has_scalar_head(self.model)
         return Shard(spec=self.spec, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar)
 
-    def blank_state(self, known: Summary) -> State:
-        """Return a state for :meth:`load_state`, all zero, to be filled with what another layout saved."""
-        return {"layout": str(self.mesh.layout), "rank": self.groups.rank, **blank(self.local_tensors(), known)}
+    def share(self) -> Share:
+        """Return a copy of this rank's share of the role's state, on the CPU."""
+        with self.on_device("weights", "optimizer"):
+            return self._shares.read(str(self.mesh.layout), self.num_updates)
+
+    def blank_share(self, known: Summary) -> Share:
+        """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
+        kinds = known.kinds if self._optimizer is not None else ()
+        return Share.blank(str(self.mesh.layout), self.groups.rank, known, self._shares.strips(kinds))
+
+    def take_share(self, share: Share) -> None:
+        """Restore what :meth:`share` returned on every rank, bit for bit.
+
+        Raises:
+            CheckpointError: the state is of another layout, rank or model; on every rank, and nothing changed.
+        """
+        self._need_own(share.layout, share.rank)
+        with self.on_device("weights", "optimizer"):
+            self._shares.write(share)
+        self.num_updates = share.summary.num_updates
+        if self._optimizer is not None:
+            self.zero_grad()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned, bit for bit.
@@ -315,12 +336,7 @@ class Trainer:
         Raises:
             CheckpointError: the state is of another layout, rank or model.
         """
-        here, there = (str(self.mesh.layout), self.groups.rank), (state["layout"], state["rank"])
-        if here != there:
-            raise CheckpointError(
-                f"the state is of layout '{there[0]}' rank {there[1]}; role {self.role.name!r} has layout '{here[0]}' rank "
-                f"{here[1]} here. Cut it into pieces and fill a blank state (role_state)."
-            )
+        self._need_own(state["layout"], state["rank"])
         with self.on_device("weights", "optimizer"):
             megatron_model.write_state(self.model, self._optimizer, state)
         self.num_updates = state["num_updates"]
@@ -345,6 +361,18 @@ class Trainer:
             yield
 
     # ---- inside
+
+    @property
+    def _shares(self) -> ShareOfModel:
+        return ShareOfModel(self.model, self._optimizer, self.groups)
+
+    def _need_own(self, layout: str, rank: int) -> None:
+        here = str(self.mesh.layout), self.groups.rank
+        if here != (layout, rank):
+            raise CheckpointError(
+                f"the state is of layout '{layout}' rank {rank}; role {self.role.name!r} has layout '{here[0]}' rank {here[1]} "
+                "here. Cut it into pieces and fill a blank share (shares.py)."
+            )
 
     def _trainable(self) -> tuple[DistributedDataParallel, MegatronOptimizer]:
         if self._ddp is None or self._optimizer is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hfsdk.checks import Length, Name, checked, shown
 from hfsdk.engine import messages as m
+from hfsdk.engine.host_memory import check_room
 from hfsdk.engine.lineage import MAIN, Change
 from hfsdk.errors import OptionError
 from hfsdk.functions import Shipped
@@ -66,7 +67,8 @@ class Branching(Placing):
     def snapshot(self, name: Annotated[str, Length(0, 200)] = "") -> Snapshot:
         """Remember this moment: weights, optimizers, schedules, counters and seed, the prompts' places, functions' versions.
 
-        Waits for what was submitted so far, and copies each trained role's state in the host memory of its workers. Gathered
+        Waits for what was submitted so far, and copies each trained role's state into the host memory of its workers, a share each:
+        data-parallel ranks keep one copy together. A notice tells where that is much of what a node has free. Gathered
         gradients that no ``step`` has taken are not part of it.
 
         Args:
@@ -75,6 +77,7 @@ class Branching(Placing):
         Raises:
             OptionError: nothing is trained in this session, or a step of a run is under way.
             CallError: a failure of these roles that nobody has seen yet.
+            CheckpointError: a node has not enough host memory free; says how much it takes and how much there is.
         """
         self._client.check_open()
         self._check_between_steps("snapshot")
@@ -84,8 +87,13 @@ class Branching(Placing):
         for handle in trained:
             self.ready(handle)
         self._client.drain()
+        names = tuple(handle.name for handle in trained)
+        room = self._client.send(m.AskHostRoom(names, unless_kept=True))
+        advice = "Let earlier snapshots go with session.forget(...), or place the roles over more nodes."
+        if notice := check_room(room, "the snapshot", advice):
+            self.notice(notice)
         with uninterrupted():  # what is kept is also known
-            kept: tuple[Kept, ...] = self._client.send(m.Snapshot(tuple(h.name for h in trained)))
+            kept: tuple[Kept, ...] = self._client.send(m.Snapshot(names))
             name = name or next(f"snapshot {i}" for i in range(1, len(self._marks) + 2) if f"snapshot {i}" not in self._marks)
             known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
             shared = {k.role: known[k.number] for k in kept if k.number in known}

@@ -9,7 +9,8 @@
 
 A save writes a new ``state-N`` beside the old one and, when every file of it is complete, replaces ``session.json`` in one step, so
 that the folder holds a complete save at every moment; older states are removed afterwards. A role's ranks write in the background
-(``hfsdk.engine.megatron_checkpoint``): its pool is held only while they copy. Their checksums are made on the way to the disk.
+(``hfsdk.engine.megatron_checkpoint``), each its share: its pool is held only while they copy. Their checksums are made on the way
+to the disk.
 
 Nothing is removed or replaced but what the folder's own index, or the note of a save that was killed, names.
 """
@@ -32,6 +33,7 @@ import numpy as np
 
 from hfsdk.checks import is_whole
 from hfsdk.engine import messages as m
+from hfsdk.engine.host_memory import check_room
 from hfsdk.engine.interrupts import held
 from hfsdk.errors import CheckpointError, HfsdkError, OptionError
 from hfsdk.files import INDEX, SAVE, FileSum, check_files, write_file
@@ -98,6 +100,7 @@ class Saving(Awaited):
         self._need_no_weights_there()
         self._remove_what_is_left()
         self._check_space()
+        self._check_host_memory()
         number = 1 + max(states_in(self.folder), default=0)
         self._state = self.folder / f"state-{number}"
         self._building = self.folder / f"{self._state.name}.partial"
@@ -150,6 +153,17 @@ class Saving(Awaited):
                 f"cannot save to {self.folder}: the state takes {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free. "
                 "The save before it, if there is one, is untouched. Free some space, or give a folder on another disk."
             )
+
+    def _check_host_memory(self) -> None:
+        """Refuse, or tell of, copies that hosts have not the memory for; they are there until all is written.
+
+        Raises:
+            CheckpointError: says how much is needed and free.
+        """
+        room = self._session.client.send(m.AskHostRoom(tuple(handle.name for handle in self._trained), unless_kept=False))
+        advice = "Let snapshots go with session.forget(...), or place the roles over more nodes."
+        if notice := check_room(room, f"the save to {self.folder}", advice):
+            self._session.notice(notice)
 
     def run(self) -> None:
         """Save, and return when this is the folder's save.

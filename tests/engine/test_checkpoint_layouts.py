@@ -72,7 +72,7 @@ class Layout(Harness):
 def save(h, trainer, name, folder, meanwhile=lambda: None):
     from hfsdk.engine.megatron_checkpoint import begin_save, finish_save
 
-    saving = begin_save(name, trainer.state(), trainer.shard, h.groups, folder)
+    saving = begin_save(name, trainer.share(), trainer.shard, h.groups, folder)
     meanwhile()
     saving.join()
     assert saving.written()
@@ -85,9 +85,9 @@ def save(h, trainer, name, folder, meanwhile=lambda: None):
 def load(trainer, folder):
     from hfsdk.engine.megatron_checkpoint import load, read_summary
 
-    state = trainer.blank_state(read_summary(folder))
-    load(folder, state, trainer.shard)
-    trainer.load_state(state)
+    share = trainer.blank_share(read_summary(folder))
+    load(folder, share, trainer.shard)
+    trainer.take_share(share)
 
 
 def save_and_load(rank, world_size, root, layouts):

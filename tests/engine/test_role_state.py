@@ -1,4 +1,4 @@
-"""Pieces of one layout fill the state of any other, and cover every tensor once."""
+"""Pieces of one layout's shares fill those of any other, and cover every tensor once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from hfsdk.boxes import padded_vocab
-from hfsdk.engine.role_state import KINDS, SCALAR_HEAD, Shard, Summary, blank, fill, pieces
+from hfsdk.engine.role_state import KINDS, SCALAR_HEAD, Shard, Summary
+from hfsdk.engine.shares import Share, Strip, divided, fill, pieces, rectangles
 from hfsdk.errors import CheckpointError
 from hfsdk.layout import Layout
 from hfsdk.spec import ModelSpec
 
-LAYOUTS = ["tp1", "tp2 pp2", "pp4", "tp4", "tp2 dp2", "tp4 pp2"]
+LAYOUTS = ["tp1", "tp2 pp2", "pp4", "tp4", "tp2 dp2", "tp4 pp2", "dp3", "pp2 dp5"]
 MODELS = {"untied": (False, False), "tied": (True, False), "untied scalar": (False, True), "tied scalar": (True, True)}
 
 
@@ -46,8 +47,8 @@ def shards(spec, layout, scalar):
     return [Shard(spec=spec, layout=layout, at=layout.coordinates(r), scalar=scalar) for r in range(layout.size)]
 
 
-def state_of(shard, full, known):
-    """A rank's state, cut out of the whole role's."""
+def local_state(shard, full, known):
+    """A rank's whole local tensors by kind, cut out of the whole role's."""
     sizes = {}
     for box in shard.boxes:
         ends = [a + n for a, n in zip(box.local_start, box.size, strict=True)]
@@ -57,21 +58,64 @@ def state_of(shard, full, known):
         if name in sizes and not (shard.scalar and name == SCALAR_HEAD):
             sizes[name][0] = rows
     by_local = {box.local: box.tensor for box in shard.boxes}
-    local = {name: torch.empty(size, dtype=full["weights"][by_local[name]].dtype) for name, size in sizes.items()}
-    state = blank(local, known)
+    state = {}
     for kind in ("weights", *known.kinds):
+        dtypes = {name: full["weights"][by_local[name]].dtype if kind == "weights" else torch.float32 for name in sizes}
+        state[kind] = {name: torch.zeros(size, dtype=dtypes[name]) for name, size in sizes.items()}
         for box in shard.boxes:
-            target = state["weights"] if kind == "weights" else {n: s[kind] for n, s in state["optimizer"].items()}
             there = tuple(slice(a, a + n) for a, n in zip(box.start, box.size, strict=True))
             here = tuple(slice(a, a + n) for a, n in zip(box.local_start, box.size, strict=True))
-            target[box.local][here] = full[kind][box.tensor][there]
+            state[kind][box.local][here] = full[kind][box.tensor][there]
+    if "main" in state:
+        own = [name for name, weight in state["weights"].items() if weight.dtype == torch.float32]
+        state["main"] = {name: tensor for name, tensor in state["main"].items() if name not in own}
     return state
 
 
+def share_of(shard, full, known):
+    """A rank's share, as divided evenly."""
+    found = []
+    for kind, tensors in local_state(shard, full, known).items():
+        known_of = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+        for strip in divided(kind, known_of, shard.layout.num_replicas)[shard.at.dp]:
+            found.append((strip, tensors[strip.local].view(-1)[strip.start : strip.stop].clone()))
+    return Share(str(shard.layout), shard.layout.rank(tp=shard.at.tp, pp=shard.at.pp, dp=shard.at.dp), known, tuple(found))
+
+
+def blank_of(share, known):
+    return Share.blank(share.layout, share.rank, known, [strip for strip, _ in share.content])
+
+
 def equal(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    return a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    (mine, ours), (theirs, other) = (zip(*share.content, strict=True) for share in (a, b))
+    return mine == theirs and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(ours, other, strict=True))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 64])
+def test_equal_parts_that_cover_every_number_once(num_ranks):
+    bf16, fp32 = torch.bfloat16, torch.float32
+    tensors = {"a": ((7, 5), bf16), "norm": ((3,), bf16), "head": ((1, 5), fp32), "b": ((11, 4), bf16)}
+    parts = divided("weights", tensors, num_ranks)
+    for name, (shape, dtype) in tensors.items():
+        covered = [i for part in parts for strip in part if strip.local == name for i in range(strip.start, strip.stop)]
+        assert covered == list(range(math.prod(shape)))
+        assert {(strip.shape, strip.dtype) for part in parts for strip in part if strip.local == name} == {(shape, dtype)}
+    sizes = [sum(strip.num_bytes for strip in part) for part in parts]
+    assert sum(sizes) == sum(math.prod(shape) * dtype.itemsize for shape, dtype in tensors.values())
+    assert max(sizes) <= sum(sizes) / num_ranks + 4
+    assert min(sizes) >= sum(sizes) / num_ranks - 4
+
+
+def test_a_strip_is_at_most_three_boxes():
+    numbers = torch.arange(40).view(5, 8)
+    for start in range(40):
+        for stop in range(start + 1, 41):
+            found = rectangles(start, stop, (5, 8))
+            values = [numbers[r : r + h, c : c + w].flatten() for (r, c), (h, w) in found]
+            assert torch.equal(torch.cat(values), numbers.flatten()[start:stop])
+            assert len(found) <= 3
+    assert rectangles(11, 37, (5, 8)) == [((1, 3), (1, 5)), ((2, 0), (2, 8)), ((4, 0), (1, 5))]
+    assert rectangles(2, 7, (9,)) == [((2,), (5,))]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -80,8 +124,8 @@ def test_any_layout_from_any_other(model, dtype):
     spec, scalar = spec_of(model), MODELS[model][1]
     full, known = whole(spec, scalar, dtype), Summary(3, KINDS, 3.0)
     for source in LAYOUTS:
-        held = [(shard, state_of(shard, full, known)) for shard in shards(spec, source, scalar)]
-        offered = [piece for shard, state in held for piece in pieces(state, shard)]
+        held = [(shard, share_of(shard, full, known)) for shard in shards(spec, source, scalar)]
+        offered = [piece for shard, share in held for piece in pieces(share, shard)]
         assert all(piece.data.is_contiguous() for piece in offered)
         first = [piece for piece in offered if piece.first]
         numbers = {}
@@ -89,16 +133,18 @@ def test_any_layout_from_any_other(model, dtype):
             key = piece.kind, piece.tensor
             numbers[key] = numbers.get(key, 0) + piece.data.numel()
             assert piece.shape == tuple(full[piece.kind][piece.tensor].shape)
+            there = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.data.shape, strict=True))
+            assert torch.equal(piece.data, full[piece.kind][piece.tensor][there])
         for kind, tensors in full.items():
             for name, tensor in tensors.items():
                 own_master = kind == "main" and full["weights"][name].dtype == torch.float32
                 assert numbers.get((kind, name), 0) == (0 if own_master else math.prod(tensor.shape))
         for target in LAYOUTS:
             for shard in shards(spec, target, scalar):
-                expected = state_of(shard, full, known)
-                state = blank(expected["weights"], Summary.of(held[-1][1]))
-                fill(state, shard, offered if target == "tp4" else first)  # with all replicas, and with one of each
-                assert equal(state, expected), (source, target, shard.at)
+                expected = share_of(shard, full, known)
+                share = blank_of(expected, known)
+                fill(share, shard, first)
+                assert equal(share, expected), (source, target, shard.at)
 
 
 def test_both_copies_of_a_tied_embedding():
@@ -106,17 +152,17 @@ def test_both_copies_of_a_tied_embedding():
     full, known = whole(spec, False, torch.float32), Summary(1, KINDS, 1.0)
     first, *_, last = shards(spec, "pp4", False)
     alone = shards(spec, "tp1", False)[0]
-    offered = pieces(state_of(alone, full, known), alone)
-    state = blank(state_of(last, full, known)["weights"], known)
-    fill(state, last, offered)
-    copy = state["optimizer"]["output_layer.weight"]["exp_avg"]
+    offered = pieces(share_of(alone, full, known), alone)
+    share = blank_of(share_of(last, full, known), known)
+    fill(share, last, offered)
+    (copy,) = (x.view(s.shape) for s, x in share.content if (s.kind, s.local) == ("exp_avg", "output_layer.weight"))
     assert torch.equal(copy[:260], full["exp_avg"]["model.embed_tokens.weight"])
     assert copy.shape[0] == 320
     assert not copy[260:].any(), "padding"
-    told = {(p.kind, p.tensor) for p in pieces(state, last) if p.first}
+    told = {(p.kind, p.tensor) for p in pieces(share, last) if p.first}
     assert ("weights", "model.embed_tokens.weight") not in told, "the first stage tells it"
     assert ("weights", "model.embed_tokens.weight") in {
-        (p.kind, p.tensor) for p in pieces(state_of(first, full, known), first) if p.first
+        (p.kind, p.tensor) for p in pieces(share_of(first, full, known), first) if p.first
     }
 
 
@@ -124,22 +170,33 @@ def test_both_copies_of_a_tied_embedding():
 def test_frozen_roles_and_fresh_optimizers(known):
     spec = spec_of("untied")
     full = whole(spec, False, torch.bfloat16)
-    source, target = shards(spec, "tp2", False), shards(spec, "pp2", False)
-    offered = [p for shard in source for p in pieces(state_of(shard, full, known), shard)]
+    source, target = shards(spec, "tp2", False), shards(spec, "pp2 dp2", False)
+    offered = [p for shard in source for p in pieces(share_of(shard, full, known), shard)]
     for shard in target:
-        expected = state_of(shard, full, known)
-        state = blank(expected["weights"], Summary.of(expected))
-        fill(state, shard, offered)
-        assert equal(state, expected)
-        assert Summary.of(state) == known
+        expected = share_of(shard, full, known)
+        share = blank_of(expected, known)
+        fill(share, shard, offered)
+        assert equal(share, expected)
+        assert {strip.kind for strip, _ in share.content} == {"weights", *known.kinds}
 
 
-def test_what_is_missing_is_said():
+@pytest.mark.parametrize("layout", ["tp2", "dp2", "dp3"])
+def test_what_is_missing_is_said(layout):
+    """Without one rank's share no layout is filled."""
     spec = spec_of("untied")
     known = Summary(1, KINDS, 1.0)
     full = whole(spec, False, torch.float32)
-    half, _ = shards(spec, "tp2", False)
     alone = shards(spec, "tp1", False)[0]
-    state = state_of(alone, full, known)
-    with pytest.raises(CheckpointError, match=r"has \d+ of the \d+ numbers of weights model.embed_tokens.weight"):
-        fill(state, alone, pieces(state_of(half, full, known), half))
+    share = share_of(alone, full, known)
+    everybody = shards(spec, layout, False)
+    for missing in range(len(everybody)):
+        there = [shard for rank, shard in enumerate(everybody) if rank != missing]
+        with pytest.raises(CheckpointError, match=r"has \d+ of the \d+ numbers of (weights|exp_avg\w*) \S+ that this rank needs"):
+            fill(share, alone, [piece for shard in there for piece in pieces(share_of(shard, full, known), shard)])
+
+
+def test_a_share_is_as_large_as_its_strips_say():
+    strip = Strip("exp_avg", "proj.weight", (4, 8), torch.float32, 5, 21)
+    share = Share.blank("tp1 pp1 dp2", 1, Summary(0, KINDS, 1.0), [strip])
+    assert (strip.numel, strip.num_bytes, share.num_bytes) == (16, 64, 64)
+    assert not share.content[0][1].any()

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hfsdk.engine.simulated_keeping import kept_bytes
+from hfsdk.engine.host_memory import kept_bytes
 from hfsdk.layout import Layout
 from hfsdk.planner.decoding import slots
 from hfsdk.planner.perf_model import Links, PerfModel, Setup, reshard_bytes

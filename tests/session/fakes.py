@@ -44,6 +44,7 @@ class FakeController:
         self.closed = 0
         self.cancel_delay_s = 0.0
         self.num_kept = 0
+        self.rooms = ()
 
     def send(self, message):
         self.messages.append(pickle.loads(pickle.dumps(message)))  # every message travels
@@ -68,6 +69,9 @@ class FakeController:
         changed = self.roles.get(message.role.name) != message.role
         self.roles[message.role.name] = message.role
         return changed
+
+    def _askhostroom(self, message):
+        return self.rooms
 
     def _nextstep(self, message):
         pass

@@ -23,6 +23,7 @@ from fakes import interrupts_after
 
 import hfsdk as hf
 from hfsdk.engine import messages as m
+from hfsdk.engine.host_memory import HostRoom
 from hfsdk.rows import Rows
 from hfsdk.session import checkpoint, checkpoint_index
 from hfsdk.session.folder_lock import LOCK, FolderLock
@@ -705,3 +706,16 @@ def test_an_interrupted_turn_leaves_nothing_taken():
         if len(seen) < k:
             break
     assert 3 < len(seen) < k, "every line was one of them"
+
+
+def test_a_save_that_hosts_cannot_copy_is_refused_before_anything_is_there(session, controller, tmp_path):
+    session.actor("tiny")
+    session.save(tmp_path)
+    controller.rooms = (HostRoom(0, 10**9, 10**8), HostRoom(1, 10**9, None))
+    with pytest.raises(hf.CheckpointError, match=r"takes 1\.0 GB of host memory on node 0, and 100\.0 MB are free there"):
+        session.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["session.json", "state-1"]
+    controller.rooms = (HostRoom(0, 6 * 10**8, 10**9),)
+    with pytest.warns(UserWarning, match=r"the save to .* takes 600\.0 MB of the 1\.0 GB of host memory that are free on node 0"):
+        session.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["session.json", "state-2"]

@@ -48,7 +48,7 @@ def test_a_snapshot_says_what_it_holds_and_where(session, prompts):
     assert rows["role"].tolist() == ["actor", "actor", "critic", "critic"]
     assert rows["updates"].tolist() == [4] * 4
     tiny = session.models.actor.spec.num_parameters()
-    assert rows["bytes"][0] == pytest.approx(12 * tiny, rel=0.01), "fp32 weights and two moments on each of two dp ranks"
+    assert rows["bytes"][0] == pytest.approx(12 * tiny / 2, rel=0.01), "fp32 weights and two moments, a half on each dp rank"
     assert before.num_bytes == before.new_bytes == rows["bytes"].sum()
     assert "actor at update 4" in repr(before)
     assert "host memory of devices 0, 1" in repr(before)
@@ -415,3 +415,35 @@ def test_helpers_find_what_is_wrong():
         hf.testing.assert_invariants([{**first, "ratio_max": 1.5}])
     with pytest.raises(hf.OptionError, match="an actor's update"):
         hf.testing.assert_invariants([{"loss": 1.0}])
+
+
+def test_a_70b_snapshot_says_what_each_node_keeps():
+    """Through the controller that real sessions have: eight nodes together keep one copy."""
+    with hf.Session.simulated("8x8 H200") as session:
+        session.actor("llama3-70b", train="tp8 pp2 dp4", rollout="tp8", dtype="bf16", optimizer=hf.AdamW(distributed=True))
+        session.place("colocate")
+        (fresh, *_) = room = session.client.send(m.AskHostRoom(("actor",), unless_kept=True))
+        numbers = session.models.actor.spec.num_parameters()
+        assert [one.node for one in room] == list(range(8))
+        assert [one.free_bytes for one in room] == [None] * 8, "no host memory is spent here"
+        assert sum(one.needed_bytes for one in room) == pytest.approx(6 * numbers, rel=1e-3), "no moments before the first step"
+        kept = session.snapshot("before")
+        assert kept.to_pandas().groupby("node")["bytes"].sum()[0] == fresh.needed_bytes
+        assert session.client.send(m.AskHostRoom(("actor",), unless_kept=True)) == (), "the snapshot has it"
+        assert session.client.send(m.AskHostRoom(("actor",), unless_kept=False)) == room
+
+
+def test_a_snapshot_that_hosts_cannot_keep_is_refused_before_anything_is_copied(session, prompts, monkeypatch):
+    train(session, prompts)
+    runtime = session.client._controller._runtime
+    held = len(runtime._kept)
+    needed = session.client.send(m.AskHostRoom(("actor", "critic"), unless_kept=True))[0].needed_bytes
+    monkeypatch.setattr(runtime, "free_host_bytes", lambda devices: {0: needed - 1})
+    with pytest.raises(hf.CheckpointError, match=r"the snapshot takes [\d.]+ MB of host memory on node 0, and [\d.]+ MB are free"):
+        session.snapshot("too much")
+    assert len(runtime._kept) == held
+    assert "too much" not in session.snapshots
+    monkeypatch.setattr(runtime, "free_host_bytes", lambda devices: {0: needed})
+    with pytest.warns(UserWarning, match=r"the snapshot takes ([\d.]+ MB) of the \1 of host memory that are free on node 0"):
+        session.snapshot("just fits")
+    assert session.snapshot("shared").new_bytes == 0, "what is kept already takes nothing"
