@@ -60,11 +60,13 @@ class ModelInput:
     selected_N: torch.Tensor  # noqa: N815
     targets_N: torch.Tensor  # noqa: N815
     """Response tokens, flat: what the selected places predict."""
+    padding: int = 0
+    """How many of the tokens are a row of padding, the last one."""
 
     @property
     def num_tokens(self) -> int:
         """Prompt and response tokens."""
-        return len(self.tokens_T)
+        return len(self.tokens_T) - self.padding
 
     @property
     def arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,8 +74,11 @@ class ModelInput:
         return self.tokens_T, self.positions_T, self.offsets, self.selected_N
 
     @classmethod
-    def of(cls, rows: Table, device: torch.device, *, last: bool = False) -> ModelInput:
-        """Select the places before each response token or, with ``last``, each row's last token."""
+    def of(cls, rows: Table, device: torch.device, *, last: bool = False, multiple: int = 1) -> ModelInput:
+        """Select the places before each response token or, with ``last``, each row's last token.
+
+        A row of padding, none of whose places is selected, makes the tokens a multiple of ``multiple``.
+        """
         prompts, responses = rows.ragged("prompt"), rows.ragged("response")
         before, after = prompts.lengths, responses.lengths
         offsets = np.concatenate([[0], np.cumsum(before + after)])
@@ -82,9 +87,13 @@ class ModelInput:
         tokens = np.empty(offsets[-1], dtype=np.int64)
         tokens[of_prompt], tokens[~of_prompt] = prompts.flat, responses.flat
         selected = offsets[1:] - 1 if last else np.flatnonzero(~of_prompt) - 1
+        padding = int(-offsets[-1] % multiple)
+        if padding:
+            tokens, positions = np.append(tokens, np.zeros(padding, np.int64)), np.append(positions, np.arange(padding))
+            offsets = np.append(offsets, offsets[-1] + padding)
         arrays = (tokens, positions, selected, responses.flat.astype(np.int64))
         tokens_T, positions_T, selected_N, targets_N = (torch.from_numpy(a).to(device) for a in arrays)
-        return cls(tokens_T, positions_T, torch.from_numpy(offsets), selected_N, targets_N)
+        return cls(tokens_T, positions_T, torch.from_numpy(offsets), selected_N, targets_N, padding)
 
 
 @dataclass(frozen=True)

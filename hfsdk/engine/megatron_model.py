@@ -26,14 +26,18 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from megatron.core.tensor_parallel.mappings import all_gather_last_dim_from_tensor_parallel_region
+from megatron.core.tensor_parallel.mappings import (
+    all_gather_last_dim_from_tensor_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
-from hfsdk.engine import cpu_support_megatron, megatron_optimizer
+from hfsdk.engine import cpu_support_megatron, megatron_optimizer, megatron_sequence
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.packed_attention import PackedAttention
 from hfsdk.engine.role_state import SCALAR_HEAD
@@ -74,6 +78,16 @@ class ScalarHead(torch.nn.Module):
         return torch.nn.functional.linear(hidden.float(), self.weight), None
 
 
+class Norm(torch.nn.RMSNorm):
+    """The norm that Megatron's local layers have, which refuse sequence parallelism (``torch_norm.py``).
+
+    Given by name everywhere, or else the last norm would be Transformer Engine's wherever that is installed.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps)
+
+
 class GroupedSelfAttention(SelfAttention):
     """Megatron's self-attention where tp is a multiple of the kv heads: there the original asks the global groups.
 
@@ -106,7 +120,8 @@ class SelectiveGPTModel(GPTModel):
     ) -> torch.Tensor:
         """Return [N, columns]: this rank's logits, or [N, 1] values, at the selected places.
 
-        A pipeline stage before the last returns its hidden states, [T, 1, hidden].
+        A pipeline stage before the last returns its hidden states, [T, 1, hidden]; with sequence parallelism, which needs tp to
+        divide T, this rank's part of them, [T / tp, 1, hidden].
 
         Args:
             tokens_T: rows packed one behind the other.
@@ -119,6 +134,8 @@ class SelectiveGPTModel(GPTModel):
         hidden = self.decoder(hidden_states=embedded, attention_mask=offsets, rotary_pos_emb=rotary)
         if not self.post_process:
             return hidden
+        if self.config.sequence_parallel:  # each tp rank has the whole gradient of what follows, and takes its part of it back
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=self.pg_collection.tp)
         hidden_NH = hidden[:, 0].index_select(0, selected_N)
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         out, _ = self.output_layer(hidden_NH[:, None], weight=weight)
@@ -133,7 +150,9 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 """``RoleSpec.recompute`` in Megatron's words."""
 
 
-def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str) -> TransformerConfig:
+def _config(
+    spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str, sequence_parallel: bool
+) -> TransformerConfig:
     return TransformerConfig(
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
@@ -145,15 +164,17 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: 
         gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True, cuda_graph_scope=[],
         tensor_model_parallel_size=groups.tp_size, pipeline_model_parallel_size=groups.pp_size,
         params_dtype=dtype, pipeline_dtype=dtype, autocast_dtype=dtype, bf16=dtype == torch.bfloat16,
-        batch_p2p_sync=False, variable_seq_lengths=groups.pp_size > 1, moe_token_dispatcher_type="alltoall",
+        sequence_parallel=sequence_parallel, batch_p2p_comm=True, batch_p2p_sync=False, variable_seq_lengths=groups.pp_size > 1,
+        moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
         **RECOMPUTE[recompute],
     )  # fmt: skip
 
 
 def build_model(
-    spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int, recompute: str = ""
-) -> SelectiveGPTModel:
+    spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int, recompute: str = "",
+    *, sequence_parallel: bool = False,
+) -> SelectiveGPTModel:  # fmt: skip
     """Build this rank's part of the model; weights are unset until :func:`load_folder`.
 
     Args:
@@ -163,6 +184,7 @@ def build_model(
         dtype: ``"fp32"`` or ``"bf16"``.
         max_positions: longest row.
         recompute: activations to compute again in the backward pass, as :class:`~hfsdk.roles.RoleSpec` has it.
+        sequence_parallel: whether norms and residuals are cut over tp, which must be above 1.
 
     Raises:
         LayoutError: the layout does not fit the model.
@@ -172,17 +194,14 @@ def build_model(
         raise OptionError(f"head must be 'lm' or 'scalar' and dtype one of {sorted(DTYPES)}; got {head!r}, {dtype!r}")
     groups.mesh.layout.check_model(spec)
     cpu_support_megatron.install()
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
-    layer.submodules.self_attention.module = GroupedSelfAttention
-    layer.submodules.self_attention.submodules.core_attention = PackedAttention
     scalar = head == "scalar"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that Transformer Engine's attention, which is not used, needs no recompute
-        config = _config(spec, groups, DTYPES[dtype], recompute)
+        config = _config(spec, groups, DTYPES[dtype], recompute, sequence_parallel)
     # a scalar head takes the output layer's place: "tied" makes none, but between stages it would tie what is not there
     tied = groups.pp_size == 1 if scalar else spec.tied_embeddings
     model = SelectiveGPTModel(
-        config=config, transformer_layer_spec=layer,
+        config=config, transformer_layer_spec=_layers(spec, groups),
         vocab_size=padded_vocab(spec.vocab_size, groups.tp_size), max_sequence_length=max_positions,
         pre_process=groups.is_first_stage, post_process=groups.is_last_stage,
         parallel_output=True, share_embeddings_and_output_weights=tied,
@@ -199,11 +218,24 @@ def build_model(
         model.share_embeddings_and_output_weights = False
         if groups.is_last_stage:
             model.output_layer = ScalarHead(spec.hidden_size, groups.device)
+    if sequence_parallel:
+        megatron_sequence.prepare(model)
     for name, parameter in model.named_parameters():
         partition = next((p for p in _PARTITIONS if name.endswith(p[0])), None)
         if partition and not (scalar and name == SCALAR_HEAD):
             set_tensor_model_parallel_attributes(parameter, True, partition[1], partition[2])
     return model
+
+
+def _layers(spec: ModelSpec, groups: RoleGroups) -> TransformerBlockSubmodules:
+    """Return what this rank's layers are made of: Megatron's local modules but for attention and norms."""
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
+    parts, attention = layer.submodules, layer.submodules.self_attention
+    attention.module, attention.submodules.core_attention = GroupedSelfAttention, PackedAttention
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    if spec.qk_norm:
+        attention.submodules.q_layernorm = attention.submodules.k_layernorm = Norm
+    return TransformerBlockSubmodules(layer_specs=[layer] * (spec.num_layers // groups.pp_size), layer_norm=Norm)
 
 
 def has_scalar_head(model: torch.nn.Module) -> bool:

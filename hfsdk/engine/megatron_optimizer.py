@@ -10,7 +10,8 @@ there are dp ranks whatever the borders of the parameters; each rank keeps maste
     AdamW           rank 0 steps its shard, rank 1 its own
     parameters      all-gather:      both have all of it again
 
-Either way :func:`read_optimizer` gives whole tensors, so that a state does not tell which of the two wrote it.
+Where ``choices.overlap`` is set there are several buckets, and :mod:`hfsdk.engine.megatron_overlap` starts their sums during the
+last backward pass. Either way :func:`read_optimizer` gives whole tensors, so that a state does not tell which of the two wrote it.
 """
 
 from __future__ import annotations
@@ -27,16 +28,23 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from hfsdk.engine import cpu_support_megatron
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.roles import AdamW
+from hfsdk.training_choices import TrainingChoices
 
 State = dict[str, dict[str, torch.Tensor]]
 """``{local name: {"main", "exp_avg", "exp_avg_sq", "step"}}``; only ``main`` before the first step."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+PLAIN = TrainingChoices()
+"""What processors do."""
 
-def wrap(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW) -> DistributedDataParallel:
-    """Give the parameters one float32 gradient buffer that is summed over dp."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=_shared_out(wanted, groups))
+
+def wrap(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, choices: TrainingChoices = PLAIN) -> DistributedDataParallel:
+    """Give the parameters one float32 gradient buffer that is summed over dp, in one bucket or, to overlap, in several."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=_shared_out(wanted, groups),
+        overlap_grad_reduce=choices.overlap, bucket_size=choices.bucket_elements,
+    )  # fmt: skip
     return DistributedDataParallel(model.config, config, model, pg_collection=groups.collection())
 
 
@@ -44,7 +52,9 @@ def _shared_out(wanted: AdamW, groups: RoleGroups) -> bool:
     return wanted.distributed and groups.dp_size > 1
 
 
-def make_optimizer(ddp: DistributedDataParallel, groups: RoleGroups, wanted: AdamW, dtype: str) -> MegatronOptimizer:
+def make_optimizer(
+    ddp: DistributedDataParallel, groups: RoleGroups, wanted: AdamW, dtype: str, choices: TrainingChoices = PLAIN
+) -> MegatronOptimizer:
     """Return Megatron's optimizer over PyTorch's AdamW; norm weights and biases do not decay.
 
     Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group and takes
@@ -62,7 +72,8 @@ def make_optimizer(ddp: DistributedDataParallel, groups: RoleGroups, wanted: Ada
     )  # fmt: skip
     # without gradients, or the shards of fp32 parameters would be views that autograd follows
     with torch.no_grad(), cpu_support_megatron.cuda_type_names():
-        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
+        fused = choices.fused_adamw or None  # None: torch's own choice, several kernels
+        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps, fused=fused)
         if shared_out:
             optimizer = DistributedOptimizer(
                 adam, config, None, _no_state, model_chunks=[ddp], per_model_buffers={0: ddp.buffers},
@@ -103,8 +114,8 @@ def gather_gradient(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
 def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
     """Of a gradient that was summed over ranks keep one copy, so that the next reduction adds it once.
 
-    Everything is summed over dp; norms of queries and keys, which see this rank's heads only, over tp as well; tied
-    embeddings over the first and last pipeline stage.
+    Everything is summed over dp; norms of queries and keys, which see this rank's heads only, and with sequence parallelism all
+    norms, over tp as well; tied embeddings over the first and last pipeline stage.
     """
     if ddp.ddp_config.use_distributed_optimizer:
         for bucket in (bucket for buffer in ddp.buffers for bucket in buffer.buckets):
@@ -112,9 +123,11 @@ def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
                 if rank != groups.dp_rank:
                     shard.zero_()
     elif groups.dp_rank:
-        ddp.zero_grad_buffer()
+        for buffer in ddp.buffers:
+            buffer.grad_data.zero_()
     for name, parameter in ddp.module.named_parameters():
-        over_tp = groups.tp_rank and ("q_layernorm" in name or "k_layernorm" in name)
+        norm = "q_layernorm" in name or "k_layernorm" in name or getattr(parameter, "sequence_parallel", False)
+        over_tp = groups.tp_rank and norm
         over_stages = not groups.is_first_stage and getattr(parameter, "shared_embedding", False)
         if over_tp or over_stages:
             parameter.main_grad.zero_()
@@ -210,8 +223,10 @@ def read_optimizer(
 def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
     """Take this rank's part of what :func:`read_optimizer` returned.
 
-    Masters that it does not know become the parameters' values, which must be set by now; moments start afresh.
+    Masters that it does not know become the parameters' values, which must be set by now; moments start afresh. AdamW keeps its
+    step count, one number for each parameter, on the CPU; the fused one, whose kernel reads it, beside the moments.
     """
+    fused = bool(optimizer.optimizer.defaults["fused"])
     for name, parameter, main, state, part in optimized(model, optimizer):
         known = dict(saved.get(name, {}))
         main.copy_(known.pop("main", parameter.data).reshape(-1)[part].view(main.shape))
@@ -219,8 +234,8 @@ def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved:
         for key, tensor in known.items():
             if tensor.dim():
                 state[key] = tensor.reshape(-1)[part].view(main.shape).to(main.device, copy=True)
-            else:  # AdamW keeps its step count, one number for each parameter, on the CPU
-                state[key] = tensor.to("cpu", copy=True)
+            else:
+                state[key] = tensor.to(main.device if fused else "cpu", copy=True)
 
 
 def state_tensors(model: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:

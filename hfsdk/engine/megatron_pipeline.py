@@ -7,13 +7,16 @@ With pp=2 every stage runs its layers of every micro-batch, and a stage waits wh
 
 A schedule cannot be left half way: neighbours would wait for ever. So ``finish`` must not raise what the user's loss raises: it
 keeps the error and returns a loss of zero, as for all micro-batches after it.
+
+Stages exchange hidden states and gradients in one group of sends and receives (``batch_isend_irecv``). How many tokens a
+micro-batch has every stage knows, so that it need not be sent first, with the wait for the device that Megatron takes then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_pipelinin
 
 from hfsdk.engine.loss_io import ModelInput
 from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.megatron_overlap import Overlap
 from hfsdk.engine.recorder import Recorder
 
 Finish = Callable[[int, torch.Tensor], torch.Tensor | None]
@@ -35,35 +39,53 @@ CHUNK = 4
 class Pipeline:
     """Runs micro-batches through the model of one rank; collective over its tp and pp ranks."""
 
-    def __init__(self, model: GPTModel, groups: RoleGroups, recorder: Recorder) -> None:
-        self._model, self._groups, self._recorder = model, groups, recorder
+    def __init__(self, model: GPTModel, groups: RoleGroups, recorder: Recorder, overlap: Overlap | None = None) -> None:
+        self._model, self._groups, self._recorder, self._overlap = model, groups, recorder, overlap
         self._config: Any = model.config
-        self._communicator = P2PCommunicator(groups.pp, model.config) if groups.pp_size > 1 else None
+        self._communicator = _Exchange(groups, model.config) if groups.pp_size > 1 else None
 
     @property
     def chunk(self) -> int:
         """Micro-batches to give :meth:`run` at once."""
         return 1 if self._communicator is None else CHUNK * self._groups.pp_size
 
-    def run(self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool, first: int = 0) -> None:
+    def run(
+        self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool, first: int = 0, reduce: bool = False
+    ) -> None:
         """Pass micro-batches forward and, with ``train``, their losses backward; ``finish`` runs on the last stage.
 
-        ``first`` is the number of the first of them in the whole pass, for spans.
+        ``first`` is the number of the first of them in the whole pass, for spans. With ``reduce`` the last backward pass is the
+        last before an optimizer step, and gradients are summed over dp meanwhile where that is overlapped; ranks say so alike.
         """
+        overlap = self._overlap if train and reduce else None
+        if overlap is not None:
+            overlap.begin()
         with torch.set_grad_enabled(train):
-            (self._straight if self._communicator is None else self._staged)(inputs, finish, train, first)
+            try:
+                if self._communicator is None:
+                    self._straight(inputs, finish, train, first, overlap)
+                elif inputs:
+                    self._staged(inputs, finish, train, first, overlap)
+            finally:
+                if overlap is not None:
+                    overlap.start_rest()
 
-    def _straight(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int) -> None:
+    def _straight(
+        self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None
+    ) -> None:
         for i, micro in enumerate(inputs):
             with self._recorder.span("forward", tokens=micro.num_tokens, micro_batch=first + i):
                 part = finish(i, self._model(*micro.arguments))
             if train and part is not None:
-                with self._recorder.span("backward", tokens=micro.num_tokens, micro_batch=first + i):
+                meanwhile = overlap.last_backward() if overlap is not None and micro is inputs[-1] else nullcontext()
+                with self._recorder.span("backward", tokens=micro.num_tokens, micro_batch=first + i), meanwhile:
                     part.backward()
 
-    def _staged(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int) -> None:
-        if not inputs:
-            return
+    def _staged(
+        self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None
+    ) -> None:
+        assert self._communicator is not None
+        self._communicator.expect([len(micro.tokens_T) for micro in inputs])
 
         def forward_step(numbered: Any, model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
             i, micro = next(numbered)
@@ -76,6 +98,7 @@ class Pipeline:
 
         tokens = sum(micro.num_tokens for micro in inputs) // len(inputs)
         self._config.timers = _SpanTimers(self._recorder, tokens, first)
+        self._config.no_sync_func = overlap.before_last if overlap is not None else None
         try:
             forward_backward_pipelining_without_interleaving(
                 forward_step_func=forward_step, data_iterator=enumerate(inputs), model=self._model,
@@ -84,7 +107,28 @@ class Pipeline:
                 pg_collection=self._groups.collection(),
             )  # fmt: skip
         finally:
-            self._config.timers = None
+            self._config.timers = self._config.no_sync_func = None
+
+
+class _Exchange(P2PCommunicator):
+    """Megatron's exchange between stages, which is told how many tokens come next."""
+
+    def __init__(self, groups: RoleGroups, config: Any) -> None:
+        super().__init__(groups.pp, config)
+        self._cut = groups.tp_size if config.sequence_parallel else 1
+        self._forward: Iterator[int] = iter(())
+        self._backward: Iterator[int] = iter(())
+
+    def expect(self, tokens: Sequence[int]) -> None:
+        """Take the tokens of each micro-batch: a schedule receives hidden states in their order, and gradients too."""
+        lengths = [count // self._cut for count in tokens]
+        self._forward, self._backward = iter(lengths), iter(lengths)
+
+    def _communicate_shapes(
+        self, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
+    ) -> tuple[list[int], list[int]]:
+        previous, following = next(self._forward) if recv_prev else 0, next(self._backward) if recv_next else 0
+        return [previous, 1, self.config.hidden_size], [following, 1, self.config.hidden_size]
 
 
 class _SpanTimers:

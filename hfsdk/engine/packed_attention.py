@@ -72,19 +72,32 @@ def attend_packed(
     from torch.nn.attention.varlen import varlen_attn
 
     longest = int(offsets.diff().max())
-    starts = _on_device(offsets, query.device)
+    starts = _once(offsets, query.device, _starts)
     heads = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
     assert isinstance(heads, torch.Tensor)  # a pair only where more is asked for
     return heads
 
 
-def _on_device(offsets: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the offsets as the kernel reads them; copied once a micro-batch, for they come again with each layer."""
-    there: torch.Tensor | None = getattr(offsets, "on_device", None)
-    if there is None or there.device != device:
-        there = offsets.to(device, torch.int32, non_blocking=True)
-        offsets.on_device = there  # type: ignore[attr-defined]
-    return there
+def _once(offsets: torch.Tensor, device: torch.device, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return on the device what is made of the offsets; once a micro-batch, for they come again with each layer."""
+    made: dict[object, torch.Tensor] | None = getattr(offsets, "made", None)
+    if made is None:
+        made = offsets.made = {}  # type: ignore[attr-defined]
+    if (make, device) not in made:
+        made[make, device] = make(offsets).to(device, non_blocking=True)
+    return made[make, device]
+
+
+def _starts(offsets: torch.Tensor) -> torch.Tensor:
+    """Return the offsets as the kernel for packed rows reads them."""
+    return offsets.to(torch.int32)
+
+
+def _places(offsets: torch.Tensor) -> torch.Tensor:
+    """Return where each token is once rows are padded to the longest and laid one behind the other."""
+    lengths = offsets.diff()
+    shift = torch.arange(len(lengths)) * lengths.max() - offsets[:-1]
+    return torch.arange(int(offsets[-1])) + shift.repeat_interleave(lengths)
 
 
 def attend_row_by_row(
@@ -106,11 +119,9 @@ def attend_in_one(
 
     Causal rows need no mask: a token never sees the padding behind it.
     """
-    firsts, lengths = offsets[:-1].tolist(), offsets.diff().tolist()
-    longest, count = max(lengths), len(lengths)
-    starts = torch.tensor([i * longest - first for i, first in enumerate(firsts)], device=query.device)
-    sizes = torch.tensor(lengths, device=query.device)
-    place = torch.arange(len(query), device=query.device) + starts.repeat_interleave(sizes, output_size=len(query))
+    lengths = offsets.diff()
+    longest, count = int(lengths.max()), len(lengths)
+    place = _once(offsets, query.device, _places)
     q, k, v = (
         x.new_zeros(count * longest, *x.shape[1:]).index_copy(0, place, x).unflatten(0, (count, longest)).transpose(1, 2)
         for x in (query, key, value)

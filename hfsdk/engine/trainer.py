@@ -26,7 +26,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from hfsdk.engine import megatron_model, megatron_optimizer
+from hfsdk.engine import megatron_model, megatron_optimizer, megatron_sequence
 from hfsdk.engine.cpu_support_megatron import cuda_type_names
 from hfsdk.engine.loss_io import (
     Loss,
@@ -41,6 +41,7 @@ from hfsdk.engine.loss_io import (
     with_temperature,
 )
 from hfsdk.engine.megatron_groups import RoleGroups
+from hfsdk.engine.megatron_overlap import Overlap
 from hfsdk.engine.megatron_pipeline import Pipeline
 from hfsdk.engine.megatron_shares import ShareOfModel
 from hfsdk.engine.microbatch import MiniBatchPlan
@@ -56,6 +57,7 @@ from hfsdk.layout import Mesh
 from hfsdk.roles import AdamW, RoleSpec
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Array, Ragged, Table
+from hfsdk.training_choices import TrainingChoices, choose_training
 
 NEVER = SafePoint(lambda: False)
 """A safe point of a call that nobody cancels."""
@@ -84,10 +86,13 @@ class Trainer:
 
     Attributes:
         num_updates: optimizer steps done.
+        choices: what it does to be fast.
     """
 
-    def __init__(self, role: RoleSpec, mesh: Mesh, groups: RoleGroups, recorder: Recorder) -> None:
-        """Build the model and load ``role.folder``.
+    def __init__(
+        self, role: RoleSpec, mesh: Mesh, groups: RoleGroups, recorder: Recorder, choices: TrainingChoices | None = None
+    ) -> None:
+        """Build the model and load ``role.folder``; ``choices`` are those of the device and the layout where none are given.
 
         Raises:
             LayoutError: the layout does not fit the model.
@@ -95,23 +100,28 @@ class Trainer:
         """
         self.role, self.mesh, self.groups, self.recorder = role, mesh, groups, recorder
         self.spec = role.model or ModelSpec.from_folder(role.folder)
+        on_cpu = groups.device.type == "cpu"
+        self.choices = choices or choose_training(on_cpu=on_cpu, tp=groups.tp_size, dp=groups.dp_size)
         self.model = megatron_model.build_model(
-            self.spec, groups, role.head, role.dtype, self.spec.max_positions, role.recompute
-        )
+            self.spec, groups, role.head, role.dtype, self.spec.max_positions, role.recompute,
+            sequence_parallel=self.choices.sequence_parallel,
+        )  # fmt: skip
         found = megatron_model.load_folder(self.model, self.spec, groups, role.folder)
         if role.head == "scalar" and not found and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
-        self.pipeline = Pipeline(self.model, groups, recorder)
         self.num_updates = 0
         self._reduced = False
         self._ddp: DistributedDataParallel | None = None
         self._optimizer: MegatronOptimizer | None = None
+        self._overlap: Overlap | None = None
         if role.optimizer is None:
             self.model.requires_grad_(False)
             self.model.eval()
         else:
-            self._ddp = megatron_optimizer.wrap(self.model, groups, role.optimizer)
-            self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype)
+            self._ddp = megatron_optimizer.wrap(self.model, groups, role.optimizer, self.choices)
+            self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype, self.choices)
+            self._overlap = Overlap(self._ddp) if self.choices.overlap else None
+        self.pipeline = Pipeline(self.model, groups, recorder, self._overlap)
         self._offloaded: dict[str, Offloaded] = {}
         if role.offload:
             self._offloaded["weights"] = Offloaded(self.model.parameters, recorder)
@@ -196,7 +206,7 @@ class Trainer:
         for mini in plan:
             self.zero_grad()
             try:
-                metrics = self._accumulate(rows, mini, loss, temperature, safe, (done, total))
+                metrics = self._accumulate(rows, mini, loss, temperature, safe, (done, total), reduce=True)
                 metrics |= self.step()
             except BaseException:
                 self.zero_grad()
@@ -229,8 +239,12 @@ class Trainer:
     def zero_grad(self) -> None:
         """Drop the gradient."""
         ddp, optimizer = self._trainable()
+        if self._overlap is not None:
+            self._overlap.settle()
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
+        if self._overlap is not None:
+            self._overlap.over()
         self._reduced = False
 
     def grad_norm(self) -> float:
@@ -459,7 +473,7 @@ class Trainer:
     def _pass(
         self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint,
         finish: Callable[[Table, ModelInput, torch.Tensor], torch.Tensor | None], failed: list[Exception],
-        progress: tuple[int, int], *, last: bool, train: bool,
+        progress: tuple[int, int], *, last: bool, train: bool, reduce: bool = False,
     ) -> None:  # fmt: skip
         """Run micro-batches in chunks with a safe point before each and after all.
 
@@ -472,21 +486,27 @@ class Trainer:
             progress: micro-batches of the call done before these, and in all.
             last: whether the output is wanted at each row's last token (and not before each response token).
             train: whether ``finish`` returns a loss that is passed backward.
+            reduce: whether an optimizer step follows, so that the gradient can be summed over dp meanwhile.
         """
         index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
+        multiple = self.groups.tp_size if self.choices.sequence_parallel else 1
         for first in range(0, len(micro_batches), self.pipeline.chunk):
             safe.agree(self.groups.world, next(iter(failed), None))
             chunk = micro_batches[first : first + self.pipeline.chunk]
             tables = [rows.take([index[i] for i in ids]) for ids in chunk if len(ids)]
             tables = [table for table in tables if last or len(table.ragged("response").flat)]
-            inputs = [ModelInput.of(table, self.groups.device, last=last) for table in tables]
+            inputs = [ModelInput.of(table, self.groups.device, last=last, multiple=multiple) for table in tables]
             pairs = list(zip(tables, inputs, strict=True))
             try:
                 done = progress[0] + first
-                self.pipeline.run(inputs, lambda i, out, pairs=pairs: finish(*pairs[i], out), train=train, first=done)
+                self.pipeline.run(
+                    inputs, lambda i, out, pairs=pairs: finish(*pairs[i], out), train=train, first=done,
+                    reduce=reduce and first + len(chunk) == len(micro_batches),
+                )  # fmt: skip
             except Exception as caught:  # told to the other ranks at the next agreement
                 failed.append(caught)
             self.recorder.progress = {"micro_batches": progress[0] + first + len(chunk), "total": progress[1]}
+        megatron_sequence.free_gathered()
         with self._agreeing():
             safe.agree(self.groups.world, next(iter(failed), None))
 
@@ -496,13 +516,13 @@ class Trainer:
 
     def _accumulate(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
-        progress: tuple[int, int],
+        progress: tuple[int, int], *, reduce: bool = False,
     ) -> dict[str, float]:  # fmt: skip
         ddp, _ = self._trainable()
         if self._reduced:
             megatron_optimizer.keep_sum_once(ddp, self.groups)
             self._reduced = False
-        tally = self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=True)
+        tally = self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=True, reduce=reduce)
         if tally.bad_rows:
             raise NonFiniteRows(sorted(tally.bad_rows))
         counts = {"num_tokens": mini.num_tokens, "num_samples": mini.num_rows, "epoch": mini.epoch}
@@ -510,7 +530,7 @@ class Trainer:
 
     def _run_micro_batches(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
-        progress: tuple[int, int], *, train: bool,
+        progress: tuple[int, int], *, train: bool, reduce: bool = False,
     ) -> Tally:  # fmt: skip
         """Run this dp rank's micro-batches and return the tally of all ranks."""
         rows = with_temperature(rows, temperature)
@@ -542,7 +562,7 @@ class Trainer:
 
         error = self._problem(rows, micro_batches)
         failed += [error] if error else []
-        self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train)
+        self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train, reduce=reduce)
         merged = Tally()
         with self._agreeing():
             tallies = self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None)
@@ -558,5 +578,7 @@ class Trainer:
             size = sum(buffer.grad_data.nbytes for buffer in ddp.buffers) if self.groups.dp_size > 1 else 0
             with self.recorder.span("backward", bytes=size), torch.no_grad():
                 finalize_model_grads([ddp], pg_collection=self.groups.collection())
+            if self._overlap is not None:
+                self._overlap.over()
             self._reduced = True
 

@@ -30,6 +30,7 @@ from hfsdk.layout import Layout
 from hfsdk.placement import Placement
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
+from hfsdk.training_choices import choose_training
 
 CPU_PROCESS_BYTES = 700 * 10**6
 """A worker process on CPU with torch, megatron and vllm imported."""
@@ -50,7 +51,10 @@ class MemoryEstimate:
     weights: int = 0
     gradients: int = 0
     optimizer: int = 0
-    """Adam's moments and, in bf16, fp32 masters; with the distributed optimizer one data-parallel share."""
+    """Adam's moments and, in bf16, fp32 masters; with the distributed optimizer one data-parallel share.
+
+    The step adds nothing to them on accelerators, where it is fused (:mod:`hfsdk.training_choices`).
+    """
     rollout_weights: int = 0
     """The generating engine's copy; twice on CPU in mode ``packed``, in mode ``shared`` what it has beyond the trainer's."""
     kv_cache: int = 0
@@ -215,11 +219,11 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     """Return the bytes of activations and of logits of one micro-batch.
 
     1F1B keeps up to pp micro-batches of L / pp layers on the first stage: as much as one micro-batch of L layers. Where
-    nothing is trained, one layer's outputs live at a time. Accelerators run with sequence parallelism, which splits the 10 h
-    of norms and residuals as well.
+    nothing is trained, one layer's outputs live at a time. Where trainers have sequence parallelism, it splits the 10 h of norms
+    and residuals as well.
     """
     size, tokens, tp, hidden = DTYPE_BYTES[role.dtype], role.micro_batch_tokens, layout.tp, spec.hidden_size
-    whole = 1 if on_cpu else 1 / tp
+    whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_replicas).sequence_parallel else 1
     per_layer = 10 * hidden * whole + (8 * hidden + 4 * spec.mlp_hidden_size) / tp
     again = {"": 0.0, "selective": 4 * spec.mlp_hidden_size / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
     layers = spec.num_layers if role.trainable else 1

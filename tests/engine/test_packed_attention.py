@@ -89,3 +89,14 @@ def test_offsets_are_copied_once_a_micro_batch(monkeypatch):
     assert all(one[0] is starts for one in told)
     assert (starts.dtype, starts.tolist()) == (torch.int32, [0, 5, 8, 10])
     assert rest == [5, 5, {"scale": 0.5, "window_size": (-1, 0), "enable_gqa": True}], "each token up to itself"
+
+
+def test_places_are_made_once_a_micro_batch(monkeypatch):
+    """A copy to the device for each layer would have the host wait for it."""
+    calls, places = [], packed_attention._places
+    monkeypatch.setattr(packed_attention, "_places", lambda offsets: calls.append(len(offsets)) or places(offsets))
+    heads = torch.randn(10, 2, 8)
+    for offsets in (torch.tensor([0, 5, 8, 10]), torch.tensor([0, 10])):
+        for _ in range(3):
+            attend_in_one(heads, heads, heads, offsets, 0.5)
+    assert calls == [4, 2]

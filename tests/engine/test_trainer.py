@@ -225,7 +225,7 @@ class Harness:
         self.old, self.gradients = saved["old"], saved["gradients"]
         poison_parallel_state()
 
-    def trainer(self, name, **options):
+    def trainer(self, name, choices=None, **options):
         from hfsdk.engine.recorder import Recorder
         from hfsdk.engine.trainer import Trainer
         from hfsdk.roles import RoleSpec
@@ -237,7 +237,8 @@ class Harness:
         options.setdefault("head", "scalar" if is_critic(name) else "lm")
         options.setdefault("kind", "critic" if is_critic(name) else "actor")
         role = RoleSpec(name=name, folder=str(self.root / name), model=spec, train=self.mesh.layout, **options)
-        return Trainer(role, self.mesh, self.groups, Recorder(device=self.groups.rank, rank=self.groups.rank))
+        recorder = Recorder(device=self.groups.rank, rank=self.groups.rank)
+        return Trainer(role, self.mesh, self.groups, recorder, choices)
 
     def adamw(self, distributed=None, **more):
         from hfsdk.roles import AdamW
