@@ -16,6 +16,23 @@ RECOMPUTE = ("", "selective", "full")
 """How much of a forward pass the backward pass may compute again, from nothing to nearly all."""
 
 
+PARTS = ("weights", "gradients", "optimizer")
+"""What a trained role holds beside its activations and can have in host memory; ``"optimizer"`` is masters and moments."""
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "generate": (), "chat": (), "num_updates": (), "last_reshard": (), "census": (),
+    "update": PARTS, "step": PARTS, "load_state": PARTS, "save_state": ("weights", "optimizer"),
+    "forward_backward": ("weights", "gradients"), "grad_norm": ("weights", "gradients"),
+    "run": ("weights", "gradients"), "call": ("weights", "gradients"),
+}  # fmt: skip
+"""See :func:`needed`."""
+
+
+def needed(method: str) -> tuple[str, ...]:
+    """Return which :data:`PARTS` a method needs for its whole length; ``generate`` needs the weights only to hand them over."""
+    return NEEDED.get(method, ("weights",))
+
+
 def _check(condition: bool, name: str, value: object, wanted: str) -> None:
     if not condition:
         raise OptionError(f"{name} must be {wanted}; got {name}={value!r}")
@@ -49,7 +66,8 @@ class AdamW:
     Each rank then holds 1 / dp of them; gradients and updated weights are those of the plain optimizer.
     """
     offload: bool = False
-    """Masters and moments stay in host memory and come to the device for the optimizer's step alone."""
+    """Masters and moments stay in host memory and come to the device for the optimizer's step alone (for a whole call: the role's
+    own ``offload``)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -152,7 +170,8 @@ class RoleSpec:
     """Activations computed again in the backward pass instead of kept: ``""`` none, ``"selective"`` those inside attention and
     MLP, ``"full"`` all but each layer's input (Korthikanti et al., arXiv 2205.05198)."""
     offload: bool = False
-    """A frozen model's weights stay in host memory and come to the device for its own calls alone."""
+    """What the role holds stays in host memory and comes to the device for its own calls alone: a frozen model's weights, a trained
+    one's gradients, masters and moments as well. While it generates only the rollout's copy is there."""
     seed: int = 0
     restore: str = ""
     """Folder of a checkpoint to load after the initial weights (set when a pool is rebuilt)."""
@@ -174,9 +193,17 @@ class RoleSpec:
 
     @property
     def offloads(self) -> tuple[str, ...]:
-        """What stays in host memory while the role does not use it: ``"weights"``, ``"optimizer"``."""
-        optimizer = self.optimizer is not None and self.optimizer.offload
-        return ("weights",) * self.offload + ("optimizer",) * optimizer
+        """What stays in host memory while the role does not use it: of ``"weights"``, ``"gradients"``, ``"optimizer"``."""
+        if self.offload:
+            return PARTS if self.trainable else ("weights",)
+        return ("optimizer",) if self.optimizer is not None and self.optimizer.offload else ()
+
+    def onloads(self, method: str) -> tuple[str, ...]:
+        """Return what of that comes to the device for the whole of a call; AdamW's state does not where it comes for steps."""
+        if not self.offload:
+            return ()
+        alone = self.optimizer is not None and self.optimizer.offload
+        return tuple(part for part in needed(method) if part in self.offloads and not (alone and part == "optimizer"))
 
     @property
     def trainable(self) -> bool:

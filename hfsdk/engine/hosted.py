@@ -28,7 +28,7 @@ from hfsdk.engine.worker import Parcel
 from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
 from hfsdk.functions import Shipped
 from hfsdk.resharding import ReshardPlan, Resident, TransportReport
-from hfsdk.roles import RoleSpec, Sampling
+from hfsdk.roles import RoleSpec, Sampling, needed
 from hfsdk.runtime import Weights
 from hfsdk.table import Array, Column, Table, as_column
 
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from hfsdk.engine.worker import Worker
 
 Outcome = tuple[Mapping[str, Column] | None, Any]
-
-WITHOUT_WEIGHTS = ("generate", "num_updates", "last_reshard", "census")
-"""Methods that leave the weights where they are: with the rollout, perhaps."""
-
 
 def sample_seed(seed: int, position: int, copy: int) -> int:
     """Return a sample's seed: a stable hash of (session seed, place in the prompt stream, copy number), never the rank."""
@@ -131,6 +127,7 @@ class HostedRole:
         self.residency: Residency | None = None
         if self.rollout is not None and self._trainer is not None and self.rollout.in_place:
             assert self.plan is not None
+            self._trainer.keep_weights()  # the transition itself leaves no weight there twice
             parameters = dict(self._trainer.model.named_parameters())
             self.residency = Residency(self.plan, setup.rank, parameters, self.rollout.parameters())
         self._eos = eos_token_ids(spec.folder)
@@ -213,7 +210,8 @@ class HostedRole:
             received = bridge.take(route, given, self.rollout.weight_targets)
             self.rollout.finish_update()
         else:
-            received = bridge.take(route, given, self.trainer.local_tensors)
+            with self.trainer.on_device("weights"):
+                received = bridge.take(route, given, self.trainer.local_tensors)
         self.last_transport = TransportReport(0, sum(received), 0, 0, received, time.perf_counter() - start)
         self.version, self._num_updates_taken = version, given.num_updates
         return self.last_transport
@@ -238,9 +236,9 @@ class HostedRole:
     def run(self, method: str, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
         """Carry out one method."""
         try:
-            if method not in WITHOUT_WEIGHTS:
+            if needed(method):
                 self._to_training()
-            with self._trainer.on_device("weights") if self._trainer is not None else nullcontext():
+            with self._trainer.during(method) if self._trainer is not None else nullcontext():
                 return self._methods[method](table, options, safe)
         except NonFiniteRows as bad:
             raise NonFiniteLossError(_non_finite_words(bad)) from None
@@ -278,7 +276,7 @@ class HostedRole:
             return
         self._to_training()
         rank, world = self.worker.setup.rank, self.groups.world
-        with self.worker.recorder.span("reshard") as attrs:
+        with self.trainer.on_device("weights"), self.worker.recorder.span("reshard") as attrs:
             sources = self.trainer.local_tensors()
             if self.residency is None:
                 targets = self.rollout.weight_targets()

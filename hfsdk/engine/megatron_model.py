@@ -514,6 +514,6 @@ def memory_bytes(
     """Return the bytes of ``weights``, ``gradients`` and ``optimizer`` (float32 masters included) on this rank."""
     return {
         "weights": storage_bytes(local_tensors(model).values()),
-        "gradients": 0 if ddp is None else megatron_optimizer.gradient_bytes(ddp),
+        "gradients": 0 if ddp is None else storage_bytes(megatron_optimizer.gradient_tensors(ddp)),
         "optimizer": 0 if optimizer is None else storage_bytes(megatron_optimizer.state_tensors(model, optimizer)),
     }

@@ -247,6 +247,14 @@ def state_tensors(model: torch.nn.Module, optimizer: MegatronOptimizer) -> Itera
         yield from (state[key] for key in MOMENTS if key in state)
 
 
-def gradient_bytes(ddp: DistributedDataParallel) -> int:
-    """Return the bytes of the gradient buffers, padding included."""
-    return sum(int(buffer.grad_data.nbytes) for buffer in ddp.buffers)
+def gradient_tensors(ddp: DistributedDataParallel) -> Iterator[torch.Tensor]:
+    """Yield the gradient buffers, padding included, and the parameters' views on them."""
+    for buffer in ddp.buffers:
+        yield buffer.grad_data
+        yield from (parameter.main_grad for parameter in buffer.params)
+
+
+def weight_tensors(model: torch.nn.Module, ddp: DistributedDataParallel | None) -> Iterator[torch.Tensor]:
+    """Yield the parameters and, where they are views on buffers that are shared out, the buffers."""
+    yield from model.parameters()
+    yield from (buffer.param_data for buffer in (ddp.buffers if ddp else ()) if buffer.param_data is not None)

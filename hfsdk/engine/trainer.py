@@ -14,7 +14,7 @@ rank when a loss or the gradient is not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ from hfsdk.engine.tasks import user_traceback
 from hfsdk.engine.vocab_parallel import log_probs_and_entropy
 from hfsdk.errors import CallError, CheckpointError, OptionError
 from hfsdk.layout import Mesh
-from hfsdk.roles import AdamW, RoleSpec
+from hfsdk.roles import PARTS, AdamW, RoleSpec
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Array, Ragged, Table
 from hfsdk.training_choices import TrainingChoices, choose_training
@@ -122,12 +122,16 @@ class Trainer:
             self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype, self.choices)
             self._overlap = Overlap(self._ddp) if self.choices.overlap else None
         self.pipeline = Pipeline(self.model, groups, recorder, self._overlap)
-        self._offloaded: dict[str, Offloaded] = {}
-        if role.offload:
-            self._offloaded["weights"] = Offloaded(self.model.parameters, recorder)
-        if role.optimizer is not None and role.optimizer.offload:
-            made = partial(megatron_optimizer.state_tensors, self.model, self._optimizer)
-            self._offloaded["optimizer"] = Offloaded(made, recorder)
+        held: dict[str, Callable[[], Iterable[torch.Tensor]]] = {
+            "optimizer": partial(megatron_optimizer.state_tensors, self.model, self._optimizer),
+            "gradients": partial(megatron_optimizer.gradient_tensors, self._ddp),
+            "weights": partial(megatron_optimizer.weight_tensors, self.model, self._ddp),
+        }
+        self._offloaded = {
+            part: Offloaded(held[part], recorder, device=groups.device, part=part, often_zero=part == "gradients")
+            for part in held if part in role.offloads
+        }  # fmt: skip
+        """In the order in which they leave: which masters are the weights themselves is told while those are there."""
 
     def log_probs(
         self,
@@ -338,11 +342,11 @@ class Trainer:
             CheckpointError: the state is of another layout, rank or model; on every rank, and nothing changed.
         """
         self._need_own(share.layout, share.rank)
-        with self.on_device("weights", "optimizer"):
+        with self.on_device(*PARTS):
             self._shares.write(share)
+            if self._optimizer is not None:
+                self.zero_grad()
         self.num_updates = share.summary.num_updates
-        if self._optimizer is not None:
-            self.zero_grad()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned, bit for bit.
@@ -351,28 +355,42 @@ class Trainer:
             CheckpointError: the state is of another layout, rank or model.
         """
         self._need_own(state["layout"], state["rank"])
-        with self.on_device("weights", "optimizer"):
+        with self.on_device(*PARTS):
             megatron_model.write_state(self.model, self._optimizer, state)
+            if self._optimizer is not None:
+                self.zero_grad()
         self.num_updates = state["num_updates"]
-        if self._optimizer is not None:
-            self.zero_grad()
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
         return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
 
     def offloaded_bytes(self) -> int:
-        """Return the bytes of this rank's weights and optimizer state that are in host memory now, instead of on the device."""
+        """Return the bytes of this rank that are in host memory now, instead of on the device."""
         return sum(part.host_bytes for part in self._offloaded.values())
 
     @contextmanager
     def on_device(self, *parts: str) -> Iterator[None]:
-        """Bring what is offloaded of ``"weights"`` and ``"optimizer"`` to the device for a while."""
+        """Bring what is offloaded of ``"weights"``, ``"gradients"`` and ``"optimizer"`` to the device for a while."""
+        with ExitStack() as stack:
+            for part in (part for part in parts if part in self._offloaded):
+                stack.enter_context(self._offloaded[part].on_device())
+            yield
+
+    @contextmanager
+    def during(self, method: str) -> Iterator[None]:
+        """Bring what is offloaded and a call needs all along; AdamW's state travels beside the passes, its step waits for it."""
+        parts = [part for part in self.role.onloads(method) if part in self._offloaded]
         with ExitStack() as stack:
             for part in parts:
-                if part in self._offloaded:
-                    stack.enter_context(self._offloaded[part].on_device())
+                here = self._offloaded[part]
+                stack.enter_context(here.coming() if part == "optimizer" else here.on_device())
             yield
+
+    def keep_weights(self) -> None:
+        """Leave the weights where they are from now on: another engine has them on the same storage."""
+        if "weights" in self._offloaded:
+            self._offloaded.pop("weights").stay()
 
     # ---- inside
 

@@ -61,6 +61,7 @@ class Declarations(ABC):
         recompute: str = "",
         rollout_options: RolloutOptions | None = None,
         cpu_weights: str | None = None,
+        offload: bool = False,
         name: Name = "actor",
     ) -> ActorModel:
         """Declare the policy to be trained. Checked now, loaded at ``place`` or first use.
@@ -77,6 +78,10 @@ class Declarations(ABC):
                 The gradient is the same.
             rollout_options: how the generating engine is sized.
             cpu_weights: short for ``RolloutOptions(cpu_weights=...)``: ``"packed"`` or ``"shared"``.
+            offload: keep weights, gradients, masters and moments in host memory, and bring them to the device for this role's own
+                calls but ``generate``; the numbers are the same. ``AdamW(offload=True)`` keeps masters and moments there also
+                between the steps of a call. On processors, where a rollout with ``cpu_weights="shared"`` has the weights too,
+                those stay.
             name: another name than "actor", where there are several.
 
         Raises:
@@ -90,7 +95,7 @@ class Declarations(ABC):
             options = replace(options, cpu_weights=cpu_weights)
         role = RoleSpec(
             name=name, kind="actor", dtype=dtype, optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
-            recompute=recompute, rollout_options=options, seed=self.seed,
+            recompute=recompute, rollout_options=options, offload=offload, seed=self.seed,
         )  # fmt: skip
         return self._declare(ActorModel, model_role(role, model, train, rollout, self._ground))
 
@@ -104,12 +109,13 @@ class Declarations(ABC):
         optimizer: AdamW = CRITIC_OPTIMIZER,
         micro_batch_tokens: Count = 2048,
         recompute: str = "",
+        offload: bool = False,
         name: Name = "critic",
     ) -> CriticModel:
         """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`."""
         role = RoleSpec(
             name=name, kind="critic", head="scalar", dtype=dtype, optimizer=optimizer,
-            micro_batch_tokens=micro_batch_tokens, recompute=recompute, seed=self.seed,
+            micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self.seed,
         )  # fmt: skip
         return self._declare(CriticModel, model_role(role, model, train, None, self._ground))
 
@@ -178,7 +184,7 @@ class Declarations(ABC):
             optimizer: to train a model here, on pairs (``reward.update(next(pairs), hf.BradleyTerry())``); without a scalar head it
                 starts with a random one. ``None`` is frozen.
             micro_batch_tokens: of a model.
-            offload: of a model, as in :meth:`reference`.
+            offload: of a model, as in :meth:`reference`, or with an optimizer as in :meth:`actor`.
             name: another name than "reward", where there are several.
 
         Raises:
@@ -254,8 +260,6 @@ class Declarations(ABC):
                 raise OptionError(f"a {cls.kind} function cannot be trained; leave optimizer out, or give a model")
             return self._declare(cls, function_role(role, source))
         if optimizer is not None:
-            if offload:
-                raise OptionError(f"offload=True keeps a frozen model's weights aside; the {cls.kind} model has an optimizer")
             role = replace(role, optimizer=optimizer)
         return self._declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))
 

@@ -284,7 +284,10 @@ def placed(declared: Sequence[RoleSpec], placement: Placement, cluster: ClusterS
         if role.kind != kind:
             raise PlacementError(f"{name!r}: only a {kind} has a shadow for {ending}; {base} is a {role.kind}. Leave it out.")
         shadow = replace(role, name=name, optimizer=None, shadow_of=base)
-        roles[name] = replace(shadow, train=None) if ending == "rollout" else replace(shadow, train=Layout())
+        if ending == "rollout":  # of which there is nothing to offload
+            roles[name] = replace(shadow, train=None, offload=False)
+        else:
+            roles[name] = replace(shadow, train=Layout())
         if ending == "rollout":
             roles[base] = replace(role, rollout=None)
     for role in roles.values():

@@ -549,6 +549,7 @@ def check_offload(h):
         for trainer in (stays, leaves):
             trainer.update(h.rows(), minis, policy_loss)
         found[dtype] = equal(stays.state(), leaves.state()), stays.memory_bytes(), leaves.memory_bytes()
+    found["between calls"] = {(dtype, alone): in_halves(h, dtype, alone) for dtype, alone in (("fp32", True), ("bf16", False))}
     plan, micro_batches = h.passes()
     rows = h.mine(h.rows(), plan)
     frozen = h.trainer("untied", optimizer=None, offload=True)
@@ -559,6 +560,34 @@ def check_offload(h):
     expected = h.trainer("untied", optimizer=None).log_probs(rows, micro_batches)
     same = all(np.array_equal(out[name].flat, expected[name].flat) for name in expected) and out.keys() == expected.keys()
     return found, (size, there, same)
+
+
+def in_halves(h, dtype, alone):
+    """Updates whole and in halves with everything in host memory between the calls: AdamW's state for the step ``alone`` or not."""
+    stays = h.trainer("untied", dtype=dtype)
+    leaves = h.trainer("untied", dtype=dtype, offload=True, optimizer=h.adamw(offload=alone))
+    rows, minis, seen = h.rows(), h.plan(mini_batches=2, max_tokens=FEW), {}
+    for trainer in (stays, leaves):
+        said, held = [], []
+
+        def call(method, *args, trainer=trainer, said=said, held=held):
+            with trainer.during(method):
+                said.append(getattr(trainer, method)(*args))
+            held.append((trainer.memory_bytes(), trainer.offloaded_bytes()))
+
+        call("update", rows, minis, policy_loss)
+        call("forward_backward", rows, minis[0], policy_loss)
+        call("grad_norm")
+        call("forward_backward", rows, minis[1], policy_loss)
+        call("compute_loss", rows, minis[0], policy_loss)
+        middle = trainer.state()
+        call("step")
+        call("update", rows, minis, policy_loss)
+        trainer.load_state(middle)
+        call("update", rows, minis, policy_loss)
+        seen[trainer] = said, trainer.state(), held
+    (said, state, held), (said_too, state_too, held_too) = seen[stays], seen[leaves]
+    return said == said_too and equal(state, state_too), held, held_too
 
 
 def check_errors(h):
@@ -835,12 +864,24 @@ def test_bf16_trains_with_fp32_masters(case, results, layout):
 @every_layout
 def test_what_is_offloaded_leaves_the_device_and_changes_nothing(results, layout):
     for found, (frozen_bytes, during_its_call, same) in results(layout, "offload"):
-        for exact, stays, leaves in found.values():
+        for exact, stays, leaves in (found[dtype] for dtype in ("fp32", "bf16")):
             assert exact
             assert stays["optimizer"] > 0 == leaves["optimizer"]
             assert (leaves["weights"], leaves["gradients"]) == (stays["weights"], stays["gradients"])
         assert frozen_bytes == 0 < during_its_call
         assert same
+
+
+@every_layout
+def test_a_trained_role_leaves_the_device_between_its_calls_and_changes_nothing(results, layout):
+    for found, _ in results(layout, "offload"):
+        for exact, stays, leaves in found["between calls"].values():
+            assert exact
+            assert all(not host for _, host in stays)
+            assert all(set(device.values()) == {0} for device, _ in leaves)
+            for number, ((full, _), (_, host)) in enumerate(zip(stays, leaves, strict=True)):
+                gradients = full["gradients"] if number in (1, 2, 3, 4) else 0  # between forward_backward and step they are kept
+                assert host == full["weights"] + gradients + full["optimizer"]
 
 
 @every_plain_layout
