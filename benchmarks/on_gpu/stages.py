@@ -11,10 +11,13 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.engine import packed_attention, tasks, vocab_parallel
+from hfsdk.engine.clocks import EventClock, WallClock
 from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
+from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rendezvous import join as join_world
 from hfsdk.layout import Layout
 from hfsdk.spec import DEVICES
+from hfsdk.trace import Span
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 
 TIMES = 3
@@ -203,27 +206,29 @@ def states(setting: Setting) -> None:
 
 
 def spans(setting: Setting) -> None:
-    """How far a span of the wall clock is from the time of its kernels, where nobody waits for the GPU."""
+    """Whether the recorder's spans are the time of their kernels, where the host does not wait for the GPU inside them."""
     size = setting.size(8192, 256)
     a = torch.randn(size, size, device=setting.device, dtype=torch.bfloat16 if setting.cuda else torch.float32)
     work = lambda: [a @ a for _ in range(20)]  # noqa: E731
+    recorder = Recorder(0, 0, clock=EventClock() if setting.cuda else WallClock())
     work()
     setting.sync()
-    begun = time.perf_counter()
-    work()
-    launched = time.perf_counter() - begun
-    setting.sync()
-    done = time.perf_counter() - begun
-    setting.note(launched_ms=1e3 * launched, done_ms=1e3 * done)
+    with recorder.call(Span(name="call", role="", call_id=0, start_ns=0)):
+        begun_ns, begun = time.time_ns(), time.perf_counter()
+        with recorder.span("products"):
+            work()
+        launched = time.perf_counter() - begun
+        with recorder.span("wait"):
+            setting.sync()
+        done = time.perf_counter() - begun
+    found = {span.name: span for span in recorder.take()[0]}
+    took, waited = (found[name].duration_s or 0.0 for name in ("products", "wait"))
+    setting.note(launched_ms=1e3 * launched, done_ms=1e3 * done, span_ms=1e3 * took, wait_ms=1e3 * waited)
+    setting.note(start_off_ms=(found["products"].start_ns - begun_ns) / 1e6)
     if setting.cuda:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        work()
-        last.record()
-        last.synchronize()
-        events = first.elapsed_time(last)
-        setting.note(by_events_ms=events)
-        setting.need(abs(events / (1e3 * done) - 1) < 0.1, f"{events:.1f} ms by events, {1e3 * done:.1f} ms by the clock")
+        setting.need(abs(took / done - 1) < 0.1, f"the span has {1e3 * took:.1f} ms, the clock {1e3 * done:.1f} ms")
+        setting.need(waited < 0.1 * done, f"waiting for the GPU costs {1e3 * waited:.1f} ms once more")
+        setting.need(abs(found["products"].start_ns - begun_ns) < 2e6, "the span begins over 2 ms from when it was entered")
 
 
 def constants(setting: Setting) -> None:

@@ -16,6 +16,7 @@ import psutil
 
 from hfsdk.dataflow import Call
 from hfsdk.engine import rendezvous, startup
+from hfsdk.engine.clocks import EventClock
 from hfsdk.engine.gpus import Seen
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
@@ -126,6 +127,7 @@ class Worker:
             seen = Seen(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count(), torch.__version__)
             self._gpu = seen.index(self.gpus)
             torch.cuda.set_device(self._gpu)  # of this thread, the compute lane
+            self.recorder.clock = EventClock()
         rendezvous.set_interface(setup.address)
         rendezvous.join(setup.store, setup.rank, setup.world_size, self._gpu, setup.collective_timeout_s)
 
@@ -229,8 +231,8 @@ class Worker:
             name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step, start_ns=0, phase=call.phase
         )
         reply = Reply("ok")
-        with self.recorder.call(template), self.recorder.span(call.method) as whole:
-            try:
+        try:
+            with self.recorder.call(template), self.recorder.span(call.method) as whole:
                 with self.recorder.span("fetch") as attrs:
                     table = read()
                     attrs["bytes"] = table.nbytes
@@ -243,12 +245,12 @@ class Worker:
                     hosted.check_version(version)
                 reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
                 whole.update(self._parts_of_memory())
-            except Cancelled:
-                reply.status = "cancelled"
-            except PeerFailed:
-                reply.status = "peer"
-            except Exception as error:  # everything is told to the controller, which knows the user's line
-                reply.status, reply.error = "error", _told(error)
+        except Cancelled:
+            reply.status = "cancelled"
+        except PeerFailed:
+            reply.status = "peer"
+        except Exception as error:  # everything is told to the controller, which knows the user's line
+            reply.status, reply.error = "error", _told(error)
         self._running_call = -1
         reply.spans = tuple(self.recorder.take()[0])
         return reply
