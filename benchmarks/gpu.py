@@ -27,7 +27,7 @@ from typing import Any
 
 from common import ROOT, Report, parser
 
-NAMES = ("join", "constants", "attention", "log_probs", "spans", "passes", "learns", "offload", "states")
+NAMES = ("join", "constants", "attention", "log_probs", "spans", "passes", "learns", "offload", "states", "repeats")
 LIMIT_S = 150
 """Of one stage; all together stay under ten minutes where none hangs."""
 

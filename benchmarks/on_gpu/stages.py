@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hfsdk.engine import packed_attention, tasks, vocab_parallel
+from hfsdk.engine import deterministic, packed_attention, tasks, vocab_parallel
 from hfsdk.engine.clocks import EventClock, WallClock
 from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
 from hfsdk.engine.recorder import Recorder
@@ -205,6 +206,34 @@ def states(setting: Setting) -> None:
     here.leave()
 
 
+def repeats(setting: Setting) -> None:
+    """In the deterministic mode the same three steps give the same bits, whatever ran on the GPU meanwhile."""
+    os.environ.update(deterministic.environment(True))
+    if setting.cuda:
+        deterministic.check_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+    deterministic.switch_on()
+    spec = setting.model(QWEN_1_5B)
+    here = worker(setting)
+    here.load(role(setting, spec))
+    hosted = here.roles["actor"]
+    here.keep_state("actor", 0)
+    table = rows(spec, [setting.size(length, length // 10) for length in (200, 700, 90, 410)] * 4)
+    found = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        metrics = [update(hosted, table) for _ in range(3)]
+        setting.note(steps_s=time.perf_counter() - begun)
+        found.append((metrics, {name: tensor.clone() for name, tensor in hosted.trainer.local_tensors().items()}))
+        log_probs(hosted, rows(spec, [setting.size(300, 30)] * 3))
+        here.restore("actor", 0, ())
+    (first, weights), (again, others) = found
+    wrong = [name for name, tensor in weights.items() if not torch.equal(tensor, others[name])]
+    setting.note(loss=first[-1][0]["loss"], grad_norm=first[-1][0]["grad_norm"])
+    setting.need(first == again, f"metrics differ: {first}, {again}")
+    setting.need(not wrong, f"{len(wrong)} of {len(weights)} weights differ, e.g. {wrong[:2]}")
+    here.leave()
+
+
 def spans(setting: Setting) -> None:
     """Whether the recorder's spans are the time of their kernels, where the host does not wait for the GPU inside them."""
     size = setting.size(8192, 256)
@@ -247,5 +276,5 @@ def constants(setting: Setting) -> None:
 
 STAGES = {
     "join": join, "constants": constants, "attention": attention, "log_probs": log_probs_of_a_large_vocabulary, "spans": spans,
-    "passes": passes, "learns": learns, "offload": offload, "states": states,
+    "passes": passes, "learns": learns, "offload": offload, "states": states, "repeats": repeats,
 }  # fmt: skip
