@@ -29,7 +29,7 @@ from typing import Any
 from common import ROOT, Report, parser
 
 NAMES = ("join", "constants", "attention", "log_probs", "spans", "passes", "learns", "recorded", "replay", "bridge", "offload",
-         "states")  # fmt: skip
+         "states", "repeats")  # fmt: skip
 FULL = {"whole": 1, "rollout_tp2": 2, "two_pools": 2, "large": 4}
 """Stages of ``--full``, with the GPUs that each needs."""
 

@@ -52,7 +52,8 @@ class Span:
     """A stretch of time on one lane.
 
     ``start_ns`` is ``time.time_ns`` of the machine that recorded it (virtual nanoseconds in simulation), ``duration_s`` comes
-    from ``time.perf_counter``; a running span has ``duration_s=None``.
+    from ``time.perf_counter``; a running span has ``duration_s=None``. On a GPU both are those of CUDA events in the stream of the
+    span's kernels, so that a span is what it takes of the GPU's time; while it runs, ``start_ns`` is the host's.
     """
 
     name: str
@@ -72,7 +73,8 @@ class Span:
     predicted: bool = False
     attrs: Mapping[str, float | int | str] = field(default_factory=dict)
     """Numbers that belong to the span: tokens, bytes, cpu_s, and at its end rss_bytes (host memory that is resident) and, on a
-    GPU, allocated_bytes (torch's tensors) and reserved_bytes (what torch holds). A call's span on a device also has the bytes
+    GPU, host_s (seconds from the span's beginning to its end in the program: launching kernels, not running them),
+    allocated_bytes (torch's tensors) and reserved_bytes (what torch holds). A call's span on a device also has the bytes
     of that device's weights, gradients, optimizer, rollout and kv_cache."""
 
     @property

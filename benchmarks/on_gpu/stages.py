@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 
@@ -10,11 +11,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hfsdk.engine import packed_attention, tasks, vocab_parallel
+from hfsdk.engine import deterministic, packed_attention, tasks, vocab_parallel
+from hfsdk.engine.clocks import EventClock, WallClock
 from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
+from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rendezvous import join as join_world
 from hfsdk.layout import Layout
 from hfsdk.spec import DEVICES
+from hfsdk.trace import Span
 from on_gpu import recorded, weights
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 
@@ -203,28 +207,58 @@ def states(setting: Setting) -> None:
     here.leave()
 
 
+def repeats(setting: Setting) -> None:
+    """In the deterministic mode the same three steps give the same bits, whatever ran on the GPU meanwhile."""
+    os.environ.update(deterministic.environment(True))
+    if setting.cuda:
+        deterministic.check_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+    deterministic.switch_on()
+    spec = setting.model(QWEN_1_5B)
+    here = worker(setting)
+    here.load(role(setting, spec))
+    hosted = here.roles["actor"]
+    here.keep_state("actor", 0)
+    table = rows(spec, [setting.size(length, length // 10) for length in (200, 700, 90, 410)] * 4)
+    found = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        metrics = [update(hosted, table) for _ in range(3)]
+        setting.note(steps_s=time.perf_counter() - begun)
+        found.append((metrics, {name: tensor.clone() for name, tensor in hosted.trainer.local_tensors().items()}))
+        log_probs(hosted, rows(spec, [setting.size(300, 30)] * 3))
+        here.restore("actor", 0, ())
+    (first, weights), (again, others) = found
+    wrong = [name for name, tensor in weights.items() if not torch.equal(tensor, others[name])]
+    setting.note(loss=first[-1][0]["loss"], grad_norm=first[-1][0]["grad_norm"])
+    setting.need(first == again, f"metrics differ: {first}, {again}")
+    setting.need(not wrong, f"{len(wrong)} of {len(weights)} weights differ, e.g. {wrong[:2]}")
+    here.leave()
+
+
 def spans(setting: Setting) -> None:
-    """How far a span of the wall clock is from the time of its kernels, where nobody waits for the GPU."""
+    """Whether the recorder's spans are the time of their kernels, where the host does not wait for the GPU inside them."""
     size = setting.size(8192, 256)
     a = torch.randn(size, size, device=setting.device, dtype=torch.bfloat16 if setting.cuda else torch.float32)
     work = lambda: [a @ a for _ in range(20)]  # noqa: E731
+    recorder = Recorder(0, 0, clock=EventClock() if setting.cuda else WallClock())
     work()
     setting.sync()
-    begun = time.perf_counter()
-    work()
-    launched = time.perf_counter() - begun
-    setting.sync()
-    done = time.perf_counter() - begun
-    setting.note(launched_ms=1e3 * launched, done_ms=1e3 * done)
+    with recorder.call(Span(name="call", role="", call_id=0, start_ns=0)):
+        begun_ns, begun = time.time_ns(), time.perf_counter()
+        with recorder.span("products"):
+            work()
+        launched = time.perf_counter() - begun
+        with recorder.span("wait"):
+            setting.sync()
+        done = time.perf_counter() - begun
+    found = {span.name: span for span in recorder.take()[0]}
+    took, waited = (found[name].duration_s or 0.0 for name in ("products", "wait"))
+    setting.note(launched_ms=1e3 * launched, done_ms=1e3 * done, span_ms=1e3 * took, wait_ms=1e3 * waited)
+    setting.note(start_off_ms=(found["products"].start_ns - begun_ns) / 1e6)
     if setting.cuda:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        work()
-        last.record()
-        last.synchronize()
-        events = first.elapsed_time(last)
-        setting.note(by_events_ms=events)
-        setting.need(abs(events / (1e3 * done) - 1) < 0.1, f"{events:.1f} ms by events, {1e3 * done:.1f} ms by the clock")
+        setting.need(abs(took / done - 1) < 0.1, f"the span has {1e3 * took:.1f} ms, the clock {1e3 * done:.1f} ms")
+        setting.need(waited < 0.1 * done, f"waiting for the GPU costs {1e3 * waited:.1f} ms once more")
+        setting.need(abs(found["products"].start_ns - begun_ns) < 2e6, "the span begins over 2 ms from when it was entered")
 
 
 def constants(setting: Setting) -> None:
@@ -244,5 +278,5 @@ def constants(setting: Setting) -> None:
 STAGES = {
     "join": join, "constants": constants, "attention": attention, "log_probs": log_probs_of_a_large_vocabulary, "spans": spans,
     "passes": passes, "learns": learns, "recorded": recorded.compare, "replay": weights.replay, "bridge": weights.by_the_host,
-    "offload": offload, "states": states,
+    "offload": offload, "states": states, "repeats": repeats,
 }  # fmt: skip

@@ -165,7 +165,7 @@ def _config(
         tensor_model_parallel_size=groups.tp_size, pipeline_model_parallel_size=groups.pp_size,
         params_dtype=dtype, pipeline_dtype=dtype, autocast_dtype=dtype, bf16=dtype == torch.bfloat16,
         sequence_parallel=sequence_parallel, batch_p2p_comm=True, batch_p2p_sync=False, variable_seq_lengths=groups.pp_size > 1,
-        moe_token_dispatcher_type="alltoall",
+        moe_token_dispatcher_type="alltoall", deterministic_mode=torch.are_deterministic_algorithms_enabled(),
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
         **RECOMPUTE[recompute],
     )  # fmt: skip

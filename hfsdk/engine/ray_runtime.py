@@ -143,9 +143,11 @@ class RayRuntime:
         num_threads: int | None = None,
         start_timeout_s: float = START_S,
         collective_timeout_s: float | None = None,
+        deterministic: bool = False,
     ) -> None:
         self._job_id = uuid.uuid4().hex[:12]
         self._start_s, self._collective_s = start_timeout_s, collective_timeout_s
+        self._deterministic = deterministic
         self._num_threads = num_threads or 0
         self._nodes: tuple[Node, ...] = ()
         self._own_folder: OwnFolder | None = None
@@ -233,7 +235,7 @@ class RayRuntime:
         return [
             WorkerSetup(
                 device, rank, pool.size, pool.name, jobs[rank], store, self._num_threads,
-                "" if one_machine else nodes[rank].address, self._collective_s,
+                "" if one_machine else nodes[rank].address, self._collective_s, self._deterministic,
             )
             for rank, device in enumerate(pool.devices)
         ]
@@ -247,7 +249,7 @@ class RayRuntime:
             node = NodeAffinitySchedulingStrategy(self._nodes[device].ray_id, soft=False)
             shown: dict[str, Any] = {"runtime_env": {"env_vars": SHOW_ALL}} if gpus else {}
             handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus, scheduling_strategy=node, **shown).remote(
-                device, log_file, self._num_threads
+                device, log_file, self._num_threads, self._deterministic
             )
             self._devices[device] = _DeviceWorker(device, handle, log_file)
         return self._devices[device]

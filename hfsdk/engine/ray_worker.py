@@ -159,11 +159,12 @@ class _Process:
 class WorkerProcess(_Process):
     """The worker process of one device; it joins one pool after another."""
 
-    def __init__(self, device: int, log_file: str, num_threads: int) -> None:
+    def __init__(self, device: int, log_file: str, num_threads: int, deterministic: bool = False) -> None:
         super().__init__(log_file, num_threads)
         from hfsdk.engine import cpu_support_vllm
+        from hfsdk.engine.deterministic import environment
 
-        os.environ.update(cpu_support_vllm.environment(num_threads))
+        os.environ.update(cpu_support_vllm.environment(num_threads) | environment(deterministic))
         self._worker: WorkerType = Worker(device, num_threads)
         self._worker.keep = _keep
         self._worker.gpus = tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))

@@ -29,6 +29,7 @@ from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.engine import cpu_support_vllm as cpu
 from hfsdk.engine import startup
+from hfsdk.engine.deterministic import any_algorithm
 from hfsdk.engine.drain import Drain
 from hfsdk.engine.gpus import memory_share
 from hfsdk.engine.recorder import Recorder
@@ -87,6 +88,17 @@ def import_engine() -> None:
     compiler = startup.not_there("torch._inductor.lowering") if cpu.on_cpu() else nullcontext()
     with startup.making_what_stays(), compiler:  # a second, to tell it of kernels; on CPU nothing is compiled
         import vllm.v1.engine.llm_engine  # noqa: F401
+
+
+def use_batch_invariant_kernels() -> None:
+    """Put vLLM's batch-invariant kernels in the place of torch's in this process, where its environment asks for them.
+
+    The first engine would do it too: numbers of models that compute before would then change.
+    """
+    cpu.prepare()
+    from vllm.model_executor.determinism.batch_invariant import init_batch_invariance
+
+    init_batch_invariance()
 
 
 def max_model_len(spec: ModelSpec, options: RolloutOptions) -> int:
@@ -211,7 +223,7 @@ class Rollout:
         arguments = engine_arguments(
             folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share
         )
-        with cpu.process_state_kept():
+        with cpu.process_state_kept(), any_algorithm():
             self._engine, plain = _build(arguments, rank, world_size, job_id)
         _open_engines.add(id(self))
         self._core = self._engine.engine_core
@@ -319,7 +331,7 @@ class Rollout:
         names = [f"{self._num_calls}.{i}" for i in range(len(prompts))]
         rows = [_Row(prompt=prompts[i].tolist()) for i in range(len(prompts))]
         run = _Run(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
-        with torch.random.fork_rng(devices=cpu.random_devices()):
+        with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm():
             try:
                 self._add(names, rows, seeds, sampling, eos_token_ids)
                 self._drive(run, safe, control_group)

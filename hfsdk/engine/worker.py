@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hfsdk.dataflow import Call
-from hfsdk.engine import rendezvous, startup
+from hfsdk.engine import deterministic, rendezvous, startup
+from hfsdk.engine.clocks import EventClock
 from hfsdk.engine.gpus import Seen
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
@@ -52,6 +53,8 @@ class WorkerSetup:
     """Of this worker's node, where the pool is on several machines."""
     collective_timeout_s: float | None = None
     """How long a rank waits for the others in a collective; ``None``: torch's own limits."""
+    deterministic: bool = False
+    """Whether the same calls shall give the same bits; the process has the environment for it (``deterministic.environment``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +129,25 @@ class Worker:
             seen = Seen(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count(), torch.__version__)
             self._gpu = seen.index(self.gpus)
             torch.cuda.set_device(self._gpu)  # of this thread, the compute lane
+            if setup.deterministic:
+                self._be_deterministic()
+            self.recorder.clock = EventClock()
         rendezvous.set_interface(setup.address)
         rendezvous.join(setup.store, setup.rank, setup.world_size, self._gpu, setup.collective_timeout_s)
+
+    def _be_deterministic(self) -> None:
+        """Have every kernel of this process add in one order, before any of them has run.
+
+        Raises:
+            PlacementError: this GPU has none for it.
+        """
+        import torch
+
+        from hfsdk.engine import rollout
+
+        deterministic.check_gpu(torch.cuda.get_device_name(self._gpu), torch.cuda.get_device_capability(self._gpu))
+        deterministic.switch_on()
+        rollout.use_batch_invariant_kernels()
 
     def _memory(self) -> dict[str, int]:
         """Return the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
@@ -229,8 +249,8 @@ class Worker:
             name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step, start_ns=0, phase=call.phase
         )
         reply = Reply("ok")
-        with self.recorder.call(template), self.recorder.span(call.method) as whole:
-            try:
+        try:
+            with self.recorder.call(template), self.recorder.span(call.method) as whole:
                 with self.recorder.span("fetch") as attrs:
                     table = read()
                     attrs["bytes"] = table.nbytes
@@ -243,12 +263,12 @@ class Worker:
                     hosted.check_version(version)
                 reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
                 whole.update(self._parts_of_memory())
-            except Cancelled:
-                reply.status = "cancelled"
-            except PeerFailed:
-                reply.status = "peer"
-            except Exception as error:  # everything is told to the controller, which knows the user's line
-                reply.status, reply.error = "error", _told(error)
+        except Cancelled:
+            reply.status = "cancelled"
+        except PeerFailed:
+            reply.status = "peer"
+        except Exception as error:  # everything is told to the controller, which knows the user's line
+            reply.status, reply.error = "error", _told(error)
         self._running_call = -1
         reply.spans = tuple(self.recorder.take()[0])
         return reply

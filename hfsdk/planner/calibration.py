@@ -1,7 +1,8 @@
 """``PerfModel.fit``: constants from measured steps, with what they cannot say left as it was.
 
 Each phase of each call is one observation: its seconds on a rank in the mean (``generate.decode``, ``update.backward``, ...), what
-a call took besides (``.rest``), and every CPU task. With constants c = c0 exp(theta), observation i and weights w::
+a call took besides (``.rest``), and every CPU task. On GPUs phases are timed by CUDA events (``hfsdk.trace.Span``): kernels count
+in the phase that launched them, not where the host waits for them. With constants c = c0 exp(theta), observation i, weights w::
 
     minimise   sum_i  w_i^2 huber(log predicted_i(theta) - log measured_i)  +  PRIOR sum_k theta_k^2
 

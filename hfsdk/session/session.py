@@ -80,6 +80,7 @@ class Session(Branching, Predicting):
         name: Title | None = None,
         start_timeout_s: Seconds = 300.0,
         collective_timeout_s: Seconds | None = None,
+        deterministic: bool = False,
         runtime: Runtime | None = None,
     ) -> None:
         """Start a session.
@@ -95,21 +96,30 @@ class Session(Branching, Predicting):
             start_timeout_s: how long the workers of a pool may take to start and meet; many nodes on one slow disk need more.
             collective_timeout_s: how long a rank waits for the others inside a collective before its call fails; by default torch's
                 own limits, 30 minutes for gloo and 10 for NCCL.
+            deterministic: whether the same calls in the same layout shall give the same numbers, bit for bit, on GPUs too. On
+                processors they always do, and this changes nothing. On GPUs kernels add in an order that depends on timing and on
+                what runs beside, so that without it numbers are close, not equal. With it torch, cuBLAS and NCCL are held to one
+                order, and vLLM uses kernels that do not depend on the batch: slower, several times where GPUs exchange much; only
+                on GPUs of compute capability 9.0 or more (H100, B200); never tried on one so far. What a loss calls and torch has
+                in no fixed order raises then. Another number or kind of GPUs gives other numbers all the same.
             runtime: runs the calls; by default Ray.
 
         Raises:
             OptionError: ``devices`` is not one of these.
-            PlacementError: there is no cluster at the address, or it has no devices.
+            PlacementError: there is no cluster at the address, or it has no devices. With ``deterministic``, the first ``place`` or
+                call raises it where a GPU has no such kernels.
             ModelNotFoundError: Ray is not installed here; the message says which extra brings it.
         """
         from hfsdk.engine.controller import Controller
 
-        limits = {"start_timeout_s": start_timeout_s, "collective_timeout_s": collective_timeout_s}
-        check_session(price_per_device_hour, wait, seed, name, **limits)
+        options = {
+            "start_timeout_s": start_timeout_s, "collective_timeout_s": collective_timeout_s, "deterministic": deterministic
+        }  # fmt: skip
+        check_session(price_per_device_hour, wait, seed, name, **options)
         notices: list[str] = []
         try:
             with held():  # a Ctrl-C finds a session that can be closed, or none
-                chosen, notices = start_runtime(devices, **limits) if runtime is None else (check_runtime(runtime), notices)
+                chosen, notices = start_runtime(devices, **options) if runtime is None else (check_runtime(runtime), notices)
                 price = price_per_device_hour or chosen.cluster.price_per_device_hour
                 cluster = replace(chosen.cluster, price_per_device_hour=price)
                 self._setup(Controller(chosen), cluster, chosen.kind, wait=wait, seed=seed, name=name)

@@ -24,8 +24,8 @@ Seed = Annotated[int, Within(0, 2**63 - 1)]
 """Of random numbers."""
 
 
-def start_runtime(devices: int | str | None, **limits: Any) -> tuple[Runtime, list[str]]:
-    """Start the Ray runtime; return it and what the user has to know about who can reach it. ``limits`` are the runtime's.
+def start_runtime(devices: int | str | None, **options: Any) -> tuple[Runtime, list[str]]:
+    """Start the Ray runtime; return it and what the user has to know about who can reach it. ``options`` are the runtime's.
 
     Raises:
         OptionError: ``devices`` is neither a number, ``"auto"`` nor an address.
@@ -49,9 +49,9 @@ def start_runtime(devices: int | str | None, **limits: Any) -> tuple[Runtime, li
             "(hf.doctor() lists what is missing). Session.simulated('1x2 A100-80GB') needs none."
         ) from error
     if isinstance(devices, str):
-        runtime = RayRuntime(address=devices, **limits)
+        runtime = RayRuntime(address=devices, **options)
     else:
-        runtime = RayRuntime(num_devices=_default_devices() if devices is None else devices, **limits)
+        runtime = RayRuntime(num_devices=_default_devices() if devices is None else devices, **options)
     return runtime, runtime.notices
 
 
@@ -62,9 +62,9 @@ def _default_devices() -> int | None:
 
 def check_session(
     price_per_device_hour: object, wait: object, seed: object, name: object, *, start_timeout_s: object = 1.0,
-    collective_timeout_s: object = None,
+    collective_timeout_s: object = None, deterministic: object = False,
 ) -> None:  # fmt: skip
-    """Check what every session takes, and the limits of a real one.
+    """Check what every session takes, and the options of a real one.
 
     Raises:
         OptionError: names the first that is out of its range.
@@ -72,7 +72,7 @@ def check_session(
     check_options(
         "a session", price_per_device_hour=(price_per_device_hour, NonNegative), wait=(wait, bool), seed=(seed, Seed),
         name=(name, Title | None), start_timeout_s=(start_timeout_s, Seconds),
-        collective_timeout_s=(collective_timeout_s, Seconds | None),
+        collective_timeout_s=(collective_timeout_s, Seconds | None), deterministic=(deterministic, bool),
     )  # fmt: skip
 
 

@@ -358,7 +358,7 @@ def check_update(h):
         halves.forward_backward(rows, mini, policy_loss, rows["temperature"])
         halves.step()
     same = all(torch.equal(a, halves.local_tensors()[n]) for n, a in trainer.local_tensors().items())
-    names = {span.name for span in trainer.recorder.done}
+    names = {span.name for span in trainer.recorder.take()[0]}
     return metrics, trainer.num_updates, trainer.recorder.progress, same, sorted(names)
 
 

@@ -80,6 +80,7 @@ TYPOS = [
     (lambda s, b: hf.Session.simulated(f"1x{2**63} H100"), "a cluster has at most 100,000 devices"),
     (lambda s, b: hf.Session(1, start_timeout_s=0), "start_timeout_s must be a number from 0.1"),
     (lambda s, b: hf.Session(1, start_timeout_s=None), "start_timeout_s must be a number from 0.1"),
+    (lambda s, b: hf.Session(1, deterministic="no"), "deterministic must be True or False"),
     (lambda s, b: hf.Session(1, collective_timeout_s="60"), "collective_timeout_s must be a number from 0.1"),
     (lambda s, b: hf.Session(2**63), "devices must be a whole number of at most 64 bits"),
 ]
