@@ -17,7 +17,7 @@ from hfsdk.engine import cpu_support_vllm, transport
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
-from hfsdk.errors import OptionError, UnsupportedModelError
+from hfsdk.errors import CallError, OptionError, UnsupportedModelError
 from hfsdk.layout import Layout
 from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RolloutOptions, Sampling
@@ -381,6 +381,7 @@ def two_ranks(rank, world_size, folders):
         if mode == "shared" and tp == 2:
             check_cancel(rollout, model, group, ask=rank == 1)
             check_failure(rollout, model, group, rank)
+            check_different_tokens(rollout, model, group, rank)
         rollout.close()
         assert dist.get_world_size() == 2
         dist.barrier()
@@ -425,6 +426,58 @@ def check_failure(rollout, model, group, rank):
         draw(rollout, group=group)
     rollout._core.get_output = step
     check_parity(model, draw(rollout, group=group))
+
+
+def check_different_tokens(rollout, model, group, rank):
+    """A token that one rank alone drew stops both at that step, and both go on."""
+    step = rollout._core.get_output
+    counter = iter(range(100))
+
+    def draws_another():
+        outputs = step()
+        if next(counter) == 3:
+            outputs.outputs[-1].new_token_ids[-1] ^= 1
+        return outputs
+
+    if rank == 1:
+        rollout._core.get_output = draws_another
+    with pytest.raises(CallError, match=r"drew different tokens, after 18 that were the same"):
+        draw(rollout, Sampling(max_new_tokens=8, ignore_eos=True), group=group)
+    rollout._core.get_output = step
+    check_parity(model, draw(rollout, group=group))
+
+
+# --- a step ahead -----------------------------------------------------------------------------------------------------
+
+
+def a_step_ahead(rank, world_size, folder):
+    """vLLM's queue of steps, as asynchronous scheduling on GPUs has it: the same samples, and nothing under way afterwards."""
+    plain = make(folder, "shared")
+    long = Sampling(max_new_tokens=32, ignore_eos=True)
+    expected = draw(plain, long)
+    plain.close()
+    from vllm.config import VllmConfig
+
+    VllmConfig.max_concurrent_batches = property(lambda config: 2)
+    rollout, model = make(folder, "shared"), reference(folder)
+    core = rollout._core.engine_core
+    assert core.batch_queue is not None
+    took, step = [], core.step_fn
+    core.step_fn = lambda: took.append(step()) or took[-1]
+    found = draw(rollout, long)
+    assert any(outputs is None for outputs, _ in took), "no step was ahead"
+    assert found["response"] == expected["response"]
+    assert found["rollout_log_probs"] == expected["rollout_log_probs"]
+    assert not core.batch_queue
+    check_ends(rollout)
+    check_stop_strings(rollout, found)
+    assert not core.batch_queue
+    check_cancel(rollout, model, None)
+    assert not core.batch_queue
+    change(model)
+    push(rollout, model)
+    check_parity(model, draw(rollout))
+    rollout.close()
 
 
 # --- other families, with the trainer ----------------------------------------------------------------------------------
@@ -472,6 +525,10 @@ def other_families(rank, world_size, folders):
 def test_one_rank(folders):
     run(one_rank, 1, folders)
     assert segments() == []
+
+
+def test_a_step_ahead(folders):
+    run(a_step_ahead, 1, folders[True])
 
 
 def test_two_ranks(folders):
