@@ -33,7 +33,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
-from hfsdk.engine import cpu_support_megatron, megatron_optimizer
+from hfsdk.engine import cpu_support_megatron, megatron_optimizer, megatron_rope
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.packed_attention import PackedAttention
 from hfsdk.engine.role_state import SCALAR_HEAD
@@ -134,7 +134,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 
 
 def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str) -> TransformerConfig:
-    return TransformerConfig(
+    config = TransformerConfig(
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
         layernorm_epsilon=spec.norm_eps, normalization="RMSNorm", gated_linear_unit=True,
@@ -149,6 +149,8 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: 
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
         **RECOMPUTE[recompute],
     )  # fmt: skip
+    vars(config).update(megatron_rope.attention_options(spec))
+    return config
 
 
 def build_model(
@@ -188,11 +190,7 @@ def build_model(
         parallel_output=True, share_embeddings_and_output_weights=tied,
         position_embedding_type="rope", rotary_base=spec.rope_theta, pg_collection=groups.collection(),
     )  # fmt: skip
-    if spec.rope_scaling is not None:
-        rotary, scaling = model.rotary_pos_emb, spec.rope_scaling
-        rotary.inv_freq = rotary._apply_scaling(  # Megatron's own option takes the factor alone
-            rotary.inv_freq, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_positions
-        )
+    megatron_rope.stretch(model.rotary_pos_emb, spec)
     model.to(groups.device, DTYPES[dtype])
     model.scalar = scalar
     if scalar:
