@@ -12,7 +12,7 @@ from typing import Any
 from hfsdk.checks import is_whole, shown
 from hfsdk.errors import UnsupportedModelError
 
-CLASS_PREFIXES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+CLASS_PREFIXES = {"llama": "Llama", "mistral": "Mistral", "phi3": "Phi3", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Family the engines know -> how transformers' class names of it begin."""
 
 HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
@@ -97,23 +97,47 @@ def check_neutral(config: Mapping[str, Any], rope: Mapping[str, Any], name: str)
             require(value is None or value == neutral, name, f"{key}={shown(value)}", words)
 
 
-def check_no_biases(config: Mapping[str, Any], name: str) -> None:
-    """Refuse biases that the family's classes do not all have.
+def biases_of(config: Mapping[str, Any], family: str, name: str) -> tuple[bool, bool]:
+    """Return whether attention's and the MLP's linear layers have biases, where that is an option: with llama.
 
     Raises:
-        UnsupportedModelError: names the key.
+        UnsupportedModelError: the family has none in one of the engines, or only some of them are asked for.
     """
-    for key in ("attention_bias", "mlp_bias"):
-        require(not config.get(key, False), name, f"{key}=true", f"{key}=false")
+    attention, mlp = (bool(config.get(key, False)) for key in ("attention_bias", "mlp_bias"))
+    if family != "llama":
+        require(not attention, name, "attention_bias=true", f"attention_bias=false with {family}")
+        require(not mlp, name, "mlp_bias=true", f"mlp_bias=false with {family}")
+    if family not in ("qwen2", "qwen3"):  # which vLLM runs by the code of its Llama: that has more names for biases
+        require(not config.get("bias", False), name, "bias=true", "biases that are named attention_bias and mlp_bias")
+        alike = bool(config.get("qkv_bias", attention)) == attention
+        require(alike, name, f"qkv_bias={shown(config.get('qkv_bias'))}", "attention_bias for all four of its layers")
+    return attention, mlp
 
 
-def check_no_window(config: Mapping[str, Any], name: str) -> None:
-    """Refuse layers that see a part of the text only.
+def window_of(config: Mapping[str, Any], family: str, name: str) -> int | None:
+    """Return how many tokens each token sees, itself included, in every layer; ``None``: all of them.
+
+    A window as long as the longest text is none.
 
     Raises:
-        UnsupportedModelError: says so.
+        UnsupportedModelError: some layers have one and others none, or it is one that one engine takes and the other does not.
     """
     layers = config.get("layer_types") or []
     whole = isinstance(layers, list) and all(layer == "full_attention" for layer in layers)
     windowed = config.get("use_sliding_window", False) or not whole
     require(not windowed, name, "layers with a sliding window", "attention over the whole text")
+    if family in ("qwen2", "qwen3"):  # there use_sliding_window decides
+        return None
+    window = config.get("sliding_window", 4096 if family == "mistral" else None)
+    if window is None or (is_whole(window) and window >= size_of(config, name, "max_position_embeddings")):
+        return None
+    if family == "llama":
+        require(window == 0, name, f"sliding_window={shown(window)}", "llama without a window, as transformers does")
+        return None
+    require(is_whole(window) and window > 0, name, f"sliding_window={shown(window)}", "a window of one token or more, or null")
+    return int(window)
+
+
+def kv_heads_of(config: Mapping[str, Any], family: str, num_heads: int) -> Any:
+    """Return the key/value heads; where they are not named, what transformers takes."""
+    return config.get("num_key_value_heads", 8 if family == "mistral" else num_heads) or num_heads

@@ -22,6 +22,9 @@ from hfsdk.errors import OptionError, UnsupportedModelError
 ROPE_TYPES = ("default", "llama3", "yarn")
 """Rope types that both engines run as transformers does."""
 
+OWN_ROPE_TYPES = {"phi3": ("default",)}
+"""Family that runs fewer -> which. transformers takes a Phi-3's yarn for longrope, whose waves depend on the length of the text."""
+
 Factor = Annotated[float, Within(1, 10**6)]
 """How many times longer the text may be."""
 
@@ -93,20 +96,22 @@ def rope_parameters(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return rope
 
 
-def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], name: str) -> RopeScaling | YarnScaling | None:
+def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str, name: str) -> RopeScaling | YarnScaling | None:
     """Read how the rotary positions of a ``config.json`` are stretched.
 
     Args:
         config: the whole of it; a length that it names outside the rope parameters is the one that counts.
         rope: its :func:`rope_parameters`.
+        family: of the model.
         name: of the model, for messages.
 
     Raises:
         UnsupportedModelError: another rope type, or a number that is missing or none.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        known = ", ".join(map(repr, ROPE_TYPES))
+    types = OWN_ROPE_TYPES.get(family, ROPE_TYPES)
+    if kind not in types:
+        known = ", ".join(map(repr, types))
         raise UnsupportedModelError(f"{name} has rope type {shown(kind)}; hfsdk runs rotary positions {known}. Use another model.")
     length = "original_max_position_embeddings"
     own = {length: config[length]} if length in config else {length: rope.get(length, config.get("max_position_embeddings"))}
@@ -132,7 +137,8 @@ def _yarn(numbers: Mapping[str, Any], original_max_positions: Any, max_positions
     )  # fmt: skip
     reached = scaling.factor * scaling.original_max_positions
     if isinstance(max_positions, int) and max_positions > reached:  # vLLM keeps a table of these
-        raise OptionError(f"max_position_embeddings={max_positions} is beyond factor x {scaling.original_max_positions} = {reached:g}")
+        known = f"factor x {scaling.original_max_positions} = {reached:g}"
+        raise OptionError(f"max_position_embeddings={max_positions} is beyond {known}")
     weights = _Weights(mscale=numbers.get("mscale"), mscale_all_dim=numbers.get("mscale_all_dim"))
     if scaling.attention_factor is not None or not weights.mscale or not weights.mscale_all_dim:
         return scaling

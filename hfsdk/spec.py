@@ -33,12 +33,13 @@ from hfsdk.errors import ModelNotFoundError, OptionError
 from hfsdk.hf_config import (
     CLASS_PREFIXES,
     HEAD_CLASSES,
+    biases_of,
     check_neutral,
-    check_no_biases,
-    check_no_window,
     family_of,
+    kv_heads_of,
     require,
     size_of,
+    window_of,
 )
 from hfsdk.rope import RopeScaling, YarnScaling, rope_parameters, rope_scaling
 
@@ -60,7 +61,8 @@ class ModelSpec:
     """The architecture of a causal language model (decoder only, RMSNorm, gated MLP, rotary positions).
 
     Families differ in the attention: ``qwen2`` adds a bias to queries, keys and values (arXiv 2407.10671), ``qwen3`` norms
-    each head's queries and keys instead (arXiv 2505.09388), ``llama`` does neither.
+    each head's queries and keys instead (arXiv 2505.09388), ``llama``, ``mistral`` (2310.06825) and ``phi3`` (2404.14219) do
+    neither. A Phi-3's files hold queries, keys and values as one tensor, gate and up-projection as another.
 
     Example: ``ModelSpec.from_folder(path).num_parameters()``.
     """
@@ -68,7 +70,7 @@ class ModelSpec:
     name: Annotated[str, Length(0, 200, encoded=False)]
     """A short name for messages and pictures, e.g. ``"SmolLM2-135M"``."""
     family: Annotated[str, OneOf(*CLASS_PREFIXES)] = "llama"
-    """``"llama"``, ``"qwen2"`` or ``"qwen3"``."""
+    """``"llama"``, ``"mistral"``, ``"phi3"``, ``"qwen2"`` or ``"qwen3"``."""
     num_layers: Annotated[int, Within(1, 10_000)]
     hidden_size: Width
     mlp_hidden_size: Width
@@ -86,6 +88,12 @@ class ModelSpec:
     rope_theta: Positive = 10000.0
     rope_scaling: RopeScaling | YarnScaling | None = None
     """Of rope type ``llama3`` or ``yarn``; ``None``: rotary positions as they are."""
+    attention_bias: bool = False
+    """Of llama alone: whether queries, keys, values and the output of attention have a bias."""
+    mlp_bias: bool = False
+    """Of llama alone: whether the three layers of the MLP have a bias."""
+    sliding_window: Count | None = None
+    """How many tokens each token sees, itself included; ``None``: all before it."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -93,6 +101,8 @@ class ModelSpec:
             raise OptionError(
                 f"{self.name}: num_kv_heads must divide num_heads; got num_kv_heads={self.num_kv_heads}, num_heads={self.num_heads}"
             )
+        if (self.attention_bias or self.mlp_bias) and self.family != "llama":
+            raise OptionError(f"{self.name}: attention_bias and mlp_bias are options of llama; got family={self.family!r}")
 
     @classmethod
     @checked
@@ -106,8 +116,7 @@ class ModelSpec:
         name = name if name.isprintable() else shown(name)
         family, rope = family_of(config, name), rope_parameters(config, name)
         check_neutral(config, rope, name)
-        check_no_biases(config, name)
-        check_no_window(config, name)
+        attention_bias, mlp_bias = biases_of(config, family, name)
         num_heads, hidden_size = (size_of(config, name, key) for key in ("num_attention_heads", "hidden_size"))
         return cls(
             name=name,
@@ -116,14 +125,17 @@ class ModelSpec:
             hidden_size=hidden_size,
             mlp_hidden_size=size_of(config, name, "intermediate_size"),
             num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            num_kv_heads=kv_heads_of(config, family, num_heads),
             head_dim=config.get("head_dim") or (128 if family == "qwen3" else hidden_size // num_heads),
             vocab_size=size_of(config, name, "vocab_size"),
             max_positions=size_of(config, name, "max_position_embeddings"),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_theta=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
-            rope_scaling=rope_scaling(config, rope, name),
+            rope_scaling=rope_scaling(config, rope, family, name),
+            attention_bias=attention_bias,
+            mlp_bias=mlp_bias,
+            sliding_window=window_of(config, family, name),
         )
 
     @classmethod
@@ -163,12 +175,17 @@ class ModelSpec:
     @property
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        return self.family == "qwen2"
+        return self.family == "qwen2" or self.attention_bias
 
     @property
     def qk_norm(self) -> bool:
         """Whether each head's queries and keys go through a norm."""
         return self.family == "qwen3"
+
+    @property
+    def fused(self) -> bool:
+        """Whether files hold queries, keys and values, and gate and up-projection, as one tensor each."""
+        return self.family == "phi3"
 
     @checked
     def class_name(self, head: Annotated[str, OneOf(*HEAD_CLASSES)] = "lm") -> str:
@@ -177,27 +194,39 @@ class ModelSpec:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every weight as ``{Hugging Face name: shape}``, in file order."""
-        hidden, kv = self.hidden_size, self.num_kv_heads * self.head_dim
-        query = self.num_heads * self.head_dim
+        hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for i in range(self.num_layers):
             prefix = f"model.layers.{i}."
             shapes[prefix + "input_layernorm.weight"] = (hidden,)
-            shapes[prefix + "self_attn.q_proj.weight"] = (query, hidden)
-            shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
-            shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
-            shapes[prefix + "self_attn.o_proj.weight"] = (hidden, query)
-            if self.qkv_bias:
-                shapes |= {f"{prefix}self_attn.{x}_proj.bias": (n,) for x, n in (("q", query), ("k", kv), ("v", kv))}
-            if self.qk_norm:
-                shapes |= {f"{prefix}self_attn.{x}_norm.weight": (self.head_dim,) for x in "qk"}
+            shapes |= {f"{prefix}self_attn.{name}": shape for name, shape in self._attention_tensors().items()}
             shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-            shapes[prefix + "mlp.gate_proj.weight"] = (self.mlp_hidden_size, hidden)
-            shapes[prefix + "mlp.up_proj.weight"] = (self.mlp_hidden_size, hidden)
-            shapes[prefix + "mlp.down_proj.weight"] = (hidden, self.mlp_hidden_size)
+            shapes |= {f"{prefix}mlp.{name}": shape for name, shape in self._mlp_tensors().items()}
         shapes["model.norm.weight"] = (hidden,)
         if not self.tied_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+    def _attention_tensors(self) -> dict[str, tuple[int, ...]]:
+        hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        rows = {"qkv_proj": query + 2 * kv} if self.fused else {"q_proj": query, "k_proj": kv, "v_proj": kv}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (count, hidden) for name, count in rows.items()}
+        shapes["o_proj.weight"] = (hidden, query)
+        if self.qkv_bias:
+            shapes |= {f"{name}.bias": (count,) for name, count in rows.items()}
+        if self.attention_bias:
+            shapes["o_proj.bias"] = (hidden,)
+        if self.qk_norm:
+            shapes |= {f"{x}_norm.weight": (self.head_dim,) for x in "qk"}
+        return shapes
+
+    def _mlp_tensors(self) -> dict[str, tuple[int, ...]]:
+        hidden, width = self.hidden_size, self.mlp_hidden_size
+        rows = {"gate_up_proj": 2 * width} if self.fused else {"gate_proj": width, "up_proj": width}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (count, hidden) for name, count in rows.items()}
+        shapes["down_proj.weight"] = (hidden, width)
+        if self.mlp_bias:
+            shapes |= {f"{name}.bias": (count,) for name, count in (*rows.items(), ("down_proj", hidden))}
         return shapes
 
     def num_parameters(self) -> int:
@@ -213,7 +242,8 @@ class ModelSpec:
     def forward_flops(self, num_tokens: Annotated[int, Within(0, 10**15)], context_tokens: NonNegative) -> float:
         """Return the FLOPs of one forward pass over ``num_tokens`` that each see ``context_tokens`` on average."""
         matmul = self.num_parameters() - (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
-        attention = 2 * self.num_layers * context_tokens * self.num_heads * self.head_dim
+        seen = context_tokens if self.sliding_window is None else min(context_tokens, self.sliding_window)
+        attention = 2 * self.num_layers * seen * self.num_heads * self.head_dim
         return 2.0 * num_tokens * (matmul + attention)
 
     @checked

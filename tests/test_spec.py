@@ -119,10 +119,42 @@ def test_what_the_engines_do_not_run_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor=0\.25; hfsdk runs rotary positions over the whole"):
         read("Llama", rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25})
     assert read("Llama", partial_rotary_factor=1.0, rope_interleaved=False, quantization_config=None) == read("Llama")
-    with pytest.raises(UnsupportedModelError, match="attention_bias=true"):
-        read("Qwen3", attention_bias=True)
+    for prefix in ("Mistral", "Phi3", "Qwen2", "Qwen3"):
+        for key in ("attention_bias", "mlp_bias"):
+            with pytest.raises(UnsupportedModelError, match=f"{key}=true; hfsdk runs {key}=false with {prefix.lower()}"):
+                read(prefix, **{key: True})
+    for more in ({"bias": True}, {"qkv_bias": True}, {"attention_bias": True, "qkv_bias": False}):
+        with pytest.raises(UnsupportedModelError, match=r"has (bias|qkv_bias)="):
+            read("Llama", **more)
+    for rope_type in ("yarn", "longrope", "llama3"):
+        with pytest.raises(UnsupportedModelError, match=f"rope type '{rope_type}'; hfsdk runs rotary positions 'default'"):
+            read("Phi3", rope_scaling=YARN | {"rope_type": rope_type})
     with pytest.raises(UnsupportedModelError, match="Qwen2ForCausalLM"):
         read("Qwen2Moe")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "window", "taken"),
+    [
+        ("Mistral", 16, 16), ("Mistral", None, None), ("Mistral", 128, None), ("Mistral", 127, 127), ("Phi3", 47, 47),
+        ("Phi3", None, None), ("Llama", None, None), ("Llama", 0, None), ("Llama", 4096, None),
+        ("Qwen2", 16, None), ("Qwen3", 16, None),
+    ],
+)  # fmt: skip
+def test_the_window_is_the_one_that_transformers_takes(prefix, window, taken):
+    assert read(prefix, sliding_window=window).sliding_window == taken
+
+
+def test_a_window_that_one_engine_takes_alone_is_refused():
+    with pytest.raises(UnsupportedModelError, match="sliding_window=16; hfsdk runs llama without a window"):
+        read("Llama", sliding_window=16)
+    for window in (0, -1, "16"):
+        with pytest.raises(UnsupportedModelError, match="sliding_window="):
+            read("Mistral", sliding_window=window)
+    assert read("Mistral", max_position_embeddings=8192).sliding_window == 4096  # transformers' own where the key is left out
+    assert read("Phi3", max_position_embeddings=8192).sliding_window is None
+    spec = read("Mistral", sliding_window=16)
+    assert spec.forward_flops(10, 100) == spec.forward_flops(10, 16) < read("Mistral").forward_flops(10, 100)
 
 
 @pytest.mark.parametrize(

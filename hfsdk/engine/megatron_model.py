@@ -10,6 +10,7 @@ Weights go in and out by the boxes of :mod:`hfsdk.resharding`, so each rank read
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -78,7 +79,18 @@ class GroupedSelfAttention(SelfAttention):
     """Megatron's self-attention where tp is a multiple of the kv heads: there the original asks the global groups.
 
     tp ranks then share a kv head: each takes its queries and the shared key and value out of the gathered fused rows.
+
+    Args:
+        config: of the layer.
+        output_bias: whether attention's output has a bias; Megatron has one option for that and for the MLP.
+        options: of the original.
     """
+
+    def __init__(self, config: TransformerConfig, *, output_bias: bool, **options: Any) -> None:
+        if config.add_bias_linear != output_bias:
+            config = copy.copy(config)
+            config.add_bias_linear = output_bias
+        super().__init__(config, **options)
 
     def get_query_key_value_tensors(
         self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -138,8 +150,9 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: 
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
         layernorm_epsilon=spec.norm_eps, normalization="RMSNorm", gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu, add_bias_linear=False, add_qkv_bias=spec.qkv_bias,
+        activation_func=torch.nn.functional.silu, add_bias_linear=spec.mlp_bias, add_qkv_bias=spec.qkv_bias,
         qk_layernorm=spec.qk_norm, hidden_dropout=0.0, attention_dropout=0.0,
+        window_size=None if spec.sliding_window is None else (spec.sliding_window - 1, 0),
         use_cpu_initialization=not torch.cuda.is_available(), perform_initialization=False,
         bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
         gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True, cuda_graph_scope=[],
@@ -176,6 +189,7 @@ def build_model(
     cpu_support_megatron.install()
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
     layer.submodules.self_attention.module = GroupedSelfAttention
+    layer.submodules.self_attention.params["output_bias"] = spec.attention_bias
     layer.submodules.self_attention.submodules.core_attention = PackedAttention
     scalar = head == "scalar"
     with warnings.catch_warnings():

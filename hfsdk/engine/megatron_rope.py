@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import _yarn_find_correction_range, _yarn_linear_ramp_mask
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
+    _yarn_find_correction_range,
+    _yarn_linear_ramp_mask,
+)
 
 from hfsdk.rope import RopeScaling, YarnScaling
 from hfsdk.spec import ModelSpec

@@ -70,7 +70,7 @@ class Shard:
 
         The same on every dp rank; what tp does not cut on every tp rank; a tied embedding on the first and last stage.
         """
-        replicated = box.size == self.shapes[box.tensor]
+        replicated = box.size == self.shapes[box.tensor] and "linear_qkv" not in box.local  # where tp cuts beside a lone kv head
         tied_copy = box.tensor == "model.embed_tokens.weight" and box.local == "output_layer.weight"
         return self.at.dp == 0 and not tied_copy and not (replicated and self.at.tp)
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
+import torch
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import _yarn_get_concentration_factor_from_config
 
 from hfsdk.engine import cpu_support_megatron, megatron_rope

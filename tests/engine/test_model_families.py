@@ -27,6 +27,14 @@ YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_ma
 MODELS = {
     "yarn": ("Qwen2", {"rope_parameters": YARN}),
     "yarn with its own attention": ("Llama", {"rope_parameters": YARN | {"attention_factor": 0.8, "truncate": False}}),
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "bias of attention": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
+    "bias of the MLP critic": ("Llama", {"mlp_bias": True}),
+    "mistral": ("Mistral", {"head_dim": 64, "sliding_window": None}),
+    "windowed mistral": ("Mistral", {"sliding_window": 6}),
+    "phi3": ("Phi3", {}),
+    "windowed phi3": ("Phi3", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "phi3 critic": ("Phi3", {}),
 }
 """Name -> (how transformers' class names of it begin, what its config has beside the sizes)."""
 LAYOUTS = {"tp1": 1, "tp2": 2, "pp2": 2, "tp4 for rollout 2": 4}
@@ -188,14 +196,21 @@ def test_saved_folder_is_read_by_transformers(case, results, layout, model):
     assert ModelSpec.from_hf_config(kept[0]) == ModelSpec.from_hf_config(kept[1])
 
 
-ROLLOUTS = (("yarn", "packed", "tp2", 2), ("yarn with its own attention", "shared", "dp2", 1))
+ROLLOUTS = {
+    "positions": (("yarn", "packed", "tp2", 2), ("yarn with its own attention", "shared", "dp2", 1)),
+    "biases": (("biases", "packed", "tp2", 2), ("biases", "shared", "pp2", 1)),
+    "windows": (("windowed mistral", "packed", "dp2", 2), ("windowed phi3", "shared", "tp2", 1)),
+}
+"""(model, mode of the rollout's weights, training layout, tp of the rollout); prompts have 20 tokens and more."""
 
 
-def test_vllms_log_probs_are_the_trainers(tmp_path):
-    """Before and after an update whose weights go the planned way."""
+@pytest.mark.parametrize("what", ROLLOUTS)
+def test_vllms_log_probs_are_the_trainers(tmp_path, what):
+    """Before and after an update whose weights go the planned way; both ranks draw the same."""
     pytest.importorskip("vllm")
-    sizes = {"num_key_value_heads": 4, "intermediate_size": 256}
-    folders = {name: make_folder(name, tmp_path / name, hidden_size=256, **sizes) for name, *_ in ROLLOUTS}
-    first, second = run(other_families, 2, folders, ROLLOUTS)
+    sizes = {"hidden_size": 256, "num_key_value_heads": 4, "intermediate_size": 256}
+    names = {name for name, *_ in ROLLOUTS[what]}
+    folders = {name: make_folder(name, tmp_path / name, **sizes) for name in names}
+    first, second = run(other_families, 2, folders, ROLLOUTS[what])
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert any(not np.array_equal(first[i], first[i + 1]) for i in range(0, len(first), 2)), "the update changed what is drawn"
