@@ -67,12 +67,33 @@ def _rows(tensor: str, first: int, count: int, width: int, local: str, local_fir
     return Box(tensor, (first, 0), (count, width), local, (local_first, 0))
 
 
-def _with_bias(spec: ModelSpec, box: Box) -> list[Box]:
-    """Return a box of rows of a q, k or v weight and, where the model has biases, the same rows of its bias."""
-    if not spec.qkv_bias:
+def _with_bias(biased: bool, box: Box) -> list[Box]:
+    """Return a box of rows of a weight and, where the layer has a bias, the same rows of it."""
+    if not biased:
         return [box]
     tensor, local = (name.removesuffix("weight") + "bias" for name in (box.tensor, box.local))
     return [box, Box(tensor, box.start[:1], box.size[:1], local, box.local_start[:1])]
+
+
+def _attention_rows(spec: ModelSpec, prefix: str) -> dict[str, tuple[str, int]]:
+    """Return where a layer's queries, keys and values begin: letter -> (Hugging Face tensor, its first row)."""
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    if spec.fused:
+        name = prefix + "self_attn.qkv_proj.weight"
+        return {"q": (name, 0), "k": (name, query), "v": (name, query + kv)}
+    return {letter: (f"{prefix}self_attn.{letter}_proj.weight", 0) for letter in "qkv"}
+
+
+def _mlp_rows(spec: ModelSpec, prefix: str, first: int, count: int, local: str) -> list[Box]:
+    """Return the boxes of a rank's rows of the gate, and behind them the up-projection's."""
+    fused = prefix + "mlp.gate_up_proj.weight"
+    names = (fused, fused) if spec.fused else (f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
+    begins = (0, spec.mlp_hidden_size if spec.fused else 0)
+    return [
+        box
+        for i, (name, begin) in enumerate(zip(names, begins, strict=True))
+        for box in _with_bias(spec.mlp_bias, _rows(name, begin + first, count, spec.hidden_size, local, i * count))
+    ]
 
 
 def _whole(tensor: str, shape: Offsets, local: str) -> Box:
@@ -124,6 +145,7 @@ def megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int, local_nu
     fused = local + "self_attention.linear_qkv.weight"
     rows = spec.num_kv_heads * (ratio + 2) * d // tp
     low = tp_rank * rows
+    there = _attention_rows(spec, hf)
     for group in range(spec.num_kv_heads):
         base = group * (ratio + 2) * d
         for letter, at, count, hf_row in (
@@ -133,18 +155,21 @@ def megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int, local_nu
         ):
             first, last = max(at, low), min(at + count, low + rows)
             if first < last:
-                name = f"{hf}self_attn.{letter}_proj.weight"
-                boxes += _with_bias(spec, _rows(name, hf_row + first - at, last - first, hidden, fused, first - low))
+                name, begin = there[letter]
+                row = begin + hf_row + first - at
+                boxes += _with_bias(spec.qkv_bias, _rows(name, row, last - first, hidden, fused, first - low))
     width = spec.num_heads * d // tp
     mlp = spec.mlp_hidden_size // tp
-    fc1 = local + "mlp.linear_fc1.weight"
     boxes += [
         Box(hf + "self_attn.o_proj.weight", (0, tp_rank * width), (hidden, width),
             local + "self_attention.linear_proj.weight", (0, 0)),
-        _rows(hf + "mlp.gate_proj.weight", tp_rank * mlp, mlp, hidden, fc1, 0),
-        _rows(hf + "mlp.up_proj.weight", tp_rank * mlp, mlp, hidden, fc1, mlp),
+        *_mlp_rows(spec, hf, tp_rank * mlp, mlp, local + "mlp.linear_fc1.weight"),
         Box(hf + "mlp.down_proj.weight", (0, tp_rank * mlp), (hidden, mlp), local + "mlp.linear_fc2.weight", (0, 0)),
     ]  # fmt: skip
+    if spec.attention_bias:
+        boxes.append(_whole(hf + "self_attn.o_proj.bias", (hidden,), local + "self_attention.linear_proj.bias"))
+    if spec.mlp_bias:
+        boxes.append(_whole(hf + "mlp.down_proj.bias", (hidden,), local + "mlp.linear_fc2.bias"))
     return boxes
 
 
@@ -181,18 +206,22 @@ def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]
     kv_rank = tp_rank // (tp // kv_shards)
     mlp = spec.mlp_hidden_size // tp
     p = f"model.layers.{number}."
-    qkv, gate_up = p + "self_attn.qkv_proj.weight", p + "mlp.gate_up_proj.weight"
+    qkv, there = p + "self_attn.qkv_proj.weight", _attention_rows(spec, p)
+    parts = (("q", tp_rank * query, query, 0), ("k", kv_rank * kv, kv, query), ("v", kv_rank * kv, kv, query + kv))
+    biases = [p + "self_attn.o_proj.bias"] * spec.attention_bias + [p + "mlp.down_proj.bias"] * spec.mlp_bias
     return [
         _whole(p + "input_layernorm.weight", (hidden,), p + "input_layernorm.weight"),
         _whole(p + "post_attention_layernorm.weight", (hidden,), p + "post_attention_layernorm.weight"),
-        *_with_bias(spec, _rows(p + "self_attn.q_proj.weight", tp_rank * query, query, hidden, qkv, 0)),
-        *_with_bias(spec, _rows(p + "self_attn.k_proj.weight", kv_rank * kv, kv, hidden, qkv, query)),
-        *_with_bias(spec, _rows(p + "self_attn.v_proj.weight", kv_rank * kv, kv, hidden, qkv, query + kv)),
+        *(
+            box
+            for letter, first, count, at in parts
+            for box in _with_bias(spec.qkv_bias, _rows(there[letter][0], there[letter][1] + first, count, hidden, qkv, at))
+        ),
         *(_whole(name, (d,), name) for x in "qk" * spec.qk_norm for name in [f"{p}self_attn.{x}_norm.weight"]),
         Box(p + "self_attn.o_proj.weight", (0, tp_rank * query), (hidden, query), p + "self_attn.o_proj.weight", (0, 0)),
-        _rows(p + "mlp.gate_proj.weight", tp_rank * mlp, mlp, hidden, gate_up, 0),
-        _rows(p + "mlp.up_proj.weight", tp_rank * mlp, mlp, hidden, gate_up, mlp),
+        *_mlp_rows(spec, p, tp_rank * mlp, mlp, p + "mlp.gate_up_proj.weight"),
         Box(p + "mlp.down_proj.weight", (0, tp_rank * mlp), (hidden, mlp), p + "mlp.down_proj.weight", (0, 0)),
+        *(_whole(name, (hidden,), name) for name in biases),
     ]
 
 

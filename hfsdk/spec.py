@@ -27,33 +27,24 @@ from hfsdk.checks import (
     Within,
     check_fields,
     checked,
-    is_whole,
     shown,
 )
-from hfsdk.errors import ModelNotFoundError, OptionError, UnsupportedModelError
+from hfsdk.errors import ModelNotFoundError, OptionError
+from hfsdk.hf_config import (
+    CLASS_PREFIXES,
+    HEAD_CLASSES,
+    biases_of,
+    check_neutral,
+    family_of,
+    kv_heads_of,
+    require,
+    size_of,
+    window_of,
+)
+from hfsdk.rope import RopeScaling, YarnScaling, rope_parameters, rope_scaling
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the dtypes that hfsdk trains and generates in."""
-
-CLASS_PREFIXES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Family the engines know -> how transformers' class names of it begin."""
-
-HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
-"""Head of a model -> how transformers' class names with it end."""
-
-FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
-"""Hugging Face architecture name -> family."""
-
-NEUTRAL: dict[str, tuple[Any, str]] = {
-    "partial_rotary_factor": (1, "rotary positions over the whole head"),
-    "rope_interleaved": (False, "rotary positions in two halves"),
-    "quantization_config": ({}, "weights that are not quantized"),
-    "attn_logit_softcapping": (0, "attention without a cap"),
-    "final_logit_softcapping": (0, "logits without a cap"),
-}
-"""Key of a ``config.json`` that changes what is computed and that the engines do not take -> its neutral value, and what they run.
-
-Dropout (``attention_dropout``) is left out: RLHF trains without."""
 
 Dtype = Annotated[str, OneOf(*DTYPE_BYTES)]
 
@@ -66,32 +57,12 @@ MOST_DEVICES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """How Llama-3.x stretches its rotary positions beyond the text it was first trained on (rope type ``llama3``).
-
-    Waves longer than ``original_max_positions / low_freq_factor`` tokens become ``factor`` times longer, those shorter than
-    ``original_max_positions / high_freq_factor`` stay, and between the two it is interpolated (Llama 3, arXiv 2407.21783).
-    """
-
-    factor: Annotated[float, Within(1, 10**6)]
-    low_freq_factor: Annotated[float, Within(above=0)]
-    high_freq_factor: Annotated[float, Within(above=0)]
-    original_max_positions: Annotated[int, Within(1, 10**9)]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise OptionError(
-                f"low_freq_factor must be below high_freq_factor; got {self.low_freq_factor:g} and {self.high_freq_factor:g}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The architecture of a causal language model (decoder only, RMSNorm, gated MLP, rotary positions).
 
     Families differ in the attention: ``qwen2`` adds a bias to queries, keys and values (arXiv 2407.10671), ``qwen3`` norms
-    each head's queries and keys instead (arXiv 2505.09388), ``llama`` does neither.
+    each head's queries and keys instead (arXiv 2505.09388), ``llama``, ``mistral`` (2310.06825) and ``phi3`` (2404.14219) do
+    neither. A Phi-3's files hold queries, keys and values as one tensor, gate and up-projection as another.
 
     Example: ``ModelSpec.from_folder(path).num_parameters()``.
     """
@@ -99,7 +70,7 @@ class ModelSpec:
     name: Annotated[str, Length(0, 200, encoded=False)]
     """A short name for messages and pictures, e.g. ``"SmolLM2-135M"``."""
     family: Annotated[str, OneOf(*CLASS_PREFIXES)] = "llama"
-    """``"llama"``, ``"qwen2"`` or ``"qwen3"``."""
+    """``"llama"``, ``"mistral"``, ``"phi3"``, ``"qwen2"`` or ``"qwen3"``."""
     num_layers: Annotated[int, Within(1, 10_000)]
     hidden_size: Width
     mlp_hidden_size: Width
@@ -115,8 +86,14 @@ class ModelSpec:
     tied_embeddings: bool = False
     norm_eps: Positive = 1e-5
     rope_theta: Positive = 10000.0
-    rope_scaling: RopeScaling | None = None
-    """Of rope type ``llama3``; ``None``: rotary positions as they are."""
+    rope_scaling: RopeScaling | YarnScaling | None = None
+    """Of rope type ``llama3`` or ``yarn``; ``None``: rotary positions as they are."""
+    attention_bias: bool = False
+    """Of llama alone: whether queries, keys, values and the output of attention have a bias."""
+    mlp_bias: bool = False
+    """Of llama alone: whether the three layers of the MLP have a bias."""
+    sliding_window: Count | None = None
+    """How many tokens each token sees, itself included; ``None``: all before it."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -124,6 +101,8 @@ class ModelSpec:
             raise OptionError(
                 f"{self.name}: num_kv_heads must divide num_heads; got num_kv_heads={self.num_kv_heads}, num_heads={self.num_heads}"
             )
+        if (self.attention_bias or self.mlp_bias) and self.family != "llama":
+            raise OptionError(f"{self.name}: attention_bias and mlp_bias are options of llama; got family={self.family!r}")
 
     @classmethod
     @checked
@@ -135,47 +114,28 @@ class ModelSpec:
                 run, or a number is missing or none.
         """
         name = name if name.isprintable() else shown(name)
-        architectures = config.get("architectures") or []
-        known = [a for a in architectures if isinstance(a, str) and a in FAMILIES] if isinstance(architectures, list) else []
-        if not known:
-            raise UnsupportedModelError(
-                f"{name} has architecture {shown(architectures or 'none')}; hfsdk runs {sorted(FAMILIES)}. "
-                "Use a model of one of these architectures."
-            )
-        family = FAMILIES[known[0]]
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        _require(isinstance(rope, Mapping), name, f"rope parameters {shown(rope)}", "a mapping of them")
-        rope_type = rope.get("rope_type") or rope.get("type") or "default"
-        known_rope = rope_type in ("default", "llama3")
-        _require(known_rope, name, f"rope type {shown(rope_type)}", "rotary positions 'default' and 'llama3'")
-        activation = config.get("hidden_act", "silu")
-        _require(activation == "silu", name, f"activation {shown(activation)}", "silu")
-        for bias in ("attention_bias", "mlp_bias"):
-            _require(not config.get(bias, False), name, f"{bias}=true", f"{bias}=false")
-        for key, (neutral, words) in NEUTRAL.items():
-            for where in (config, rope):
-                value = where.get(key)
-                _require(value is None or value == neutral, name, f"{key}={shown(value)}", words)
-        layers = config.get("layer_types") or []
-        whole = isinstance(layers, list) and all(layer == "full_attention" for layer in layers)
-        windowed = config.get("use_sliding_window", False) or not whole
-        _require(not windowed, name, "layers with a sliding window", "attention over the whole text")
-        num_heads, hidden_size = (_size(config, name, key) for key in ("num_attention_heads", "hidden_size"))
+        family, rope = family_of(config, name), rope_parameters(config, name)
+        check_neutral(config, rope, name)
+        attention_bias, mlp_bias = biases_of(config, family, name)
+        num_heads, hidden_size = (size_of(config, name, key) for key in ("num_attention_heads", "hidden_size"))
         return cls(
             name=name,
             family=family,
-            num_layers=_size(config, name, "num_hidden_layers"),
+            num_layers=size_of(config, name, "num_hidden_layers"),
             hidden_size=hidden_size,
-            mlp_hidden_size=_size(config, name, "intermediate_size"),
+            mlp_hidden_size=size_of(config, name, "intermediate_size"),
             num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            num_kv_heads=kv_heads_of(config, family, num_heads),
             head_dim=config.get("head_dim") or (128 if family == "qwen3" else hidden_size // num_heads),
-            vocab_size=_size(config, name, "vocab_size"),
-            max_positions=_size(config, name, "max_position_embeddings"),
+            vocab_size=size_of(config, name, "vocab_size"),
+            max_positions=size_of(config, name, "max_position_embeddings"),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_theta=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
-            rope_scaling=_rope_scaling(rope, name) if rope_type == "llama3" else None,
+            rope_scaling=rope_scaling(config, rope, family, name),
+            attention_bias=attention_bias,
+            mlp_bias=mlp_bias,
+            sliding_window=window_of(config, family, name),
         )
 
     @classmethod
@@ -196,7 +156,7 @@ class ModelSpec:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise ModelNotFoundError(f"{path} cannot be read as JSON: {shown(str(error))}. Write the folder again.") from error
-        _require(isinstance(config, dict), str(path), "no mapping", "what transformers' save_pretrained writes")
+        require(isinstance(config, dict), str(path), "no mapping", "what transformers' save_pretrained writes")
         return cls.from_hf_config(config, name=Path(folder).resolve().name[:200] or "model")
 
     @classmethod
@@ -215,12 +175,17 @@ class ModelSpec:
     @property
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        return self.family == "qwen2"
+        return self.family == "qwen2" or self.attention_bias
 
     @property
     def qk_norm(self) -> bool:
         """Whether each head's queries and keys go through a norm."""
         return self.family == "qwen3"
+
+    @property
+    def fused(self) -> bool:
+        """Whether files hold queries, keys and values, and gate and up-projection, as one tensor each."""
+        return self.family == "phi3"
 
     @checked
     def class_name(self, head: Annotated[str, OneOf(*HEAD_CLASSES)] = "lm") -> str:
@@ -229,27 +194,39 @@ class ModelSpec:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every weight as ``{Hugging Face name: shape}``, in file order."""
-        hidden, kv = self.hidden_size, self.num_kv_heads * self.head_dim
-        query = self.num_heads * self.head_dim
+        hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for i in range(self.num_layers):
             prefix = f"model.layers.{i}."
             shapes[prefix + "input_layernorm.weight"] = (hidden,)
-            shapes[prefix + "self_attn.q_proj.weight"] = (query, hidden)
-            shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
-            shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
-            shapes[prefix + "self_attn.o_proj.weight"] = (hidden, query)
-            if self.qkv_bias:
-                shapes |= {f"{prefix}self_attn.{x}_proj.bias": (n,) for x, n in (("q", query), ("k", kv), ("v", kv))}
-            if self.qk_norm:
-                shapes |= {f"{prefix}self_attn.{x}_norm.weight": (self.head_dim,) for x in "qk"}
+            shapes |= {f"{prefix}self_attn.{name}": shape for name, shape in self._attention_tensors().items()}
             shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-            shapes[prefix + "mlp.gate_proj.weight"] = (self.mlp_hidden_size, hidden)
-            shapes[prefix + "mlp.up_proj.weight"] = (self.mlp_hidden_size, hidden)
-            shapes[prefix + "mlp.down_proj.weight"] = (hidden, self.mlp_hidden_size)
+            shapes |= {f"{prefix}mlp.{name}": shape for name, shape in self._mlp_tensors().items()}
         shapes["model.norm.weight"] = (hidden,)
         if not self.tied_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+    def _attention_tensors(self) -> dict[str, tuple[int, ...]]:
+        hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        rows = {"qkv_proj": query + 2 * kv} if self.fused else {"q_proj": query, "k_proj": kv, "v_proj": kv}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (count, hidden) for name, count in rows.items()}
+        shapes["o_proj.weight"] = (hidden, query)
+        if self.qkv_bias:
+            shapes |= {f"{name}.bias": (count,) for name, count in rows.items()}
+        if self.attention_bias:
+            shapes["o_proj.bias"] = (hidden,)
+        if self.qk_norm:
+            shapes |= {f"{x}_norm.weight": (self.head_dim,) for x in "qk"}
+        return shapes
+
+    def _mlp_tensors(self) -> dict[str, tuple[int, ...]]:
+        hidden, width = self.hidden_size, self.mlp_hidden_size
+        rows = {"gate_up_proj": 2 * width} if self.fused else {"gate_proj": width, "up_proj": width}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (count, hidden) for name, count in rows.items()}
+        shapes["down_proj.weight"] = (hidden, width)
+        if self.mlp_bias:
+            shapes |= {f"{name}.bias": (count,) for name, count in (*rows.items(), ("down_proj", hidden))}
         return shapes
 
     def num_parameters(self) -> int:
@@ -265,7 +242,8 @@ class ModelSpec:
     def forward_flops(self, num_tokens: Annotated[int, Within(0, 10**15)], context_tokens: NonNegative) -> float:
         """Return the FLOPs of one forward pass over ``num_tokens`` that each see ``context_tokens`` on average."""
         matmul = self.num_parameters() - (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
-        attention = 2 * self.num_layers * context_tokens * self.num_heads * self.head_dim
+        seen = context_tokens if self.sliding_window is None else min(context_tokens, self.sliding_window)
+        attention = 2 * self.num_layers * seen * self.num_heads * self.head_dim
         return 2.0 * num_tokens * (matmul + attention)
 
     @checked
@@ -275,31 +253,6 @@ class ModelSpec:
 
     def __str__(self) -> str:
         return self.name
-
-
-def _require(condition: bool, name: str, has: str, runs: str) -> None:
-    if not condition:
-        raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
-
-
-def _rope_scaling(rope: Mapping[str, Any], name: str) -> RopeScaling:
-    """Read the numbers of rope type ``llama3``."""
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    numbers = [rope.get(key) for key in keys]
-    try:
-        factor, low, high, positions = numbers
-        return RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_positions=positions)  # type: ignore[arg-type]
-    except OptionError as error:
-        told = ", ".join(f"{key}={shown(number)}" for key, number in zip(keys, numbers, strict=True))
-        raise UnsupportedModelError(f"{name} has rope type 'llama3' with {told}: {error}") from None
-
-
-def _size(config: Mapping[str, Any], name: str, key: str) -> int:
-    """Return one size of a config, which is a whole number above 0."""
-    size: Any = config.get(key)
-    if not is_whole(size) or not 0 < size <= 10**9:
-        raise UnsupportedModelError(f"the config of {name} has {key}={shown(size)}; a whole number above 0 is needed. Mend it.")
-    return int(size)
 
 
 Sizes = tuple[int, int, int, int, int]

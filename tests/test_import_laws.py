@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # bottom-up; a module may import what stands before it
 NOUNS = [
     *["text", "errors", "upward", "rules", "checks", "files"],
-    *["assets", "data", "functions", "table", "spec", "layout", "placement", "boxes", "resharding"],
+    *["assets", "data", "functions", "table", "rope", "hf_config", "spec", "layout", "placement", "boxes", "resharding"],
     *["roles", "training_choices"],
     *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],

@@ -38,8 +38,22 @@ def part(array, count, rank, axis=0):
     return np.split(array, count, axis=axis)[rank]
 
 
+def taken_apart(spec, full):
+    """The same numbers with queries, keys, values, gate and up-projection as tensors of their own, for models that fuse them."""
+    found = dict(full)
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    for i in range(spec.num_layers if spec.family == "phi3" else 0):
+        p = f"model.layers.{i}."
+        qkv = np.split(found.pop(p + "self_attn.qkv_proj.weight"), [query, query + kv])
+        found |= {f"{p}self_attn.{x}_proj.weight": rows for x, rows in zip("qkv", qkv, strict=True)}
+        halves = np.split(found.pop(p + "mlp.gate_up_proj.weight"), 2)
+        found |= {f"{p}mlp.{x}_proj.weight": rows for x, rows in zip(("gate", "up"), halves, strict=True)}
+    return found
+
+
 def megatron_shard(spec, full, layout, at):
     """A rank's parameters as Megatron lays them out."""
+    full = taken_apart(spec, full)
     tp, kv, ratio = layout.tp, spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     layers = spec.num_layers // layout.pp
     found = {}
@@ -56,6 +70,12 @@ def megatron_shard(spec, full, layout, at):
             found[f"{local}self_attention.linear_qkv.{ending}"] = part(fused, tp, at.tp)
         for x in "qk" if spec.qk_norm else "":
             found[f"{local}self_attention.{x}_layernorm.weight"] = full[f"{hf_name}self_attn.{x}_norm.weight"]
+        if spec.attention_bias:
+            found[local + "self_attention.linear_proj.bias"] = full[hf_name + "self_attn.o_proj.bias"]
+        if spec.mlp_bias:
+            gate, up = full[hf_name + "mlp.gate_proj.bias"], full[hf_name + "mlp.up_proj.bias"]
+            found[local + "mlp.linear_fc1.bias"] = np.concatenate([part(gate, tp, at.tp), part(up, tp, at.tp)])
+            found[local + "mlp.linear_fc2.bias"] = full[hf_name + "mlp.down_proj.bias"]
         gate, up = full[hf_name + "mlp.gate_proj.weight"], full[hf_name + "mlp.up_proj.weight"]
         found |= {
             local + "input_layernorm.weight": full[hf_name + "input_layernorm.weight"],
@@ -74,6 +94,7 @@ def megatron_shard(spec, full, layout, at):
 
 def vllm_shard(spec, full, layout, at):
     """A rank's parameters as vLLM lays them out; stages hold equally many layers."""
+    full = taken_apart(spec, full)
     tp, kv = layout.tp, min(layout.tp, spec.num_kv_heads)
     found, layers = {}, spec.num_layers // layout.pp
     last = at.pp == layout.pp - 1
@@ -87,6 +108,12 @@ def vllm_shard(spec, full, layout, at):
             found[f"{p}self_attn.qkv_proj.{ending}"] = np.concatenate(shards)
         for x in "qk" if spec.qk_norm else "":
             found[f"{p}self_attn.{x}_norm.weight"] = full[f"{p}self_attn.{x}_norm.weight"]
+        if spec.attention_bias:
+            found[p + "self_attn.o_proj.bias"] = full[p + "self_attn.o_proj.bias"]
+        if spec.mlp_bias:
+            gate_up = [part(full[f"{p}mlp.{x}_proj.bias"], tp, at.tp) for x in ("gate", "up")]
+            found[p + "mlp.gate_up_proj.bias"] = np.concatenate(gate_up)
+            found[p + "mlp.down_proj.bias"] = full[p + "mlp.down_proj.bias"]
         gate_up = [part(full[f"{p}mlp.{x}_proj.weight"], tp, at.tp) for x in ("gate", "up")]
         found |= {name: full[name] for name in (p + "input_layernorm.weight", p + "post_attention_layernorm.weight")}
         found[p + "mlp.gate_up_proj.weight"] = np.concatenate(gate_up)
@@ -108,11 +135,14 @@ def choose(rng, options):
 
 def random_spec(rng):
     kv, ratio, dim = choose(rng, [1, 2, 3, 4]), choose(rng, [1, 2, 3]), choose(rng, [2, 4])
-    family = choose(rng, ["llama", "llama", "qwen2", "qwen3"])
+    family = choose(rng, ["llama", "llama biased", "mistral", "phi3", "qwen2", "qwen3"])
+    biased = [bool(x) for x in rng.integers(2, size=2)] if family == "llama biased" else [False, False]
+    family = family.removesuffix(" biased")
     return ModelSpec(
         name=f"random {family}", family=family, num_layers=choose(rng, [1, 2, 4, 6]), hidden_size=choose(rng, [3, 8]),
         mlp_hidden_size=choose(rng, [12, 24]), num_heads=kv * ratio, num_kv_heads=kv, head_dim=dim,
         vocab_size=choose(rng, [7, 64, 65, 130, 200]), max_positions=16, tied_embeddings=bool(rng.integers(2)),
+        attention_bias=biased[0], mlp_bias=biased[1],
     )  # fmt: skip
 
 
@@ -212,7 +242,10 @@ def test_the_triples_are_of_every_kind():
     plans = [planned(seed) for seed in range(NUM_TRIPLES)]
     assert len({(repr(p.spec), p.train, p.rollout, p.grouping, p.apart) for p in plans}) >= 300
     kinds = {
-        "qwen2": sum(p.spec.qkv_bias for p in plans), "qwen3": sum(p.spec.qk_norm for p in plans),
+        "qwen2": sum(p.spec.family == "qwen2" for p in plans), "qwen3": sum(p.spec.qk_norm for p in plans),
+        "bias of attention alone": sum(p.spec.attention_bias and not p.spec.mlp_bias for p in plans),
+        "bias of the MLP alone": sum(p.spec.mlp_bias and not p.spec.attention_bias for p in plans),
+        "fused files": sum(p.spec.family == "phi3" for p in plans),
         "tied, stages": sum(p.spec.tied_embeddings and p.train.pp > 1 for p in plans),
         "kv heads < tp": sum(p.spec.num_kv_heads < max(p.train.tp, p.rollout.tp) for p in plans),
         "rollout wider": sum(p.rollout.tp > p.train.tp for p in plans), "rollout stages": sum(p.rollout.pp > 1 for p in plans),

@@ -10,6 +10,7 @@ Weights go in and out by the boxes of :mod:`hfsdk.resharding`, so each rank read
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
-from hfsdk.engine import cpu_support_megatron, megatron_optimizer, megatron_sequence
+from hfsdk.engine import cpu_support_megatron, megatron_optimizer, megatron_rope, megatron_sequence
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.packed_attention import PackedAttention
 from hfsdk.engine.role_state import SCALAR_HEAD
@@ -92,7 +93,18 @@ class GroupedSelfAttention(SelfAttention):
     """Megatron's self-attention where tp is a multiple of the kv heads: there the original asks the global groups.
 
     tp ranks then share a kv head: each takes its queries and the shared key and value out of the gathered fused rows.
+
+    Args:
+        config: of the layer.
+        output_bias: whether attention's output has a bias; Megatron has one option for that and for the MLP.
+        options: of the original.
     """
+
+    def __init__(self, config: TransformerConfig, *, output_bias: bool, **options: Any) -> None:
+        if config.add_bias_linear != output_bias:
+            config = copy.copy(config)
+            config.add_bias_linear = output_bias
+        super().__init__(config, **options)
 
     def get_query_key_value_tensors(
         self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -153,12 +165,13 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 def _config(
     spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str, sequence_parallel: bool
 ) -> TransformerConfig:
-    return TransformerConfig(
+    config = TransformerConfig(
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
         layernorm_epsilon=spec.norm_eps, normalization="RMSNorm", gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu, add_bias_linear=False, add_qkv_bias=spec.qkv_bias,
+        activation_func=torch.nn.functional.silu, add_bias_linear=spec.mlp_bias, add_qkv_bias=spec.qkv_bias,
         qk_layernorm=spec.qk_norm, hidden_dropout=0.0, attention_dropout=0.0,
+        window_size=None if spec.sliding_window is None else (spec.sliding_window - 1, 0),
         use_cpu_initialization=not torch.cuda.is_available(), perform_initialization=False,
         bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
         gradient_accumulation_fusion=False, persist_layer_norm=False, attention_softmax_in_fp32=True, cuda_graph_scope=[],
@@ -169,6 +182,8 @@ def _config(
         calculate_per_token_loss=True,  # gradients are summed over dp, never averaged
         **RECOMPUTE[recompute],
     )  # fmt: skip
+    vars(config).update(megatron_rope.attention_options(spec))
+    return config
 
 
 def build_model(
@@ -207,11 +222,7 @@ def build_model(
         parallel_output=True, share_embeddings_and_output_weights=tied,
         position_embedding_type="rope", rotary_base=spec.rope_theta, pg_collection=groups.collection(),
     )  # fmt: skip
-    if spec.rope_scaling is not None:
-        rotary, scaling = model.rotary_pos_emb, spec.rope_scaling
-        rotary.inv_freq = rotary._apply_scaling(  # Megatron's own option takes the factor alone
-            rotary.inv_freq, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_positions
-        )
+    megatron_rope.stretch(model.rotary_pos_emb, spec)
     model.to(groups.device, DTYPES[dtype])
     model.scalar = scalar
     if scalar:
@@ -232,6 +243,7 @@ def _layers(spec: ModelSpec, groups: RoleGroups) -> TransformerBlockSubmodules:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
     parts, attention = layer.submodules, layer.submodules.self_attention
     attention.module, attention.submodules.core_attention = GroupedSelfAttention, PackedAttention
+    attention.params["output_bias"] = spec.attention_bias
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
     if spec.qk_norm:
         attention.submodules.q_layernorm = attention.submodules.k_layernorm = Norm

@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""Queries, keys, values [tokens, heads, head_dim]; offsets of the rows, [rows + 1], on the CPU; scale -> as the queries."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None], torch.Tensor]
+"""Queries, keys, values [tokens, heads, head_dim]; offsets of the rows, [rows + 1], on the CPU; scale; window -> as the queries.
+
+A token sees the last ``window`` tokens of its row up to itself, or with ``None`` all of them."""
 
 FLASH_HEAD_DIM = 256
 """The widest head of the kernel for packed rows."""
@@ -33,6 +35,7 @@ class PackedAttention(torch.nn.Module):
     def __init__(self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **_: Any) -> None:
         super().__init__()
         self.scale: float = config.kv_channels**-0.5
+        self.window: int | None = config.window_size[0] + 1 if config.window_size else None  # Megatron counts those before
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, **_: Any
@@ -43,7 +46,7 @@ class PackedAttention(torch.nn.Module):
         argument because activation recompute passes arguments on, and nothing else.
         """
         attend = choose(query.device.type, query.dtype, query.shape[-1])
-        heads = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)
+        heads = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale, self.window)
         return heads.flatten(1)[:, None]
 
 
@@ -66,14 +69,15 @@ def has_packed_kernel() -> bool:
 
 
 def attend_packed(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float, window: int | None = None
 ) -> torch.Tensor:
     """Attend within each row by FlashAttention's kernel for rows of any length: nothing is padded, nothing is O(longest^2)."""
     from torch.nn.attention.varlen import varlen_attn
 
     longest = int(offsets.diff().max())
     starts = _once(offsets, query.device, _starts)
-    heads = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
+    seen = (-1 if window is None else window - 1, 0)
+    heads = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=seen, enable_gqa=True)
     assert isinstance(heads, torch.Tensor)  # a pair only where more is asked for
     return heads
 
@@ -100,20 +104,27 @@ def _places(offsets: torch.Tensor) -> torch.Tensor:
     return torch.arange(int(offsets[-1])) + shift.repeat_interleave(lengths)
 
 
+def _mask(length: int, window: int | None, device: torch.device) -> dict[str, Any]:
+    """Return who sees whom in a row, as PyTorch's attention is told: a mask only where the window is shorter than the row."""
+    if window is None or length <= window:
+        return {"is_causal": True}
+    return {"attn_mask": torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)}
+
+
 def attend_row_by_row(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float, window: int | None = None
 ) -> torch.Tensor:
     """Attend within each row; tensors are [tokens, heads, head_dim]. What costs least where a call costs little: on a CPU."""
     found = []
     for first, last in itertools.pairwise(offsets.tolist()):
         q, k, v = (x[first:last].transpose(0, 1)[None] for x in (query, key, value))
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        out = scaled_dot_product_attention(q, k, v, **_mask(last - first, window, q.device), scale=scale, enable_gqa=True)
         found.append(out[0].transpose(0, 1))
     return torch.cat(found)
 
 
 def attend_in_one(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float, window: int | None = None
 ) -> torch.Tensor:
     """The same in one call, for devices where many small ones cost more: rows are padded for this call only.
 
@@ -126,5 +137,5 @@ def attend_in_one(
         x.new_zeros(count * longest, *x.shape[1:]).index_copy(0, place, x).unflatten(0, (count, longest)).transpose(1, 2)
         for x in (query, key, value)
     )
-    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    out = scaled_dot_product_attention(q, k, v, **_mask(longest, window, q.device), scale=scale, enable_gqa=True)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, place)

@@ -64,7 +64,7 @@ class Shard:
         The same on every tp rank is what tp does not cut; on the first and last stage a tied embedding. (What dp ranks hold alike
         they share out: ``shares.py``.)
         """
-        replicated = box.size == self.shapes[box.tensor]
+        replicated = box.size == self.shapes[box.tensor] and "linear_qkv" not in box.local  # where tp cuts beside a lone kv head
         tied_copy = box.tensor == "model.embed_tokens.weight" and box.local == "output_layer.weight"
         return not tied_copy and not (replicated and self.at.tp)
 

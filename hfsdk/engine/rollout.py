@@ -153,6 +153,7 @@ def engine_arguments(
     longest = max_model_len(spec, options)
     return {
         "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
+        "config_format": "hf",  # not params.json, which Mistral's folders have too
         "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
         "load_format": "auto" if load_weights else "dummy", "enforce_eager": on_cpu, "seed": seed,
         "max_model_len": longest, "max_num_seqs": options.max_num_seqs,

@@ -197,6 +197,8 @@ def _layer_parameters(spec: ModelSpec, tp: int, kv_shards: int) -> int:
     split = 2 * query + 3 * spec.mlp_hidden_size
     matrices_and_norms = spec.hidden_size * (split // tp + 2 * kv // kv_shards + 2)
     biases = query // tp + 2 * kv // kv_shards if spec.qkv_bias else 0
+    biases += spec.hidden_size if spec.attention_bias else 0
+    biases += 2 * spec.mlp_hidden_size // tp + spec.hidden_size if spec.mlp_bias else 0
     return matrices_and_norms + biases + (2 * spec.head_dim if spec.qk_norm else 0)
 
 

@@ -7,25 +7,28 @@ from hfsdk.engine import packed_attention
 from hfsdk.engine.packed_attention import PackedAttention, attend_in_one, attend_packed, attend_row_by_row, choose
 
 
-def by_hand(query, key, value, offsets, scale):
+def by_hand(query, key, value, offsets, scale, window=None):
     """Softmax over what a token may see, one token and one head at a time."""
     out = torch.zeros_like(query)
     per_kv_head = query.shape[1] // key.shape[1]
     for first, last in pairwise(offsets):
         for t in range(first, last):
+            oldest = first if window is None else max(first, t + 1 - window)
             for h in range(query.shape[1]):
-                keys, values = key[first : t + 1, h // per_kv_head], value[first : t + 1, h // per_kv_head]
+                keys, values = key[oldest : t + 1, h // per_kv_head], value[oldest : t + 1, h // per_kv_head]
                 out[t, h] = torch.softmax(keys @ query[t, h] * scale, 0) @ values
     return out
 
 
 @pytest.mark.parametrize("attend", [attend_row_by_row, attend_in_one])
 @pytest.mark.parametrize("lengths", [[5, 3, 2], [1], [4, 4], [1, 7, 1]])
-def test_a_token_sees_its_own_row_up_to_itself(attend, lengths):
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+def test_a_token_sees_its_own_row_up_to_itself(attend, lengths, window):
     torch.manual_seed(0)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     query, key, value = (torch.randn(int(offsets[-1]), heads, 16, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
-    expected, found = by_hand(query, key, value, offsets.tolist(), 0.25), attend(query, key, value, offsets, 0.25)
+    expected = by_hand(query, key, value, offsets.tolist(), 0.25, window)
+    found = attend(query, key, value, offsets, 0.25, window)
     torch.testing.assert_close(found, expected)
     direction = torch.randn_like(expected)
     gradients = [torch.autograd.grad(out, (query, key, value), direction) for out in (expected, found)]
@@ -34,7 +37,7 @@ def test_a_token_sees_its_own_row_up_to_itself(attend, lengths):
 
 def test_takes_the_place_of_megatrons_core_attention():
     class Config:
-        kv_channels = 16
+        kv_channels, window_size = 16, None
 
     attention = PackedAttention(Config, layer_number=1, attn_mask_type=None, attention_type="self")
     query, key, value = (torch.randn(6, 1, heads, 16) for heads in (4, 2, 2))
@@ -42,6 +45,10 @@ def test_takes_the_place_of_megatrons_core_attention():
     assert out.shape == (6, 1, 64)
     expected = attend_row_by_row(query[:, 0], key[:, 0], value[:, 0], torch.tensor([0, 2, 6]), 0.25)
     assert torch.equal(out[:, 0].unflatten(1, (4, 16)), expected)
+    Config.window_size = (1, 0)  # one before itself
+    windowed = PackedAttention(Config, layer_number=1, attn_mask_type=None, attention_type="self")
+    expected = by_hand(query[:, 0], key[:, 0], value[:, 0], [0, 2, 6], 0.25, 2)
+    torch.testing.assert_close(windowed(query, key, value, torch.tensor([0, 2, 6]))[:, 0].unflatten(1, (4, 16)), expected)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +96,8 @@ def test_offsets_are_copied_once_a_micro_batch(monkeypatch):
     assert all(one[0] is starts for one in told)
     assert (starts.dtype, starts.tolist()) == (torch.int32, [0, 5, 8, 10])
     assert rest == [5, 5, {"scale": 0.5, "window_size": (-1, 0), "enable_gqa": True}], "each token up to itself"
+    attend_packed(heads, heads, heads, offsets, 0.5, 4)
+    assert told[-1][-1]["window_size"] == (3, 0), "itself and three before it"
 
 
 def test_places_are_made_once_a_micro_batch(monkeypatch):

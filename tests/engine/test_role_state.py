@@ -15,7 +15,15 @@ from hfsdk.layout import Layout
 from hfsdk.spec import ModelSpec
 
 LAYOUTS = ["tp1", "tp2 pp2", "pp4", "tp4", "tp2 dp2", "tp4 pp2", "dp3", "pp2 dp5"]
-MODELS = {"untied": (False, False), "tied": (True, False), "untied scalar": (False, True), "tied scalar": (True, True)}
+MODELS = {
+    "untied": (False, False), "tied": (True, False), "untied scalar": (False, True), "tied scalar": (True, True),
+    "biased": (False, False), "fused": (False, False), "one kv head": (False, False),
+}  # fmt: skip
+MORE = {
+    "biased": {"attention_bias": True, "mlp_bias": True}, "fused": {"architectures": ["Phi3ForCausalLM"]},
+    "one kv head": {"num_key_value_heads": 1, "attention_bias": True},
+}  # fmt: skip
+"""What a model's config has beside the others'."""
 
 
 def spec_of(model):
@@ -24,7 +32,7 @@ def spec_of(model):
         "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
         "max_position_embeddings": 64, "tie_word_embeddings": MODELS[model][0], "rms_norm_eps": 1e-5,
     }  # fmt: skip
-    return ModelSpec.from_hf_config(config, model)
+    return ModelSpec.from_hf_config(config | MORE.get(model, {}), model)
 
 
 def whole(spec, scalar, dtype):

@@ -483,7 +483,11 @@ def a_step_ahead(rank, world_size, folder):
 # --- other families, with the trainer ----------------------------------------------------------------------------------
 
 
-def other_families(rank, world_size, folders):
+LATER_FAMILIES = (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1), ("llama3", "shared", "dp2", 1))
+"""(folder, mode of the rollout's weights, training layout, tp of the rollout)"""
+
+
+def other_families(rank, world_size, folders, cases=LATER_FAMILIES):
     """The trainer's weights by the plan, before and after an update: vLLM's log-probs are the trainer's."""
     from hfsdk.engine.megatron_groups import RoleGroups
     from hfsdk.engine.microbatch import plan_pass, plan_update
@@ -492,7 +496,7 @@ def other_families(rank, world_size, folders):
     from hfsdk.table import Table
 
     group, responses = dist.new_group([0, 1]), []
-    for family, mode, train, tp in (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1), ("llama3", "shared", "dp2", 1)):
+    for family, mode, train, tp in cases:
         folder = folders[family]
         mesh = Layout.parse(train).fill(2).mesh(tp)
         role = RoleSpec(name="actor", kind="actor", folder=folder, train=mesh.layout, optimizer=AdamW(lr=1e-3))

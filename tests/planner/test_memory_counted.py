@@ -54,6 +54,20 @@ def test_planned_weights_are_those_that_megatron_builds(name, layout, head, kind
     assert planned.gradients == 2 * planned.weights
 
 
+@pytest.mark.parametrize(("more", "layout"), [
+    ({"attention_bias": True}, "tp2 dp4"), ({"mlp_bias": True}, "tp4 dp2"), ({"attention_bias": True, "mlp_bias": True}, "tp1 dp8"),
+    ({"family": "phi3"}, "tp2 dp4"), ({"family": "mistral", "sliding_window": 64}, "tp2 dp4"), ({"family": "qwen2"}, "tp2 dp4"),
+])  # fmt: skip
+def test_every_bias_is_planned(more, layout):
+    """Narrow layers, of which biases are a good part: to the byte."""
+    sizes = {"num_layers": 2, "hidden_size": 32, "mlp_hidden_size": 64, "num_heads": 4, "num_kv_heads": 4, "head_dim": 8}
+    spec = ModelSpec(name="narrow", **sizes, vocab_size=64, max_positions=128, tied_embeddings=True, **more)
+    layout = Layout.parse(layout).fill(RANKS)
+    role = RoleSpec(name="actor", kind="actor", model=spec, train=layout, dtype="bf16", optimizer=AdamW())
+    assert role_bytes(role, RANKS).weights == counted(spec, layout, "lm", "bf16")
+    assert rollout_parameters(spec, layout.tp) == sum(box.numel for box in vllm_boxes(spec, layout.tp, 0))
+
+
 @pytest.mark.parametrize(("name", "tp"), [("qwen3-8b", 8), *itertools.product(["qwen3-8b", "qwen2.5-7b"], [1, 2, 4])])
 def test_planned_weights_of_the_rollout_are_the_boxes_that_are_moved(name, tp):
     spec = ModelSpec.preset(name)

@@ -1,0 +1,143 @@
+"""What a Hugging Face ``config.json`` says, key by key: every key that changes what is computed is read here or refused.
+
+transformers is the reference. A key that vLLM's model takes and transformers' does not (or the other way round) would give two
+models from one folder, so it is refused as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hfsdk.checks import is_whole, shown
+from hfsdk.errors import UnsupportedModelError
+
+CLASS_PREFIXES = {"llama": "Llama", "mistral": "Mistral", "phi3": "Phi3", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""Family the engines know -> how transformers' class names of it begin."""
+
+HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
+"""Head of a model -> how transformers' class names with it end."""
+
+FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
+"""Hugging Face architecture name -> family."""
+
+NEUTRAL: dict[str, tuple[Any, str]] = {
+    "partial_rotary_factor": (1, "rotary positions over the whole head"),
+    "rotary_pct": (1, "rotary positions over the whole head"),
+    "rotary_emb_fraction": (1, "rotary positions over the whole head"),
+    "rope_dim": (0, "rotary positions over the whole head"),
+    "rope_interleaved": (False, "rotary positions in two halves"),
+    "use_fope": (False, "rotary positions of one wave a dimension"),
+    "mrope_section": ([], "positions of one number a token"),
+    "quantization_config": ({}, "weights that are not quantized"),
+    "compression_config": ({}, "weights that are not quantized"),
+    "attn_logit_softcapping": (0, "attention without a cap"),
+    "final_logit_softcapping": (0, "logits without a cap"),
+    "logit_scale": (1, "logits as they are"),
+    "head_dtype": ("model", "a head in the dtype of the model"),
+    "is_causal": (True, "attention to what came before"),
+    "dual_chunk_attention_config": ({}, "attention over the whole text at once"),
+    "llama_4_scaling": ({}, "attention of one scale at every position"),
+    "ada_rms_norm_t_cond": (False, "norms without a condition"),
+}
+"""Key of a ``config.json`` that changes what is computed and that the engines do not take -> its neutral value, and what they run.
+
+Dropout (``attention_dropout``) is left out: RLHF trains without."""
+
+
+def require(condition: bool, name: str, has: str, runs: str) -> None:
+    """Refuse a model that has something else than what hfsdk runs.
+
+    Raises:
+        UnsupportedModelError: the condition does not hold.
+    """
+    if not condition:
+        raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
+
+
+def size_of(config: Mapping[str, Any], name: str, key: str) -> int:
+    """Return one size of a config, which is a whole number above 0.
+
+    Raises:
+        UnsupportedModelError: it is missing, or another thing.
+    """
+    size: Any = config.get(key)
+    if not is_whole(size) or not 0 < size <= 10**9:
+        raise UnsupportedModelError(f"the config of {name} has {key}={shown(size)}; a whole number above 0 is needed. Mend it.")
+    return int(size)
+
+
+def family_of(config: Mapping[str, Any], name: str) -> str:
+    """Return the family of a config's architecture.
+
+    Raises:
+        UnsupportedModelError: it is one that the engines do not run.
+    """
+    architectures = config.get("architectures") or []
+    known = [a for a in architectures if isinstance(a, str) and a in FAMILIES] if isinstance(architectures, list) else []
+    if not known:
+        raise UnsupportedModelError(
+            f"{name} has architecture {shown(architectures or 'none')}; hfsdk runs {sorted(FAMILIES)}. "
+            "Use a model of one of these architectures."
+        )
+    return FAMILIES[known[0]]
+
+
+def check_neutral(config: Mapping[str, Any], rope: Mapping[str, Any], name: str) -> None:
+    """Refuse what no family has: another activation, and every key of :data:`NEUTRAL` with another value.
+
+    Raises:
+        UnsupportedModelError: names the key and what hfsdk runs.
+    """
+    activation = config.get("hidden_act", "silu")
+    require(activation == "silu", name, f"activation {shown(activation)}", "silu")
+    for key, (neutral, words) in NEUTRAL.items():
+        for where in (config, rope):
+            value = where.get(key)
+            require(value is None or value == neutral, name, f"{key}={shown(value)}", words)
+
+
+def biases_of(config: Mapping[str, Any], family: str, name: str) -> tuple[bool, bool]:
+    """Return whether attention's and the MLP's linear layers have biases, where that is an option: with llama.
+
+    Raises:
+        UnsupportedModelError: the family has none in one of the engines, or only some of them are asked for.
+    """
+    attention, mlp = (bool(config.get(key, False)) for key in ("attention_bias", "mlp_bias"))
+    if family != "llama":
+        require(not attention, name, "attention_bias=true", f"attention_bias=false with {family}")
+        require(not mlp, name, "mlp_bias=true", f"mlp_bias=false with {family}")
+    if family not in ("qwen2", "qwen3"):  # which vLLM runs by the code of its Llama: that has more names for biases
+        require(not config.get("bias", False), name, "bias=true", "biases that are named attention_bias and mlp_bias")
+        alike = bool(config.get("qkv_bias", attention)) == attention
+        require(alike, name, f"qkv_bias={shown(config.get('qkv_bias'))}", "attention_bias for all four of its layers")
+    return attention, mlp
+
+
+def window_of(config: Mapping[str, Any], family: str, name: str) -> int | None:
+    """Return how many tokens each token sees, itself included, in every layer; ``None``: all of them.
+
+    A window as long as the longest text is none.
+
+    Raises:
+        UnsupportedModelError: some layers have one and others none, or it is one that one engine takes and the other does not.
+    """
+    layers = config.get("layer_types") or []
+    whole = isinstance(layers, list) and all(layer == "full_attention" for layer in layers)
+    windowed = config.get("use_sliding_window", False) or not whole
+    require(not windowed, name, "layers with a sliding window", "attention over the whole text")
+    if family in ("qwen2", "qwen3"):  # there use_sliding_window decides
+        return None
+    window = config.get("sliding_window", 4096 if family == "mistral" else None)
+    if window is None or (is_whole(window) and window >= size_of(config, name, "max_position_embeddings")):
+        return None
+    if family == "llama":
+        require(window == 0, name, f"sliding_window={shown(window)}", "llama without a window, as transformers does")
+        return None
+    require(is_whole(window) and window > 0, name, f"sliding_window={shown(window)}", "a window of one token or more, or null")
+    return int(window)
+
+
+def kv_heads_of(config: Mapping[str, Any], family: str, num_heads: int) -> Any:
+    """Return the key/value heads; where they are not named, what transformers takes."""
+    return config.get("num_key_value_heads", 8 if family == "mistral" else num_heads) or num_heads

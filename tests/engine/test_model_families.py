@@ -1,0 +1,216 @@
+"""What models of one family differ in, against transformers: the trainer's outputs, gradients and folders, and vLLM's log-probs."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from spawn import SpawnError, run
+from test_rollout import other_families
+from test_trainer import (
+    NUM_ROWS,
+    Harness,
+    Reference,
+    by_row,
+    check_inference,
+    is_critic,
+    loss_of,
+    reference_model_at,
+    rows_table,
+)
+
+from hfsdk.spec import ModelSpec
+
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+"""With 64 positions of before, a head of 32 has dimensions of all three kinds."""
+
+MODELS = {
+    "yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "yarn with its own attention": ("Llama", {"rope_parameters": YARN | {"attention_factor": 0.8, "truncate": False}}),
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "bias of attention": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
+    "bias of the MLP critic": ("Llama", {"mlp_bias": True}),
+    "mistral": ("Mistral", {"head_dim": 64, "sliding_window": None}),
+    "windowed mistral": ("Mistral", {"sliding_window": 6}),
+    "phi3": ("Phi3", {}),
+    "windowed phi3": ("Phi3", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "phi3 critic": ("Phi3", {}),
+}
+"""Name -> (how transformers' class names of it begin, what its config has beside the sizes)."""
+LAYOUTS = {"tp1": 1, "tp2": 2, "pp2": 2, "tp4 for rollout 2": 4}
+"""Layout -> world size; the last shares a kv head between ranks."""
+
+
+def make_folder(name, folder, **sizes):
+    import transformers
+
+    family, more = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(
+        **{"vocab_size": 260, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+           "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "num_labels": 1, "pad_token_id": 0, "bos_token_id": 1,
+           "eos_token_id": 2, **sizes, **more},
+    )  # fmt: skip
+    torch.manual_seed(list(MODELS).index(name))
+    model = getattr(transformers, family + ("ForSequenceClassification" if is_critic(name) else "ForCausalLM"))(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(4)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    """Folders, and transformers' outputs and gradients of every model."""
+    root, rows = tmp_path_factory.mktemp("families"), rows_table()
+    folders = {name: make_folder(name, root / name, hidden_size=256) for name in MODELS}
+    references = {name: Reference(folders[name], rows, rows["temperature"]) for name in MODELS}
+    policies = [name for name in MODELS if not is_critic(name)]
+    old = {n: references[n].columns["log_probs"].detach().numpy() + rows["noise"].flat for n in policies}
+    old["untied"] = old[policies[0]]  # of critics, whose loss does not look
+    gradients = {}
+    for name in MODELS:
+        mine = rows.with_columns({"old_log_probs": rows.ragged("response").map(old.get(name, old["untied"]))})
+        gradients[name] = references[name].gradient(mine, loss_of(name))
+    assert all(references[name].columns["logits"].std() >= 1 for name in policies)
+    torch.save({"old": old, "gradients": gradients}, root / "reference.pt")
+    return {"root": root, "folders": folders, "references": references}
+
+
+# ---- what runs in the processes
+
+
+class FamilyHarness(Harness):
+    """The roles of one layout on this rank."""
+
+    def __init__(self, layout, root, world_size):
+        super().__init__(layout, root, world_size)
+        self.models = tuple(MODELS)
+
+
+def check_gradients(h):
+    """With everything kept and with everything computed again: distance of the gradient, of the loss, of the norm."""
+    found = {}
+    for name in h.models:
+        temperature = 1.0 if is_critic(name) else h.rows()["temperature"]
+        for recompute in ("", "full"):
+            trainer = h.trainer(name, recompute=recompute)
+            metrics = trainer.forward_backward(h.rows(name), h.plan(max_tokens=40)[0], loss_of(name), temperature)
+            loss, gradient = h.gradients[name]
+            norm = sum(g.double().pow(2).sum() for g in gradient.values()) ** 0.5
+            off = h.difference(trainer.gradients(), gradient)
+            found[name, recompute] = off, metrics["loss"] - loss, trainer.grad_norm() / float(norm) - 1
+    return found
+
+
+def check_saving(h):
+    found = {}
+    for name in h.models:
+        trainer = h.trainer(name)
+        trainer.update(h.rows(name), h.plan(), loss_of(name))
+        folder = h.root / f"saved {name} {h.mesh.layout}"
+        trainer.save_folder(folder)
+        found[name] = str(folder), trainer.weights()
+    return found
+
+
+CHECKS = {"inference": check_inference, "gradients": check_gradients, "saving": check_saving}
+
+
+def all_checks(rank, world_size, layouts, root):
+    harnesses = {layout: FamilyHarness(layout, root, world_size) for layout in layouts}
+    return {layout: {name: check(h) for name, check in CHECKS.items()} for layout, h in harnesses.items()}
+
+
+@pytest.fixture(scope="module")
+def results(case):
+    """``results(layout, check)`` -> one entry per rank."""
+    done = {}
+
+    def look(layout, check):
+        size = LAYOUTS[layout]
+        if size not in done:
+            try:
+                done[size] = run(all_checks, size, [name for name, n in LAYOUTS.items() if n == size], case["root"])
+            except SpawnError as error:
+                done[size] = error
+        if isinstance(done[size], SpawnError):
+            raise done[size]
+        return [rank[layout][check] for rank in done[size]]
+
+    return look
+
+
+# ---- the laws
+
+every_model = pytest.mark.parametrize("model", MODELS)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@every_model
+def test_tensors_are_those_of_transformers(case, model):
+    spec = ModelSpec.from_folder(case["folders"][model])
+    there = {name: tuple(p.shape) for name, p in case["references"][model].model.named_parameters()}
+    head = {"score.weight": (1, spec.hidden_size)} if is_critic(model) else {}
+    assert {name: shape for name, shape in spec.tensors().items() if not (head and name == "lm_head.weight")} | head == there
+    assert spec.class_name("scalar" if head else "lm") == type(case["references"][model].model).__name__
+
+
+@every_model
+@every_layout
+def test_outputs_are_those_of_transformers(case, results, layout, model):
+    found = [rank[model] for rank in results(layout, "inference")]
+    for column in found[-1]:
+        mine = by_row([rank.get(column, {}) for rank in found], NUM_ROWS)
+        expected = case["references"][model].columns[column].detach().numpy()
+        assert mine.shape == expected.shape
+        assert np.abs(mine - expected).max() < 1e-4
+
+
+@every_layout
+def test_gradient_is_that_of_plain_pytorch(results, layout):
+    for rank in results(layout, "gradients")[:1]:
+        for key, (off, loss_off, norm_off) in rank.items():
+            assert off < 1e-5, (key, off)
+            assert abs(loss_off) < 1e-5, key
+            assert abs(norm_off) < 1e-5, key
+
+
+@every_model
+@every_layout
+def test_saved_folder_is_read_by_transformers(case, results, layout, model):
+    folder, weights = results(layout, "saving")[0][model]
+    loaded = dict(reference_model_at(folder, model).named_parameters())
+    assert set(loaded) == set(weights)
+    assert all(torch.equal(loaded[n], weights[n]) for n in weights)
+    before = dict(case["references"][model].model.named_parameters())
+    assert min((loaded[n] - before[n]).abs().max() for n in before) > 1e-5, "an update moved every tensor"
+    alone = results("tp1", "saving")[0][model][1]
+    off = torch.cat([(alone[n] - weights[n]).flatten() for n in alone])
+    assert off.abs().max() <= 6e-4  # near-zero gradients may flip their sign
+    assert (off.abs() > 1e-6).float().mean() < 0.01
+    kept = [json.loads((case["root"] / at / "config.json").read_text()) for at in (model, folder)]
+    assert ModelSpec.from_hf_config(kept[0]) == ModelSpec.from_hf_config(kept[1])
+
+
+ROLLOUTS = {
+    "positions": (("yarn", "packed", "tp2", 2), ("yarn with its own attention", "shared", "dp2", 1)),
+    "biases": (("biases", "packed", "tp2", 2), ("biases", "shared", "pp2", 1)),
+    "windows": (("windowed mistral", "packed", "dp2", 2), ("windowed phi3", "shared", "tp2", 1)),
+}
+"""(model, mode of the rollout's weights, training layout, tp of the rollout); prompts have 20 tokens and more."""
+
+
+@pytest.mark.parametrize("what", ROLLOUTS)
+def test_vllms_log_probs_are_the_trainers(tmp_path, what):
+    """Before and after an update whose weights go the planned way; both ranks draw the same."""
+    pytest.importorskip("vllm")
+    sizes = {"hidden_size": 256, "num_key_value_heads": 4, "intermediate_size": 256}
+    names = {name for name, *_ in ROLLOUTS[what]}
+    folders = {name: make_folder(name, tmp_path / name, **sizes) for name in names}
+    first, second = run(other_families, 2, folders, ROLLOUTS[what])
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert any(not np.array_equal(first[i], first[i + 1]) for i in range(0, len(first), 2)), "the update changed what is drawn"
