@@ -234,6 +234,8 @@ class DeviceStatus:
     """Role -> measured bytes of its weights, gradients, optimizer state and rollout copy."""
     offloaded: Mapping[str, int] = field(default_factory=dict)
     """Role -> bytes of it that are in host memory instead of on the device now; only roles that offload something."""
+    asleep: Mapping[str, int] = field(default_factory=dict)
+    """Role -> bytes of its rollout that are nowhere now, because it sleeps; only roles whose rollout can."""
 
 
 class Runtime(Protocol):

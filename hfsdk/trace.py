@@ -14,6 +14,7 @@ forward           forward passes of inference calls and of training
 backward          backward passes, with gradient reduction
 optimizer         clipping and the optimizer step
 wait              a pipeline stage waiting for its neighbour
+sleep, wake       a rollout on a GPU giving its weights and cache up, and getting memory for them again (with bytes)
 fetch             mapping input columns
 reward, map       the user's functions in CPU tasks
 ================  ============================================================

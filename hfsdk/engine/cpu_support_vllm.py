@@ -198,6 +198,19 @@ def shared_groups_kept(kept: bool) -> Iterator[None]:
 
 
 @contextmanager
+def pools_kept(kept: bool) -> Iterator[None]:
+    """Let one engine shut down without ending the memory pools of another of this process that sleeps (CUDA alone)."""
+    from vllm.device_allocator import cumem
+
+    allocator = cumem.CuMemAllocator.instance
+    if not kept or allocator is None:
+        yield
+        return
+    with _replaced(allocator, "release_pools", lambda: None):
+        yield
+
+
+@contextmanager
 def default_group_kept() -> Iterator[None]:
     """Let vLLM destroy its own process groups, but not the default one, which is the trainer's (on CUDA too)."""
     import torch

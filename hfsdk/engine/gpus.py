@@ -94,6 +94,30 @@ def check_count(asked: int | None, total: int) -> None:
         )
 
 
+def default_dtype(device_name: str, simulated: bool) -> str:
+    """Return the dtype of a model whose user names none: ``"bf16"`` on real GPUs, ``"fp32"`` on processors and in simulation.
+
+    A simulation of GPUs has always taken fp32 unless it is told otherwise, and what it predicted stays what it was.
+
+    Args:
+        device_name: of the session's devices, as ``ClusterSpec`` has it; processors' begin with "cpu".
+        simulated: whether nothing runs on them.
+    """
+    return "fp32" if simulated or device_name.startswith("cpu") else "bf16"
+
+
+def sleeps(device_type: str, *, trained: bool, pool_is_free: bool) -> bool:
+    """Return whether a rollout gives its memory up while a trainer of its process works.
+
+    Args:
+        device_type: ``"cpu"`` or ``"cuda"``; vLLM sleeps on the latter alone.
+        trained: whether its weights come from a trainer in this process, so that they are there again whenever it wakes. A rollout
+            in a pool of its own keeps what other ranks have sent it.
+        pool_is_free: whether no other engine of this process has the memory that vLLM can give up: one may.
+    """
+    return device_type == "cuda" and trained and pool_is_free
+
+
 def memory_share(needed: int, free: int, total: int) -> float:
     """Return vLLM's ``gpu_memory_utilization``: of a GPU's memory, what is free now, and never more than vLLM's own default.
 

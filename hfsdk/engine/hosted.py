@@ -72,7 +72,7 @@ class RankView:
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of this process and of each role in it."""
-        used, roles, _ = self._hosted.worker.memory()
+        used, roles, _, _ = self._hosted.worker.memory()
         return {"process": used, **roles}
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -105,6 +105,7 @@ class HostedRole:
             first: the first rank of the part of the pool where the role lives; ``None`` for the whole pool.
         """
         self.spec, self.worker = spec, worker
+        worker.rest()
         self.mesh = mesh_of(spec)
         self.groups = RoleGroups(self.mesh, first)
         recorder, setup = worker.recorder, worker.setup
@@ -123,7 +124,9 @@ class HostedRole:
             self.rollout = Rollout(
                 spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
                 options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=recorder, load_weights=False,
+                trained=spec.train is not None,
             )  # fmt: skip
+            self.rest()
         self.residency: Residency | None = None
         if self.rollout is not None and self._trainer is not None and self.rollout.in_place:
             assert self.plan is not None
@@ -272,10 +275,11 @@ class HostedRole:
         assert self.rollout is not None
         if self.plan is None:  # a shadow's weights came before the call
             return
-        if not self.stale and (self.residency is None or self.residency.generating):
+        if not self._lacks_weights(self.rollout):
             return
-        self._to_training()
+        self._take_back()
         rank, world = self.worker.setup.rank, self.groups.world
+        self._together(self.rollout, self.rollout.wake_weights, safe)
         with self.trainer.on_device("weights"), self.worker.recorder.span("reshard") as attrs:
             sources = self.trainer.local_tensors()
             if self.residency is None:
@@ -289,6 +293,23 @@ class HostedRole:
             self.rollout.finish_update()
             attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared)
         self.last_transport, self.stale = report, False
+        self._together(self.rollout, self.rollout.wake_cache, safe)
+
+    def _lacks_weights(self, rollout: Rollout) -> bool:
+        """Whether the rollout's weights are old or not there, on any rank: one may have slept while another did not."""
+        lacks = self.stale or not rollout.awake or (self.residency is not None and not self.residency.generating)
+        return any(self.groups.gather_objects(lacks)) if rollout.sleeps else lacks
+
+    def _together(self, rollout: Rollout, wake: Callable[[], None], safe: SafePoint) -> None:
+        """Wake the rollout's memory on every rank, or fail on every rank: those that wait for weights must not wait for ever."""
+        if not rollout.sleeps:
+            return
+        error: Exception | None = None
+        try:
+            wake()
+        except Exception as problem:
+            error = problem
+        safe.agree(self.groups.world, error)
 
     def _agree_on_plan(self, error: Exception | None, safe: SafePoint) -> None:
         """Make sure, before anything moves, that all ranks carry out the same plan with weights of the same version.
@@ -309,8 +330,17 @@ class HostedRole:
             )
         safe.agree(self.groups.world, error)
 
+    def rest(self) -> None:
+        """Have the rollout give up its memory, where it sleeps, until this role generates again."""
+        if self.rollout is not None:
+            self.rollout.rest()
+
     def _to_training(self) -> None:
-        """Give the trainer its weights back, if they are with the rollout."""
+        """Give the trainer its weights back, if they are with the rollout, and the memory of the rollouts here that sleep."""
+        self.worker.rest()
+        self._take_back()
+
+    def _take_back(self) -> None:
         if self.residency is not None and self.residency.generating:
             with self.worker.recorder.span("reshard") as attrs:
                 attrs.update(bytes=0, bytes_copied=self.residency.to_training())
@@ -322,9 +352,11 @@ class HostedRole:
         if self.residency is not None:
             return None, self.residency.census()
         trainer = self._trainer.memory_bytes()["weights"] if self._trainer is not None else 0
-        rollout = self.rollout.memory_bytes() - self.rollout.kv_cache_bytes if self.rollout is not None else 0
+        if self.rollout is None or not self.rollout.awake:
+            return None, Resident("training", trainer, 0, 0, 0, 0)
+        rollout = self.rollout.memory_bytes() - self.rollout.kv_cache_bytes
         twice = self.plan.bytes_copied(self.worker.setup.rank) if self.plan is not None else 0
-        return None, Resident("both" if self.rollout is not None else "training", trainer, rollout, 0, 0, twice)
+        return None, Resident("both", trainer, rollout, 0, 0, twice)
 
     # -- passes
 
@@ -440,10 +472,15 @@ class HostedRole:
         """Return this rank's bytes of ``weights``, ``gradients``, ``optimizer``, ``rollout`` (beyond those), ``kv_cache``."""
         parts = dict(self._trainer.memory_bytes()) if self._trainer is not None else {}
         if self.rollout is not None:
-            cache = parts["kv_cache"] = self.rollout.kv_cache_bytes
+            awake = self.rollout.awake
+            cache = parts["kv_cache"] = self.rollout.kv_cache_bytes if awake else 0
             beside = self.residency.bytes_beside() if self.residency is not None else self.rollout.memory_bytes() - cache
-            parts["rollout"] = beside
+            parts["rollout"] = beside if awake else 0
         return parts
+
+    def asleep_bytes(self) -> int:
+        """Return the bytes of the rollout's weights and cache that are not there because it sleeps."""
+        return 0 if self.rollout is None or self.rollout.awake else self.rollout.memory_bytes()
 
     def memory_bytes(self) -> int:
         """Return the bytes of weights, gradients, optimizer state and rollout on this rank."""

@@ -630,8 +630,8 @@ class RayRuntime:
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):  # the next call of the pool says why
             return ()
         return tuple(
-            DeviceStatus(member.device, rank, pool.name, member.pid, used, roles, offloaded)
-            for rank, (member, (used, roles, offloaded)) in enumerate(zip(state.members, seen, strict=True))
+            DeviceStatus(member.device, rank, pool.name, member.pid, used, roles, offloaded, asleep)
+            for rank, (member, (used, roles, offloaded, asleep)) in enumerate(zip(state.members, seen, strict=True))
         )
 
     @_while_open

@@ -331,8 +331,8 @@ class WorkerProcess(_Process):
         return self._worker.progress()
 
     @ray.method(concurrency_group="control")
-    def memory(self) -> tuple[int, dict[str, int], dict[str, int]]:
-        """Return the bytes in use, by role, and of each role in host memory."""
+    def memory(self) -> tuple[int, dict[str, int], dict[str, int], dict[str, int]]:
+        """Return the bytes in use, by role, and of each role in host memory and asleep."""
         return self._worker.memory()
 
     @ray.method(concurrency_group="control")

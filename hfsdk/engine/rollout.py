@@ -13,7 +13,10 @@ asynchronous: it launches a step before it returns what the last one drew, so th
     GPU     | step 1 | step 2 | step 3 |
     host      launch 2 | take 1, agree | launch 3 | take 2, agree |
 
-Weights come in through ``weight_targets()`` and ``finish_update()``; between the two the engine does not generate.
+Weights come in through ``weight_targets()`` and ``finish_update()``; between the two the engine does not generate. On GPUs a
+rollout beside its trainer sleeps between phases (:mod:`hfsdk.engine.vllm_sleep`)::
+
+    rest()   ... another phase ...   wake_weights()   weight_targets()   the transport writes   finish_update()   wake_cache()
 """
 
 from __future__ import annotations
@@ -36,10 +39,9 @@ import torch.distributed as dist
 from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.engine import cpu_support_vllm as cpu
-from hfsdk.engine import startup
+from hfsdk.engine import gpus, startup, vllm_sleep
 from hfsdk.engine.deterministic import any_algorithm
 from hfsdk.engine.drain import Drain
-from hfsdk.engine.gpus import memory_share
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import RanksDiffer, SafePoint
 from hfsdk.errors import CallError, LayoutError, OptionError, UnsupportedModelError
@@ -86,8 +88,8 @@ def check_model(spec: ModelSpec, device_type: str) -> None:
         )
 
 
-_open_engines: set[int] = set()
-"""The rollouts of this process that are open: vLLM's groups are shared by all of them, and the last to close ends them."""
+_open_engines: dict[int, bool] = {}
+"""The rollouts of this process that are open, and whether each sleeps: they share vLLM's groups, which the last to close ends."""
 
 
 def import_engine() -> None:
@@ -147,8 +149,12 @@ def engine_arguments(
     seed: int,
     load_weights: bool,
     gpu_share: float | None,
+    sleeps: bool = False,
 ) -> dict[str, Any]:
-    """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`; ``gpu_share`` of :func:`memory_share`, ``None`` on CPU."""
+    """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`.
+
+    ``gpu_share`` is :func:`gpus.memory_share`, ``None`` on CPU; ``sleeps`` is :func:`gpus.sleeps`.
+    """
     on_cpu = gpu_share is None
     longest = max_model_len(spec, options)
     return {
@@ -163,7 +169,7 @@ def engine_arguments(
         "block_size": KV_BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": not on_cpu,
         "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
-        **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share}),
+        **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share, "enable_sleep_mode": sleeps}),
     }  # fmt: skip
 
 
@@ -172,7 +178,14 @@ def _share(spec: ModelSpec, tp: int, dtype: str, cache: int) -> float:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     weights = sum(box.numel for box in vllm_boxes(spec, tp, 0)) * TORCH_DTYPES[dtype].itemsize
-    return memory_share(weights + cache, free, total)
+    return gpus.memory_share(weights + cache, free, total)
+
+
+def _sleeps(device_type: str, trained: bool) -> bool:
+    if device_type == "cpu" or not trained:
+        return gpus.sleeps(device_type, trained=trained, pool_is_free=True)
+    import_engine()
+    return gpus.sleeps(device_type, trained=trained, pool_is_free=vllm_sleep.pool_is_free())
 
 
 class Rollout:
@@ -193,6 +206,7 @@ class Rollout:
         job_id: names shared memory; see :func:`hfsdk.engine.cpu_support_vllm.remove_segments`.
         recorder: takes spans and progress.
         load_weights: read the folder's weights; with ``False`` nothing is read and the first update must come first.
+        trained: whether a trainer of this process fills it at every waking, so that it may sleep (:func:`gpus.sleeps`).
 
     Raises:
         UnsupportedModelError: vLLM cannot run the model here.
@@ -213,6 +227,7 @@ class Rollout:
         job_id: str,
         recorder: Recorder,
         load_weights: bool = True,
+        trained: bool = False,
     ) -> None:
         self._cpu = cpu.on_cpu()
         device_type = "cpu" if self._cpu else "cuda"
@@ -229,17 +244,22 @@ class Rollout:
         self._ready = load_weights
         cpu.prepare()
         share = None if self._cpu else _share(spec, tp, dtype, self.kv_cache_bytes)
+        self.sleeps = _sleeps(device_type, trained)
+        """Whether :meth:`rest` gives its memory up."""
         arguments = engine_arguments(
-            folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share
+            folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share, sleeps=self.sleeps
         )
         with cpu.process_state_kept(), any_algorithm():
             self._engine, plain = _build(arguments, rank, world_size, job_id)
-        _open_engines.add(id(self))
+        _open_engines[id(self)] = self.sleeps
         self._core = self._engine.engine_core
         self._core._finalizer.detach()  # close() shuts it down; a finalizer would destroy the trainer's process group
         self._model = self._engine.model_executor.driver_worker.worker.model_runner.model
         self._weights = cpu.CpuWeights(self._model, plain, options.cpu_weights) if self._cpu else None
         self._check_parameters()
+        self._sleep = vllm_sleep.Sleep(vllm_sleep.VllmSleep(self._engine), recorder) if self.sleeps else None
+        if self.sleeps:
+            vllm_sleep.forget_shared_buffers()
         if self._weights and load_weights:
             self._weights.close()
 
@@ -258,7 +278,29 @@ class Rollout:
     @property
     def in_place(self) -> bool:
         """Whether vLLM multiplies with its plain parameters, so that their storage may be shared, emptied and filled (CPU)."""
-        return self._weights is not None and not self._weights.packs
+        return self._weights is not None and not self._weights.packs and not self.sleeps
+
+    @property
+    def awake(self) -> bool:
+        """Whether its weights and cache have memory."""
+        return self._sleep is None or self._sleep.state == "awake"
+
+    def rest(self) -> None:
+        """Give up the memory of weights and cache until they are woken, where this rollout sleeps; it must be filled again then."""
+        if self._sleep is not None:
+            self._ready = False
+            self._sleep.to("asleep")
+
+    def wake_weights(self) -> None:
+        """Bring the memory of the weights, to be filled; the engine does not generate until :meth:`wake_cache`."""
+        if self._sleep is not None:
+            self._ready = False
+            self._sleep.to("filling")
+
+    def wake_cache(self) -> None:
+        """Bring the memory of the key/value cache, after :meth:`finish_update`."""
+        if self._sleep is not None and self._sleep.to("awake"):
+            self._soiled = True  # what lay in that memory before may read as NaN
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return vLLM's parameters on this rank by name; while their storages are emptied or filled nothing is generated."""
@@ -293,6 +335,11 @@ class Rollout:
         """Return the bytes of weights (plain and packed) and of the key/value cache on this rank."""
         plain = sum(p.nbytes for p in self._model.parameters())
         return plain + (self._weights.packed_bytes if self._weights else 0) + self.kv_cache_bytes
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes of the device that others have while this rollout sleeps, as measured; torch counts them as allocated all along."""
+        return 0 if self._sleep is None else self._sleep.away_bytes
 
     # --- generation ---------------------------------------------------------------------------------------------------
 
@@ -397,7 +444,7 @@ class Rollout:
     def _check_request(
         self, prompts: Ragged, seeds: npt.NDArray[np.int64], sampling: Sampling, row_ids: Sequence[int] | Any
     ) -> None:
-        if not self._ready:
+        if not self._ready or not self.awake:
             raise RuntimeError("the rollout has no weights yet: finish_update() has to follow weight_targets()")
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise OptionError(
@@ -457,10 +504,18 @@ class Rollout:
         """Shut vLLM down; its memory is free once it was collected. The trainer's process group lives on."""
         if self._engine is None:
             return
-        _open_engines.discard(id(self))
-        with cpu.default_group_kept(), cpu.process_state_kept(), cpu.shared_groups_kept(bool(_open_engines)):
-            self._core.engine_core.shutdown()
-        self._engine = self._core = self._model = self._weights = None
+        _open_engines.pop(id(self), None)
+        core, self._model, self._weights = self._core.engine_core, None, None  # before vLLM gives up its pools
+        try:
+            if self._sleep is not None:
+                self._sleep.close()
+        finally:
+            with (
+                cpu.default_group_kept(), cpu.process_state_kept(), cpu.shared_groups_kept(bool(_open_engines)),
+                cpu.pools_kept(any(_open_engines.values())),
+            ):  # fmt: skip
+                core.shutdown()
+            self._engine = self._core = self._sleep = None
 
 
 @dataclass

@@ -86,11 +86,16 @@ class Estimate(Protocol):
         ...
 
     @property
+    def asleep(self) -> int:
+        """Of the rollout's weights and cache, what is there only while it generates."""
+        ...
+
+    @property
     def resident(self) -> int:
         """Bytes held all the time."""
         ...
 
     @property
-    def working(self) -> int:
-        """Further bytes while the role's greediest call runs."""
+    def passes(self) -> int:
+        """Further bytes while the trainer works."""
         ...

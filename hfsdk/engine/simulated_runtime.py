@@ -79,6 +79,8 @@ class _Role:
     apart: tuple[RoleSpec, RoleSpec] | None = None
     """The trained role and the shadow between which it was."""
     estimate: Estimate | None = None
+    awake: bool = False
+    """Of a rollout that sleeps (``hfsdk.engine.vllm_sleep``): whether its weights and cache are there."""
 
     @property
     def shares(self) -> bool:
@@ -234,6 +236,7 @@ class SimulatedRuntime:
                 results = self._train(state, line, work.orders, groups)
             else:
                 results = self._run(state, line, work.orders, groups)
+            self._note_sleep(state, call.method)
             line.held = self._held_after(state, pool)
         responses = {rank: g.responses for g in groups for rank in g.ranks}
         kept = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
@@ -284,10 +287,18 @@ class SimulatedRuntime:
             with self._lock:
                 self._cores.settle()
 
+    def _note_sleep(self, now: _Role, method: str) -> None:
+        """Note whose rollout is awake after a call: who generates wakes; those on a trainer's devices sleep while it works."""
+        if method in GENERATE:
+            now.awake = True
+        elif method not in WITHOUT_TRAINER:
+            for state in self._roles.values():
+                state.awake = state.awake and set(state.pool.devices).isdisjoint(now.pool.devices)
+
     def _held_after(self, now: _Role, pool: Pool) -> Mapping[int, Held]:
         """Return what every device of a pool holds after a call of a role."""
         roles = [state for state in self._roles.values() if state.estimate is not None]
-        key = (now.spec.name, *((state.spec.name, state.num_updates > 0) for state in roles))
+        key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in roles))
         if key not in self._held:
             groups: dict[tuple[str, ...], Held] = {}
             found = {}
@@ -470,11 +481,13 @@ class SimulatedRuntime:
     def devices(self, pool: Pool) -> tuple[DeviceStatus, ...]:
         """Return the pool's devices with predicted bytes, where a memory model was given."""
         with self._lock:
-            specs = [state.spec for state in self._roles.values() if state.pool.name == pool.name]
-        roles = {spec.name: self._memory(spec, pool.size).resident for spec in specs} if self._memory else {}
+            states = [state for state in self._roles.values() if state.pool.name == pool.name]
+        held = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
+        roles = {state.spec.name: one.resident + (one.asleep if state.awake else 0) for state, one in held.items()}
+        asleep = {state.spec.name: 0 if state.awake else one.asleep for state, one in held.items() if one.asleep}
         used = sum(roles.values()) if self._memory else None
         return tuple(
-            DeviceStatus(device, rank, pool.name, None, used, roles) for rank, device in enumerate(pool.devices)
+            DeviceStatus(device, rank, pool.name, None, used, roles, asleep=asleep) for rank, device in enumerate(pool.devices)
         )
 
     def saved(self, role: str, pool: Pool) -> Mapping[str, FileSum]:
@@ -504,7 +517,7 @@ def _inputs(orders: Iterable[Order]) -> list[Timeline]:
 
 def _held(roles: Sequence[_Role], now: _Role, process_bytes: int, on_cpu: bool) -> Held:
     """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
-    parts = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0)
+    parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
     for state in roles:
         estimate = state.estimate
         assert estimate is not None
@@ -514,10 +527,15 @@ def _held(roles: Sequence[_Role], now: _Role, process_bytes: int, on_cpu: bool) 
             "weights": estimate.weights, "gradients": estimate.gradients, "optimizer": made,
             "rollout": estimate.rollout_weights, "kv_cache": estimate.kv_cache,
         }  # fmt: skip
+        if estimate.asleep and not state.awake:
+            here |= {"rollout": 0, "kv_cache": 0}
+            asleep += estimate.asleep
         parts = {name: size + (0 if name == estimate.offloaded else here[name]) for name, size in parts.items()}
-    working = now.estimate.working if now.estimate is not None else 0
+    working = now.estimate.passes if now.estimate is not None else 0
     gauge = "rss_bytes" if on_cpu else "allocated_bytes"
-    return Held({f"{name}_bytes": size for name, size in parts.items()}, gauge, process_bytes + sum(parts.values()), working)
+    there = process_bytes + sum(parts.values())
+    parts |= {"asleep": asleep} if any(state.estimate is not None and state.estimate.asleep for state in roles) else {}
+    return Held({f"{name}_bytes": size for name, size in parts.items()}, gauge, there, working)
 
 
 def _numbers(prompts: Array, responses: Array, **more: int) -> dict[str, dict[str, int]]:

@@ -155,9 +155,14 @@ class Worker:
         if self._gpu is not None:
             import torch
 
+            away = self._away()
             allocated, reserved = torch.cuda.memory_allocated(self._gpu), torch.cuda.memory_reserved(self._gpu)
-            found |= {"allocated_bytes": allocated, "reserved_bytes": reserved}
+            found |= {"allocated_bytes": max(0, allocated - away), "reserved_bytes": max(0, reserved - away)}
         return found
+
+    def _away(self) -> int:
+        """Return the bytes that torch counts as allocated and that others have, because rollouts sleep."""
+        return sum(hosted.rollout.away_bytes for hosted in list(self.roles.values()) if hosted.rollout is not None)
 
     def leave(self) -> None:
         """Free every role and leave the pool's world; the process is then as before :meth:`join`."""
@@ -190,6 +195,11 @@ class Worker:
         self._half_built = True
         self.roles[role.name] = HostedRole(role, self, state, first)
         self._half_built = False
+
+    def rest(self) -> None:
+        """Have every rollout here that sleeps give up its memory: another phase begins, of whichever role."""
+        for hosted in self.roles.values():
+            hosted.rest()
 
     def export(self, role: str) -> Parcel:
         """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""
@@ -283,23 +293,32 @@ class Worker:
             running = list(self.recorder.running)
         return self._running_call, dict(self.recorder.progress), running
 
-    def memory(self) -> tuple[int, dict[str, int], dict[str, int]]:
-        """Return (bytes this process uses, bytes of each role, bytes in host memory of each that offloads) (control lane)."""
+    def memory(self) -> tuple[int, dict[str, int], dict[str, int], dict[str, int]]:
+        """Return what is there now (control lane).
+
+        That is: bytes this process uses, bytes of each role, bytes in host memory of each that offloads, and bytes that are nowhere
+        of each whose rollout can sleep, because it does.
+        """
         import psutil
         import torch
 
         here = list(self.roles.items())
         roles = {name: hosted.memory_bytes() for name, hosted in here}
         offloaded = {name: hosted.offloaded_bytes() for name, hosted in here if hosted.spec.offloads}
+        asleep = {name: hosted.asleep_bytes() for name, hosted in here if hosted.rollout is not None and hosted.rollout.sleeps}
         if self._gpu is not None:
-            return int(torch.cuda.memory_allocated(self._gpu)), roles, offloaded
-        return int(psutil.Process(os.getpid()).memory_full_info().pss), roles, offloaded
+            used = max(0, int(torch.cuda.memory_allocated(self._gpu)) - self._away())
+        else:
+            used = int(psutil.Process(os.getpid()).memory_full_info().pss)
+        return used, roles, offloaded, asleep
 
     def _parts_of_memory(self) -> dict[str, int]:
         """Return the bytes of this worker's roles by what they are for (see ``hfsdk.trace``)."""
         parts: Counter[str] = Counter()
         for hosted in self.roles.values():
             parts.update(hosted.memory_parts())
+            if hosted.rollout is not None and hosted.rollout.sleeps:
+                parts["asleep"] += hosted.asleep_bytes()
         return {f"{name}_bytes": num for name, num in parts.items()}
 
     def saved(self, role: str) -> bool:

@@ -7,7 +7,13 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
     frozen             4 or 2 weights
 
-What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). A role without a
+What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
+rollout beside its trainer sleeps: its weights and cache are there while it generates, and not while a trainer works there::
+
+    training       weights, gradients, optimizer    + activations, logits              asked is the larger of the two,
+    generating     weights, gradients, optimizer    + rollout_weights, kv_cache        with what the other roles hold
+
+Of several such rollouts on a device only one can sleep, and none is counted on to. A role without a
 ``train`` layout (``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
@@ -21,7 +27,7 @@ Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from hfsdk.boxes import padded_vocab
 from hfsdk.checks import checked
@@ -64,11 +70,14 @@ class MemoryEstimate:
     """Of one micro-batch."""
     offloaded: str = ""
     """``"weights"`` or ``"optimizer"``: what is in host memory while it is not used (accelerators)."""
+    asleep: int = 0
+    """Of ``rollout_weights`` and ``kv_cache``, what is there only while the role generates (accelerators)."""
 
     @property
     def resident(self) -> int:
         """Bytes held all the time."""
-        return self.weights + self.gradients + self.optimizer + self.rollout_weights + self.kv_cache - self._away
+        held = self.weights + self.gradients + self.optimizer + self.rollout_weights + self.kv_cache
+        return held - self._away - self.asleep
 
     @property
     def _away(self) -> int:
@@ -76,7 +85,12 @@ class MemoryEstimate:
 
     @property
     def working(self) -> int:
-        """Further bytes while the role's greediest call runs."""
+        """Further bytes while the role's greediest call runs: one with passes of the trainer, or of generating."""
+        return max(self.passes, self.asleep)
+
+    @property
+    def passes(self) -> int:
+        """Further bytes while the trainer works."""
         training = self.activations + self.logits
         # a pass needs the weights; AdamW's step comes after it
         return max(training, self.optimizer) if self.offloaded == "optimizer" else training + self._away
@@ -132,6 +146,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
             rollout_weights = max(0, rollout_weights - size * parameters)
         kv_cache = kv_cache_bytes(role, tp, on_cpu=on_cpu)
+    sleeps = not on_cpu and role.train is not None
     return MemoryEstimate(
         weights=size * parameters,
         gradients=4 * parameters if role.trainable else 0,
@@ -141,6 +156,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         activations=activations,
         logits=logits,
         offloaded="" if on_cpu else "weights" if role.offload else "optimizer" if role.optimizer and role.optimizer.offload else "",
+        asleep=rollout_weights + kv_cache if sleeps else 0,
     )
 
 
@@ -162,6 +178,8 @@ def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: Clust
                     if key not in estimates:
                         estimates[key] = role_bytes(role, home.size, on_cpu=on_cpu)
                     mine[role.name] = estimates[key]
+            if sum(e.asleep > 0 for e in mine.values()) > 1:
+                mine = {name: replace(estimate, asleep=0) for name, estimate in mine.items()}
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
             found.append(DeviceMemory(
                 device=number, device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine,
@@ -266,9 +284,13 @@ def _table(group: Sequence[DeviceMemory]) -> str:
         lines.append("  " + " ".join([f"{name:<12}", *(f"{_gb(values[column]):>15}" for column in _COLUMNS)]))
     lines.append(f"  {'process':<12} {_gb(first.process):>15}")
     working = max(first.roles, key=lambda name: first.roles[name].working)
-    lines.append(
-        f"  asked = all that stays, + {working}'s {_gb(first.roles[working].working)} while its greediest call runs, + process"
-    )
+    greediest = first.roles[working]
+    doing = "it generates" if greediest.asleep > greediest.passes else "its greediest call runs"
+    lines.append(f"  asked = all that stays, + {working}'s {_gb(greediest.working)} while {doing}, + process")
+    lines += [
+        f"  {name}'s rollout sleeps while it does not generate: its {_gb(estimate.asleep)} do not stay"
+        for name, estimate in first.roles.items() if estimate.asleep
+    ]  # fmt: skip
     return "\n".join(lines)
 
 

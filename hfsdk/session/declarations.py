@@ -40,6 +40,10 @@ class Declarations(ABC):
     def _ground(self) -> Ground:
         """What roles are declared on."""
 
+    def _dtype(self, asked: str | None) -> str:
+        """Return the dtype that was asked for, or what models have here."""
+        return self._ground.default_dtype if asked is None else asked
+
     @abstractmethod
     def _declare(self, cls: type[H], role: RoleSpec) -> H:
         """Return the handle of a role: the one there is, or a new one."""
@@ -55,7 +59,7 @@ class Declarations(ABC):
         *,
         train: Layouts = "auto",
         rollout: Layouts = "auto",
-        dtype: str = "fp32",
+        dtype: str | None = None,
         optimizer: AdamW = ACTOR_OPTIMIZER,
         micro_batch_tokens: Count = 2048,
         recompute: str = "",
@@ -70,7 +74,7 @@ class Declarations(ABC):
             model: a name (``"tiny"``, ``"smollm2-135m-instruct"``), a local folder, a hub id; in simulation also a preset.
             train: layout of training, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
             rollout: layout of generation on the same devices, e.g. ``"tp1"``.
-            dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters).
+            dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters); by default bf16 on GPUs, fp32 on processors and in simulation.
             optimizer: AdamW with its schedule and clipping.
             micro_batch_tokens: most tokens of one forward pass on one rank.
             recompute: activations that the backward pass computes again instead of keeping them: ``""`` none, ``"selective"``
@@ -94,7 +98,7 @@ class Declarations(ABC):
         if cpu_weights is not None:
             options = replace(options, cpu_weights=cpu_weights)
         role = RoleSpec(
-            name=name, kind="actor", dtype=dtype, optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
+            name=name, kind="actor", dtype=self._dtype(dtype), optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
             recompute=recompute, rollout_options=options, offload=offload, seed=self.seed,
         )  # fmt: skip
         return self._declare(ActorModel, model_role(role, model, train, rollout, self._ground))
@@ -105,16 +109,19 @@ class Declarations(ABC):
         model: ModelSource,
         *,
         train: Layouts = "auto",
-        dtype: str = "fp32",
+        dtype: str | None = None,
         optimizer: AdamW = CRITIC_OPTIMIZER,
         micro_batch_tokens: Count = 2048,
         recompute: str = "",
         offload: bool = False,
         name: Name = "critic",
     ) -> CriticModel:
-        """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`."""
+        """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`.
+
+        ``dtype`` too is by default bf16 on GPUs, fp32 on processors and in simulation.
+        """
         role = RoleSpec(
-            name=name, kind="critic", head="scalar", dtype=dtype, optimizer=optimizer,
+            name=name, kind="critic", head="scalar", dtype=self._dtype(dtype), optimizer=optimizer,
             micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self.seed,
         )  # fmt: skip
         return self._declare(CriticModel, model_role(role, model, train, None, self._ground))
@@ -135,14 +142,14 @@ class Declarations(ABC):
         Args:
             model: the actor (its initial weights, in its dtype), or a model as in :meth:`actor`.
             layout: of inference; by default the actor's.
-            dtype: by default the actor's, or fp32.
+            dtype: by default the actor's, or as in :meth:`actor`.
             micro_batch_tokens: as in :meth:`actor`.
             offload: keep the weights in host memory and bring them to the device for this role's own calls.
             name: as in :meth:`actor`.
 
         Raises: as in :meth:`actor`.
         """
-        own = model.role.dtype if isinstance(model, ModelHandle) else "fp32"
+        own = model.role.dtype if isinstance(model, ModelHandle) else self._dtype(None)
         declared = self._declared(model) if isinstance(model, ModelHandle) else None
         train = None if declared is None or "train" in declared.auto else declared.train
         if layout == "auto" and train is not None:
@@ -161,7 +168,7 @@ class Declarations(ABC):
         per_token: bool = False,
         timeout_s: Positive = 60.0,
         layout: Layouts = "auto",
-        dtype: str = "fp32",
+        dtype: str | None = None,
         optimizer: AdamW | None = None,
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
@@ -180,7 +187,7 @@ class Declarations(ABC):
                 `ReinforcePlusPlus` reward each token with its own.
             timeout_s: most seconds one call of the function may take.
             layout: of a model's inference or, with an optimizer, of its training.
-            dtype: of a model.
+            dtype: of a model, as in :meth:`actor`.
             optimizer: to train a model here, on pairs (``reward.update(next(pairs), hf.BradleyTerry())``); without a scalar head it
                 starts with a random one. ``None`` is frozen.
             micro_batch_tokens: of a model.
@@ -208,7 +215,7 @@ class Declarations(ABC):
         *,
         timeout_s: Positive = 60.0,
         layout: Layouts = "auto",
-        dtype: str = "fp32",
+        dtype: str | None = None,
         optimizer: AdamW | None = None,
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
@@ -248,12 +255,12 @@ class Declarations(ABC):
         return handle
 
     def _scorer(
-        self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str, optimizer: AdamW | None,
+        self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str | None, optimizer: AdamW | None,
         micro_batch_tokens: int, offload: bool, name: str, per_token: bool = False,
     ) -> S:  # fmt: skip
         role = RoleSpec(
-            name=name, kind=cls.kind, dtype=dtype, micro_batch_tokens=micro_batch_tokens, offload=offload, seed=self.seed,
-            timeout_s=timeout_s, per_token=per_token,
+            name=name, kind=cls.kind, dtype=self._dtype(dtype), micro_batch_tokens=micro_batch_tokens,
+            offload=offload, seed=self.seed, timeout_s=timeout_s, per_token=per_token,
         )  # fmt: skip
         if callable(source) and not isinstance(source, ModelHandle):
             if optimizer is not None:

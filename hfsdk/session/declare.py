@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.checks import shown
+from hfsdk.engine.gpus import default_dtype
 from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
@@ -41,6 +42,11 @@ class Ground:
     def on_cpu(self) -> bool:
         """Whether real work runs on processors."""
         return not self.simulated and self.cluster.devices[0].name == "cpu"
+
+    @property
+    def default_dtype(self) -> str:
+        """The dtype of a model for which none is given."""
+        return default_dtype(self.cluster.devices[0].name, self.simulated)
 
 
 def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.placement import Placement
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 PARTS = ("weights", "gradients", "optimizer", "rollout", "kv_cache")
 """What a worker's tensors are for; ``rollout`` is the generating engine's copy, beyond the trainer's weights."""
+ASLEEP = "asleep_bytes"
+"""Of a rollout that sleeps: its weights and cache, which are not there, and are counted in nothing else."""
 GAUGES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 """Resident in host memory; torch's tensors on a GPU; what torch holds of the GPU."""
 
@@ -48,11 +51,12 @@ class MemoryUse:
         }  # fmt: skip
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row per device and call: start_s, end_s, the parts in bytes (see ``PARTS``) and the gauges at its end."""
+        """Return one row per device and call: start_s, end_s, the parts in bytes (``PARTS``, ``ASLEEP``), the gauges at its end."""
         import pandas as pd
 
         rows = [{"device": d["device"], **call} for d in self.view()["devices"] for call in d["calls"]]
-        return pd.DataFrame(rows, columns=["device", "row", "call", "start_s", "end_s", *(f"{p}_bytes" for p in PARTS), *GAUGES])
+        parts = (*(f"{part}_bytes" for part in PARTS), ASLEEP)
+        return pd.DataFrame(rows, columns=["device", "row", "call", "start_s", "end_s", *parts, *GAUGES])
 
     def _device(self, number: int, spans: Sequence[tuple[int, Span]]) -> dict[str, Any]:
         estimate, origin = self._planned.get(number), self.trace.start_ns
@@ -68,7 +72,8 @@ class MemoryUse:
             if not span.parent and any(f"{p}_bytes" in span.attrs for p in PARTS):
                 parts = {f"{p}_bytes": int(span.attrs.get(f"{p}_bytes", 0)) for p in PARTS}
                 when = {"start_s": (span.start_ns - origin) / 1e9, "end_s": end_s}
-                calls.append({"row": row, "call": f"{span.role}.{span.method}", **when, **parts, **gauges})
+                asleep = {ASLEEP: int(span.attrs.get(ASLEEP, 0))}
+                calls.append({"row": row, "call": f"{span.role}.{span.method}", **when, **parts, **asleep, **gauges})
         spec = self._cluster.devices[number]
         samples = [sample for sample in samples if any(value is not None for value in sample[1:])]
         return {
@@ -84,6 +89,7 @@ class MemoryUse:
             if calls:
                 last = calls[-1]
                 words += [f"{p} {last[f'{p}_bytes'] / 1e9:.2f}" for p in PARTS if last[f"{p}_bytes"]]
+                words += [f"asleep {last[ASLEEP] / 1e9:.2f}"] if last[ASLEEP] else []
                 most = max(value for sample in device["samples"] for value in sample[1:] if value is not None)
                 what = "predicted with all that calls need" if self._predicted else "the process"
                 words.append(f"{what} {most / 1e9:.2f} at most")
@@ -92,8 +98,15 @@ class MemoryUse:
 
 
 def _planned(estimate: DeviceMemory) -> Mapping[str, int]:
-    """Return the parts that stay, in the order of ``PARTS``, what the greediest call needs besides, and their sum."""
-    roles = list(estimate.roles.values())
+    """Return the parts at the fullest moment, in the order of ``PARTS``, what the greediest call needs besides, and their sum.
+
+    A rollout that sleeps is there at that moment only if it is its generating that makes it the fullest.
+    """
+    greediest = max((r.working for r in estimate.roles.values()), default=0)
+    awake = next((name for name, r in estimate.roles.items() if r.asleep and r.asleep == greediest), "")
+    roles = [
+        r if not r.asleep or name == awake else replace(r, rollout_weights=0, kv_cache=0) for name, r in estimate.roles.items()
+    ]
     parts = {
         "process": estimate.process, "weights": sum(r.weights for r in roles), "gradients": sum(r.gradients for r in roles),
         "optimizer": sum(r.optimizer for r in roles), "rollout": sum(r.rollout_weights for r in roles),

@@ -116,7 +116,8 @@ class PlacementPicture:
         tp = role.rollout.tp if role.rollout else 1
         mesh = role.train.mesh(tp) if role.train else None
         on_cpu = self._cluster.devices[0].name == "cpu"
-        planned = role_bytes(role, pool.size, on_cpu=on_cpu).resident
+        estimate = role_bytes(role, pool.size, on_cpu=on_cpu)
+        planned = estimate.resident + estimate.asleep  # while it generates
         shards = []
         for rank, device in enumerate(pool.devices):
             at = mesh.coordinates(rank) if mesh else Coordinates(rank % tp, 0, rank // tp)
@@ -126,6 +127,7 @@ class PlacementPicture:
                 "rollout_replica": rank // tp if role.rollout else None, "planned_bytes": planned,
                 "measured_bytes": status.roles.get(role.name) if status else None,
                 "offloaded_bytes": status.offloaded.get(role.name) if status else None,
+                "asleep_bytes": status.asleep.get(role.name) if status else None,
             })  # fmt: skip
         return shards
 
@@ -327,4 +329,6 @@ def _bytes(role: Mapping[str, Any]) -> str:
     offloaded = [s["offloaded_bytes"] for s in shards if s["offloaded_bytes"] is not None]
     words = f", {max(s['planned_bytes'] for s in shards) / 1e9:.2f} GB planned"
     words += (f", {max(measured) / 1e9:.2f} GB measured" if measured else "") + " per device"
-    return words + (f", {max(offloaded) / 1e9:.2f} GB in host memory now" if offloaded else "")
+    words += f", {max(offloaded) / 1e9:.2f} GB in host memory now" if offloaded else ""
+    asleep = max((s["asleep_bytes"] or 0 for s in shards), default=0)
+    return words + (f", rollout asleep ({asleep / 1e9:.2f} GB not there)" if asleep else "")

@@ -36,7 +36,10 @@ class DeviceMemoryView(TypedDict):
     limit_bytes: int | None
     planned: dict[str, int] | None
     calls: list[dict[str, Any]]
-    """``{"row", "call", "start_s", "end_s", "<part>_bytes", ..., "rss_bytes", ...}``: the tensors when the call had ended."""
+    """``{"row", "call", "start_s", "end_s", "<part>_bytes", ..., "rss_bytes", ...}``: the tensors when the call had ended.
+
+    ``asleep_bytes`` of them are not there, because a rollout sleeps: an empty box on top of those that are.
+    """
     samples: list[list[float | None]]
     """``[seconds, rss, allocated, reserved]``; the last two on GPUs."""
     top_bytes: float
@@ -63,7 +66,8 @@ def memory_view(data: Mapping[str, Any]) -> MemoryView:
     for device in data["devices"]:
         planned = device["planned"]
         most = max([v for s in device["samples"] for v in s[1:] if v is not None], default=0.0)
-        held = max([sum(v for k, v in c.items() if k.removesuffix("_bytes") in PARTS) for c in device["calls"]], default=0)
+        drawn_parts = {f"{part}_bytes" for part in (*PARTS, "asleep")}
+        held = max([sum(v for k, v in c.items() if k in drawn_parts) for c in device["calls"]], default=0)
         top = 1.08 * max(most, held, planned["asked"] if planned else 0, 1)
         samples = [[round(s[0], 6), *s[1:]] for s in device["samples"]]
         drawn: Any = {**device, "samples": samples, "top_bytes": top}
@@ -133,6 +137,10 @@ class MemoryPicture(Picture):
                     fill = hatch(color) if self.view["predicted"] else color
                     parts.append(tag("rect", x=at(call["start_s"]), y=y, width=width, height=level(base) - y, fill=fill))
                 base += held
+            asleep = call.get("asleep_bytes") or 0
+            if asleep:
+                box = {"x": at(call["start_s"]), "y": level(base + asleep), "width": width, "height": asleep * down}
+                parts.append(tag("rect", **box, fill="none", stroke=PARTS["rollout"], stroke_dasharray="2 2"))
         gauge = 1 if any(s[1] is not None for s in device["samples"]) else 2  # a simulated accelerator has no host process
         known = [s for s in device["samples"] if s[gauge] is not None]
         line = " ".join(f"{'L' if i else 'M'}{at(s[0]):.1f},{level(s[gauge]):.1f}" for i, s in enumerate(known))
@@ -156,6 +164,13 @@ class MemoryPicture(Picture):
 
 
 def _words(device: Mapping[str, Any], predicted: bool) -> str:
+    asleep = [call for call in device["calls"] if call.get("asleep_bytes")]
+    sleeps = f"; rollout asleep after {len(asleep)} of {len(device['calls'])} calls, " if asleep else ""
+    sleeps += f"{bytes_text(max(call['asleep_bytes'] for call in asleep))} not there" if asleep else ""
+    return _gauged(device, predicted) + sleeps
+
+
+def _gauged(device: Mapping[str, Any], predicted: bool) -> str:
     planned, samples = device["planned"], [v for s in device["samples"] for v in s[1:] if v is not None]
     if predicted and samples:
         asked = bytes_text(planned["asked"] if planned else 0)

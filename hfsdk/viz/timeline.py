@@ -28,7 +28,7 @@ from hfsdk.viz.plain import cut
 from hfsdk.viz.timeline_parts import DRAIN_HEIGHT, DrainView, PipelineRow, critical_rows, drains_of, pipelines_of
 from hfsdk.viz.timeline_svg import PARENT, PREDICTED, RUNNING, Drawing
 
-TONES = {"prefill": 0.3, "decode": -0.05, "forward": 0.22, "backward": -0.12, "optimizer": -0.35}
+TONES = {"prefill": 0.3, "decode": -0.05, "forward": 0.22, "backward": -0.12, "optimizer": -0.35, "sleep": 0.6, "wake": 0.6}
 TRANSFERS = {"reshard": 0.0, "sync": 0.2, "export_weights": -0.3, "export": -0.3, "fetch": 0.45}
 """Kinds of spans that move data: drawn in red whatever their role."""
 WAITS = {"wait": 0.0}

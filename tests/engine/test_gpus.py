@@ -117,6 +117,55 @@ def test_vllm_finds_the_gpu_by_the_local_rank_where_all_are_shown(monkeypatch, l
     assert Cuda.logical_device_id_to_visible_device_id(index) == local_rank
 
 
+@pytest.mark.parametrize(
+    ("device", "simulated", "dtype"),
+    [("cpu", False, "fp32"), ("cpu-avx512", False, "fp32"), ("cpu", True, "fp32"), ("H100", True, "fp32"), ("H100", False, "bf16"),
+     ("A100-80GB", False, "bf16")],
+)  # fmt: skip
+def test_the_dtype_that_models_have_by_default(device, simulated, dtype):
+    assert gpus.default_dtype(device, simulated) == dtype
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("pool_is_free", [False, True])
+def test_a_rollout_sleeps_beside_its_trainer_on_a_gpu_once_a_process(device_type, trained, pool_is_free):
+    expected = device_type == "cuda" and trained and pool_is_free
+    assert gpus.sleeps(device_type, trained=trained, pool_is_free=pool_is_free) == expected
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_vllm_is_told_to_sleep_where_there_are_gpus(sleeps):
+    rollout = pytest.importorskip("hfsdk.engine.rollout")
+    from vllm.engine.arg_utils import EngineArgs
+
+    def told(share):
+        spec = ModelSpec.from_folder(MODELS["tiny"].place())
+        more = {"tp": 1, "dtype": "bf16", "seed": 1, "load_weights": False, "gpu_share": share, "sleeps": sleeps}
+        return rollout.engine_arguments("folder", spec, RolloutOptions(max_model_len=64), **more)
+
+    assert EngineArgs(**told(0.41)).enable_sleep_mode == sleeps
+    assert not EngineArgs(**told(None)).enable_sleep_mode, "vLLM refuses it on processors"
+
+
+def test_vllm_has_a_sleep_mode_on_cuda_alone_and_keeps_what_it_is_not_told_to_give_up():
+    """What ``hfsdk.engine.vllm_sleep`` takes for granted of vLLM."""
+    pytest.importorskip("vllm")
+    from vllm.device_allocator import DEFERRABLE_TAGS
+    from vllm.platforms.interface import Platform, PlatformEnum
+    from vllm.v1.executor.abstract import SLEEP_TAGS
+
+    class Cuda(Platform):
+        _enum = PlatformEnum.CUDA
+
+    class Cpu(Platform):
+        _enum = PlatformEnum.CPU
+
+    assert Cuda().is_sleep_mode_available()
+    assert not Cpu().is_sleep_mode_available()
+    assert SLEEP_TAGS == {"weights", "kv_cache"} == set(DEFERRABLE_TAGS)
+
+
 @pytest.mark.parametrize("tp", [1, 2, 8])
 @pytest.mark.parametrize("share", [None, 0.41])
 def test_what_vllm_is_told(tp, share):

@@ -124,7 +124,7 @@ def test_a_shadow_that_generates_has_no_trainer(mode, on_cpu):
     assert (held.weights, held.gradients, held.optimizer, held.activations, held.logits, held.working) == (0,) * 6
     copies = 2 if on_cpu and mode == "packed" else 1
     assert held.rollout_weights == copies * 4 * rollout_parameters(SMOL_8_HEADS, 2), "none is the trainer's: it has none"
-    assert held.resident == held.rollout_weights + role_bytes(actor, 4, on_cpu=on_cpu).kv_cache
+    assert held.resident == held.rollout_weights + role_bytes(actor, 4, on_cpu=on_cpu).kv_cache, "nobody would fill it again"
     infers = replace(trained(SMOL, kind="critic", head="scalar"), name="critic.inference", shadow_of="critic", optimizer=None)
     alike = RoleSpec(name="reward", kind="reward", model=SMOL, train=Layout(), head="scalar")
     assert role_bytes(infers, 1, on_cpu=on_cpu) == role_bytes(alike, 1, on_cpu=on_cpu), "one that infers is a frozen model"
@@ -156,6 +156,53 @@ def test_frozen_and_function_roles():
     assert role_bytes(RoleSpec(name="reward", kind="reward", function=Shipped.of(len)), 1).total == 0
     scalar = role_bytes(trained(SMOL, kind="critic", head="scalar"), 1, on_cpu=True)
     assert scalar.logits < 10**6 < role_bytes(trained(SMOL), 1, on_cpu=True).logits
+
+
+def test_on_gpus_a_rollout_beside_its_trainer_counts_while_it_generates():
+    for tokens, fuller in ((16, "generating"), (65_536, "training")):
+        actor = trained(SMOL, dtype="bf16", rollout=Layout(tp=1), micro_batch_tokens=tokens)
+        gpu, cpu = (role_bytes(actor, 1, on_cpu=on_cpu) for on_cpu in (False, True))
+        state = gpu.weights + gpu.gradients + gpu.optimizer
+        generating, training = gpu.rollout_weights + gpu.kv_cache, gpu.activations + gpu.logits
+        assert fuller == ("generating" if generating > training else "training")
+        assert (gpu.resident, gpu.passes, gpu.working) == (state, training, max(generating, training))
+        assert gpu.asleep == generating
+        assert cpu.asleep == 0
+        assert cpu.resident == cpu.weights + cpu.gradients + cpu.optimizer + cpu.rollout_weights + cpu.kv_cache
+        assert cpu.working == cpu.activations + cpu.logits
+
+
+def ppo_8b(train):
+    model, adamw = ModelSpec.preset("qwen3-8b"), AdamW(distributed=True)
+    both = {"model": model, "train": Layout.parse(train), "dtype": "bf16"}
+    return [
+        RoleSpec(name="actor", kind="actor", rollout=Layout(tp=1), optimizer=adamw, recompute="selective", **both),
+        RoleSpec(name="critic", kind="critic", head="scalar", optimizer=adamw, recompute="selective", **both),
+        RoleSpec(name="reference", kind="reference", **both),
+    ]
+
+
+def test_8b_ppo_colocated_fits_because_the_rollout_sleeps():
+    cluster = ClusterSpec.parse("1x8 H100")
+    roles = ppo_8b("tp4")
+    placement = place(roles, "colocate", cluster)
+    (device, *_) = device_bytes(roles, placement, cluster)
+    assert device.asked <= device.exists < device.asked + min(device.roles["actor"].asleep, device.roles["actor"].passes)
+    check_fits(roles, placement, cluster)
+    roles = ppo_8b("tp2")
+    with pytest.raises(DeviceMemoryError) as caught:
+        check_fits(roles, place(roles, "colocate", cluster), cluster)
+    asleep = device_bytes(roles, placement, cluster)[0].roles["actor"].asleep
+    assert f"actor's rollout sleeps while it does not generate: its {asleep / 1e9:.2f} do not stay" in str(caught.value)
+    assert "while it generates, + process" in str(caught.value)
+
+
+def test_of_two_rollouts_on_a_device_none_is_counted_on_to_sleep():
+    cluster = ClusterSpec.parse("1x1 A100-80GB")
+    roles = [trained(SMOL, name=name, dtype="bf16", rollout=Layout(tp=1)) for name in ("actor", "other")]
+    (device,) = device_bytes(roles, place(roles, {"actor other": 1}, cluster), cluster)
+    one = role_bytes(roles[0], 1)
+    assert device.asked == device.process + 2 * (one.resident + one.asleep) + one.passes
 
 
 def test_70b_ppo_on_128_a100_fits_colocated_and_not_on_16():

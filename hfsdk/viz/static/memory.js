@@ -39,6 +39,10 @@ function render({ model, el }) {
         base += held;
       }
       rows.push(["tensors in all", fmtBytes(base)]);
+      if (c.asleep_bytes) {
+        S("rect", { x: X(c.start_s), y: Y(base + c.asleep_bytes), width: Math.max(1, X(c.end_s) - X(c.start_s)), height: Y(base) - Y(base + c.asleep_bytes), fill: "transparent", stroke: colorOf("rollout"), "stroke-dasharray": "2 2", "data-part": "asleep", "data-bytes": c.asleep_bytes }, g);
+        rows.push(["asleep: not there", fmtBytes(c.asleep_bytes)]);
+      }
       if (!isMissing(c.rss_bytes)) rows.push(["resident (process)", fmtBytes(c.rss_bytes)]);
       if (!isMissing(c.allocated_bytes)) rows.push(["allocated on the GPU", fmtBytes(c.allocated_bytes)], ["reserved on the GPU", fmtBytes(c.reserved_bytes)]);
       addMark(g, `after ${c.call}${view.predicted ? ": predicted" : ""}`, rows);
@@ -82,6 +86,7 @@ function render({ model, el }) {
     const legend = H("div", { class: "hf-legend" }, f.below);
     for (const p of view.parts) swatch(legend, p.label, (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, fill: p.color }, s));
     swatch(legend, "predicted", (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, fill: hatches(s)("#77808a"), stroke: "#77808a" }, s));
+    if (view.devices.some((d) => d.calls.some((c) => c.asleep_bytes))) swatch(legend, "rollout asleep: not there", (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, fill: "none", stroke: colorOf("rollout"), "stroke-dasharray": "2 2" }, s));
     const dashed = (dash) => (s) => S("path", { d: "M1,6 h14", fill: "none", class: "hf-edge", "stroke-width": 1.5, "stroke-dasharray": dash }, s);
     swatch(legend, "resident memory of the process, at each span's end", dashed(null));
     if (view.devices.some((d) => d.samples.some((s) => !isMissing(s[2])))) { swatch(legend, "allocated on the GPU", dashed("4 2")); swatch(legend, "reserved on the GPU", dashed("1.5 2")); }
