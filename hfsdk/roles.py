@@ -20,7 +20,7 @@ PARTS = ("weights", "gradients", "optimizer")
 """What a trained role holds beside its activations and can have in host memory; ``"optimizer"`` is masters and moments."""
 
 NEEDED: dict[str, tuple[str, ...]] = {
-    "generate": (), "chat": (), "num_updates": (), "last_reshard": (), "census": (),
+    "generate": (), "take_weights": (), "chat": (), "num_updates": (), "last_reshard": (), "census": (),
     "update": PARTS, "step": PARTS, "load_state": PARTS, "save_state": ("weights", "optimizer"),
     "forward_backward": ("weights", "gradients"), "grad_norm": ("weights", "gradients"),
     "run": ("weights", "gradients"), "call": ("weights", "gradients"),

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hfsdk.dataflow import Call
-from hfsdk.errors import HfsdkError
+from hfsdk.errors import HfsdkError, WorkerDiedError
 from hfsdk.files import FileSum
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
@@ -178,10 +178,34 @@ class Weights:
     bundles: tuple[Bundle, ...]
     num_updates: int = 0
     """Optimizer steps that the weights have seen."""
+    link: Any = None
+    """Over which they come straight from the ranks that hold them, where no bundle stands; the runtime's own."""
 
     def of_rank(self, rank: int) -> Weights:
         """Return what is addressed to one rank of the shadow."""
         return replace(self, bundles=tuple(bundle for bundle in self.bundles if rank in bundle.targets))
+
+
+@dataclass(frozen=True, eq=False)
+class Taker:
+    """The shadow that takes weights straight from the ranks that give them, while they do."""
+
+    trained: RoleSpec
+    """Whose weights they are, where it lives."""
+    shadow: RoleSpec
+    pool: Pool
+    version: int
+    """Of the weights (see :class:`Work`)."""
+    num_updates: int
+    """Optimizer steps that they have seen."""
+
+
+class TransferBrokenError(Exception):
+    """Workers of one pool, or of both, ended or hang while weights went straight from one to the other."""
+
+    def __init__(self, lost: Sequence[tuple[Pool, WorkerDiedError]]) -> None:
+        super().__init__(" ".join(str(error) for _, error in lost))
+        self.lost = tuple(lost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +221,8 @@ class Work:
     """Weights of the trained role that a shadow takes over before it carries the call out."""
     version: int = 0
     """Which weights a shadow must have: a number that grows with every change of the trained role."""
+    taker: Taker | None = None
+    """Of a call that gives weights straight to a shadow, whose pool does nothing else meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +316,15 @@ class Runtime(Protocol):
         ...
 
     def call(self, work: Work) -> Outcome:
-        """Run a call on a pool; raise where its workers ended or hang, and return what else it ends with."""
+        """Run a call on a pool; raise where its workers ended or hang, and return what else it ends with.
+
+        Raises:
+            TransferBrokenError: workers ended or hang, of a call with a ``taker``.
+        """
+        ...
+
+    def goes_direct(self, giver: Pool, taker: Pool) -> bool:
+        """Return whether weights go straight from one pool to the other, with both at it, or stand somewhere in between."""
         ...
 
     def task(self, work: Work) -> Outcome:

@@ -108,7 +108,7 @@ class Route:
             planned = (plan.matrix[rank] + plan.matrix[:, rank]).tolist()
         else:
             nodes = (*trained.nodes, *shadow.nodes) or (0,) * num_ranks
-            of_all = moves_between(_boxes(trained), _boxes(shadow), nodes)
+            of_all = moves_between(boxes_of(trained), boxes_of(shadow), nodes)
             moves = tuple(move for move in of_all if rank in (move.source, move.target))
             planned = [0] * num_ranks
             for move in moves:
@@ -136,7 +136,7 @@ def _moves_of(plan: ReshardPlan, rank: int) -> Iterator[Move]:
         yield from replace(section, moves=tuple(mine)).all_moves()
 
 
-def _boxes(role: RoleSpec) -> list[tuple[Box, ...]]:
+def boxes_of(role: RoleSpec) -> list[tuple[Box, ...]]:
     """Return what every rank of a role holds in Megatron's model."""
     mesh, scalar = mesh_of(role), role.head == "scalar"
     assert role.model is not None

@@ -35,6 +35,7 @@ from hfsdk.engine.looks import Live, Looks
 from hfsdk.engine.records import (
     FINISHED,
     CallRecord,
+    Meeting,
     RoleRecord,
     Sync,
     raised,
@@ -57,9 +58,9 @@ from hfsdk.errors import (
 )
 from hfsdk.files import FileSum
 from hfsdk.pending import ColumnInfo
-from hfsdk.placement import SHADOWS, Placement
+from hfsdk.placement import SHADOWS, Placement, Pool
 from hfsdk.protocol import ONE_TO_ALL
-from hfsdk.runtime import Kept, Order, Progress, Runtime, Stored, Weights, Work
+from hfsdk.runtime import Kept, Order, Progress, Runtime, Stored, Taker, TransferBrokenError, Weights, Work
 from hfsdk.table import Table
 
 TASKS = "tasks"
@@ -268,9 +269,44 @@ class Controller:
         name = role.spec.name
         request = m.Submit(name, "export_weights", phase, {}, (), 0, ONE_TO_ALL, {"shadow": shadow.spec}, result="all")
         record = CallRecord(self._make_call(request), request)
-        role.sync = record.sync = Sync(role.changes, record, shadow.spec)
-        self._enqueue(record, self._homes.placement.pool_of(name).name)
-        return role.sync
+        role.sync = record.sync = sync = Sync(role.changes, record, shadow.spec)
+        giver, taker = self._homes.placement.pool_of(name), self._homes.placement.pool_of(shadow.spec.name)
+        if self._runtime.goes_direct(giver, taker):
+            sync.meeting = Meeting()
+        self._enqueue(record, giver.name)
+        if sync.meeting is not None:
+            self._hold(shadow, taker, sync.meeting, record)
+        return sync
+
+    def _hold(self, shadow: RoleRecord, pool: Pool, meeting: Meeting, record: CallRecord) -> None:
+        """Hold a shadow's lane for the call that gives it weights, from when it gets there until that call is over."""
+
+        def hold(pool: Pool) -> None:
+            meeting.pool = pool
+            meeting.arrived.set()
+            while not record.finished.wait(MONITOR_S):
+                self.check_open()
+
+        meeting.wait = self._homes.post_loaded(shadow, hold)
+        meeting.over = self._lanes[pool.name].last
+
+    def _taker(self, record: CallRecord, role: RoleRecord, sync: Sync, meeting: Meeting) -> Taker:
+        """Wait until the shadow's lane is held for a call that gives it weights; return who takes them.
+
+        Raises:
+            CallCancelledError: the call was cancelled meanwhile.
+            HfsdkError: the shadow cannot be loaded.
+        """
+        while not meeting.arrived.wait(MONITOR_S):
+            if record.cancel_asked or self._closed:
+                raise CallCancelledError("cancelled before it started")
+            if meeting.over.is_set() and not meeting.arrived.is_set():
+                meeting.wait()
+        assert meeting.pool is not None
+        shadow = self._roles.get(sync.shadow.name)
+        if shadow is not None:
+            shadow.synced = -1  # until it has all of them
+        return Taker(role.spec, sync.shadow, meeting.pool, sync.version, role.num_updates)
 
     def _make_call(self, message: m.Submit) -> Call:
         self._next_id += 1
@@ -321,14 +357,7 @@ class Controller:
             self._finish(record, CallError(f"hfsdk failed inside: {error!r}", details=text, **_where(record.call)))
 
     def _run(self, record: CallRecord, request: m.Submit, role: RoleRecord | None, stored: dict[int, Stored]) -> None:
-        if role is not None and role.spec.function is None:
-            pool = self._homes.ensure_loaded(role)
-            work = Work(record.call, pool, plan_orders(request, role.spec, stored))
-            if role.spec.shadow_of and record.sync is not None:
-                work = replace(work, weights=self._weights_for(role, record.sync), version=record.sync.version)
-            record.pool, record.mesh = pool, mesh_of(role.spec)
-        else:
-            work = Work(record.call, None, (task_order(request, stored),), request.timeout_s)
+        work = self._plan(record, request, role, stored)
         self._note_reads(record, Reads(request, work.orders, stored, task=work.pool is None))
         record.rerun = Rerun.of(record.call, request, stored)
         if not record.begin():
@@ -336,14 +365,17 @@ class Controller:
         self._emit_call("call_started", record)
         try:
             outcome = self._runtime.task(work) if work.pool is None else self._runtime.call(work)
-        except WorkerDiedError as error:
-            self._pool_died(record, error)
+        except (WorkerDiedError, TransferBrokenError) as error:
+            self._pools_died(record, error)
             return
         record.rerun = record.rerun.ended(outcome.stored)
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
         record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
-        if work.weights is not None and record.sync is not None and record.reads is not None:
-            record.reads.add(weights_taken(record.sync.call.call.id, work.weights.bundles))
+        if record.sync is not None and record.sync.call is not record and record.reads is not None:
+            taken = work.weights.bundles if work.weights is not None else record.sync.taken
+            if taken:
+                record.reads.add(weights_taken(record.sync.call.call.id, taken))
+            record.sync.taken = ()
         if outcome.error is not None:
             if role is not None and request.method == "update":
                 self._recount_updates(role, record, work)
@@ -358,6 +390,21 @@ class Controller:
         if role is not None:
             self._count_updates(role, record)
         self._finish(record, None)
+
+    def _plan(self, record: CallRecord, request: m.Submit, role: RoleRecord | None, stored: dict[int, Stored]) -> Work:
+        """Return what a call is to the runtime; its role is loaded by then, as is a shadow that takes weights straight from it."""
+        if role is None or role.spec.function is not None:
+            return Work(record.call, None, (task_order(request, stored),), request.timeout_s)
+        pool, sync = self._homes.ensure_loaded(role), record.sync
+        work = Work(record.call, pool, plan_orders(request, role.spec, stored))
+        if role.spec.shadow_of and sync is not None:
+            if sync.meeting is not None and sync.call.error is not None:
+                record.root = sync.call.origin  # told once
+            work = replace(work, weights=self._weights_for(role, sync), version=sync.version)
+        elif sync is not None and sync.meeting is not None:
+            work = replace(work, taker=self._taker(record, role, sync, sync.meeting))
+        record.pool, record.mesh = pool, mesh_of(role.spec)
+        return work
 
     def _note_reads(self, record: CallRecord, reads: Reads) -> None:
         """Remember what a call reads, for the picture; of the last calls only."""
@@ -375,10 +422,14 @@ class Controller:
             raise DependencyError(f"the weights for {shadow.spec.name} did not come: {sync.call.error}")
         return None if shadow.synced == sync.version else sync.weights
 
-    @staticmethod
-    def _keep_sync(role: RoleRecord, record: CallRecord, sync: Sync) -> None:
-        """After a transfer's call: the weights stand ready; after the shadow's: it has them, and they are let go."""
-        if role.spec.shadow_of:
+    def _keep_sync(self, role: RoleRecord, record: CallRecord, sync: Sync) -> None:
+        """After a transfer's call: the weights stand ready, or the shadow has them; after the shadow's: they are let go."""
+        if sync.meeting is not None and not role.spec.shadow_of:
+            sync.taken, record.result = tuple(bundle for sent in record.result for bundle in sent), None
+            shadow = self._roles.get(sync.shadow.name)
+            if shadow is not None:
+                shadow.num_updates, shadow.synced = role.num_updates, sync.version
+        elif role.spec.shadow_of:
             if sync.weights is not None:
                 role.num_updates = sync.weights.num_updates
             role.synced, sync.weights = sync.version, None
@@ -405,10 +456,13 @@ class Controller:
         if record.made is not None:
             record.made.num_updates = role.num_updates
 
-    def _pool_died(self, record: CallRecord, error: WorkerDiedError) -> None:
+    def _pools_died(self, record: CallRecord, error: WorkerDiedError | TransferBrokenError) -> None:
+        """Workers ended during a call: of its pool, or of one of the two, or both, that it ran on."""
         assert record.pool is not None
-        told = self._homes.pool_lost(record.pool, error, record)
-        self._finish(record, type(told)(told.message, **{**told.fields(), **_where(record.call)}))
+        lost = error.lost if isinstance(error, TransferBrokenError) else ((record.pool, error),)
+        told = [self._homes.pool_lost(pool, error, record) for pool, error in lost]
+        words, first = " ".join(error.message for error in told), told[0]
+        self._finish(record, type(first)(words, **{**first.fields(), **_where(record.call)}))
 
     def _finish(self, record: CallRecord, error: Exception | None) -> None:
         if record.state in FINISHED:

@@ -12,7 +12,7 @@ Importing this module imports neither torch nor Ray, so that it can be asked bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +116,23 @@ def sleeps(device_type: str, *, trained: bool, pool_is_free: bool) -> bool:
         pool_is_free: whether no other engine of this process has the memory that vLLM can give up: one may.
     """
     return device_type == "cuda" and trained and pool_is_free
+
+
+def goes_direct(givers: Collection[int], takers: Collection[int], cpus: Collection[int], *, on_cpus: bool = False) -> bool:
+    """Return whether weights go straight from the workers of one pool to those of another, or by the object store.
+
+    Straight is by NCCL, with both pools at it. A worker of both could not give and take at once; without GPUs the store's shared
+    memory is as near as a peer's, and whoever gives need not wait.
+
+    Args:
+        givers: devices of the pool that gives.
+        takers: devices of the pool that takes.
+        cpus: devices that are no GPUs.
+        on_cpus: go straight without GPUs too, by gloo; for tests.
+    """
+    if not set(givers).isdisjoint(takers):
+        return False
+    return on_cpus or set(cpus).isdisjoint([*givers, *takers])
 
 
 def memory_share(needed: int, free: int, total: int) -> float:

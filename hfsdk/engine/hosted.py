@@ -14,10 +14,12 @@ import numpy as np
 import torch.distributed as dist
 
 from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, shares, startup, transport
+from hfsdk.engine.direct import NOTHING, Tensors, Way
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.keepsake import Keepsake
 from hfsdk.engine.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.model_folders import eos_token_ids
+from hfsdk.engine.rendezvous import Link
 from hfsdk.engine.residency import Residency
 from hfsdk.engine.role_state import Summary
 from hfsdk.engine.rollout import Rollout
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.worker import Worker
 
 Outcome = tuple[Mapping[str, Column] | None, Any]
+
 
 def sample_seed(seed: int, position: int, copy: int) -> int:
     """Return a sample's seed: a stable hash of (session seed, place in the prompt stream, copy number), never the rank."""
@@ -117,6 +120,7 @@ class HostedRole:
         self.rollout_group = _replica_group(spec)
         self.last_transport: TransportReport | None = None
         self._planned: tuple[RoleSpec, RoleSpec, bridge.Route] | None = None
+        self._last_way: Way | None = None
         assert spec.model is not None
         if spec.rollout is not None:
             if spec.train is not None:
@@ -140,7 +144,8 @@ class HostedRole:
             "forward_backward": self._forward_backward, "compute_loss": self._compute_loss, "step": self._step,
             "grad_norm": self._grad_norm, "run": self._run, "call": self._call, "save_pretrained": self._save_pretrained,
             "save_state": self._save_state, "load_state": self._load_state, "num_updates": self._num_updates,
-            "export_weights": self._export_weights, "last_reshard": self._last_reshard, "census": self._census,
+            "export_weights": self._export_weights, "take_weights": self._taken, "last_reshard": self._last_reshard,
+            "census": self._census,
         }  # fmt: skip
         if spec.restore:
             try:
@@ -200,15 +205,25 @@ class HostedRole:
         dtype = transport.TORCH_DTYPES[self.spec.dtype] if options["shadow"].rollout is not None else None
         with self.worker.recorder.span("export") as attrs:
             route = self._route(self.spec, options["shadow"], source=self.groups.rank)
+            if options.get("link") is not None:
+                way = self._way(self.spec, options["shadow"], route)
+                self.last_transport = self._exchange(way, options["link"], self.trainer.local_tensors(), NOTHING, safe)
+                attrs.update(bytes=self.last_transport.bytes_sent, bytes_sent=self.last_transport.bytes_sent)
+                return None, way.given()
             bundles, report = bridge.give(route, self.trainer.local_tensors(), self.worker.keep, dtype)
             attrs.update(bytes=sum(bundle.num_bytes for bundle in bundles), bytes_sent=report.bytes_sent)
         self.last_transport = report
         return None, bundles
 
-    def take_over(self, weights: Callable[[], Weights], version: int) -> TransportReport:
+    def take_over(self, weights: Callable[[], Weights], version: int, safe: SafePoint) -> TransportReport:
         """Take the trained role's weights into a shadow."""
         start, given = time.perf_counter(), weights()
         route = self._route(given.role, self.spec, target=self.groups.rank)
+        if given.link is not None:
+            self.version = -1  # nobody uses weights of which a part is new
+            self.last_transport = self._take_directly(self._way(given.role, self.spec, route), given.link, safe)
+            self.version, self._num_updates_taken = version, given.num_updates
+            return self.last_transport
         if self.rollout is not None:
             received = bridge.take(route, given, self.rollout.weight_targets)
             self.rollout.finish_update()
@@ -218,6 +233,29 @@ class HostedRole:
         self.last_transport = TransportReport(0, sum(received), 0, 0, received, time.perf_counter() - start)
         self.version, self._num_updates_taken = version, given.num_updates
         return self.last_transport
+
+    def _take_directly(self, way: Way, link: Link, safe: SafePoint) -> TransportReport:
+        if self.rollout is None:
+            with self.trainer.on_device("weights"):
+                return self._exchange(way, link, NOTHING, self.trainer.local_tensors(), safe)
+        report = self._exchange(way, link, NOTHING, self.rollout.weight_targets(), safe)
+        self.rollout.finish_update()
+        return report
+
+    def _exchange(self, way: Way, link: Link, sources: Tensors, targets: Tensors, safe: SafePoint) -> TransportReport:
+        """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools."""
+        with self.worker.link(link, way.route.rank) as group:
+            safe.agree(group, way.problem(sources, targets))
+            return way.move(sources, targets, group)
+
+    def _way(self, trained: RoleSpec, shadow: RoleSpec, route: bridge.Route) -> Way:
+        if self._last_way is None or self._last_way.route is not route:
+            self._last_way = Way.between(trained, shadow, route)
+        return self._last_way
+
+    def _taken(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        """A call that is over when the weights that came with it are taken."""
+        return None, None
 
     def _route(self, trained: RoleSpec, shadow: RoleSpec, **rank: int) -> bridge.Route:
         """Plan this rank's way to or from another pool, once for a pair of places."""

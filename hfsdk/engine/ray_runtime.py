@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -21,12 +21,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hfsdk.dataflow import Call
 from hfsdk.engine import own_folders, ray_start
-from hfsdk.engine.gpus import SHOW_ALL
+from hfsdk.engine.gpus import SHOW_ALL, goes_direct
 from hfsdk.engine.host_memory import free_host_bytes
 from hfsdk.engine.interrupts import held
 from hfsdk.engine.model_folders import Manifest, read_pieces
 from hfsdk.engine.own_folders import OwnFolder
 from hfsdk.engine.ray_cluster import Node, check_present, describe, num_cores
+from hfsdk.engine.ray_links import DeviceWorker, PoolState, RayLinks, without_consequences
 from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read, tail
 from hfsdk.engine.rendezvous import LOOPBACK
 from hfsdk.engine.worker import WorkerSetup
@@ -44,7 +45,22 @@ from hfsdk.files import FileSum
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus, Kept, Outcome, Part, Pick, Progress, RoleState, StateGoneError, Stored, Work
+from hfsdk.runtime import (
+    DeviceStatus,
+    Kept,
+    Order,
+    Outcome,
+    Part,
+    Pick,
+    Progress,
+    RoleState,
+    StateGoneError,
+    Stored,
+    Taker,
+    TransferBrokenError,
+    Weights,
+    Work,
+)
 from hfsdk.table import Table
 from hfsdk.trace import Span
 
@@ -77,32 +93,6 @@ CLOSE_S = 10.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(eq=False)
-class _DeviceWorker:
-    """The worker process of one device, which joins one pool after another."""
-
-    device: int
-    handle: Any
-    log_file: str
-    pid: int | None = None
-    """Known once it has joined a pool."""
-
-
-@dataclass(eq=False)
-class _PoolState:
-    """An open pool and its workers, by rank."""
-
-    pool: Pool
-    members: list[_DeviceWorker]
-    last_seen: tuple[Span, ...] = ()
-    """Spans that were running at the last look, for messages about a death."""
-
-    @property
-    def workers(self) -> list[Any]:
-        """Their handles."""
-        return [member.handle for member in self.members]
 
 
 def _while_open(method: Callable[Concatenate[RayRuntime, P], R]) -> Callable[Concatenate[RayRuntime, P], R]:
@@ -151,7 +141,7 @@ class RayRuntime:
         self._num_threads = num_threads or 0
         self._nodes: tuple[Node, ...] = ()
         self._own_folder: OwnFolder | None = None
-        self._pools: dict[str, _PoolState] = {}
+        self._pools: dict[str, PoolState] = {}
         self._stores = itertools.count()
         self._tasks_lock, self._sending = threading.Lock(), threading.Lock()
         self._cancelled: set[int] = set()
@@ -159,7 +149,10 @@ class RayRuntime:
         self._inside = threading.Condition()
         self._num_inside, self._closed = 0, False
         self._tasks: Any = None
-        self._devices: dict[int, _DeviceWorker] = {}
+        self._devices: dict[int, DeviceWorker] = {}
+        self._links = RayLinks(partial(self._meeting_place, link=True), collective_timeout_s)
+        self.direct_on_cpus = False
+        """Whether weights go straight between pools without GPUs too; for tests."""
         try:
             with held():
                 self._start(num_devices, address)
@@ -187,11 +180,11 @@ class RayRuntime:
         """Join the workers of the pool's devices, started where there are none yet; a part of a pool is joined already."""
         if pool.within:
             whole = self._pools[pool.within]
-            self._pools[pool.name] = _PoolState(pool, [member for member in whole.members if member.device in pool.devices])
+            self._pools[pool.name] = PoolState(pool, [member for member in whole.members if member.device in pool.devices])
             return
         check_present(self._nodes, pool.devices)
         for tries_left in reversed(range(JOIN_TRIES)):
-            state = self._pools[pool.name] = _PoolState(pool, [self._living_worker(device) for device in pool.devices])
+            state = self._pools[pool.name] = PoolState(pool, [self._living_worker(device) for device in pool.devices])
             try:
                 setups = self._setups(state)
                 joined = [w.join.remote(setup) for w, setup in zip(state.workers, setups, strict=True)]
@@ -212,7 +205,7 @@ class RayRuntime:
         for member, pid in zip(state.members, pids, strict=True):
             member.pid = pid
 
-    def _living_worker(self, device: int) -> _DeviceWorker:
+    def _living_worker(self, device: int) -> DeviceWorker:
         """Return a device's worker; another one where it has ended since it left its last pool."""
         member = self._worker_of(device)
         if member.pid is None:
@@ -223,24 +216,35 @@ class RayRuntime:
             self._end([member])
         return self._worker_of(device)
 
-    def _setups(self, state: _PoolState) -> list[WorkerSetup]:
+    def _setups(self, state: PoolState) -> list[WorkerSetup]:
         """Tell the workers of a pool how they find each other: by a file on one node, else by a store on rank 0's node."""
         pool, nodes = state.pool, [self._nodes[device] for device in state.pool.devices]
-        one_machine = len({node.address for node in nodes}) == 1
-        store, jobs = f"file://{self._folder / f'store{next(self._stores)}'}", [self._job_id] * pool.size
-        if len(set(nodes)) > 1:
-            host = LOOPBACK if one_machine else nodes[0].address
-            store = ray.get(state.workers[0].serve_store.remote(host), timeout=self._start_s)
-            jobs = [_job_on(self._job_id, node) for node in nodes]
+        store, addresses = self._meeting_place(state.members)
+        several = len(set(nodes)) > 1
         return [
             WorkerSetup(
-                device, rank, pool.size, pool.name, jobs[rank], store, self._num_threads,
-                "" if one_machine else nodes[rank].address, self._collective_s, self._deterministic,
+                device, rank, pool.size, pool.name, _job_on(self._job_id, nodes[rank]) if several else self._job_id, store,
+                self._num_threads, addresses[rank] if addresses else "", self._collective_s,
+                self._deterministic,
             )
             for rank, device in enumerate(pool.devices)
         ]
 
-    def _worker_of(self, device: int) -> _DeviceWorker:
+    def _meeting_place(self, members: Sequence[DeviceWorker], *, link: bool = False) -> tuple[str, tuple[str, ...]]:
+        """Return where workers find each other, and the addresses of their nodes where these are several machines.
+
+        That is a file on one node, else a store that the first of them serves; with ``link`` they are of two pools.
+        """
+        nodes = [self._nodes[member.device] for member in members]
+        addresses = tuple(node.address for node in nodes)
+        one_machine = len(set(addresses)) == 1
+        if len(set(nodes)) == 1:
+            return f"file://{self._folder / f'store{next(self._stores)}'}", ()
+        host = LOOPBACK if one_machine else addresses[0]
+        store = ray.get(members[0].handle.serve_store.remote(host, link), timeout=self._start_s)
+        return store, () if one_machine else addresses
+
+    def _worker_of(self, device: int) -> DeviceWorker:
         """Return a device's worker process; start it where there is none. It may not be up yet."""
         if device not in self._devices:
             gpus = 1 if self.cluster.devices[device].name != "cpu" else 0
@@ -251,13 +255,16 @@ class RayRuntime:
             handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus, scheduling_strategy=node, **shown).remote(
                 device, log_file, self._num_threads, self._deterministic
             )
-            self._devices[device] = _DeviceWorker(device, handle, log_file)
+            self._devices[device] = DeviceWorker(device, handle, log_file)
         return self._devices[device]
 
     def close_pool(self, name: str, *, kill: bool = False) -> None:
         """Take the pool apart. Its workers leave it and stay, with the columns they wrote; with ``kill`` they end."""
         state = self._pools.pop(name, None)
-        if state is None or not ray.is_initialized() or (state.pool.within and not kill):
+        if state is None or not ray.is_initialized():
+            return
+        self._links.forget(state)
+        if state.pool.within and not kill:
             return
         if not kill:
             try:
@@ -269,7 +276,7 @@ class RayRuntime:
         if not self._pools:
             _remove_segments(self._job_id)
 
-    def _end(self, members: Sequence[_DeviceWorker]) -> None:
+    def _end(self, members: Sequence[DeviceWorker]) -> None:
         for member in members:
             ray.kill(member.handle)
             self._devices.pop(member.device, None)
@@ -292,7 +299,7 @@ class RayRuntime:
             raise next(iter(failed.values()))
         self._ensure_tasks()  # by now the workers have done their importing: the cores are free for this process's
 
-    def _bring_folder(self, role: RoleSpec, state: _PoolState) -> None:
+    def _bring_folder(self, role: RoleSpec, state: PoolState) -> None:
         """Have the model's folder on every node of the pool, as it is here; sent once to each node that lacks it."""
         far = [rank for rank, device in enumerate(state.pool.devices) if not self._nodes[device].here]
         if not role.folder or not far:
@@ -314,7 +321,7 @@ class RayRuntime:
             self._ask(state, takers, role, lambda w: w.finish_folder.remote())
             self._ask(state, far, role, lambda w: w.find_folder.remote(manifest))
 
-    def _ask(self, state: _PoolState, ranks: Sequence[int], role: RoleSpec, ask: Callable[[Any], Any]) -> list[Any]:
+    def _ask(self, state: PoolState, ranks: Sequence[int], role: RoleSpec, ask: Callable[[Any], Any]) -> list[Any]:
         """Ask some ranks something about a role's folder and return their answers."""
         refs = [ask(state.workers[rank]) for rank in ranks]
         answers = []
@@ -417,6 +424,8 @@ class RayRuntime:
         """Run a call on a pool."""
         assert work.pool is not None
         state = self._pools[work.pool.name]
+        if work.taker is not None:
+            return self._transfer(work, state, work.taker)
         weights = work.weights
         refs = [
             w.execute.remote(work.call, order, weights.of_rank(rank) if weights else None, work.version)
@@ -431,7 +440,59 @@ class RayRuntime:
         self._column_bytes += sum(_inlined_bytes(a.result) for a in ordered)
         return Outcome(self._store(work.call, ordered), tuple(a.result for a in ordered), spans)
 
-    def _gather(self, refs: list[Any], state: _PoolState, call: Call, failed: Any) -> dict[int, Any]:
+    @_while_open
+    def goes_direct(self, giver: Pool, taker: Pool) -> bool:
+        """Return whether weights go from one pool to the other by NCCL, and not by the object store."""
+        cpus = [number for number, device in enumerate(self.cluster.devices) if device.name == "cpu"]
+        return goes_direct(giver.devices, taker.devices, cpus, on_cpus=self.direct_on_cpus)
+
+    def _transfer(self, work: Work, giver: PoolState, to: Taker) -> Outcome:
+        """Have two pools give and take weights at once; both are done, or neither has them."""
+        taker, num_givers = self._pools[to.pool.name], len(giver.members)
+        both = PoolState(giver.pool, [*giver.members, *taker.members], (*giver.last_seen, *taker.last_seen))
+        take = replace(work.call, role=to.shadow.name, method="take_weights")
+        refs: list[Any] = []
+        try:
+            link = self._links.between(giver, taker)
+            gives = [replace(order, options={**order.options, "link": link}) for order in work.orders]
+            takes, weights = Order(np.zeros(0, dtype=np.int64), (), {}, False), Weights(to.trained, (), to.num_updates, link)
+            refs += [w.execute.remote(work.call, order) for w, order in zip(giver.workers, gives, strict=True)]
+            refs += [w.execute.remote(take, takes, weights, to.version) for w in taker.workers]
+            answers = self._gather(refs, both, work.call, lambda answer: answer.status == "error")
+        except WORKER_GONE as error:  # it was to serve the place where they meet
+            lost = self._died(giver, work.call, 0, _reason(error))
+            raise TransferBrokenError([(giver.pool, lost)]) from None
+        except WorkerDiedError as error:
+            raise self._broken(error, refs, (giver, work.call), (taker, take)) from None
+        ordered = [answers[rank] for rank in range(len(refs))]
+        spans = tuple(span for answer in ordered for span in answer.spans)
+        if all(answer.status == "ok" for answer in ordered):
+            return Outcome(None, tuple(answer.result for answer in ordered[:num_givers]), spans)
+        self._links.drop(link)
+        causes = without_consequences(ordered)
+        cause = self._failure(causes[:num_givers], work.call) or self._failure(causes[num_givers:], take)
+        return Outcome(None, (), spans, cause or CallError("the weights did not arrive: a rank stopped", role=work.call.role))
+
+    def _broken(
+        self, error: WorkerDiedError, refs: Sequence[Any], giver: tuple[PoolState, Call], taker: tuple[PoolState, Call]
+    ) -> TransferBrokenError:
+        """A worker ended or hangs while weights were on their way: end its pool, and the other one if it hangs for it."""
+        num_givers = len(giver[0].members)
+        rank = error.rank or 0
+        here, other = (giver, taker) if rank < num_givers else (taker, giver)
+        rest = refs[num_givers:] if here is giver else refs[:num_givers]
+        for worker in other[0].workers:
+            worker.cancel.remote(other[1].id)
+        self.close_pool(here[0].pool.name, kill=True)
+        of = {"role": here[1].role, "method": here[1].method, "rank": rank - (num_givers if here is taker else 0)}
+        lost = [(here[0].pool, WorkerDiedError(error.message, **{**error.fields(), **of}))]
+        _, late = ray.wait(list(rest), num_returns=len(rest), timeout=GRACE_S)
+        if late:
+            why = f"it waits for weights of another pool, whose worker is gone (nothing came for {GRACE_S:g} s)"
+            lost.append((other[0].pool, self._died(*other, list(rest).index(late[0]), why)))
+        return TransferBrokenError(lost)
+
+    def _gather(self, refs: list[Any], state: PoolState, call: Call, failed: Any) -> dict[int, Any]:
         """Collect every rank's answer.
 
         Raises:
@@ -461,7 +522,7 @@ class RayRuntime:
                 raise self._died(state, call, stuck, why)
         return answers
 
-    def _died(self, state: _PoolState, call: Call, rank: int, why: str) -> WorkerDiedError:
+    def _died(self, state: PoolState, call: Call, rank: int, why: str) -> WorkerDiedError:
         spans = [
             f"  {s.role}.{s.method} {s.name} (started {(time.time_ns() - s.start_ns) / 1e9:.1f} s ago)"
             for s in state.last_seen

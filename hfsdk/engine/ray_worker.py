@@ -173,9 +173,14 @@ class WorkerProcess(_Process):
         self._receiver: Receiver | None = None
 
     @ray.method(concurrency_group="compute")
-    def serve_store(self, host: str) -> str:
-        """Serve the store through which a pool's processes find each other; return its URL."""
-        return self._worker.serve_store(host)
+    def serve_store(self, host: str, link: bool = False) -> str:
+        """Serve the store through which the processes of a pool, or of two, find each other; return its URL."""
+        return self._worker.serve_store(host, link=link)
+
+    @ray.method(concurrency_group="compute")
+    def drop_link(self, number: int) -> None:
+        """Leave the world shared with a pool that is gone."""
+        self._worker.drop_link(number)
 
     @ray.method(concurrency_group="compute")
     def join(self, setup: WorkerSetup) -> int:

@@ -21,11 +21,34 @@ from hfsdk.layout import Mesh
 from hfsdk.pending import ColumnInfo
 from hfsdk.placement import Placement, Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Kept, Part, RoleState, Stored, Weights
+from hfsdk.runtime import Bundle, Kept, Part, RoleState, Stored, Weights
 from hfsdk.table import Ragged, Table, kind_of
 from hfsdk.trace import Span
 
 FINISHED = ("done", "failed", "cancelled")
+
+
+@dataclass(eq=False)
+class Meeting:
+    """A shadow's lane is held free for the call that gives it weights.
+
+    ::
+
+        lane of the trained role   ... update   | wait | export_weights, on both pools |  next call
+        lane of the shadow         ... generate | held ................................ |  generate with the new weights
+
+    Both are put on their lanes at once, under the controller's lock, and wait only for what was put before: so they cannot wait
+    for each other for ever.
+    """
+
+    arrived: threading.Event = field(default_factory=threading.Event)
+    """Set when the shadow is loaded, and its lane does nothing else."""
+    pool: Pool | None = None
+    """Where, by then."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set when the lane goes on; without ``arrived``, when the shadow could not be loaded."""
+    wait: Callable[[], None] = lambda: None
+    """Raises why."""
 
 
 @dataclass(eq=False)
@@ -42,6 +65,10 @@ class Sync:
     """There once ``call`` is done, until the shadow has them."""
     failed: bool = False
     """Whether a call that was to take them over failed: a later one asks for others."""
+    meeting: Meeting | None = None
+    """Where they go straight from pool to pool: ``call`` then is over when the shadow has them."""
+    taken: tuple[Bundle, ...] = ()
+    """What the shadow was given then, until its next call is told to have read it."""
 
     def usable(self, shadow: RoleRecord) -> bool:
         """Whether the shadow has these weights, or will get them."""
@@ -157,7 +184,8 @@ class CallRecord:
         whole = [s for s in self.spans if not s.parent]
         if whole:
             attrs["cpu_s"] = sum(float(s.attrs.get("cpu_s", 0.0)) for s in whole)
-            attrs["bytes"] = sum(int(s.attrs.get("bytes", 0)) for s in self.spans if s.parent)
+            own = [s for s in self.spans if s.parent and s.role == self.call.role]  # what a shadow takes is given here
+            attrs["bytes"] = sum(int(s.attrs.get("bytes", 0)) for s in own)
         if self.num_tokens:
             attrs["tokens"] = self.num_tokens
         if self.call.function:

@@ -214,6 +214,10 @@ class SimulatedRuntime:
 
     # -- calls
 
+    def goes_direct(self, giver: Pool, taker: Pool) -> bool:
+        """Never: what a shadow takes is priced as it is taken, whoever waits for whom."""
+        return False
+
     def call(self, work: Work) -> Outcome:
         """Advance the pool's clock by what the call takes.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -137,28 +137,63 @@ def execute(
     if error:
         raise error
     start = time.perf_counter()
-    device = next(iter(targets.values())).device
+    device = _device_of(sources, targets)
     schedule = _schedule(plan, rank, bucket_bytes or BUCKET_BYTES[device.type])
-    dtype = TORCH_DTYPES[plan.dtype]
-    with torch.no_grad():
-        run = _Run(dtype, device, sources, targets, group, shared or {}, begin, done)
-        run.all(schedule.rounds)
+    run = _Run(TORCH_DTYPES[plan.dtype], device, sources, targets, group, shared or {}, begin, done)
+    run.all(schedule.rounds)
     if sum(run.received.values()) != schedule.bytes_received:
         raise RuntimeError(f"rank {rank} received {sum(run.received.values())} bytes; the plan says {schedule.bytes_received}")
-    size = DTYPE_BYTES[plan.dtype]
-    by_rank = tuple(run.received.get(peer, 0) for peer in range(plan.num_ranks))
-    return TransportReport(
-        run.sent, sum(by_rank), run.copied * size, run.shared_numel * size, by_rank, time.perf_counter() - start
-    )
+    return run.report(plan.num_ranks, time.perf_counter() - start)
+
+
+def execute_moves(
+    moves: Sequence[Move],
+    dtype: str,
+    rank: int,
+    num_ranks: int,
+    sources: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    group: ProcessGroup,
+    *,
+    bucket_bytes: int | None = None,
+) -> TransportReport:
+    """Carry out moves for which there is no :class:`ReshardPlan`; called on every rank, with the moves of all of them.
+
+    Args:
+        moves: in the same order on all ranks.
+        dtype: that the boxes travel in; sources of another are cast.
+        rank: this rank in the moves, which is its rank in ``group``.
+        num_ranks: how many there are.
+        sources: tensors by the moves' source names; none on a rank that only takes.
+        targets: tensors by the moves' target names, of ``dtype``; none on a rank that only gives.
+        group: of all ranks.
+        bucket_bytes: bounds the buffers (see :data:`BUCKET_BYTES`); the same on all ranks.
+    """
+    start, device = time.perf_counter(), _device_of(sources, targets)
+    run = _Run(TORCH_DTYPES[dtype], device, sources, targets, group, {}, _nothing, _nothing)
+    run.all(_make_rounds(moves, rank, DTYPE_BYTES[dtype], bucket_bytes or BUCKET_BYTES[device.type]))
+    return run.report(num_ranks, time.perf_counter() - start)
+
+
+def _device_of(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> torch.device:
+    """Return where the tensors are; a rank that only gives, or only takes, has those of one side."""
+    return next(iter((targets or sources).values())).device
 
 
 def problem(
     plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> RuntimeError | None:
     """Return what keeps a plan from being carried out with these tensors; ``None`` if nothing does."""
-    dtype = TORCH_DTYPES[plan.dtype]
+    return problem_of_moves(plan.moves, plan.dtype, str(plan), rank, sources, targets)
+
+
+def problem_of_moves(
+    moves: Iterable[Move], dtype_name: str, plan: str, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> RuntimeError | None:
+    """Return what keeps moves, of what is named ``plan``, from being carried out with these tensors."""
+    dtype = TORCH_DTYPES[dtype_name]
     ends: dict[tuple[bool, str], list[int]] = {}
-    for move in plan.moves:
+    for move in moves:
         if move.source == rank:
             _extend(ends, (True, move.source_local), move.source_start, move.size)
         if move.target == rank:
@@ -193,6 +228,12 @@ class _Run:
         self.sent = self.copied = self.shared_numel = 0
         self.received: dict[int, int] = defaultdict(int)
 
+    def report(self, num_ranks: int, seconds: float) -> TransportReport:
+        """Return what was counted."""
+        size, by_rank = self.dtype.itemsize, tuple(self.received.get(peer, 0) for peer in range(num_ranks))
+        return TransportReport(self.sent, sum(by_rank), self.copied * size, self.shared_numel * size, by_rank, seconds)
+
+    @torch.no_grad()
     def all(self, rounds: tuple[_Round, ...]) -> None:
         """Carry out the rounds, the next one begun before the one under way is finished."""
         finish: Callable[[], None] | None = None
@@ -279,24 +320,32 @@ def _schedule(plan: ReshardPlan, rank: int, bucket_bytes: int) -> _Schedule:
 
 
 def _make_schedule(plan: ReshardPlan, rank: int, bucket_bytes: int) -> _Schedule:
+    rounds = _make_rounds(_in_order(plan), rank, DTYPE_BYTES[plan.dtype], bucket_bytes)
+    return _Schedule(rounds, plan.bytes_received(rank))
+
+
+def _make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) -> tuple[_Round, ...]:
+    """Cut the moves of all ranks, of elements of ``size`` bytes, into the rounds of one."""
     pairs: dict[tuple[int, int], list[Move]] = defaultdict(list)
     own: list[Move] = []
-    for move in _in_order(plan):
+    sources: set[str] = set()
+    for move in moves:
+        if move.source == rank:
+            sources.add(move.source_local)
         if move.source != move.target:
             pairs[move.source, move.target].append(move)
         elif move.target == rank:
             own.append(move)
-    size = DTYPE_BYTES[plan.dtype]
     limit = _elements_per_pair(pairs, bucket_bytes, size)
-    mine = {pair: _cut(moves, limit) for pair, moves in pairs.items() if rank in pair}
+    mine = {pair: _cut(theirs, limit) for pair, theirs in pairs.items() if rank in pair}
     copied = -(-sum(move.numel for move in own) * size // bucket_bytes)  # so many buckets full
     rounds = [_Round() for _ in range(max([1, copied, *map(len, mine.values())]))]
     last_sent: dict[str, int] = {}
     for (source, target), parts in mine.items():
         tag = 0
         for number, part in enumerate(parts):
-            messages = [_message(target if source == rank else source, tag + i, moves, sending=source == rank)
-                        for i, moves in enumerate(_messages(part, OWN_MESSAGE_BYTES // size))]  # fmt: skip
+            messages = [_message(target if source == rank else source, tag + i, together, sending=source == rank)
+                        for i, together in enumerate(_messages(part, OWN_MESSAGE_BYTES // size))]  # fmt: skip
             tag += len(messages)
             if source == rank:
                 rounds[number].sends += messages
@@ -304,8 +353,8 @@ def _make_schedule(plan: ReshardPlan, rank: int, bucket_bytes: int) -> _Schedule
             else:
                 rounds[number].receives += messages
     _spread(own, rounds, last_sent)
-    _mark(rounds, {move.source_local for move in plan.moves if move.source == rank})
-    return _Schedule(tuple(rounds), plan.bytes_received(rank))
+    _mark(rounds, sources)
+    return tuple(rounds)
 
 
 def _in_order(plan: ReshardPlan) -> Iterator[Move]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,19 @@ from hfsdk.table import Column, Table
 from hfsdk.trace import Span
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from hfsdk.engine.direct import Links
     from hfsdk.engine.hosted import HostedRole
     from hfsdk.engine.keepsake import Keepsake
     from hfsdk.engine.megatron_checkpoint import Saving
 
 LOOKS = ("last_reshard", "census")
 """Methods that use no weights, so that a shadow's may be old."""
+
+
+TRANSFERS = ("export_weights", "take_weights")
+"""Methods of which both sides may have to be there at once."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,8 @@ class Worker:
         self._running_call = -1
         self._cancel_asked = -1
         self._store: Any = None
+        self._link_store: Any = None
+        self._links: Links | None = None
         self._half_built = False
         self.gpus: tuple[str, ...] = ()
         """Ray's ids of the GPUs that it gave this process; set by the runtime."""
@@ -107,9 +117,16 @@ class Worker:
         self.keep: Callable[[Any], Any] = lambda content: content
         """Puts an object where other processes find it and returns a reference to it; set by the runtime."""
 
-    def serve_store(self, host: str) -> str:
-        """Serve the store through which the next pool's processes find each other, until this one leaves it; return its URL."""
-        self._store, port = rendezvous.serve(host)
+    def serve_store(self, host: str, *, link: bool = False) -> str:
+        """Serve the store through which the next pool's processes find each other, until this one leaves it; return its URL.
+
+        With ``link`` it is for the ranks of two pools, this one's and another.
+        """
+        store, port = rendezvous.serve(host)
+        if link:
+            self._link_store = store  # of the last link that this process serves; ranks need it only until they have met
+        else:
+            self._store = store
         return f"tcp://{host}:{port}"
 
     def join(self, setup: WorkerSetup) -> None:
@@ -170,12 +187,33 @@ class Worker:
 
         for role in list(self.roles):
             self.release(role)
+        if self._links is not None:
+            self._links.leave_all()
         if dist.is_initialized():
             from hfsdk.engine.megatron_groups import forget_groups
 
             forget_groups()
             dist.destroy_process_group()
-        self._store = None
+        self._store = self._link_store = None
+
+    @property
+    def links(self) -> Links:
+        """The worlds that this process shares with those of other pools."""
+        if self._links is None:
+            from hfsdk.engine.direct import Links
+
+            self._links = Links()
+        return self._links
+
+    @contextmanager
+    def link(self, link: rendezvous.Link, rank: int) -> Iterator[ProcessGroup]:
+        """Use a link for the running call; ``rank`` is this process's in it."""
+        with self.links.using(link, rank, self._running_call, self._gpu) as group:
+            yield group
+
+    def drop_link(self, number: int) -> None:
+        """Leave a link, as the other pool is gone."""
+        self.links.leave(number)
 
     def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> None:
         """Build a role; collective over the pool.
@@ -267,7 +305,7 @@ class Worker:
                 hosted = self.roles[call.role]
                 if weights is not None:
                     with self.recorder.span("sync") as attrs:
-                        taken = hosted.take_over(weights, version)
+                        taken = hosted.take_over(weights, version, self._safe_point(call.id))
                         attrs.update(bytes=taken.bytes_received, sources=sum(count > 0 for count in taken.received_from))
                 if call.method not in LOOKS:
                     hosted.check_version(version)
@@ -280,12 +318,16 @@ class Worker:
         except Exception as error:  # everything is told to the controller, which knows the user's line
             reply.status, reply.error = "error", _told(error)
         self._running_call = -1
+        if reply.status != "ok" and call.method in TRANSFERS:
+            startup.collect_everything()  # a link that it left is gone only now, and its peers wait for that
         reply.spans = tuple(self.recorder.take()[0])
         return reply
 
     def cancel(self, call_id: int) -> None:
         """Ask the running call to stop at its next safe point (control lane)."""
         self._cancel_asked = call_id
+        if self._links is not None:
+            self._links.cut(call_id)
 
     def progress(self) -> tuple[int, dict[str, float], list[Span]]:
         """Return the running call, its counters and the spans running now (control lane)."""

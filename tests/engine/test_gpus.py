@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -249,3 +250,30 @@ def test_a_result_on_a_gpu_arrives_on_the_cpu(monkeypatch):
 def test_it_asks_before_torch_and_ray_are_imported():
     code = "import sys, hfsdk.engine.gpus; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("givers", "takers", "cpus", "direct"),
+    [
+        ([0, 1], [2, 3], [], True),  # both pools have GPUs of their own
+        ([0, 1], [2, 3], [0, 1, 2, 3], False),  # none has: the object store is shared memory
+        ([0, 1], [2, 3], [2, 3], False),
+        ([0, 1], [2, 3], [4], True),  # the processors are another pool's
+        ([0, 1], [1, 2], [], False),  # a worker of both cannot give and take at once
+    ],
+)
+def test_weights_go_straight_from_gpus_to_other_gpus(givers, takers, cpus, direct):
+    assert gpus.goes_direct(givers, takers, cpus) == direct
+    assert gpus.goes_direct(givers, takers, cpus, on_cpus=True) == set(givers).isdisjoint(takers)
+
+
+@pytest.mark.parametrize("name", ["H100", "cpu"])
+def test_a_session_asks_for_the_way_between_two_pools_by_their_devices(name):
+    ray_runtime = pytest.importorskip("hfsdk.engine.ray_runtime")
+    from hfsdk.placement import Pool
+
+    made = ray_runtime.RayRuntime.__new__(ray_runtime.RayRuntime)
+    made._inside, made._closed, made._num_inside = threading.Condition(), False, 0
+    made.cluster, made.direct_on_cpus = SimpleNamespace(devices=[SimpleNamespace(name=name)] * 4), False
+    assert made.goes_direct(Pool("a", (0, 1)), Pool("b", (2, 3))) == (name != "cpu")
+    assert not made.goes_direct(Pool("a", (0, 1)), Pool("b", (1, 2)))

@@ -1,0 +1,277 @@
+"""Weights straight from rank to rank of two pools, in real processes over gloo: bit for bit, counted, never waited for in vain."""
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from spawn import run
+from test_bridge import blank, boxes_of, check_taken, cut, full_of, roles
+from torch.distributed import distributed_c10d as c10d
+
+from hfsdk.engine import rendezvous, transport
+from hfsdk.engine.bridge import Route
+from hfsdk.engine.direct import NOTHING, Links, Way
+from hfsdk.engine.rendezvous import Link
+from hfsdk.engine.role_state import SCALAR_HEAD, Shard
+from hfsdk.engine.safepoint import PeerFailed, SafePoint
+from hfsdk.engine.shadow_plan import plan_between
+
+NEVER = SafePoint(lambda: False)
+
+PAIRS = {
+    2: [("tp1", "tp1")],
+    4: [("tp2", "tp1 dp2"), ("tp2", "tp2"), ("tp1 dp2", "tp2"), ("pp2", "tp2"), ("tp1", "tp1 dp3")],
+    5: [("tp4", "tp1"), ("tp2 pp2", "tp1"), ("tp1", "tp4"), ("tp2 dp2", "tp1")],
+}
+"""Ranks of both pools -> (trained layout, rollout's)."""
+
+
+def link_of(folder, num_ranks, number=0, timeout_s=60.0):
+    return Link(number, ("train", "rollout"), f"file://{folder}/link{number}", num_ranks, timeout_s=timeout_s)
+
+
+class End:
+    """One rank of a transfer: which tensors it has, and its way."""
+
+    def __init__(self, rank, model, train, rollout="", dtype="fp32"):
+        trained, self.shadow = roles(model, train, rollout, dtype)
+        self.full, self.rank, self.first = full_of(model, dtype), rank, trained.train.size
+        self.gives = rank < self.first
+        where = {"source": rank} if self.gives else {"target": rank - self.first}
+        self.way = Way.between(trained, self.shadow, Route.between(trained, self.shadow, **where))
+        self.sources = self.targets = NOTHING
+        if self.gives:
+            at = trained.train.coordinates(rank)
+            shard = Shard(spec=trained.model, layout=trained.train, at=at, scalar=trained.head == "scalar")
+            self.sources = cut(shard.boxes, self.full, trained.model, trained.train.tp)
+        else:
+            tp = self.shadow.rollout.tp if self.shadow.rollout is not None else 1
+            self.targets = blank(boxes_of(self.shadow, rank - self.first), self.full, trained.model, tp)
+        self.plan = plan_between(trained, self.shadow) if rollout else None
+
+    def go(self, group):
+        NEVER.agree(group, self.way.problem(self.sources, self.targets))
+        return self.way.move(self.sources, self.targets, group)
+
+    def check(self, report):
+        """What arrived, and what was counted on the way."""
+        route = self.way.route
+        if self.gives:
+            assert report.bytes_sent == sum(route.planned) == sum(bundle.num_bytes for bundle in self.way.given())
+            assert report.bytes_received == 0
+        else:
+            assert list(report.received_from) == list(route.planned)
+            check_taken(self.shadow, self.rank - self.first, self.targets, self.full)
+        if self.plan is not None:
+            assert (report.bytes_sent, report.bytes_received) == (
+                self.plan.bytes_sent(self.rank), self.plan.bytes_received(self.rank),
+            )  # fmt: skip
+
+
+def pairs(rank, world_size, folder):
+    torch.manual_seed(rank)
+    links, link, made = Links(), link_of(folder, world_size), []
+    for train, rollout in PAIRS[world_size]:
+        for model, dtype in (("untied", "fp32"), ("tied", "bf16")):
+            for bucket in (transport.BUCKET_BYTES["cpu"], 2**12):  # the small one cuts every tensor into rounds
+                transport.BUCKET_BYTES["cpu"], before = bucket, transport.BUCKET_BYTES["cpu"]
+                end = End(rank, model, train, rollout, dtype)
+                with links.using(link, rank, 1) as group:
+                    end.check(end.go(group))
+                    made.append(id(group))
+                transport.BUCKET_BYTES["cpu"] = before
+    links.leave_all()
+    return len(set(made)), dist.get_world_size()
+
+
+@pytest.mark.parametrize("world_size", PAIRS)
+def test_a_rollout_gets_what_the_plan_says(world_size, tmp_path):
+    """Over one link, whatever goes over it, and the process's own world stays as it is."""
+    assert run(pairs, world_size, str(tmp_path)) == [(1, world_size)] * world_size
+
+
+def critics(rank, world_size, folder):
+    links, link = Links(), link_of(folder, world_size)
+    for model, dtype in (("untied scalar", "fp32"), ("tied scalar", "bf16")):
+        end = End(rank, model, "tp2", "", dtype)
+        with links.using(link, rank, 1) as group:
+            report = end.go(group)
+        if not end.gives:
+            assert end.targets[SCALAR_HEAD].dtype == torch.float32
+        end.check(report)
+
+
+def test_a_critic_that_infers_gets_a_training_layout(tmp_path):
+    run(critics, 4, str(tmp_path))
+
+
+def unfit(rank, world_size, folder):
+    """One taker's tensors are of another dtype than the plan's: every rank hears of it before anything is written."""
+    end, links = End(rank, "untied", "tp2", "tp1 dp2"), Links()
+    if rank == 3:
+        end.targets = {name: tensor.to(torch.bfloat16) for name, tensor in end.targets.items()}
+    try:
+        with links.using(link_of(folder, world_size), rank, 1) as group:
+            end.go(group)
+    except Exception as error:
+        assert not any(tensor.any() for tensor in end.targets.values())
+        return type(error).__name__
+    return "ok"
+
+
+def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
+    assert run(unfit, 4, str(tmp_path)) == ["PeerFailed", "PeerFailed", "PeerFailed", "RuntimeError"]
+
+
+class TroubleError(Exception):
+    pass
+
+
+def failing(rank, world_size, folder):
+    """Rank 1 fails after its first round; nobody waits for it, and over a new link all goes well."""
+    transport.BUCKET_BYTES["cpu"] = 2**12
+    links, start, told = Links(), time.monotonic(), ""
+    end = End(rank, "untied", "tp2", "tp1 dp2")
+    if rank == 1:
+        before = transport._Run._copy
+
+        def copy(self, step):
+            raise TroubleError
+
+        transport._Run._copy = copy
+    try:
+        with links.using(link_of(folder, world_size), rank, 1) as group:
+            end.go(group)
+    except TroubleError:
+        told = "TroubleError"
+    except RuntimeError as error:
+        told = str(error)
+    group = None  # in a worker it goes with the call
+    if rank == 1:
+        transport._Run._copy = before
+    seconds = time.monotonic() - start
+    end = End(rank, "untied", "tp2", "tp1 dp2")
+    with links.using(link_of(folder, world_size, 1), rank, 2) as group:
+        end.check(end.go(group))
+    return told, seconds
+
+
+def test_a_rank_that_fails_lets_all_others_go(tmp_path):
+    from hfsdk.engine.ray_links import PEER_LEFT
+
+    found = run(failing, 4, str(tmp_path))
+    assert found[1][0] == "TroubleError"
+    for told, seconds in found:
+        assert told
+        assert seconds < 20
+        assert told == "TroubleError" or any(words in told for words in PEER_LEFT), told
+
+
+def silent(rank, world_size, folder):
+    """Rank 0 joins and never gives: the others wait as long as the link's limit."""
+    end, links, start = End(rank, "untied", "tp1", "tp1"), Links(), time.monotonic()
+    link = link_of(folder, world_size, timeout_s=3.0)
+    try:
+        with links.using(link, rank, 1) as group:
+            NEVER.agree(group, None)
+            if rank == 0:
+                time.sleep(8.0)
+                return "silent"
+            end.way.move(end.sources, end.targets, group)
+    except RuntimeError as error:
+        assert time.monotonic() - start < 7.0
+        return str(error)
+    return "ok"
+
+
+def test_nobody_waits_longer_than_the_limit(tmp_path):
+    first, other = run(silent, 2, str(tmp_path))
+    assert first == "silent"
+    assert "3000ms" in other
+
+
+def cutting(rank, world_size, folder):
+    """A link that is cut while it is used is gone; another call's cut is nobody's business."""
+    links, link, outcome = Links(), link_of(folder, world_size), []
+    for call_id in (7, 8):
+        end = End(rank, "untied", "tp1", "tp1")
+        try:
+            with links.using(link, rank, 8) as group:
+                end.go(group)
+                links.cut(call_id)
+            outcome.append("ok")
+        except PeerFailed:
+            outcome.append("cut")
+    return outcome, len(links._joined)
+
+
+def test_a_cut_transfer_is_not_taken_for_a_whole_one(tmp_path):
+    assert run(cutting, 2, str(tmp_path)) == [(["ok", "cut"], 0)] * 2
+
+
+def replacing(rank, world_size, folder):
+    """A link between the same pools, opened again, takes the place of the old one; one of other pools stays."""
+    links = Links()
+    other = Link(5, ("train", "critic.inference"), f"file://{folder}/link5", world_size)
+    for link in (link_of(folder, world_size), other, link_of(folder, world_size, 1)):
+        with links.using(link, rank, 1) as group:
+            NEVER.agree(group)
+        group = None
+    kept = sorted(links._joined)
+    links.leave(5)
+    return kept, sorted(links._joined), len(c10d._world.pg_group_ranks)
+
+
+def test_a_pool_s_old_link_goes_when_the_new_one_comes(tmp_path):
+    assert run(replacing, 2, str(tmp_path)) == [([1, 5], [1], 2)] * 2  # the default world, and link 1
+
+
+def test_on_gpus_nccl_connects_before_the_first_batch(monkeypatch, tmp_path):
+    """Some ranks have no part in a first batch, and would be waited for: NCCL's connections stand before."""
+    said = []
+
+    class Backend:
+        def __init__(self, store, rank, size, options=None, timeout=None):
+            self.timeout = options._timeout if options else timeout
+            said.append((type(self).__name__, rank, size, self.timeout.total_seconds()))
+
+        def _set_sequence_number_for_group(self):
+            pass
+
+    class Gloo(Backend):
+        pass
+
+    class Nccl(Backend):
+        Options = SimpleNamespace
+
+        def eager_connect_single_device(self, device):
+            said.append(("connected", str(device)))
+
+    class Group:
+        BackendType = dist.ProcessGroup.BackendType
+
+        def __init__(self, *given):
+            self.backends = {}
+
+        def _register_backend(self, device, kind, backend):
+            self.backends[device.type] = backend
+
+        def _set_default_backend(self, kind):
+            self.kind = kind
+
+        def _set_group_name(self, name):
+            pass
+
+    monkeypatch.setattr(dist, "ProcessGroup", Group)
+    monkeypatch.setattr(dist, "ProcessGroupGloo", Gloo)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    link = Link(3, ("a", "b"), f"file://{tmp_path}/store", 4, ("127.0.0.1",) * 4)
+    group = rendezvous.meet(link, 2, gpu=6)
+    c10d._world.pg_group_ranks.pop(group)
+    assert said == [("Gloo", 2, 4, 600.0), ("Nccl", 2, 4, 600.0), ("connected", "cuda:6")]
+    assert (sorted(group.backends), group.kind) == (["cpu", "cuda"], Group.BackendType.NCCL)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7", "the pool's own groups are made on its own interface"

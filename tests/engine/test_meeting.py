@@ -1,0 +1,219 @@
+"""Weights that go straight from pool to pool, in the controller: both lanes are held for it, in no order that could block."""
+
+import threading
+import time
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.engine import messages as m
+from hfsdk.errors import CallError, DependencyError, PlacementError, SessionClosedError, WorkerDiedError
+from hfsdk.runtime import Outcome, TransferBrokenError
+
+APART = {"actor critic": 1, "actor.rollout critic.inference": 1}
+PROMPTS = ["one", "two"]
+
+
+class Watched:
+    """The simulated runtime with direct transfers: what it is asked to do, in order, and what happens to it."""
+
+    def __init__(self, runtime, monkeypatch):
+        self.asked, self.faults, self.slow = [], {}, {}
+        self._call, self._load = runtime.call, runtime.load
+        self.running = []
+        self.together = []
+        """What ran on the taker's pool when weights were given to it."""
+        monkeypatch.setattr(runtime, "goes_direct", lambda giver, taker: not set(giver.devices) & set(taker.devices))
+        monkeypatch.setattr(runtime, "call", self.call)
+        monkeypatch.setattr(runtime, "load", self.load)
+
+    def load(self, role, pool, state=None):
+        if role.name in self.faults:
+            raise self.faults.pop(role.name)
+        self._load(role, pool, state)
+
+    def call(self, work):
+        self.asked.append((work.call.role, work.call.method, work.taker and work.taker.shadow.name, work.version))
+        if work.taker is not None:
+            self.together += [pool for pool, _ in self.running if pool == work.taker.pool.name]
+        here = (work.pool.name, work.call.id)
+        self.running.append(here)
+        time.sleep(self.slow.get(work.call.method, 0.0))
+        try:
+            if work.call.method in self.faults:
+                fault = self.faults.pop(work.call.method)
+                if isinstance(fault, CallError):
+                    return Outcome(None, (), (), fault)
+                raise fault
+            assert work.weights is None, "nothing stands in between"
+            return self._call(work)
+        finally:
+            self.running.remove(here)
+
+    def methods(self):
+        return [(role, method) for role, method, _, _ in self.asked]
+
+
+@pytest.fixture
+def session():
+    with hf.Session.simulated("1x2 A100-80GB") as made:
+        made.actor("tiny")
+        made.critic("tiny")
+        made.place(APART)
+        yield made
+
+
+@pytest.fixture
+def runtime(session):
+    return session.client._controller._runtime
+
+
+@pytest.fixture
+def watched(runtime, monkeypatch):
+    return Watched(runtime, monkeypatch)
+
+
+def likelihood(out, b):
+    return -out.log_probs
+
+
+def generate(session):
+    return session.models.actor.generate(PROMPTS, max_new_tokens=4)
+
+
+def shadow(session, name="actor.rollout"):
+    return session.client._controller._roles[name]
+
+
+def test_a_shadow_has_the_weights_when_they_were_given(session, watched):
+    batch = generate(session).wait(20)
+    assert watched.asked == [("actor", "export_weights", "actor.rollout", 0), ("actor.rollout", "generate", None, 0)]
+    session.models.actor.update(batch, likelihood).wait(20)
+    generate(session).wait(20)
+    generate(session).wait(20)
+    given = [(shadow, version) for _, _, shadow, version in watched.asked if shadow]
+    assert given == [("actor.rollout", 0)] * 2, "once for what changed, however many calls use it"
+    assert shadow(session).num_updates == session.models.actor.version == 1
+    edges = {(edge.source, edge.target) for edge in session.dataflow.edges if "weights" in edge.columns}
+    names = {node.id: f"{node.role}.{node.method}" for node in session.dataflow.calls}
+    assert {(names[a], names[b]) for a, b in edges} <= {("actor.export_weights", "actor.rollout.generate")}
+
+
+def test_it_waits_for_what_the_other_pool_does(session, watched):
+    watched.slow["generate"] = 0.6
+    batch = generate(session)
+    session.models.actor.update(session.batch(prompt=[[1], [2]], response=[[1], [2]]), likelihood)
+    later = generate(session)
+    later.wait(20)
+    assert batch.wait(20)
+    assert watched.together == [], "nothing else runs on either pool meanwhile"
+    assert watched.methods() == [
+        ("actor", "export_weights"), ("actor.rollout", "generate"), ("actor", "update"), ("actor", "export_weights"),
+        ("actor.rollout", "generate"),
+    ] or watched.methods()[1:3] == [("actor", "update"), ("actor.rollout", "generate")]  # fmt: skip
+
+
+def test_two_pairs_of_pools_that_cross_do_not_wait_for_each_other(session, watched):
+    """Actor and critic share both pools; transfers and calls in quick succession, asked for from several threads."""
+    models, failures = session.models, []
+    rows = session.batch(prompt=[[1], [2]], response=[[1], [2]])
+    watched.slow |= {"generate": 0.02, "compute_values": 0.02, "export_weights": 0.02, "update": 0.02}
+
+    def work(first):
+        try:
+            for k in range(6):
+                if (k + first) % 2:
+                    models.actor.update(rows, likelihood)
+                    generate(session)
+                else:
+                    models.critic.update(rows, lambda out, b: out.values**2)
+                    models.critic.compute_values(rows)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failures
+    models.critic.compute_values(rows).wait(60)
+    generate(session).wait(60)
+    assert watched.together == []
+    for name in ("actor.rollout", "critic.inference"):
+        assert shadow(session, name).synced == shadow(session, name.split(".")[0]).changes
+
+
+def test_a_generation_that_is_cancelled_leaves_the_transfer_to_the_next(session, watched):
+    watched.slow["export_weights"] = 0.5
+    first, second = generate(session), generate(session)
+    first.cancel()
+    assert second.wait(20)
+    assert watched.methods().count(("actor", "export_weights")) == 1
+
+
+def test_a_transfer_that_fails_is_told_once_and_asked_for_again(session, watched):
+    generate(session).wait(20)
+    session.models.actor.update(session.batch(prompt=[[1], [2]], response=[[1], [2]]), likelihood).wait(20)
+    watched.faults["export_weights"] = CallError("Connection closed by peer")
+    with pytest.raises(DependencyError, match=r"the weights for actor\.rollout did not come: .*Connection closed"):
+        generate(session).wait(20)
+    assert shadow(session).synced == -1, "perhaps half of them are new"
+    generate(session).wait(20)
+    assert shadow(session).synced == shadow(session, "actor").changes
+
+
+@pytest.mark.parametrize("lost", ["taker", "giver", "both"])
+def test_workers_that_end_meanwhile_cost_their_pool(session, watched, lost):
+    placement = session.placement.placement
+    pools = {"giver": placement.pool_of("actor"), "taker": placement.pool_of("actor.rollout")}
+    ends = [(pool, ended(name)) for name, pool in pools.items() if lost in (name, "both")]
+    session.models.actor.update(session.batch(prompt=[[1], [2]], response=[[1], [2]]), likelihood).wait(20)
+    watched.faults["export_weights"] = TransferBrokenError(ends)
+    with pytest.raises(DependencyError, match=r"the worker of .* ended\. The pool is started again") as told:
+        generate(session).wait(20)
+    assert ("actor comes back with its initial weights (1 update lost)" in str(told.value)) == (lost != "taker")
+    generate(session).wait(20)
+    assert session.models.actor.version == (1 if lost == "taker" else 0)
+    assert shadow(session).num_updates == session.models.actor.version
+
+
+def ended(name):
+    return WorkerDiedError(f"the worker of the {name} ended.", role="actor", rank=0)
+
+
+def test_a_shadow_that_cannot_be_loaded_lets_its_role_go(session, watched):
+    watched.faults["actor.rollout"] = PlacementError("no memory for the rollout")
+    shadow(session).loaded = False  # as where its pool was lost
+    with pytest.raises(DependencyError, match="no memory for the rollout"):
+        generate(session).wait(20)
+    session.models.actor.compute_log_probs(session.batch(prompt=[[1]], response=[[1]])).wait(20)
+    generate(session).wait(20)
+
+
+def test_a_session_that_is_closed_meanwhile_ends(monkeypatch):
+    with hf.Session.simulated("1x2 A100-80GB") as session:
+        session.actor("tiny")
+        session.place({"actor": 1, "actor.rollout": 1})
+        watched = Watched(session.client._controller._runtime, monkeypatch)
+        watched.slow["generate"] = 1.5
+        generate(session)
+        session.models.actor.update(session.batch(prompt=[[1], [2]], response=[[1], [2]]), likelihood)
+        waiting = generate(session)
+        time.sleep(0.3)
+        start = time.monotonic()
+    assert time.monotonic() - start < 10
+    with pytest.raises((SessionClosedError, CallError)):
+        waiting.wait(5)
+
+
+def test_placing_anew_drains_what_waits(session, watched):
+    watched.slow["generate"] = 0.3
+    generate(session)
+    session.models.actor.update(session.batch(prompt=[[1], [2]], response=[[1], [2]]), likelihood)
+    late = generate(session)
+    session.place("colocate")
+    assert late.wait(20)
+    generate(session).wait(20)
+    assert session.client.send(m.Look("roles"))["actor"][2] == 1
+
