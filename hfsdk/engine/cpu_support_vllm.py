@@ -200,13 +200,12 @@ def shared_groups_kept(kept: bool) -> Iterator[None]:
 @contextmanager
 def pools_kept(kept: bool) -> Iterator[None]:
     """Let one engine shut down without ending the memory pools of another of this process that sleeps (CUDA alone)."""
-    from vllm.device_allocator import cumem
-
-    allocator = cumem.CuMemAllocator.instance
-    if not kept or allocator is None:
+    if not kept:
         yield
         return
-    with _replaced(allocator, "release_pools", lambda: None):
+    from vllm.device_allocator import cumem
+
+    with _replaced(cumem.CuMemAllocator, "release_pools", lambda allocator: None):
         yield
 
 

@@ -335,8 +335,8 @@ class HostedRole:
 
     def _lacks_weights(self, rollout: Rollout) -> bool:
         """Whether the rollout's weights are old or not there, on any rank: one may have slept while another did not."""
-        lacks = self.stale or not rollout.awake or (self.residency is not None and not self.residency.generating)
-        return any(self.groups.gather_objects(lacks)) if rollout.sleeps else lacks
+        lacks = self.stale or (self.residency is not None and not self.residency.generating)
+        return any(self.groups.gather_objects(lacks or not rollout.ready)) if rollout.sleeps else lacks
 
     def _together(self, rollout: Rollout, wake: Callable[[], None], safe: SafePoint) -> None:
         """Wake the rollout's memory on every rank, or fail on every rank: those that wait for weights must not wait for ever."""

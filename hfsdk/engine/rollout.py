@@ -285,10 +285,15 @@ class Rollout:
         """Whether its weights and cache have memory."""
         return self._sleep is None or self._sleep.state == "awake"
 
+    @property
+    def ready(self) -> bool:
+        """Whether it can generate: the weights are written, and nothing sleeps."""
+        return self._ready and self.awake
+
     def rest(self) -> None:
         """Give up the memory of weights and cache until they are woken, where this rollout sleeps; it must be filled again then."""
         if self._sleep is not None:
-            self._ready = False
+            self._ready, self._soiled = False, True  # what lies in memory that comes back may read as NaN
             self._sleep.to("asleep")
 
     def wake_weights(self) -> None:
@@ -299,8 +304,8 @@ class Rollout:
 
     def wake_cache(self) -> None:
         """Bring the memory of the key/value cache, after :meth:`finish_update`."""
-        if self._sleep is not None and self._sleep.to("awake"):
-            self._soiled = True  # what lay in that memory before may read as NaN
+        if self._sleep is not None:
+            self._sleep.to("awake")
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return vLLM's parameters on this rank by name; while their storages are emptied or filled nothing is generated."""
@@ -444,7 +449,7 @@ class Rollout:
     def _check_request(
         self, prompts: Ragged, seeds: npt.NDArray[np.int64], sampling: Sampling, row_ids: Sequence[int] | Any
     ) -> None:
-        if not self._ready or not self.awake:
+        if not self.ready:
             raise RuntimeError("the rollout has no weights yet: finish_update() has to follow weight_targets()")
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise OptionError(

@@ -419,6 +419,34 @@ def test_devices_report_predicted_memory():
     assert status[0].pid is None
 
 
+def test_on_gpus_the_rollout_sleeps_while_others_work():
+    """As ``hfsdk.engine.vllm_sleep`` has it: there once it generates, gone in any trainer's call on its devices."""
+    driver = colocated()
+    driver.put(prompts())
+    estimate = role_bytes(driver.roles["actor"], 8)
+    both = ("prompt", "response")
+
+    def after(outcome):
+        (attrs, *_) = [s.attrs for s in outcome.spans if s.device == 0 and not s.parent]
+        status = driver.runtime.devices(driver.pools["actor"])[0]
+        assert status.asleep == {"actor": attrs["asleep_bytes"]}
+        there = attrs["rollout_bytes"] + attrs["kv_cache_bytes"]
+        assert status.roles["actor"] == estimate.resident + there
+        return attrs["asleep_bytes"], there
+
+    asleep, awake = (estimate.asleep, 0), (0, estimate.asleep)
+    assert after(generate(driver)) == after(generate(driver)) == awake
+    assert after(driver.run("reference", "compute_log_probs", both, ("r",), **{"as": "r"})) == asleep
+    assert after(generate(driver)) == awake
+    assert after(driver.run("actor", "num_updates")) == awake
+    assert after(driver.run("critic", "compute_values", both, ("values",))) == asleep
+    shadow = split()
+    shadow.put(prompts())
+    generate(shadow)
+    shadow.run("critic", "compute_values", both, ("values",))
+    assert shadow.runtime.devices(shadow.pools["actor"])[0].asleep == {"actor": 0}, "on other devices"
+
+
 def test_20_calls_of_70b_on_128_devices_take_less_than_50_ms():
     best = 1.0
     for _ in range(10):

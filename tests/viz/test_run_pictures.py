@@ -139,6 +139,24 @@ def test_a_process_is_measured_by_its_highest_moment():
     assert picture_of(use).view["devices"][0]["planned"] is None
 
 
+def test_a_rollout_that_sleeps_is_drawn_empty_and_counted_in_nothing():
+    gone = {"weights_bytes": 10**9, "asleep_bytes": 6 * 10**9, "rss_bytes": 2 * 10**9}
+    trace = held_trace()
+    trace = Trace.of([s if s.method == "generate" else replace(s, attrs=gone) for s in trace])
+    use = MemoryUse(trace, (), None, ClusterSpec.parse("1x2 cpu"), "m")
+    view = picture_of(use).view
+    calls = view["devices"][0]["calls"]
+    asleep = [call for call in calls if call["asleep_bytes"]]
+    assert [c["call"] for c in calls if c not in asleep] == ["actor.generate"]
+    assert {call["rollout_bytes"] + call["kv_cache_bytes"] for call in asleep} == {0}
+    assert view["devices"][0]["top_bytes"] == pytest.approx(1.08 * 7 * 10**9), "so that what is not there can be drawn"
+    text = picture_of(use).to_text()
+    assert f"rollout asleep after {len(asleep)} of {len(calls)} calls, 6.00 GB not there" in text
+    assert picture_of(use).to_svg().count('stroke-dasharray="2 2"') == 2 * len(asleep)
+    assert "asleep 6.00" in repr(use)
+    assert set(use.to_pandas()["asleep_bytes"]) == {0, 6 * 10**9}
+
+
 def test_of_many_devices_the_fullest_are_drawn():
     def grown(span: Span) -> Span:
         return replace(span, attrs={"weights_bytes": 10**9 * (1 + (span.device or 0)), "rss_bytes": 1})
