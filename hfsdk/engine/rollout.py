@@ -1,17 +1,24 @@
 """The generating engine of a worker: vLLM in this process, driven step by step.
 
 A replica is ``tp`` consecutive ranks. All of them are given the same rows and take the same steps; vLLM's scheduler is
-deterministic, so they need no lead::
+deterministic and every rank draws from the same gathered logits with the row's own seed, so they need no lead::
 
     rank  0 1 | 2 3        tp=2, two replicas; rows 0-7 go to ranks 0 and 1, rows 8-15 to ranks 2 and 3
 
-    generate:   agree, step, agree, step, ... until every row has ended       (agree: SafePoint, for cancel and failure)
+    generate:   agree, step, agree, step, ... until every row has ended
+
+*agree* is a :class:`SafePoint`: on cancel, on failure, and that all ranks drew the same tokens. On GPUs vLLM's scheduling is
+asynchronous: it launches a step before it returns what the last one drew, so that agreeing costs the GPU nothing::
+
+    GPU     | step 1 | step 2 | step 3 |
+    host      launch 2 | take 1, agree | launch 3 | take 2, agree |
 
 Weights come in through ``weight_targets()`` and ``finish_update()``; between the two the engine does not generate.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import uuid
@@ -19,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +41,8 @@ from hfsdk.engine.deterministic import any_algorithm
 from hfsdk.engine.drain import Drain
 from hfsdk.engine.gpus import memory_share
 from hfsdk.engine.recorder import Recorder
-from hfsdk.engine.safepoint import SafePoint
-from hfsdk.errors import LayoutError, OptionError, UnsupportedModelError
+from hfsdk.engine.safepoint import RanksDiffer, SafePoint
+from hfsdk.errors import CallError, LayoutError, OptionError, UnsupportedModelError
 from hfsdk.roles import RolloutOptions, Sampling
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Column, Ragged
@@ -152,7 +160,7 @@ def engine_arguments(
         "enable_chunked_prefill": not on_cpu,  # a rewind no CPU generator has
         "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs, longest),
         "block_size": KV_BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": False,
+        "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": not on_cpu,
         "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
         **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share}),
     }  # fmt: skip
@@ -317,6 +325,7 @@ class Rollout:
 
         Raises:
             OptionError: a prompt is empty, too long with ``max_new_tokens``, or has ids outside the vocabulary.
+            CallError: the replica's ranks drew different tokens.
             Cancelled: at a safe point; the engine stays usable.
         """
         error: Exception | None = None
@@ -338,7 +347,14 @@ class Rollout:
             finally:
                 self._soiled = bool(run.open) or not run.finite
                 self._core.abort_requests([name for name in names if name in run.open])
+                if not run.broken:
+                    self._settle()
         return run.columns()
+
+    def _settle(self) -> None:
+        """Take what is still under way: with asynchronous scheduling a step is launched before it is known that all rows ended."""
+        while self._core.engine_core.batch_queue:
+            self._core.get_output()
 
     def _clean_cache(self) -> None:
         """Forget the keys and values of a generation that met NaN, or that ended before anyone could tell."""
@@ -489,6 +505,10 @@ class _Run:
         self.num_tokens = 0
         self.finite = True
         """Whether all log-probs are: those of weights with NaN are not."""
+        self.broken = False
+        """Whether the engine itself raised, and may not come out of its next step."""
+        self.drawn = 0
+        """Checksum of all tokens so far, and of what ended, in the order in which they came."""
         self.num_started = 0
         """Rows with at least one token."""
         self._bound = len(self.rows) * sampling.max_new_tokens
@@ -502,13 +522,29 @@ class _Run:
     def step(self, safe: SafePoint, group: ProcessGroup | None) -> None:
         """One step of the engine on every rank of the replica, then a safe point."""
         error: Exception | None = None
+        before, self.broken = self.num_tokens, True
         try:
-            for output in self._core.get_output().outputs:
+            outputs = self._core.get_output().outputs
+            self.broken = False
+            for output in outputs:
                 self._take(output)
+            if group is not None:
+                self._add_up(outputs)
         except Exception as problem:
             error = problem
-        safe.agree(group, error)
+        try:
+            safe.agree(group, error, self.drawn)
+        except RanksDiffer:
+            raise CallError(
+                f"the ranks of this replica drew different tokens, after {before} that were the same: their logits or "
+                "their schedules differ, and what they would go on to write is of no use. The call wrote nothing; run it again. "
+                "If it comes back, generate with rollout='tp1', or in hf.Session(deterministic=True)."
+            ) from None
         self._report()
+
+    def _add_up(self, outputs: Sequence[Any]) -> None:
+        drawn = ([*output.new_token_ids, -1 if output.finish_reason is None else -2] for output in outputs)
+        self.drawn = crc32(np.array(list(itertools.chain(*drawn)), np.int64), self.drawn)
 
     def _take(self, output: Any) -> None:
         row = self.open[output.request_id]

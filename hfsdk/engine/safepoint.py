@@ -1,7 +1,7 @@
 """Where a call may stop: ranks that run in lockstep agree on cancel and failure before they go on.
 
 A rank must never leave its peers inside a collective. So cancel requests and exceptions wait for the next *safe point* (a
-micro-batch in training, a decode step in generation), where a two-number all-reduce over the ranks in lockstep tells
+micro-batch in training, a decode step in generation), where an all-reduce of a few numbers over the ranks in lockstep tells
 all of them the same thing::
 
     rank 0   micro-batch 3 | agree | micro-batch 4 | agree -> all raise Cancelled
@@ -27,6 +27,10 @@ class PeerFailed(Exception):  # noqa: N818
     """Another rank raised; this one stops with it and has nothing to tell."""
 
 
+class RanksDiffer(Exception):  # noqa: N818
+    """The ranks in lockstep do not have the same state, told on all of them at once."""
+
+
 @dataclass
 class SafePoint:
     """Agreement on cancel and failure among the ranks of a process group.
@@ -36,25 +40,34 @@ class SafePoint:
 
     cancelled: Callable[[], bool]
 
-    def agree(self, group: ProcessGroup | None, error: Exception | None = None) -> None:
+    def agree(self, group: ProcessGroup | None, error: Exception | None = None, state: int = 0) -> None:
         """Stop here if any rank of ``group`` was cancelled or failed. ``group=None`` means this rank alone.
+
+        Args:
+            group: the ranks in lockstep; gloo.
+            error: what went wrong on this rank.
+            state: a number below 2^63 that must be the same on all of them, e.g. a checksum.
 
         Raises:
             Exception: ``error`` itself, on the rank that had it.
             PeerFailed: another rank had an error.
-            Cancelled: no rank failed and at least one was asked to cancel.
+            RanksDiffer: no rank failed, and they do not have the same state.
+            Cancelled: none of these, and at least one was asked to cancel.
         """
-        cancelled, failed = self.cancelled(), error is not None
+        cancelled, failed, differ = self.cancelled(), error is not None, False
         if group is not None and group.size() > 1:
             import torch
             import torch.distributed as dist
 
-            flags = torch.tensor([int(cancelled), int(failed)], dtype=torch.int32)
+            flags = torch.tensor([int(cancelled), int(failed), state, -state])
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
-            cancelled, failed = bool(flags[0]), bool(flags[1])
+            any_cancelled, any_failed, largest, smallest = flags.tolist()
+            cancelled, failed, differ = bool(any_cancelled), bool(any_failed), largest != -smallest
         if error is not None:
             raise error
         if failed:
             raise PeerFailed
+        if differ:
+            raise RanksDiffer
         if cancelled:
             raise Cancelled

@@ -132,9 +132,15 @@ def test_what_vllm_is_told(tp, share):
     assert told["tensor_parallel_size"] == tp
     assert told["distributed_executor_backend"] == "external_launcher"
     assert told["enforce_eager"] == on_cpu, "CUDA graphs"
+    assert told["async_scheduling"] is not on_cpu
     assert told.get("gpu_memory_utilization") == share
     assert told["kv_cache_memory_bytes"] > 0
     assert (told["dtype"], told["load_format"], told["trust_remote_code"]) == ("bfloat16", "dummy", False)
+
+
+def test_vllm_schedules_asynchronously_in_this_process():
+    executor = pytest.importorskip("vllm.v1.executor.uniproc_executor")
+    assert executor.ExecutorWithExternalLauncher.supports_async_scheduling()
 
 
 @pytest.mark.parametrize(("gpu", "backend"), [(None, "gloo"), (3, "cpu:gloo,cuda:nccl")])

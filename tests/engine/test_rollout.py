@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hfsdk.engine import cpu_support_vllm, transport
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
-from hfsdk.errors import OptionError, UnsupportedModelError
+from hfsdk.errors import CallError, OptionError, UnsupportedModelError
 from hfsdk.layout import Layout
 from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RolloutOptions, Sampling
@@ -381,6 +382,7 @@ def two_ranks(rank, world_size, folders):
         if mode == "shared" and tp == 2:
             check_cancel(rollout, model, group, ask=rank == 1)
             check_failure(rollout, model, group, rank)
+            check_different_tokens(rollout, model, group, rank)
         rollout.close()
         assert dist.get_world_size() == 2
         dist.barrier()
@@ -425,6 +427,64 @@ def check_failure(rollout, model, group, rank):
         draw(rollout, group=group)
     rollout._core.get_output = step
     check_parity(model, draw(rollout, group=group))
+
+
+def check_different_tokens(rollout, model, group, rank):
+    """A token that one rank alone drew stops both at that step, and both go on."""
+    step = rollout._core.get_output
+    counter = iter(range(100))
+
+    def draws_another():
+        outputs = step()
+        if next(counter) == 3:
+            outputs.outputs[-1].new_token_ids[-1] ^= 1
+        return outputs
+
+    if rank == 1:
+        rollout._core.get_output = draws_another
+    with pytest.raises(CallError, match=r"drew different tokens, after 18 that were the same"):
+        draw(rollout, Sampling(max_new_tokens=8, ignore_eos=True), group=group)
+    rollout._core.get_output = step
+    check_parity(model, draw(rollout, group=group))
+
+
+# --- a step ahead -----------------------------------------------------------------------------------------------------
+
+
+def a_step_ahead(rank, world_size, folder):
+    """vLLM's queue of steps, as asynchronous scheduling on GPUs has it: the same samples, and nothing under way afterwards."""
+    from transformers import AutoTokenizer
+
+    plain = make(folder, "shared")
+    long = Sampling(max_new_tokens=32, ignore_eos=True)
+    free = draw(plain, long)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    letter = next(t for row in free["response"] for t in map(tokenizer.decode, row[2:20]) if t.isascii() and t.isalnum())
+    ways = [long, replace(long, stop=(letter,)), replace(long, stop_token_ids=(int(free["response"][1][9]),))]
+    expected = [draw(plain, way) for way in ways]
+    assert all("stop" in out["finish_reason"] for out in expected[1:])
+    plain.close()
+    from vllm.config import VllmConfig
+
+    VllmConfig.max_concurrent_batches = property(lambda config: 2)
+    rollout, model = make(folder, "shared"), reference(folder)
+    core = rollout._core.engine_core
+    assert core.batch_queue is not None
+    took, step = [], core.step_fn
+    core.step_fn = lambda: took.append(step()) or took[-1]
+    found = [draw(rollout, way) for way in ways]
+    assert any(outputs is None for outputs, _ in took), "no step was ahead"
+    for these, those in zip(found, expected, strict=True):
+        assert these["response"] == those["response"]
+        np.testing.assert_allclose(these["rollout_log_probs"].flat, those["rollout_log_probs"].flat, atol=TOLERANCE)
+        assert these["finish_reason"].tolist() == those["finish_reason"].tolist()
+    assert not core.batch_queue
+    check_cancel(rollout, model, None)
+    assert not core.batch_queue
+    change(model)
+    push(rollout, model)
+    check_parity(model, draw(rollout))
+    rollout.close()
 
 
 # --- other families, with the trainer ----------------------------------------------------------------------------------
@@ -472,6 +532,10 @@ def other_families(rank, world_size, folders):
 def test_one_rank(folders):
     run(one_rank, 1, folders)
     assert segments() == []
+
+
+def test_a_step_ahead(folders):
+    run(a_step_ahead, 1, folders[True])
 
 
 def test_two_ranks(folders):
