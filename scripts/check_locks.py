@@ -26,8 +26,8 @@ PLATFORM = "x86_64-unknown-linux-gnu"
 PYTHONS = ("3.11", "3.12")
 ENGINES = ("torch", "vllm", "megatron.core", "ray", "transformers", "numpy", "pandas")
 LEFT_LYING = {"build_backend.py"}
-"""Files beside the packages that several wheels have by mistake: how each was built (flashinfer-python, torch-c-dlpack-ext). Nothing
-imports them."""
+"""Files beside the packages that several wheels have by mistake: how each was built (flashinfer-python, torch-c-dlpack-ext).
+Nothing imports them."""
 WHEELS_FOR = "x86_64-manylinux_2_35"
 WHEELS = ("--no-deps", "--only-binary", ":all:", "--require-hashes")
 
