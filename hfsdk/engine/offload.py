@@ -1,8 +1,8 @@
 """Tensors that stay in host memory and come to the device only while something needs them.
 
 A role's weights are needed during its own calls, its gradients from the first backward pass to the step, masters and moments of
-AdamW during the step alone; between them roles that share a device can have that memory (ZeRO-Offload, Ren et al., arXiv 2101.06840,
-keeps them there too, but steps on the host)::
+AdamW during the step alone; between them roles that share a device can have that memory (ZeRO-Offload, Ren et al., arXiv
+2101.06840, keeps them there too, but steps on the host)::
 
     device   | actor's weights ....................................................... |
              |            [ reference ]                [ moments ]                     |   onload / offload: spans with bytes

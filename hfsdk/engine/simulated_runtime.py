@@ -509,7 +509,7 @@ def _held(roles: Sequence[_Role], now: _Role, process_bytes: int, on_cpu: bool) 
             "weights": estimate.weights, "gradients": estimate.gradients, "optimizer": made,
             "rollout": estimate.rollout_weights, "kv_cache": estimate.kv_cache,
         }  # fmt: skip
-        parts = {name: size + (0 if name == estimate.offloaded else here[name]) for name, size in parts.items()}
+        parts = {name: size + (0 if name in estimate.offloaded else here[name]) for name, size in parts.items()}
     working = now.estimate.working if now.estimate is not None else 0
     gauge = "rss_bytes" if on_cpu else "allocated_bytes"
     return Held({f"{name}_bytes": size for name, size in parts.items()}, gauge, process_bytes + sum(parts.values()), working)
