@@ -240,9 +240,9 @@ def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved:
 
 def state_tensors(model: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
     """Yield this rank's masters, where they are not the weights themselves, and moments."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}  # those that are emptied have no address
     for _, _, main, state, _ in optimized(model, optimizer):
-        if main.untyped_storage().data_ptr() not in weights:
+        if main.untyped_storage()._cdata not in weights:
             yield main
         yield from (state[key] for key in MOMENTS if key in state)
 

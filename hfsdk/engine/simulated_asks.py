@@ -81,8 +81,8 @@ class Estimate(Protocol):
         ...
 
     @property
-    def offloaded(self) -> str:
-        """Which of these is in host memory while it is not used, or nothing."""
+    def offloaded(self) -> tuple[str, ...]:
+        """Which of these are in host memory while they are not used."""
         ...
 
     @property

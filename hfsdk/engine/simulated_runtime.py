@@ -534,7 +534,7 @@ def _held(roles: Sequence[_Role], now: _Role, process_bytes: int, on_cpu: bool) 
         if estimate.asleep and not state.awake:
             here |= {"rollout": 0, "kv_cache": 0}
             asleep += estimate.asleep
-        parts = {name: size + (0 if name == estimate.offloaded else here[name]) for name, size in parts.items()}
+        parts = {name: size + (0 if name in estimate.offloaded else here[name]) for name, size in parts.items()}
     working = now.estimate.passes if now.estimate is not None else 0
     gauge = "rss_bytes" if on_cpu else "allocated_bytes"
     there = process_bytes + sum(parts.values())

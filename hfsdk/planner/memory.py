@@ -8,13 +8,17 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     frozen             4 or 2 weights
 
 What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
-rollout beside its trainer sleeps: its weights and cache are there while it generates, and not while a trainer works there::
+rollout beside its trainer sleeps: its weights and cache are there while it generates, and not while a trainer works there; while it
+is given weights that are offloaded, both are. AdamW has temporaries while it steps (:func:`adamw_temporary_bytes`); by then
+activations are gone, so the larger of the two counts::
 
-    training       weights, gradients, optimizer    + activations, logits              asked is the larger of the two,
-    generating     weights, gradients, optimizer    + rollout_weights, kv_cache        with what the other roles hold
+    between calls      stays     of weights, gradients, optimizer what is not offloaded
+    training           comes     weights, gradients, optimizer; the latter with AdamW(offload=True) for the step alone
+                       works     activations + logits, or temporaries (+ optimizer)
+    generating         comes     rollout_weights, kv_cache                            asked is the larger of the two phases
 
-Of several such rollouts on a device only one can sleep, and none is counted on to. A role without a
-``train`` layout (``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
+Of several such rollouts on a device only one can sleep, and none is counted on to. A role without a ``train`` layout
+(``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
 layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
@@ -27,27 +31,43 @@ Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from hfsdk.boxes import padded_vocab
 from hfsdk.checks import checked
 from hfsdk.errors import DeviceMemoryError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
-from hfsdk.roles import RoleSpec
+from hfsdk.roles import PARTS, RoleSpec
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
 from hfsdk.training_choices import choose_training
 
 CPU_PROCESS_BYTES = 700 * 10**6
 """A worker process on CPU with torch, megatron and vllm imported."""
-GPU_PROCESS_BYTES = 1_500 * 10**6
-"""CUDA context, NCCL buffers and CUDA graphs of a worker."""
+CUDA_CONTEXT_BYTES = 600 * 10**6
+"""CUDA's context with the kernels that were loaded, and the workspaces of cuBLAS: 32 MiB a handle and stream on Hopper (PyTorch,
+``aten/src/ATen/cuda/CublasHandlePool.cpp``). Not measured here."""
+NCCL_BYTES = 1_400 * 10**6
+"""Buffers of two communicators; one of eight A100 takes 688 MB once it was used (NCCL issue 964). Not measured here."""
+CUDA_GRAPH_BYTES = 500 * 10**6
+"""vLLM's graphs for batches of up to 64 sequences: 0.21 GiB for a 1B (vLLM pull request 11349), 0.36 GiB a rank on tp2 (gpustack's
+runner, pull request 251). Not measured here."""
+GPU_PROCESS_BYTES = CUDA_CONTEXT_BYTES + NCCL_BYTES + CUDA_GRAPH_BYTES
+"""A worker process on a GPU, beside the tensors of its roles."""
+ADAMW_TEMPORARY_BYTES = {"foreach": 4, "fused": 0}
+"""Bytes for each parameter that a rank steps, while it does: ``foreach`` makes the roots of all second moments before it uses one
+(``torch/optim/adam.py``, ``_multi_tensor_adam``), the fused kernel keeps them in registers."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
 """Most key/value cache on CPU where ``kv_cache_bytes`` is left at 0 (but at least one longest sequence)."""
 KV_CACHE_BYTES = 8 * 2**30
 """The same on accelerators."""
 LOGITS_COPIES = 2.5
 """fp32 arrays of [micro-batch tokens, vocabulary] alive at once in the loss: logits, their exponentials, part of the gradient."""
+
+
+MOST_OFFLOADED = 6
+"""Most roles whose offloading a refusal may suggest at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,32 +88,36 @@ class MemoryEstimate:
     """Of one micro-batch (with pp, of all micro-batches in flight)."""
     logits: int = 0
     """Of one micro-batch."""
-    offloaded: str = ""
-    """``"weights"`` or ``"optimizer"``: what is in host memory while it is not used (accelerators)."""
+    temporaries: int = 0
+    """Of AdamW, while it steps (accelerators)."""
     asleep: int = 0
     """Of ``rollout_weights`` and ``kv_cache``, what is there only while the role generates (accelerators)."""
+    offloaded: tuple[str, ...] = ()
+    """Of ``"weights"``, ``"gradients"`` and ``"optimizer"``, what is in host memory while it is not used (accelerators)."""
+    for_steps: bool = False
+    """Whether the optimizer's part of that comes for the step alone, and not for the whole of an update."""
 
     @property
     def resident(self) -> int:
         """Bytes held all the time."""
-        held = self.weights + self.gradients + self.optimizer + self.rollout_weights + self.kv_cache
-        return held - self._away - self.asleep
+        return sum(map(self.stays, PARTS)) + self.rollout_weights + self.kv_cache - self.asleep
 
-    @property
-    def _away(self) -> int:
-        return {"": 0, "weights": self.weights, "optimizer": self.optimizer}[self.offloaded]
+    def stays(self, part: str) -> int:
+        """Return the bytes of one of ``roles.PARTS`` that are held all the time."""
+        return 0 if part in self.offloaded else int(getattr(self, part))
 
     @property
     def working(self) -> int:
         """Further bytes while the role's greediest call runs: one with passes of the trainer, or of generating."""
-        return max(self.passes, self.asleep)
+        handing = self.rollout_weights + self.weights if self.asleep and "weights" in self.offloaded else 0
+        return max(self.passes, self.asleep, handing)
 
     @property
     def passes(self) -> int:
         """Further bytes while the trainer works."""
-        training = self.activations + self.logits
-        # a pass needs the weights; AdamW's step comes after it
-        return max(training, self.optimizer) if self.offloaded == "optimizer" else training + self._away
+        comes = {part: int(getattr(self, part)) for part in self.offloaded}
+        step = self.temporaries + (comes.pop("optimizer", 0) if self.for_steps else 0)
+        return sum(comes.values()) + max(self.activations + self.logits, step)  # AdamW's step comes after the passes
 
     @property
     def total(self) -> int:
@@ -130,13 +154,15 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     if role.model is None:
         return MemoryEstimate()
     spec, size = role.model, DTYPE_BYTES[role.dtype]
-    parameters = activations = logits = 0
-    shards = 1
+    parameters = activations = logits = stepped = 0
+    shards, fused = 1, False
     if role.train is not None:  # a shadow that generates has no trainer
         layout = role.train.fill(pool_size)
         parameters = _trainer_parameters(spec, layout, role.head)
         activations, logits = _pass_bytes(role, spec, layout, on_cpu)
         shards = layout.num_replicas if role.optimizer is not None and role.optimizer.distributed else 1
+        stepped = parameters // shards if role.trainable else 0
+        fused = choose_training(on_cpu=on_cpu, tp=layout.tp, dp=layout.num_replicas).fused_adamw
     masters = 4 if role.dtype == "bf16" else 0
     rollout_weights = kv_cache = 0
     if role.kind == "actor" and role.rollout is not None:
@@ -155,9 +181,20 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         kv_cache=kv_cache,
         activations=activations,
         logits=logits,
-        offloaded="" if on_cpu else "weights" if role.offload else "optimizer" if role.optimizer and role.optimizer.offload else "",
         asleep=rollout_weights + kv_cache if sleeps else 0,
+        temporaries=adamw_temporary_bytes(stepped, on_cpu=on_cpu, fused=fused),
+        offloaded=() if on_cpu else role.offloads,
+        for_steps=not on_cpu and role.optimizer is not None and role.optimizer.offload,
     )
+
+
+@checked
+def adamw_temporary_bytes(parameters: int, *, on_cpu: bool, fused: bool = False) -> int:
+    """Return the bytes of AdamW's temporaries on a rank that steps so many parameters.
+
+    On CPU it steps one tensor after the other, with temporaries of that one: less than any pass has.
+    """
+    return 0 if on_cpu else parameters * ADAMW_TEMPORARY_BYTES["fused" if fused else "foreach"]
 
 
 @checked
@@ -265,7 +302,7 @@ def kv_cache_bytes(role: RoleSpec, tp: int, *, on_cpu: bool) -> int:
     return max(one, min(wanted, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
 
 
-_COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits")
+_COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits", "temporaries")
 
 
 def _table(group: Sequence[DeviceMemory]) -> str:
@@ -280,17 +317,20 @@ def _table(group: Sequence[DeviceMemory]) -> str:
         "  " + " ".join([f"{'role':<12}", *(f"{name:>15}" for name in _COLUMNS)]),
     ]
     for name, estimate in first.roles.items():
-        values = asdict(estimate)
-        lines.append("  " + " ".join([f"{name:<12}", *(f"{_gb(values[column]):>15}" for column in _COLUMNS)]))
+        values = {column: _gb(getattr(estimate, column)) for column in _COLUMNS}
+        values |= {part: f"({values[part]})" for part in estimate.offloaded}
+        lines.append("  " + " ".join([f"{name:<12}", *(f"{values[column]:>15}" for column in _COLUMNS)]))
     lines.append(f"  {'process':<12} {_gb(first.process):>15}")
     working = max(first.roles, key=lambda name: first.roles[name].working)
     greediest = first.roles[working]
-    doing = "it generates" if greediest.asleep > greediest.passes else "its greediest call runs"
+    doing = "it generates" if greediest.working > greediest.passes else "its greediest call runs"
     lines.append(f"  asked = all that stays, + {working}'s {_gb(greediest.working)} while {doing}, + process")
     lines += [
         f"  {name}'s rollout sleeps while it does not generate: its {_gb(estimate.asleep)} do not stay"
         for name, estimate in first.roles.items() if estimate.asleep
     ]  # fmt: skip
+    if any(estimate.offloaded for estimate in first.roles.values()):
+        lines.append("  (in parentheses: in host memory until the role's own calls need it)")
     return "\n".join(lines)
 
 
@@ -306,10 +346,11 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> 
         saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)
         options["optimizer=AdamW(distributed=True)"] = round(saved)
     if not device.device_name.startswith("cpu"):
-        masters = [device.roles[r.name].optimizer for r in roles if r.optimizer is not None and not r.optimizer.offload]
-        frozen = [device.roles[r.name].weights for r in roles if r.optimizer is None and not r.offload]
+        masters = [device.roles[r.name].optimizer for r in roles if r.optimizer is not None and "optimizer" not in r.offloads]
         options["optimizer=AdamW(offload=True)"] = sum(masters)
-        options["offload=True for frozen models"] = sum(frozen)
+        for word, trainable in (("trained", True), ("frozen", False)):
+            away = _offloading(device, [role for role in roles if role.trainable == trainable])
+            options[f"offload=True for {word} models"] = device.asked - away.asked
     if any(r.trainable and r.recompute != "full" for r in roles):
         options["recompute='full'"] = max(e.activations for e in estimates) * 3 // 4
     if len(roles) > 1:
@@ -323,7 +364,26 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> 
     if device.device_name.startswith("cpu"):
         options["rollout_options.cpu_weights='shared'"] = sum(e.rollout_weights for e in estimates) // 2
     ranked = [word for word in sorted(options, key=lambda w: -options[w]) if options[word] > device.asked // 50]
-    return f"What helps, most first: {'; '.join(ranked)}."
+    return f"What helps, most first: {'; '.join(ranked)}.{_fits_with_offload(device, roles)}"
+
+
+def _offloading(device: DeviceMemory, roles: Iterable[RoleSpec]) -> DeviceMemory:
+    """Return what would be asked of a device were these roles declared with ``offload=True``."""
+    away = {role.name: replace(role, offload=True).offloads for role in roles}
+    return replace(device, roles={name: replace(e, offloaded=away.get(name, e.offloaded)) for name, e in device.roles.items()})
+
+
+def _fits_with_offload(device: DeviceMemory, roles: Sequence[RoleSpec]) -> str:
+    """Say with which roles in host memory between their calls all would fit, the fewest, if with any."""
+    if device.device_name.startswith("cpu"):
+        return ""
+    can = [role for role in roles if not role.shadow_of and not role.offload]
+    for count in range(1, min(len(can), MOST_OFFLOADED) + 1):
+        asked = {some: _offloading(device, some).asked for some in combinations(can, count)}
+        best = min(asked, key=lambda some: asked[some])
+        if asked[best] <= device.exists:
+            return f" With offload=True for {' and '.join(role.name for role in best)} it fits: asked {_gb(asked[best])}."
+    return ""
 
 
 def _gb(num_bytes: int) -> str:

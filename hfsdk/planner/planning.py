@@ -260,6 +260,6 @@ def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Cluste
     none = f"No number of these nodes up to {MOST_NODES} would do."
     do = f"The smallest cluster that would do is '{enough}'." if enough else none
     return (
-        f"nothing fits on {cluster}: {what}. {do} What also helps: optimizer=AdamW(distributed=True) or offload=True, "
-        "recompute='full', dtype='bf16', offload=True for frozen models, fewer micro_batch_tokens."
+        f"nothing fits on {cluster}: {what}. {do} What also helps: optimizer=AdamW(distributed=True), offload=True, "
+        "recompute='full', dtype='bf16', fewer micro_batch_tokens."
     )

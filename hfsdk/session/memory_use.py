@@ -108,8 +108,7 @@ def _planned(estimate: DeviceMemory) -> Mapping[str, int]:
         r if not r.asleep or name == awake else replace(r, rollout_weights=0, kv_cache=0) for name, r in estimate.roles.items()
     ]
     parts = {
-        "process": estimate.process, "weights": sum(r.weights for r in roles), "gradients": sum(r.gradients for r in roles),
-        "optimizer": sum(r.optimizer for r in roles), "rollout": sum(r.rollout_weights for r in roles),
-        "kv_cache": sum(r.kv_cache for r in roles),
+        "process": estimate.process, **{part: sum(r.stays(part) for r in roles) for part in ("weights", "gradients", "optimizer")},
+        "rollout": sum(r.rollout_weights for r in roles), "kv_cache": sum(r.kv_cache for r in roles),
     }  # fmt: skip
     return {**parts, "working": max(0, estimate.asked - sum(parts.values())), "asked": estimate.asked}

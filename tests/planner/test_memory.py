@@ -7,7 +7,7 @@ from hfsdk.errors import DeviceMemoryError, LayoutError
 from hfsdk.functions import Shipped
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
-from hfsdk.planner.memory import check_fits, device_bytes, role_bytes, rollout_parameters
+from hfsdk.planner.memory import adamw_temporary_bytes, check_fits, device_bytes, role_bytes, rollout_parameters
 from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.spec import ClusterSpec, ModelSpec
 
@@ -25,7 +25,7 @@ IMPORTS_WITHOUT_VLLM = 600 * 10**6
 
 def trained(spec, train="tp1", dtype="fp32", kind="actor", name=None, **more):
     return RoleSpec(
-        name=name or kind, kind=kind, model=spec, train=Layout.parse(train), dtype=dtype, optimizer=AdamW(), **more,
+        name=name or kind, kind=kind, model=spec, train=Layout.parse(train), dtype=dtype, **{"optimizer": AdamW(), **more},
     )  # fmt: skip
 
 
@@ -82,7 +82,56 @@ def test_what_is_offloaded_counts_while_it_is_used():
         assert leaves.resident == stays.resident - getattr(stays, part)
         assert on_cpu == role_bytes(role, 1, on_cpu=True)
         working = stays.activations + stays.logits
-        assert leaves.working == (working + stays.weights if part == "weights" else max(working, stays.optimizer))
+        step = stays.optimizer + stays.temporaries
+        assert leaves.working == (working + stays.weights if part == "weights" else max(working, step))
+
+
+def test_a_trained_role_in_host_memory_leaves_its_rollout_and_comes_for_its_calls():
+    actor = trained(SMOL, dtype="bf16", rollout=Layout(tp=1))
+    stays, leaves = role_bytes(actor, 1), role_bytes(replace(actor, offload=True), 1)
+    steps = role_bytes(replace(actor, offload=True, optimizer=AdamW(offload=True)), 1)
+    assert leaves.resident == steps.resident == stays.rollout_weights + stays.kv_cache
+    passes, held = stays.activations + stays.logits, stays.weights + stays.gradients
+    assert leaves.working == held + stays.optimizer + max(passes, stays.temporaries)
+    assert steps.working == held + max(passes, stays.optimizer + stays.temporaries)
+    assert role_bytes(replace(actor, offload=True), 1, on_cpu=True) == role_bytes(actor, 1, on_cpu=True)
+
+
+def test_adamw_has_a_temporary_for_each_parameter_it_steps_unless_it_is_fused():
+    one, shared = (role_bytes(trained(SMOL, optimizer=AdamW(distributed=d)), 4) for d in (False, True))
+    assert one.temporaries == 4 * SMOL.num_parameters() == 4 * shared.temporaries
+    assert role_bytes(trained(SMOL), 1, on_cpu=True).temporaries == 0
+    assert adamw_temporary_bytes(10, on_cpu=False, fused=True) == 0 < adamw_temporary_bytes(10, on_cpu=False)
+
+
+def test_a_refusal_names_the_roles_that_need_to_be_in_host_memory():
+    spec, cluster = ModelSpec.preset("qwen3-8b"), ClusterSpec.parse("1x8 H100")
+    both = {"model": spec, "train": Layout.parse("tp4"), "dtype": "bf16", "optimizer": AdamW(distributed=True)}
+    roles = [
+        RoleSpec(name="actor", kind="actor", rollout=Layout(tp=1), **both),
+        RoleSpec(name="critic", kind="critic", head="scalar", **both),
+        RoleSpec(name="reference", kind="reference", model=spec, train=Layout.parse("tp4"), dtype="bf16"),
+    ]
+    placement = place(roles, "colocate", cluster)
+
+    def asked(*away):
+        return device_bytes([replace(role, offload=role.name in away) for role in roles], placement, cluster)[0].asked
+
+    def refusal(num_bytes):
+        with pytest.raises(DeviceMemoryError) as caught:
+            check_fits(roles, placement, cluster.with_memory(num_bytes))
+        return str(caught.value)
+
+    assert asked() > asked("reference") > asked("actor", "critic") > asked("actor", "critic", "reference")
+    one, two = asked("reference"), asked("actor", "critic")
+    assert f"With offload=True for reference it fits: asked {one / 1e9:.2f}." in refusal(one)
+    assert f"With offload=True for actor and critic it fits: asked {two / 1e9:.2f}." in refusal(two)
+    assert "it fits" not in refusal(asked("actor", "critic", "reference") - 1)
+    away = [replace(role, offload=True) for role in roles]
+    check_fits(away, placement, cluster.with_memory(two))
+    gradients = device_bytes(roles, placement, cluster)[0].roles["actor"].gradients
+    with pytest.raises(DeviceMemoryError, match=rf"\({gradients / 1e9:.2f}\)"):
+        check_fits(away, placement, cluster.with_memory(10**9))
 
 
 def test_biases_and_norms_of_other_families_count():

@@ -1,4 +1,8 @@
-"""Planned bytes of weights against the counted tensors of an 8B, built on ``meta``: nothing is allocated, nobody else is needed."""
+"""Planned bytes against the counted tensors of an 8B, built on ``meta``: nothing is allocated, nobody else is needed.
+
+Weights, gradients, masters and moments are those of Megatron's own buffers and optimizers, AdamW's temporaries what its step
+allocates at once.
+"""
 
 import itertools
 
@@ -9,9 +13,10 @@ pytest.importorskip("megatron.core")
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfsdk.boxes import vllm_boxes
-from hfsdk.engine import cpu_support_megatron, megatron_model
+from hfsdk.engine import cpu_support_megatron, megatron_model, megatron_optimizer
 from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
 from hfsdk.layout import Layout
 from hfsdk.planner.memory import role_bytes, rollout_parameters
@@ -30,13 +35,17 @@ def world():
     dist.destroy_process_group()
 
 
-def counted(spec, layout, head, dtype):
+def built(spec, layout, head, dtype):
     groups = RoleGroups(layout.mesh())
     groups.device = torch.device("meta")
     with torch.device("meta"):
         model = megatron_model.build_model(spec, groups, head, dtype, spec.max_positions, "")
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-    return sum(parameter.nbytes for parameter in model.parameters())
+    return model, groups
+
+
+def counted(spec, layout, head, dtype):
+    return sum(parameter.nbytes for parameter in built(spec, layout, head, dtype)[0].parameters())
 
 
 LAYOUTS = ["tp1 dp8", "tp2 dp4", "tp4 dp2", "pp2 dp4", "tp2 pp2 dp2"]
@@ -73,3 +82,58 @@ def test_planned_weights_of_the_rollout_are_the_boxes_that_are_moved(name, tp):
     spec = ModelSpec.preset(name)
     there = sum(box.numel for box in vllm_boxes(spec, tp, 0))
     assert rollout_parameters(spec, tp) == pytest.approx(there, rel=0.03)
+
+
+class MostMade(TorchDispatchMode):
+    """The most bytes that one operation makes: several kernels' AdamW has them all at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = out if isinstance(out, (list, tuple)) else [out]
+        given = {id(tensor) for arg in args for tensor in (arg if isinstance(arg, (list, tuple)) else [arg])}
+        fresh = [t for t in made if isinstance(t, torch.Tensor) and t.device.type == "meta" and id(t) not in given]
+        if func._schema.name.startswith("aten::_foreach") and not func._schema.name.endswith("_"):
+            self.most = max(self.most, sum(tensor.nbytes for tensor in fresh))
+        return out
+
+
+@pytest.fixture
+def on_meta(monkeypatch):
+    """Megatron's buffers and optimizers on ``meta``, whose tensors pass for a GPU's."""
+    kind = torch.Tensor.type
+
+    def named(tensor, *args, **kwargs):
+        result = kind(tensor, *args, **kwargs)
+        return result.replace("torch.meta.", "torch.") if isinstance(result, str) else result
+
+    monkeypatch.setattr(torch.Tensor, "type", named)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("meta"))
+
+
+@pytest.mark.parametrize("layout", ["tp1 dp8", "tp2 dp4", "tp4 dp2", "tp8"])
+@pytest.mark.parametrize(("dtype", "distributed"), [("bf16", False), ("bf16", True), ("fp32", False)])
+def test_planned_state_of_training_is_what_megatron_and_adamw_hold(on_meta, layout, dtype, distributed):
+    spec, layout = ModelSpec.preset("qwen3-8b"), Layout.parse(layout).fill(RANKS)
+    wanted = AdamW(distributed=distributed)
+    role = RoleSpec(name="actor", kind="actor", model=spec, train=layout, dtype=dtype, optimizer=wanted)
+    planned = role_bytes(role, RANKS)
+    model, groups = built(spec, layout, "lm", dtype)
+    with torch.device("meta"):
+        ddp = megatron_optimizer.wrap(model, groups, wanted)
+        optimizer = megatron_optimizer.make_optimizer(ddp, groups, wanted, dtype)
+    with torch.no_grad(), torch.device("meta"), cpu_support_megatron.cuda_type_names():
+        for group in optimizer.optimizer.param_groups:
+            group["foreach"] = True  # as on GPUs: on meta AdamW would step one tensor after the other
+            for parameter in group["params"]:
+                parameter.grad = torch.empty_like(parameter)
+        with MostMade() as made:
+            optimizer.optimizer.step()
+    found = megatron_model.memory_bytes(model, ddp, optimizer)
+    assert found["weights"] == pytest.approx(planned.weights, rel=0.03)
+    assert found["gradients"] == pytest.approx(planned.gradients, rel=0.03)
+    assert found["optimizer"] == pytest.approx(planned.optimizer, rel=0.03)
+    assert made.most == pytest.approx(planned.temporaries, rel=0.03)
