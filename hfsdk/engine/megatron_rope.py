@@ -49,4 +49,5 @@ def yarn_rates(scaling: YarnScaling, theta: float, dim: int, device: Any) -> tor
         scaling.beta_fast, scaling.beta_slow, dim, theta, scaling.original_max_positions, scaling.truncate
     )
     kept = 1 - _yarn_linear_ramp_mask(low, high, dim // 2, device)
-    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+    rates: torch.Tensor = 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+    return rates
