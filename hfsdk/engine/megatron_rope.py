@@ -48,5 +48,6 @@ def yarn_rates(scaling: YarnScaling, theta: float, dim: int, device: Any) -> tor
     low, high = _yarn_find_correction_range(
         scaling.beta_fast, scaling.beta_slow, dim, theta, scaling.original_max_positions, scaling.truncate
     )
-    kept: torch.Tensor = 1 - _yarn_linear_ramp_mask(low, high, dim // 2, device)
-    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+    kept = 1 - _yarn_linear_ramp_mask(low, high, dim // 2, device)
+    rates: torch.Tensor = 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+    return rates

@@ -213,4 +213,3 @@ def test_vllms_log_probs_are_the_trainers(tmp_path, what):
     folders = {name: make_folder(name, tmp_path / name, **sizes) for name in names}
     first, second = run(other_families, 2, folders, ROLLOUTS[what])
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    assert any(not np.array_equal(first[i], first[i + 1]) for i in range(0, len(first), 2)), "the update changed what is drawn"

@@ -510,11 +510,14 @@ def other_families(rank, world_size, folders, cases=LATER_FAMILIES):
         trainer = Trainer(role, mesh, RoleGroups(mesh), Recorder(device=rank, rank=rank))
         rollout = make(folder, mode, rank, world_size, tp, load_weights=False)
         plan = ReshardPlan.between(rollout.spec, mesh.layout, f"tp{tp}")
+        earlier = None
         for _ in range(2):
             transport.execute(plan, rank, trainer.local_tensors(), rollout.weight_targets(), dist.group.WORLD)
             rollout.finish_update()
             out = draw(rollout, group=group if tp == 2 else None)
             assert out["rollout_log_probs"].flat.min() < -0.3
+            assert not np.array_equal(out["rollout_log_probs"].flat, earlier), "the update came through"
+            earlier = out["rollout_log_probs"].flat
             responses.append(out["response"].flat)
             rows = Table({"prompt": PROMPTS, "response": out["response"]})
             total = PROMPTS.lengths + out["response"].lengths
