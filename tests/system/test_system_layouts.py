@@ -86,6 +86,7 @@ def test_offloaded_models_come_to_the_device_for_their_calls(live):
         handle.release()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("mode", ["packed", "shared"])
 def test_a_trained_actor_in_host_memory_generates_and_learns_as_one_that_stays(wide, mode):
     """In ``shared`` the rollout has the weights on the same storage: they stay."""
@@ -93,23 +94,20 @@ def test_a_trained_actor_in_host_memory_generates_and_learns_as_one_that_stays(w
     for offload in (False, True):
         actor = wide.actor("tiny", train="tp2", rollout="tp1", cpu_weights=mode, optimizer=hf.AdamW(lr=1e-3), offload=offload)
         batch, _ = measured(actor, OPENINGS)
-        metrics = actor.update(batch, likelihood, mini_batches=2)
-        halves = actor.forward_backward(batch, likelihood), actor.grad_norm
-        state = wide.snapshot("between")
-        actor.step()
+        rows = actor.update(batch, likelihood, mini_batches=2).rows
+        actor.forward_backward(batch, likelihood).wait()
+        norms = [actor.grad_norm]
+        between, _ = measured(actor, OPENINGS)
+        norms.append(actor.grad_norm)
+        actor.step().wait()
         after, _ = measured(actor, OPENINGS)
-        wide.rewind(state)
-        again, _ = measured(actor, OPENINGS)
-        held = actor.run(lambda rank: rank._hosted.memory_parts()["weights"])
-        asleep = [sum(actor.memory.values()), sum(actor.offloaded.values())]
-        found.append((metrics, halves, [b[name].flat for b in (batch, after, again) for name in ("response", "old_log_probs")]))
-        assert min(held) > 0
-        assert (asleep[1] > 0) == offload
-    spans = wide.trace.to_pandas().query("name == 'onload' and method == 'compute_log_probs'")
-    assert set(spans["part"]) == ({"weights"} if mode == "packed" else set())
-    (metrics, halves, columns), (same, same_halves, same_columns) = found
-    assert [dict(row) for row in metrics] == [dict(row) for row in same]
-    assert str(halves) == str(same_halves)
+        assert norms[0] == norms[1] > 0
+        assert min(actor.run(lambda rank: rank._hosted.memory_parts()["weights"])) > 0
+        assert (sum(actor.offloaded.values()) > 0) == offload
+        found.append((rows, norms, [b[name].flat for b in (batch, between, after) for name in ("response", "old_log_probs")]))
+    (rows, norms, columns), (same_rows, same_norms, same_columns) = found
+    assert rows == same_rows
+    assert norms == same_norms
     assert all(np.array_equal(*pair) for pair in zip(columns, same_columns, strict=True))
 
 
