@@ -90,25 +90,22 @@ def test_offloaded_models_come_to_the_device_for_their_calls(live):
 @pytest.mark.parametrize("mode", ["packed", "shared"])
 def test_a_trained_actor_in_host_memory_generates_and_learns_as_one_that_stays(wide, mode):
     """In ``shared`` the rollout has the weights on the same storage: they stay."""
-    found = []
+    batch, found = wide.batch(prompt=[[1, 2, 3], [4], [9, 8]], response=[[5, 6], [7, 8, 9], [3]]), []
     for offload in (False, True):
-        actor = wide.actor("tiny", train="tp2", rollout="tp1", cpu_weights=mode, optimizer=hf.AdamW(lr=1e-3), offload=offload)
-        batch, _ = measured(actor, OPENINGS)
-        rows = actor.update(batch, likelihood, mini_batches=2).rows
+        actor = wide.actor("tiny", train="dp2", rollout="tp2", cpu_weights=mode, optimizer=hf.AdamW(lr=1e-3), offload=offload)
+        assert measured(actor, OPENINGS)[1] <= 1e-4
+        (row,) = actor.update(batch, likelihood).rows
         actor.forward_backward(batch, likelihood).wait()
         norms = [actor.grad_norm]
-        between, _ = measured(actor, OPENINGS)
+        assert measured(actor, OPENINGS)[1] <= 1e-4, "it generates with a gradient gathered"
         norms.append(actor.grad_norm)
         actor.step().wait()
-        after, _ = measured(actor, OPENINGS)
+        assert measured(actor, OPENINGS)[1] <= 1e-4
         assert norms[0] == norms[1] > 0
         assert min(actor.run(lambda rank: rank._hosted.memory_parts()["weights"])) > 0
         assert (sum(actor.offloaded.values()) > 0) == offload
-        found.append((rows, norms, [b[name].flat for b in (batch, between, after) for name in ("response", "old_log_probs")]))
-    (rows, norms, columns), (same_rows, same_norms, same_columns) = found
-    assert rows == same_rows
-    assert norms == same_norms
-    assert all(np.array_equal(*pair) for pair in zip(columns, same_columns, strict=True))
+        found.append([row["loss"], row["grad_norm"], *norms, *actor.compute_log_probs(batch)["old_log_probs"].flat])
+    np.testing.assert_allclose(*found, rtol=1e-4)  # an update takes its rows in an order of its own
 
 
 def test_two_rollout_sizes_in_one_pool_are_refused(live):

@@ -155,7 +155,8 @@ def examples():
     return [
         m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2), (role,)),
         m.Put(Table({"x": np.arange(3)})),
-        submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}), m.Ask(1, "state"), m.AskColumn(ref), m.Cancel((1,)), m.Release((1,)),
+        submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}), m.Ask(1, "state"), m.AskColumn(ref),
+        m.AskHostRoom(("actor",), unless_kept=True), m.Cancel((1,)), m.Release((1,)),
         m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.NextStep(),
         m.Snapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Forget((kept,)), m.Close(), m.InRow((1, 2)), m.AwaitLoads(),
     ]  # fmt: skip
