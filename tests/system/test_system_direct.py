@@ -1,6 +1,5 @@
 """Weights straight from pool to pool, in a session: by gloo here, as by NCCL on GPUs; by the plan and bit for bit."""
 
-
 import numpy as np
 import pytest
 from system_helpers import gap
