@@ -21,7 +21,7 @@ import numpy as np
 import ray
 
 from hfsdk.dataflow import Call
-from hfsdk.engine import gpus, startup
+from hfsdk.engine import environment, startup
 from hfsdk.engine.cpu_support_vllm import remove_segments
 from hfsdk.engine.host_memory import free_host_bytes
 from hfsdk.engine.model_folders import Manifest, Receiver, find
@@ -127,13 +127,8 @@ def tail(path: str, num_chars: int) -> str:
 class _Process:
     """What both kinds of process share: environment, own log file."""
 
-    def __init__(self, log_file: str, num_threads: int) -> None:
-        os.environ.update(
-            OMP_NUM_THREADS=str(num_threads), MKL_NUM_THREADS=str(num_threads), TORCH_CPP_LOG_LEVEL="ERROR",
-            GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1", PYTHONWARNINGS="ignore", TOKENIZERS_PARALLELISM="false",
-        )  # fmt: skip
-        if not gpus.has_driver():
-            os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    def __init__(self, log_file: str, variables: Mapping[str, str]) -> None:
+        os.environ.update(variables)
         Path(log_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of the session; on other nodes it is made here
         log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         sys.stdout.flush()
@@ -160,11 +155,7 @@ class WorkerProcess(_Process):
     """The worker process of one device; it joins one pool after another."""
 
     def __init__(self, device: int, log_file: str, num_threads: int, deterministic: bool = False) -> None:
-        super().__init__(log_file, num_threads)
-        from hfsdk.engine import cpu_support_vllm
-        from hfsdk.engine.deterministic import environment
-
-        os.environ.update(cpu_support_vllm.environment(num_threads) | environment(deterministic))
+        super().__init__(log_file, environment.of_worker(num_threads, deterministic))
         self._worker: WorkerType = Worker(device, num_threads)
         self._worker.keep = _keep
         self._worker.gpus = tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))
@@ -377,7 +368,7 @@ class TaskProcess(_Process):
     """The process that runs the user's functions over columns."""
 
     def __init__(self, log_file: str) -> None:
-        super().__init__(log_file, 1)
+        super().__init__(log_file, environment.of_process(1))
 
     def prepare(self) -> int:
         """Import what nearly every task needs; return the process id."""
