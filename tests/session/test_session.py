@@ -13,7 +13,7 @@ import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.engine import messages as m
 from hfsdk.session import Session
-from hfsdk.spec import PRESETS
+from hfsdk.spec import PRESETS, ClusterSpec
 
 
 def test_the_same_arguments_give_the_same_handle(session, actor, controller):
@@ -355,3 +355,28 @@ def test_the_dataflow_keeps_aliased_columns():
         actor.update(batch, lambda out, b: b["old_log_probs"]).wait()
         columns = {edge.source: edge.columns for edge in session.dataflow.edges}
         assert "old_log_probs" in columns[batch.ref("old_log_probs").call_id]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "dtype"),
+    [
+        ("1x2 cpu", "ray", "fp32"),
+        ("1x2 H100", "ray", "bf16"),
+        ("2x8 A100-80GB", "ray", "bf16"),
+        ("1x2 cpu", "simulated", "fp32"),
+        ("1x2 H100", "simulated", "fp32"),
+    ],
+)
+def test_models_are_bf16_on_gpus_unless_the_user_says_otherwise(controller, cluster, kind, dtype):
+    other = {"fp32": "bf16", "bf16": "fp32"}[dtype]
+    session = Session.over(controller, ClusterSpec.parse(cluster), kind)
+    actor = session.actor("tiny")
+    declared = [actor, session.critic("tiny"), session.reference(actor), session.reward("tiny", optimizer=hf.AdamW())]
+    asked = session.actor("tiny", name="asked", dtype=other)
+    follows = session.reference(asked, name="follows")
+    declared_otherwise = [asked, follows, session.critic("tiny", name="judge", dtype=other)]
+    session.place("colocate")
+    told = {name: role.dtype for name, role in controller.roles.items()}
+    assert told == {model.name: dtype for model in declared} | {model.name: other for model in declared_otherwise}
+    assert session.reference(asked, name="own", dtype=dtype).role.dtype == dtype, "its own wins over the actor's"
+    session.close()
