@@ -1,4 +1,5 @@
-"""Ray with GPUs that are not there: which GPU a worker has, what it sees, and what is refused. One run (fake_gpus.py) tells it."""
+"""Ray with GPUs that are not there, on two nodes: which GPU a worker has, what it sees, what is refused. One run (fake_gpus.py)
+tells it."""
 
 import json
 import subprocess
@@ -24,10 +25,14 @@ def told():
     return found
 
 
-def test_every_worker_has_a_gpu_and_sees_all(told):
-    assert sorted(given for given, _, _ in told["shown"]) == [["4"], ["5"]]
-    assert {visible for _, visible, _ in told["shown"]} == {"4,5,6,7"}
-    assert sorted(index for _, _, index in told["shown"]) == [0, 1]
+def test_every_worker_has_a_gpu_and_sees_all_of_its_node(told):
+    first, second = sorted(told["shown"][:2]), sorted(told["shown"][2:])
+    assert first == [[["4"], "4,5", 0], [["5"], "4,5", 1]]
+    assert second == [[["2"], "2,6", 0], [["6"], "2,6", 1]]
+
+
+def test_devices_fill_one_node_after_the_other(told):
+    assert told["three"][1] == [0, 0, 1]
 
 
 def test_more_devices_than_gpus_are_refused(told):
