@@ -19,6 +19,9 @@ RECOMPUTE = ("", "selective", "full")
 PARTS = ("weights", "gradients", "optimizer")
 """What a trained role holds beside its activations and can have in host memory; ``"optimizer"`` is masters and moments."""
 
+GENERATING = ("generate", "chat")
+"""Methods of the generating engine."""
+
 NEEDED: dict[str, tuple[str, ...]] = {
     "generate": (), "take_weights": (), "chat": (), "num_updates": (), "last_reshard": (), "census": (),
     "update": PARTS, "step": PARTS, "load_state": PARTS, "save_state": ("weights", "optimizer"),
@@ -29,7 +32,11 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def needed(method: str) -> tuple[str, ...]:
-    """Return which :data:`PARTS` a method needs for its whole length; ``generate`` needs the weights only to hand them over."""
+    """Return which :data:`PARTS` a method needs for its whole length; ``generate`` needs the weights only to hand them over.
+
+    One that needs none leaves the weights with the generating engine where it shares them with the trainer (CPU, mode ``shared``),
+    and lets rollouts beside it stay awake.
+    """
     return NEEDED.get(method, ("weights",))
 
 

@@ -35,7 +35,6 @@ from hfsdk.engine.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulated_reports import transport_reports
 from hfsdk.engine.simulated_spans import Held, Phases, SimulatedSpans, Timeline
 from hfsdk.engine.simulated_values import (
-    GENERATE,
     TOKEN_ENDINGS,
     SimulatedPart,
     SimulatedRow,
@@ -50,18 +49,15 @@ from hfsdk.errors import CallError
 from hfsdk.files import FileSum
 from hfsdk.placement import Pool
 from hfsdk.resharding import LINKS
-from hfsdk.roles import RoleSpec
+from hfsdk.roles import GENERATING, RoleSpec, needed
 from hfsdk.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.spec import ClusterSpec
 from hfsdk.table import Array, Column, Ragged, Table, concat, take
 
 __all__ = [
-    "GENERATE", "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
+    "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
     "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
 ]  # fmt: skip
-
-WITHOUT_TRAINER = (*GENERATE, "last_reshard", "census", "num_updates")
-"""Methods that leave the weights where they are, in mode ``shared``."""
 
 
 @dataclass(eq=False)
@@ -293,9 +289,9 @@ class SimulatedRuntime:
 
     def _note_sleep(self, now: _Role, method: str) -> None:
         """Note whose rollout is awake after a call: who generates wakes; those on a trainer's devices sleep while it works."""
-        if method in GENERATE:
+        if method in GENERATING:
             now.awake = True
-        elif method not in WITHOUT_TRAINER:
+        elif needed(method):
             for state in self._roles.values():
                 state.awake = state.awake and set(state.pool.devices).isdisjoint(now.pool.devices)
 
@@ -340,7 +336,7 @@ class SimulatedRuntime:
             order = orders[members[0]]
             lengths = lengths_of(order)
             prompts = lengths.get("prompt", np.zeros(len(order.rows), dtype=np.int64))
-            responses = self._draw(order) if call.method in GENERATE else response_lengths(lengths)
+            responses = self._draw(order) if call.method in GENERATING else response_lengths(lengths)
             responses = np.zeros(len(order.rows), dtype=np.int64) if responses is None else responses
             groups.append(_Group(tuple(members), order, prompts, responses))
         return groups
@@ -385,9 +381,9 @@ class SimulatedRuntime:
     def _run(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
         """Lay down a call that every group does once."""
         method = line.call.method
-        own = method in GENERATE and not state.spec.shadow_of
+        own = method in GENERATING and not state.spec.shadow_of
         stale = own and (state.synced != state.num_updates or (state.shares and not state.generating))
-        if method not in WITHOUT_TRAINER:
+        if needed(method):
             self._lay_return(state, line)
         rows = [(g.prompts, g.responses) for g in groups]
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)

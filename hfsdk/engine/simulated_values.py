@@ -12,6 +12,7 @@ from hfsdk.dataflow import Call
 from hfsdk.engine.simulated_spans import Timeline
 from hfsdk.errors import ColumnError, SimulatedValueError
 from hfsdk.pending import ColumnInfo
+from hfsdk.roles import GENERATING
 from hfsdk.runtime import Order, Part, Pick, Stored
 from hfsdk.table import Array, Column, Table
 
@@ -65,9 +66,6 @@ TOKEN_ENDINGS = (
 )  # fmt: skip
 """A column written by a function of the user's is taken to have one value per response token if its name ends so."""
 
-GENERATE = ("generate", "chat")
-"""Methods of the generating engine."""
-
 GENERATED = {
     "response": "int32", "rollout_log_probs": "float32", "finish_reason": "<U6", "policy_version": "int64",
     "temperature": "float32", "group": "int64",
@@ -113,7 +111,7 @@ def response_lengths(lengths: Mapping[str, Array]) -> Array | None:
 
 
 def _per_token(call: Call, column: str) -> bool:
-    if call.method in GENERATE:
+    if call.method in GENERATING:
         return column in ("response", "rollout_log_probs")
     if call.method in ("compute_log_probs", "compute_values"):
         return True

@@ -15,11 +15,11 @@ from hfsdk.planner.leaf import describe
 from hfsdk.planner.memory import role_bytes
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.pools import Kind
-from hfsdk.planner.recorded import GENERATING, RecordedCall
+from hfsdk.planner.recorded import RecordedCall
 from hfsdk.planner.search import Found
 from hfsdk.planner.setup import Setup
 from hfsdk.planner.tables import LayoutsOf, process_bytes, rollouts_of, trains_of, with_layouts
-from hfsdk.roles import RoleSpec
+from hfsdk.roles import GENERATING, RoleSpec
 from hfsdk.table import Array
 
 DEFAULT_ERROR = 0.3

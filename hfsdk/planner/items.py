@@ -18,8 +18,8 @@ from itertools import product
 
 from hfsdk.layout import Layout
 from hfsdk.placement import SHADOWS
-from hfsdk.planner.recorded import CHANGING, GENERATING, WITHOUT_TRAINER, Recorded, RecordedCall
-from hfsdk.roles import RoleSpec
+from hfsdk.planner.recorded import CHANGING, Recorded, RecordedCall
+from hfsdk.roles import GENERATING, RoleSpec, needed
 
 MOST_ITEMS = 6
 """Shadows are in the family while roles and shadows together are no more: six have 203 set partitions, nine 21,147."""
@@ -166,9 +166,7 @@ def _jobs(recorded: Recorded, shadows: Sequence[str], sharing: Collection[str]) 
             yield Job(item=call.role, role=call.role, method="export_weights", call=None, after=())
             after, number = (*after, number), number + 1
         item = "" if call.on_host else by or call.role
-        away = item in sharing and (
-            call.method not in WITHOUT_TRAINER if item in generating else call.method in GENERATING
-        )  # fmt: skip
+        away = item in sharing and (bool(needed(call.method)) if item in generating else call.method in GENERATING)
         yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after, stale=stale, away=away,
                   sync=sync, source=call.role if sync else "")  # fmt: skip
         if away:

@@ -16,12 +16,9 @@ import numpy as np
 
 from hfsdk.errors import OptionError
 from hfsdk.protocol import balanced_split
+from hfsdk.roles import GENERATING
 from hfsdk.table import Array
 
-GENERATING = ("generate", "chat")
-"""Methods of the generating engine."""
-WITHOUT_TRAINER = (*GENERATING, "last_reshard", "census", "num_updates")
-"""Methods that leave the weights with the generating engine, where it shares them with the trainer (CPU, mode ``shared``)."""
 CHANGING = ("update", "step", "load_state")
 """Methods that change the weights, after which the generating engine's are stale."""
 UNSPLIT = ("ONE_TO_ALL", "PP_ONLY", "ALL_TO_ALL")

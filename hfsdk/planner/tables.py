@@ -25,8 +25,8 @@ from hfsdk.planner.items import Item, Job, altered
 from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
 from hfsdk.planner.perf_model import Lengths, Links, PerfModel, Setup
 from hfsdk.planner.pools import Kind, kinds_of, pack
-from hfsdk.planner.recorded import GENERATING, UNSPLIT, RecordedCall
-from hfsdk.roles import RoleSpec
+from hfsdk.planner.recorded import UNSPLIT, RecordedCall
+from hfsdk.roles import GENERATING, RoleSpec
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
 from hfsdk.table import Array
 

@@ -19,7 +19,7 @@ from hfsdk.checks import is_whole, shown
 from hfsdk.engine import messages as m
 from hfsdk.engine.microbatch import plan_update
 from hfsdk.engine.simulated_lengths import ResponseLengths, draw_lengths
-from hfsdk.engine.simulated_values import GENERATE, TOKEN_ENDINGS, SimulatedValue
+from hfsdk.engine.simulated_values import TOKEN_ENDINGS, SimulatedValue
 from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.models import ModelHandle, RewardModel
 from hfsdk.models.actor import context_tokens
@@ -27,7 +27,7 @@ from hfsdk.models.reward import RewardSum
 from hfsdk.pending import ColumnInfo, ColumnRef
 from hfsdk.plan import MOST_SAMPLES, Workload, counted
 from hfsdk.planner.recorded import Recorded, RecordedCall
-from hfsdk.roles import RoleSpec, Sampling
+from hfsdk.roles import GENERATING, RoleSpec, Sampling
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
@@ -72,7 +72,7 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
     try:
         chosen.step(Models(book), batch)
     except (ColumnError, SimulatedValueError) as error:
-        if not any(call.method in GENERATE for call in recorder.calls):
+        if not any(call.method in GENERATING for call in recorder.calls):
             Recorded(algorithm=type(algorithm).__name__, calls=tuple(recorder.calls))
         raise OptionError(f"one step of {type(algorithm).__name__} could not be run without values: {error}") from error
     return Recorded(algorithm=type(algorithm).__name__, calls=tuple(recorder.calls))
@@ -212,7 +212,7 @@ class Recorder:
         ragged = {name: lengths for name, lengths in found.items() if lengths is not None}
         nothing = np.zeros(request.num_rows, dtype=np.int64)
         prompts = ragged.get("prompt", nothing)
-        if request.method in GENERATE:
+        if request.method in GENERATING:
             responses = self._generated(request)
         else:
             per_token = (lengths for name, lengths in ragged.items() if name.endswith(TOKEN_ENDINGS))
@@ -244,7 +244,7 @@ class Recorder:
 
 
 def _per_token(method: str, column: str) -> bool:
-    if method in GENERATE:
+    if method in GENERATING:
         return column in ("response", "rollout_log_probs")
     if method in ("compute_log_probs", "compute_values"):
         return True

@@ -10,9 +10,7 @@ import pytest
 from brute_force import BruteForce
 
 import hfsdk as hf
-from hfsdk.engine import simulated_runtime
 from hfsdk.layout import Layout
-from hfsdk.planner import recorded as recorded_module
 from hfsdk.planner import tables as tables_module
 from hfsdk.planner.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
@@ -237,10 +235,6 @@ def test_weights_that_engines_share_move_back(algorithm, cluster, mode):
     after = {"compute_log_probs"} if isinstance(algorithm, hf.PPO) else {"update", "compute_log_probs"}
     back = {method for role, method in moved if role == "actor"} - {"generate"}
     assert bool(back & after) == (mode == "shared" and "cpu" in cluster)
-
-
-def test_the_planner_and_the_runtime_know_the_same_calls_that_leave_weights_where_they_are():
-    assert recorded_module.WITHOUT_TRAINER == simulated_runtime.WITHOUT_TRAINER
 
 
 @pytest.mark.parametrize("lengths", ["uniform", "lognormal"])
