@@ -483,37 +483,6 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def read_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, groups: RoleGroups) -> dict[str, Any]:
-    """Return CPU copies of this rank's ``weights`` and ``optimizer`` state (``main``, ``exp_avg``, ``exp_avg_sq``, ``step``).
-
-    All are tensors of whole local parameters, also where the optimizer is shared out over dp; collective then.
-    """
-    weights = {name: tensor.to("cpu", copy=True) for name, tensor in local_tensors(model).items()}
-    states = {} if optimizer is None else megatron_optimizer.read_optimizer(model, optimizer, groups, weights)
-    return {"weights": weights, "optimizer": states}
-
-
-@torch.no_grad()
-def write_state(model: torch.nn.Module, optimizer: MegatronOptimizer | None, state: Mapping[str, Any]) -> None:
-    """Restore what :func:`read_state` returned; an optimizer that it does not know starts afresh.
-
-    Raises:
-        CheckpointError: tensors are missing or have other shapes.
-    """
-    local = local_tensors(model)
-    shapes, saved_shapes = ({n: tuple(t.shape) for n, t in x.items()} for x in (local, state["weights"]))
-    if shapes != saved_shapes:
-        odd = sorted(name for name in shapes | saved_shapes if shapes.get(name) != saved_shapes.get(name))
-        raise CheckpointError(
-            f"{len(odd)} tensors of the state do not fit the model, e.g. {odd[0]}: {saved_shapes.get(odd[0])} saved, "
-            f"{shapes.get(odd[0])} here. It is a state of another model."
-        )
-    for name, tensor in local.items():
-        tensor.copy_(state["weights"][name])
-    if optimizer is not None:
-        megatron_optimizer.write_optimizer(model, optimizer, state["optimizer"])
-
-
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages that tensors lie on, each once; one that was emptied has none."""
     storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}

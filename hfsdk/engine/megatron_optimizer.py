@@ -11,12 +11,12 @@ there are dp ranks whatever the borders of the parameters; each rank keeps maste
     parameters      all-gather:      both have all of it again
 
 Where ``choices.overlap`` is set there are several buckets, and :mod:`hfsdk.engine.megatron_overlap` starts their sums during the
-last backward pass. Either way :func:`read_optimizer` gives whole tensors, so that a state does not tell which of the two wrote it.
+last backward pass. What is kept of either is the same (:mod:`hfsdk.engine.megatron_shares`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -29,9 +29,6 @@ from hfsdk.engine import cpu_support_megatron
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.roles import AdamW
 from hfsdk.training_choices import TrainingChoices
-
-State = dict[str, dict[str, torch.Tensor]]
-"""``{local name: {"main", "exp_avg", "exp_avg_sq", "step"}}``; only ``main`` before the first step."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -179,63 +176,6 @@ def start_afresh(model: torch.nn.Module, optimizer: MegatronOptimizer, step: flo
         if step is not None:  # one number for each parameter; AdamW keeps it on the CPU unless a kernel reads it
             state["step"] = torch.tensor(step, device=main.device if with_parameters else "cpu")
             state |= {kind: torch.zeros_like(main) for kind in MOMENTS}
-
-
-@torch.no_grad()
-def read_optimizer(
-    model: torch.nn.Module, optimizer: MegatronOptimizer, groups: RoleGroups, weights: Mapping[str, torch.Tensor]
-) -> State:
-    """Return CPU copies of the state of whole parameters; collective over dp where it is shared out.
-
-    Where a parameter is its own float32 master, the master is its copy in ``weights``.
-    """
-    if not isinstance(optimizer, DistributedOptimizer):
-        found: State = {}
-        for name, parameter, main, state, _ in optimized(model, optimizer):
-            own = main.data_ptr() != parameter.data_ptr()
-            master = main.to("cpu", copy=True) if own else weights[name]
-            found[name] = {"main": master, **{key: tensor.to("cpu", copy=True) for key, tensor in state.items()}}
-        return found
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    mine = {name: {"main": main, **state} for name, _, main, state, _ in optimized(model, optimizer)}
-    # a parameter's steps are known where a part of it is
-    steps = torch.tensor([float(mine.get(name, {}).get("step", -1)) for name in names.values()], device=groups.device)
-    dist.all_reduce(steps, op=dist.ReduceOp.MAX, group=groups.dp)
-    found = {name: {} for name in names.values()}
-    for key in ("main", *MOMENTS) if len(steps) and steps.max() >= 0 else ("main",):
-        for buffer in optimizer.buffers:
-            for bucket in buffer.buckets:
-                flat = torch.zeros(bucket.grad_data.numel(), dtype=torch.float32, device=groups.device)
-                for parameter in (p for p in bucket.params_list if names[p] in mine):
-                    where = optimizer._get_model_param_range_map(parameter)["gbuf_world_in_bucket"]
-                    flat[where.start : where.end] = mine[names[parameter]][key]
-                _gather_shards(flat, groups)
-                for parameter in bucket.params_list:
-                    start, end = (at - bucket.offset for at in buffer.param_index_map[parameter][:2])
-                    found[names[parameter]][key] = flat[start:end].view(parameter.shape).to("cpu", copy=True)
-    for name, step in zip(found, steps.cpu(), strict=True):
-        if step >= 0:
-            found[name]["step"] = step.clone()
-    return found
-
-
-@torch.no_grad()
-def write_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Take this rank's part of what :func:`read_optimizer` returned.
-
-    Masters that it does not know become the parameters' values, which must be set by now; moments start afresh. AdamW keeps its
-    step count, one number for each parameter, on the CPU; the fused one, whose kernel reads it, beside the moments.
-    """
-    fused = bool(optimizer.optimizer.defaults["fused"])
-    for name, parameter, main, state, part in optimized(model, optimizer):
-        known = dict(saved.get(name, {}))
-        main.copy_(known.pop("main", parameter.data).reshape(-1)[part].view(main.shape))
-        state.clear()
-        for key, tensor in known.items():
-            if tensor.dim():
-                state[key] = tensor.reshape(-1)[part].view(main.shape).to(main.device, copy=True)
-            else:
-                state[key] = tensor.to(main.device if fused else "cpu", copy=True)
 
 
 def state_tensors(model: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:

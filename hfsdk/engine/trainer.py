@@ -81,7 +81,7 @@ class NonFiniteRows(Exception):  # noqa: N818 - raised on all ranks alike; the c
 class Trainer:
     """A role's model on this rank, with its optimizer unless the role is frozen.
 
-    Collective over the role's ranks, except :meth:`zero_grad`, :meth:`load_state` and :meth:`memory_bytes`. Rows are named by
+    Collective over the role's ranks, except :meth:`zero_grad`, :meth:`take_share` and :meth:`memory_bytes`. Rows are named by
     ``rows.row_ids``; ``rows`` needs the ragged columns ``prompt`` and ``response`` and may hold just this dp rank's rows.
 
     Attributes:
@@ -310,15 +310,6 @@ class Trainer:
         """Return this rank's parameters by Megatron name, for the weight transition."""
         return megatron_model.local_tensors(self.model)
 
-    def state(self) -> dict[str, Any]:
-        """Return this rank's weights, optimizer state (fp32 masters included) and step count, as CPU copies, to look at.
-
-        The same whether the optimizer is distributed or not. What is kept, saved or moved is :meth:`share`.
-        """
-        where = {"layout": str(self.mesh.layout), "rank": self.groups.rank, "num_updates": self.num_updates}
-        with self.on_device("weights", "optimizer"):
-            return where | megatron_model.read_state(self.model, self._optimizer, self.groups)
-
     @property
     def shard(self) -> Shard:
         """Which part of the role's state this rank holds."""
@@ -347,19 +338,6 @@ class Trainer:
             if self._optimizer is not None:
                 self.zero_grad()
         self.num_updates = share.summary.num_updates
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned, bit for bit.
-
-        Raises:
-            CheckpointError: the state is of another layout, rank or model.
-        """
-        self._need_own(state["layout"], state["rank"])
-        with self.on_device(*PARTS):
-            megatron_model.write_state(self.model, self._optimizer, state)
-            if self._optimizer is not None:
-                self.zero_grad()
-        self.num_updates = state["num_updates"]
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""

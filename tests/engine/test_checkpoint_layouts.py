@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from spawn import run
-from test_trainer import Harness, equal, policy_loss, rows_table, value_loss
+from trainer_harness import Harness, equal, policy_loss, rows_table, value_loss
+from whole_state import state_of
 
 CASES = {"untied": "fp32", "tied": "fp32", "critic": "fp32", "half": "bf16"}
 """Model -> dtype."""
@@ -47,7 +48,7 @@ class Layout(Harness):
         """The role's state under Hugging Face names, on rank 0; put together by other code than what is tested."""
         from hfsdk.engine import megatron_model
 
-        state = trainer.state()
+        state = state_of(trainer)
         parts = {kind: {n: held[kind] for n, held in state["optimizer"].items() if kind in held} for kind in KINDS}
         scalar = megatron_model.has_scalar_head(trainer.model)
         found = {
@@ -60,7 +61,7 @@ class Layout(Harness):
     def replicas_agree(self, trainer):
         """Whether ranks that differ in dp alone hold the same bytes."""
         digest = hashlib.sha256()
-        state = trainer.state()
+        state = state_of(trainer)
         for name, weight in sorted(state["weights"].items()):
             for tensor in (weight, *(state["optimizer"][name][kind] for kind in KINDS)):
                 digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
@@ -111,10 +112,10 @@ def save_and_load(rank, world_size, root, layouts):
             found[name][layout].append(h.whole(trainer))
             if h.groups.dp_size > 1:
                 found[name][layout, "distributed"] = through_a_distributed_optimizer(h, name, root, layout)
-        initial, again = h.trainer("tied").state(), h.trainer("tied")
+        initial, again = state_of(h.trainer("tied")), h.trainer("tied")
         h.learn(again, "tied")
         load(again, root / "fresh" / "tied")
-        found[layout, "fresh"] = equal(initial, again.state())
+        found[layout, "fresh"] = equal(initial, state_of(again))
         found[layout, "refused"] = refused(trainer=again, folder=root / "saved" / "untied")
         found[layout, "nothing"] = refused(trainer=again, folder=root / "nothing")
     return found if rank == 0 else {key: value for key, value in found.items() if isinstance(key, tuple)}
@@ -136,10 +137,10 @@ def through_a_distributed_optimizer(h, name, root, layout):
 def refused(trainer, folder):
     from hfsdk.errors import CheckpointError
 
-    before = trainer.state()
+    before = state_of(trainer)
     with pytest.raises(CheckpointError) as caught:
         load(trainer, folder)
-    return str(caught.value), equal(before, trainer.state())
+    return str(caught.value), equal(before, state_of(trainer))
 
 
 OTHERS = ["dp4", "pp4", "tp4", "tp2 dp2", "tp4 for rollout 2"]

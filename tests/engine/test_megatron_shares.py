@@ -9,7 +9,8 @@ import pytest
 import torch
 from spawn import run
 from test_checkpoint_layouts import KINDS, Layout, load, make_folders, refused, save
-from test_trainer import Harness, equal
+from trainer_harness import Harness, equal
+from whole_state import state_of
 
 DTYPES = {"tied": "fp32", "half": "bf16", "critic": "bf16"}
 """Model -> dtype; the critic's head is fp32 all the same."""
@@ -33,7 +34,7 @@ def held_once(h, trainer, share):
     """Return (whether the shares of this rank's dp group cover its part of the state once, their bytes, the part's bytes)."""
     told = h.groups.gather_objects(((h.groups.tp_rank, h.groups.pp_rank), [strip for strip, _ in share.content]))
     mine = [strips for place, strips in told if place == (h.groups.tp_rank, h.groups.pp_rank)]
-    whole = trainer.state()
+    whole = state_of(trainer)
     masters = {name for name, weight in whole["weights"].items() if weight.dtype == torch.float32}
     expected = {("weights", name): weight for name, weight in whole["weights"].items()}
     for name, held in whole["optimizer"].items():
@@ -60,10 +61,10 @@ def torn(trainer, share):
     lacking = replace(share, content=share.content[1:]) if share.rank == 0 else share
     found = []
     for wrong in (replace(share, rank=share.rank + 1), lacking):
-        before = trainer.state()
+        before = state_of(trainer)
         with pytest.raises(CheckpointError) as caught:
             trainer.take_share(wrong)
-        found.append((str(caught.value), equal(before, trainer.state())))
+        found.append((str(caught.value), equal(before, state_of(trainer))))
     return found
 
 
@@ -89,24 +90,24 @@ def check(rank, world_size, root, layouts):
         for name in DTYPES:
             for distributed in (False, True):
                 trainer = h.trainer(name, distributed=distributed)
-                fresh = Keepsake(trainer.share(), trainer.shard), trainer.state()
+                fresh = Keepsake(trainer.share(), trainer.shard), state_of(trainer)
                 h.learn(trainer, name, mini_batches=2)
-                kept, saved = Keepsake(trainer.share(), trainer.shard), trainer.state()
+                kept, saved = Keepsake(trainer.share(), trainer.shard), state_of(trainer)
                 seen = {"once": held_once(h, trainer, kept.share), "bytes": kept.num_bytes}
                 seen["fresh once"] = held_once(h, h.trainer(name, distributed=distributed), fresh[0].share)
                 h.learn(trainer, name)
-                after = trainer.state()
+                after = state_of(trainer)
                 trainer.take_share(kept.share)
-                seen["back"] = equal(trainer.state(), saved) and trainer.num_updates == 2
+                seen["back"] = equal(state_of(trainer), saved) and trainer.num_updates == 2
                 h.learn(trainer, name)
-                seen["next"] = equal(trainer.state(), after)
+                seen["next"] = equal(state_of(trainer), after)
                 seen["torn"] = torn(trainer, kept.share)
                 parcels = h.groups.gather_objects(kept.parcel().content)
                 trainer.take_share(kept.share)
                 seen["whole"] = h.whole(trainer)
                 seen["elsewhere"] = [through_pieces(other, parcels, name, d) for d in (False, True)]
                 trainer.take_share(fresh[0].share)
-                seen["fresh"] = equal(trainer.state(), fresh[1])
+                seen["fresh"] = equal(state_of(trainer), fresh[1])
                 found[layout, name, distributed] = seen
         found[layout] = of_files(h, root, layout)
     return found
@@ -136,10 +137,10 @@ def of_files(h, root, layout):
         h.groups.gather_objects(None)
     again = h.trainer("half", seed=7, distributed=True)
     load(again, folder)
-    mended, earlier = equal(again.state(), trainer.state()), h.trainer("half", seed=7, distributed=True)
+    mended, earlier = equal(state_of(again), state_of(trainer)), h.trainer("half", seed=7, distributed=True)
     save_as_before(h, trainer, root / "earlier" / layout)
     load(earlier, root / "earlier" / layout)
-    return {"written": written, "spoilt": spoilt, "mended": mended, "earlier": equal(earlier.state(), trainer.state())}
+    return {"written": written, "spoilt": spoilt, "mended": mended, "earlier": equal(state_of(earlier), state_of(trainer))}
 
 
 def save_as_before(h, trainer, folder):
@@ -149,7 +150,7 @@ def save_as_before(h, trainer, folder):
     from hfsdk.engine.megatron_checkpoint import begin_save, finish_save
     from hfsdk.engine.shares import Strip
 
-    state, share = trainer.state(), trainer.share()
+    state, share = state_of(trainer), trainer.share()
     tensors = [("weights", name, tensor) for name, tensor in state["weights"].items()]
     tensors += [(kind, name, held[kind]) for name, held in state["optimizer"].items() for kind in KINDS]
     whole = [(Strip(kind, name, tuple(t.shape), t.dtype, 0, t.numel()), t.reshape(-1)) for kind, name, t in tensors]

@@ -5,18 +5,18 @@ import json
 import numpy as np
 import pytest
 import torch
-from spawn import SpawnError, run
+from spawn import run
 from test_rollout import other_families
-from test_trainer import (
+from trainer_harness import (
     NUM_ROWS,
     Harness,
-    Reference,
     by_row,
     check_inference,
     is_critic,
     loss_of,
+    once_for_each_size,
     reference_model_at,
-    rows_table,
+    write_references,
 )
 
 from hfsdk.spec import ModelSpec
@@ -65,30 +65,14 @@ def make_folder(name, folder, **sizes):
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
     """Folders, and transformers' outputs and gradients of every model."""
-    root, rows = tmp_path_factory.mktemp("families"), rows_table()
+    root = tmp_path_factory.mktemp("families")
     folders = {name: make_folder(name, root / name, hidden_size=256) for name in MODELS}
-    references = {name: Reference(folders[name], rows, rows["temperature"]) for name in MODELS}
-    policies = [name for name in MODELS if not is_critic(name)]
-    old = {n: references[n].columns["log_probs"].detach().numpy() + rows["noise"].flat for n in policies}
-    old["untied"] = old[policies[0]]  # of critics, whose loss does not look
-    gradients = {}
-    for name in MODELS:
-        mine = rows.with_columns({"old_log_probs": rows.ragged("response").map(old.get(name, old["untied"]))})
-        gradients[name] = references[name].gradient(mine, loss_of(name))
-    assert all(references[name].columns["logits"].std() >= 1 for name in policies)
-    torch.save({"old": old, "gradients": gradients}, root / "reference.pt")
+    references, _ = write_references(folders, root)
+    assert all(references[name].columns["logits"].std() >= 1 for name in MODELS if not is_critic(name))
     return {"root": root, "folders": folders, "references": references}
 
 
 # ---- what runs in the processes
-
-
-class FamilyHarness(Harness):
-    """The roles of one layout on this rank."""
-
-    def __init__(self, layout, root, world_size):
-        super().__init__(layout, root, world_size)
-        self.models = tuple(MODELS)
 
 
 def check_gradients(h):
@@ -121,27 +105,13 @@ CHECKS = {"inference": check_inference, "gradients": check_gradients, "saving": 
 
 
 def all_checks(rank, world_size, layouts, root):
-    harnesses = {layout: FamilyHarness(layout, root, world_size) for layout in layouts}
+    harnesses = {layout: Harness(layout, root, world_size, tuple(MODELS)) for layout in layouts}
     return {layout: {name: check(h) for name, check in CHECKS.items()} for layout, h in harnesses.items()}
 
 
 @pytest.fixture(scope="module")
 def results(case):
-    """``results(layout, check)`` -> one entry per rank."""
-    done = {}
-
-    def look(layout, check):
-        size = LAYOUTS[layout]
-        if size not in done:
-            try:
-                done[size] = run(all_checks, size, [name for name, n in LAYOUTS.items() if n == size], case["root"])
-            except SpawnError as error:
-                done[size] = error
-        if isinstance(done[size], SpawnError):
-            raise done[size]
-        return [rank[layout][check] for rank in done[size]]
-
-    return look
+    return once_for_each_size(all_checks, LAYOUTS, case["root"])
 
 
 # ---- the laws

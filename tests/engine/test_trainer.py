@@ -3,15 +3,30 @@
 One spawn per world size runs all checks of its layouts; the tests then look at what came back.
 """
 
-import json
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from spawn import SpawnError, run
+from trainer_harness import (
+    EMPTY_ROW,
+    LEARNING_RATE,
+    NUM_ROWS,
+    Harness,
+    by_row,
+    check_inference,
+    equal,
+    farthest,
+    is_critic,
+    loss_of,
+    once_for_each_size,
+    policy_loss,
+    reference_model_at,
+    value_loss,
+    write_references,
+)
+from whole_state import set_state, state_of
 
-from hfsdk.engine.microbatch import plan_pass, plan_update
 from hfsdk.errors import ColumnError, OptionError
 from hfsdk.table import Ragged, Table
 
@@ -26,8 +41,8 @@ OTHER_MODELS = ("qwen2", "qwen3", "qwen2 critic", "llama3")
 """Other families, on some layouts only: bias and norms of queries and keys, stretched positions; at tp4 a kv head is shared."""
 OTHER_LAYOUTS = ("tp1", "tp2", "pp2", "tp4 for rollout 2")
 MODELS = LLAMA_MODELS + OTHER_MODELS
-
-
+FEW = 60
+"""Tokens of a micro-batch where two or three of them do; most checks have many, of 24."""
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -38,47 +53,6 @@ LLAMA3_ROPE = {
 
 def models_of(layout):
     return MODELS if layout in OTHER_LAYOUTS else LLAMA_MODELS
-
-
-LEARNING_RATE = 1e-3
-NUM_ROWS, EMPTY_ROW = 9, 4
-FEW = 60
-"""Tokens of a micro-batch where two or three of them do; most checks have many, of 24."""
-
-
-def rows_table():
-    rng = np.random.default_rng(0)
-    response_lengths = rng.integers(1, 12, NUM_ROWS)
-    response_lengths[EMPTY_ROW] = 0
-    prompts = [rng.integers(0, 260, n) for n in rng.integers(1, 14, NUM_ROWS)]
-    responses = [rng.integers(0, 260, n) for n in response_lengths]
-    response = Ragged.of(responses, np.int64)
-
-    def per_token(scale):
-        return response.map((scale * rng.standard_normal(len(response.flat))).astype(np.float32))
-
-    columns = {"prompt": Ragged.of(prompts, np.int64), "response": response, "advantages": per_token(1.0)}
-    columns |= {"noise": per_token(0.3), "returns": per_token(1.0), "old_values": per_token(0.5)}
-    columns["weight"] = rng.random(NUM_ROWS).astype(np.float32) + 0.5
-    columns["temperature"] = np.array([1.0, 0.7, 0.0] * 3, np.float32)
-    return Table(columns)
-
-
-def policy_loss(out, b):
-    """PPO's clipped surrogate with an entropy bonus and a k3 penalty, per token."""
-    ratio = (out.log_probs - b["old_log_probs"]).exp()
-    advantages = b["advantages"] * b.expand("weight")
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    kl = (b["old_log_probs"] - out.log_probs).expm1() - (b["old_log_probs"] - out.log_probs)
-    loss = loss - 0.05 * out.entropy + 0.1 * kl
-    clipped = ((ratio - 1).abs() > 0.2).float()
-    per_sample = b.segment_sum(clipped)
-    return loss, {"clip": clipped, "clips": per_sample, "ratio_max": ratio.max(), "tokens": float(len(ratio))}
-
-
-def value_loss(out, b):
-    clipped = b["old_values"] + (out.values - b["old_values"]).clamp(-0.2, 0.2)
-    return 0.5 * torch.maximum((out.values - b["returns"]) ** 2, (clipped - b["returns"]) ** 2)
 
 
 def sequence_loss(out, b):
@@ -124,174 +98,17 @@ def make_folders(root):
     return folders
 
 
-def is_critic(name):
-    return name.endswith("critic")
-
-
-def loss_of(name):
-    return value_loss if is_critic(name) else policy_loss
-
-
-def reference_model(folder):
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    kind = AutoModelForSequenceClassification if is_critic(folder) else AutoModelForCausalLM
-    model = kind.from_pretrained(folder, dtype=torch.float32)
-    model.model.embed_tokens.padding_idx = None  # token 0 is a token like any other: its row gets a gradient
-    return model
-
-
-class Reference:
-    """Flat outputs over the response tokens of all rows, with the same loss functions as the trainer's."""
-
-    def __init__(self, folder, rows, temperature):
-        from hfsdk.engine.loss_io import ModelOutput, TokenBatch
-
-        self.model = reference_model(folder)
-        columns = {"log_probs": [], "entropy": [], "values": [], "scores": [], "logits": []}
-        for i in range(rows.num_rows):
-            prompt, response = (torch.from_numpy(rows.ragged(c)[i].copy()) for c in ("prompt", "response"))
-            tokens = torch.cat([prompt, response])[None]
-            before = slice(len(prompt) - 1, len(prompt) - 1 + len(response))
-            if is_critic(folder):
-                states = self.model.score(self.model.model(tokens).last_hidden_state)[0, :, 0]
-                columns["values"].append(states[before])
-                columns["scores"].append(states[-1:])
-                continue
-            logits = self.model(tokens).logits[0, before]
-            columns["logits"].append(logits)
-            log_probs = (logits / (temperature[i] or 1.0)).log_softmax(-1)
-            columns["log_probs"].append(log_probs.gather(-1, response[:, None])[:, 0])
-            columns["entropy"].append(-(log_probs.exp() * log_probs).sum(-1))
-        self.columns = {name: torch.cat(parts) if parts else None for name, parts in columns.items()}
-        names = ("log_probs", "entropy", "values")
-        self.out = ModelOutput(**{name: self.columns[name] for name in names})
-        self.token_batch = partial(TokenBatch, num_tokens=len(rows.ragged("response").flat), num_rows=rows.num_rows)
-
-    def gradient(self, rows, loss):
-        from hfsdk.engine.loss_io import aggregate
-
-        b = self.token_batch(rows)
-        returned = loss(self.out, b)
-        each = returned[0] if isinstance(returned, tuple) else returned
-        mode, fixed = getattr(loss, "aggregation", "token_mean"), getattr(loss, "fixed_length", None)
-        per_sample = each.shape == (rows.num_rows,)
-        total = each.sum() / rows.num_rows if per_sample else aggregate(each, b, mode, fixed_length=fixed)
-        self.model.zero_grad()
-        total.backward(retain_graph=True)
-        named = self.model.named_parameters()
-        return total.item(), {n: p.grad.clone() for n, p in named if p.grad is not None}
-
-
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
     """Folders, rows (old_log_probs close to the untied model's) and reference results."""
     root = tmp_path_factory.mktemp("models")
-    folders, rows = make_folders(root), rows_table()
-    references, gradients = {}, {}
-    for name in MODELS:
-        references[name] = Reference(folders[name], rows, rows["temperature"])
-    policies = [name for name in MODELS if not is_critic(name)]
-    old = {n: references[n].columns["log_probs"].detach().numpy() + rows["noise"].flat for n in policies}
-    for name in MODELS:
-        mine = rows.with_columns({"old_log_probs": rows.ragged("response").map(old.get(name, old["untied"]))})
-        gradients[name] = references[name].gradient(mine, loss_of(name))
-        if name == "untied":
-            for mode, other in other_losses().items():
-                gradients[mode] = references[name].gradient(mine, other)
-    logits = references["untied"].columns["logits"]
-    assert logits.std() >= 1
-    torch.save({"old": old, "gradients": gradients}, root / "reference.pt")
+    folders = make_folders(root)
+    references, gradients = write_references(folders, root, other_losses())
+    assert references["untied"].columns["logits"].std() >= 1
     return {"root": root, "folders": folders, "references": references, "gradients": gradients}
 
 
 # ---- what runs in the processes
-
-
-class Harness:
-    """The roles of one layout on this rank."""
-
-    def __init__(self, layout, root, world_size):
-        from hfsdk.engine.megatron_groups import RoleGroups, poison_parallel_state
-        from hfsdk.layout import Layout
-
-        self.models = models_of(layout)
-        self.distributed = layout.endswith(" zero")
-        layout, _, rollout_tp = layout.removesuffix(" zero").partition(" for rollout ")
-        self.mesh = Layout.parse(layout).fill(world_size).mesh(int(rollout_tp or 1))
-        self.groups = RoleGroups(self.mesh)
-        self.root = root
-        saved = torch.load(root / "reference.pt", weights_only=False)
-        self.old, self.gradients = saved["old"], saved["gradients"]
-        poison_parallel_state()
-
-    def trainer(self, name, choices=None, **options):
-        from hfsdk.engine.recorder import Recorder
-        from hfsdk.engine.trainer import Trainer
-        from hfsdk.roles import RoleSpec
-        from hfsdk.spec import ModelSpec
-
-        config = json.loads((self.root / name / "config.json").read_text())
-        spec = ModelSpec.from_hf_config(config, name)
-        options.setdefault("optimizer", self.adamw())
-        options.setdefault("head", "scalar" if is_critic(name) else "lm")
-        options.setdefault("kind", "critic" if is_critic(name) else "actor")
-        role = RoleSpec(name=name, folder=str(self.root / name), model=spec, train=self.mesh.layout, **options)
-        recorder = Recorder(device=self.groups.rank, rank=self.groups.rank)
-        return Trainer(role, self.mesh, self.groups, recorder, choices)
-
-    def adamw(self, distributed=None, **more):
-        from hfsdk.roles import AdamW
-
-        distributed = self.distributed if distributed is None else distributed
-        return AdamW(lr=LEARNING_RATE, max_grad_norm=1.0, warmup_steps=4, distributed=distributed, **more)
-
-    def rows(self, name="untied"):
-        rows = rows_table()
-        old = rows.ragged("response").map(self.old.get(name, self.old["untied"]))
-        return rows.with_columns({"old_log_probs": old})
-
-    def passes(self, max_tokens=24):
-        rows = rows_table()
-        total = rows.ragged("prompt").lengths + rows.ragged("response").lengths
-        plan = plan_pass(total, self.groups.dp_size, max_tokens)
-        return plan, plan.micro_batches[self.groups.dp_rank]
-
-    def plan(self, mini_batches=1, max_tokens=24, epochs=1):
-        rows = rows_table()
-        response = rows.ragged("response").lengths
-        total = rows.ragged("prompt").lengths + response
-        return plan_update(total, response, self.groups.dp_size, epochs, mini_batches, max_tokens, seed=1)
-
-    def mine(self, rows, plan):
-        """This dp rank's rows in an order of their own."""
-        return rows.take(sorted(plan.rows_of(self.groups.dp_rank), reverse=True))
-
-    def difference(self, gradients, expected):
-        """||g - g_ref|| / ||g_ref|| over the whole model, on rank 0."""
-        if gradients is None:
-            return None
-        assert set(gradients) == set(expected), set(gradients) ^ set(expected)
-        off = sum((gradients[n] - expected[n]).double().pow(2).sum() for n in expected)
-        return float((off / sum(g.double().pow(2).sum() for g in expected.values())) ** 0.5)
-
-
-def check_inference(h):
-    plan, micro_batches = h.passes()
-    rows = h.mine(h.rows(), plan)
-    found = {}
-    for name in h.models:
-        frozen = h.trainer(name, optimizer=None)
-        if is_critic(name):
-            out = frozen.values(rows, micro_batches)
-            out |= {column: scores[:, None] for column, scores in frozen.scores(rows, micro_batches).items()}
-        else:
-            out = frozen.log_probs(rows, micro_batches, rows["temperature"], entropy=True)
-            assert all(column.dtype == np.float32 for column in out.values())
-            assert bool(out) == h.groups.is_last_stage
-        found[name] = {c: dict(zip(rows.row_ids.tolist(), out[c], strict=True)) for c in out}
-        assert frozen.memory_bytes()["gradients"] == frozen.memory_bytes()["optimizer"] == 0
-    return found
 
 
 def check_gradients(h):
@@ -367,20 +184,20 @@ def check_state(h):
 
     trainer, rows, plan = h.trainer("untied"), h.rows(), h.plan(mini_batches=2, max_tokens=FEW)
     trainer.update(rows, plan, policy_loss)
-    state = pickle.loads(pickle.dumps(trainer.state()))
+    state = pickle.loads(pickle.dumps(state_of(trainer)))
     first = trainer.update(rows, plan, policy_loss)
-    after = trainer.state()
-    trainer.load_state(state)
+    after = state_of(trainer)
+    set_state(trainer, state)
     back = trainer.num_updates
     again = trainer.update(rows, plan, policy_loss)
     other = h.trainer("untied")
-    other.load_state(state)
+    set_state(other, state)
     other.update(rows, plan, policy_loss)
-    trainer.load_state(state)
-    fresh = h.trainer("untied").state()
-    same = [equal(after, other.state()), equal(state, trainer.state()), first == again, not equal(fresh, state)]
-    trainer.load_state(fresh)
-    return [*same, equal(fresh, trainer.state()), back == 2]
+    set_state(trainer, state)
+    fresh = state_of(h.trainer("untied"))
+    same = [equal(after, state_of(other)), equal(state, state_of(trainer)), first == again, not equal(fresh, state)]
+    set_state(trainer, fresh)
+    return [*same, equal(fresh, state_of(trainer)), back == 2]
 
 
 def check_distributed(h):
@@ -389,39 +206,20 @@ def check_distributed(h):
     for name, dtype in (("tied", "fp32"), ("untied", "bf16"), ("critic", "bf16")):
         plain, shared = (h.trainer(name, dtype=dtype, optimizer=h.adamw(distributed=d)) for d in (False, True))
         rows, plan, loss = h.rows(name), h.plan(mini_batches=2, epochs=2, max_tokens=FEW), loss_of(name)
-        fresh = [equal(plain.state(), shared.state())]
+        fresh = [equal(state_of(plain), state_of(shared))]
         norms = [[m["grad_norm"] for m in trainer.update(rows, plan[:2], loss)] for trainer in (plain, shared)]
-        states = [trainer.state() for trainer in (plain, shared)]
+        states = [state_of(trainer) for trainer in (plain, shared)]
         memory = [trainer.memory_bytes()["optimizer"] for trainer in (plain, shared)]
-        plain.load_state(states[1])
-        swapped = [equal(plain.state(), states[1])]
-        shared.load_state(states[0])
-        swapped.append(equal(shared.state(), states[0]))
-        shared.load_state(plain.state())
+        set_state(plain, states[1])
+        swapped = [equal(state_of(plain), states[1])]
+        set_state(shared, states[0])
+        swapped.append(equal(state_of(shared), states[0]))
+        set_state(shared, state_of(plain))
         for trainer in (plain, shared):
             trainer.update(rows, plan[2:], loss)
-        apart = [farthest(*states), farthest(plain.state(), shared.state())]
+        apart = [farthest(*states), farthest(state_of(plain), state_of(shared))]
         found[name, dtype] = {"exact": fresh + swapped, "norms": norms, "memory": memory, "apart": apart}
     return found
-
-
-def farthest(a, b):
-    """Largest difference of masters, and of moments relative to their size."""
-    assert a["optimizer"].keys() == b["optimizer"].keys()
-    found = {}
-    for name, mine in a["optimizer"].items():
-        other = b["optimizer"][name]
-        assert mine.keys() == other.keys() == {"main", "exp_avg", "exp_avg_sq", "step"}
-        for key, tensor in mine.items():
-            size = 1 if key in ("main", "step") else max(float(tensor.norm()), 1e-12)
-            found[key] = max(found.get(key, 0.0), float((tensor - other[key]).norm()) / size)
-    return found
-
-
-def equal(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def check_refusals(h):
@@ -431,7 +229,7 @@ def check_refusals(h):
 
     trainer, rows, plan = h.trainer("untied"), h.rows(), h.plan(mini_batches=2)
     trainer.update(rows, plan[:1], policy_loss)
-    before, found = trainer.state(), {}
+    before, found = state_of(trainer), {}
 
     def outcome(loss, safe, minis=plan[1:]):
         try:
@@ -439,7 +237,7 @@ def check_refusals(h):
         except Exception as caught:
             name, text = type(caught).__name__, str(caught)
             rows_hit = caught.row_ids if isinstance(caught, NonFiniteRows) else None
-            return name, text, rows_hit, equal(before, trainer.state()), trainer.grad_norm()
+            return name, text, rows_hit, equal(before, state_of(trainer)), trainer.grad_norm()
         return ("finished",)
 
     never = SafePoint(lambda: False)
@@ -522,17 +320,17 @@ def check_bf16(h):
     trainer = h.trainer("untied", dtype="bf16")
     out = trainer.log_probs(rows, micro_batches, rows["temperature"]).get("log_probs", ())
     metrics = trainer.update(h.rows(), h.plan(mini_batches=2), policy_loss)
-    state = trainer.state()
+    state = state_of(trainer)
     trainer.update(h.rows(), minis, policy_loss)
-    after = trainer.state()
-    trainer.load_state(state)
+    after = state_of(trainer)
+    set_state(trainer, state)
     trainer.update(h.rows(), minis, policy_loss)
     critic = h.trainer("critic", dtype="bf16")
     critic_metrics = critic.update(h.rows(), minis, value_loss)
     if h.groups.is_last_stage:
         assert critic.model.output_layer.weight.dtype == torch.float32
     log_probs = dict(zip(rows.row_ids.tolist() if len(out) else (), out, strict=True))
-    return log_probs, metrics, equal(after, trainer.state()), critic_metrics, trainer.memory_bytes()
+    return log_probs, metrics, equal(after, state_of(trainer)), critic_metrics, trainer.memory_bytes()
 
 
 def check_offload(h):
@@ -543,12 +341,12 @@ def check_offload(h):
         leaves = h.trainer("untied", dtype=dtype, optimizer=h.adamw(offload=True))
         for trainer in (stays, leaves):
             trainer.update(h.rows(), h.plan(mini_batches=2, max_tokens=FEW), policy_loss)
-        middle = leaves.state()
+        middle = state_of(leaves)
         leaves.update(h.rows(), minis, policy_loss)
-        leaves.load_state(middle)  # and once more
+        set_state(leaves, middle)  # and once more
         for trainer in (stays, leaves):
             trainer.update(h.rows(), minis, policy_loss)
-        found[dtype] = equal(stays.state(), leaves.state()), stays.memory_bytes(), leaves.memory_bytes()
+        found[dtype] = equal(state_of(stays), state_of(leaves)), stays.memory_bytes(), leaves.memory_bytes()
     found["between calls"] = {(dtype, alone): in_halves(h, dtype, alone) for dtype, alone in (("fp32", True), ("bf16", False))}
     plan, micro_batches = h.passes()
     rows = h.mine(h.rows(), plan)
@@ -580,12 +378,12 @@ def in_halves(h, dtype, alone):
         call("grad_norm")
         call("forward_backward", rows, minis[1], policy_loss)
         call("compute_loss", rows, minis[0], policy_loss)
-        middle = trainer.state()
+        middle = state_of(trainer)
         call("step")
         call("update", rows, minis, policy_loss)
-        trainer.load_state(middle)
+        set_state(trainer, middle)
         call("update", rows, minis, policy_loss)
-        seen[trainer] = said, trainer.state(), held
+        seen[trainer] = said, state_of(trainer), held
     (said, state, held), (said_too, state_too, held_too) = seen[stays], seen[leaves]
     return said == said_too and equal(state, state_too), held, held_too
 
@@ -613,8 +411,6 @@ def check_errors(h):
         "head": said(lambda: frozen.values(h.rows(), [])),
         "head name": said(lambda: build_model(trainer.spec, h.groups, "token", "fp32", 64)),
         "size": said(lambda: RoleGroups(Layout(dp=world + 1).mesh())),
-        "state": said(lambda: trainer.load_state(trainer.state() | {"layout": "tp8 pp1 dp1"})),
-        "tensors": said(lambda: trainer.load_state(h.trainer("tied").state())),
     }
     reward = [h.trainer("untied", head="scalar", kind="reward", optimizer=None, seed=n) for n in (1, 1, 2)]
     critic = h.trainer("untied", head="scalar", kind="critic")
@@ -649,28 +445,14 @@ def all_checks(rank, world_size, layouts, root):
     return {
         layout: {name: check(harness) for name, check in checks_of(layout).items()}
         for layout in layouts
-        for harness in [Harness(layout, root, world_size)]
+        for harness in [Harness(layout, root, world_size, models_of(layout))]
     }
 
 
 @pytest.fixture(scope="module")
 def results(case):
     """``results(layout, check)`` -> one entry per rank."""
-    done = {}
-
-    def look(layout, check):
-        size = LAYOUTS[layout]
-        if size not in done:
-            layouts = [name for name, n in LAYOUTS.items() if n == size]
-            try:
-                done[size] = run(all_checks, size, layouts, case["root"])
-            except SpawnError as error:
-                done[size] = error
-        if isinstance(done[size], SpawnError):
-            raise done[size]
-        return [rank[layout][check] for rank in done[size]]
-
-    return look
+    return once_for_each_size(all_checks, LAYOUTS, case["root"])
 
 
 ZERO = [layout for layout in LAYOUTS if layout.endswith(" zero")]
@@ -683,17 +465,6 @@ every_plain_model = pytest.mark.parametrize(("layout", "model"), [(layout, m) fo
 
 
 # ---- the laws
-
-
-def by_row(parts, rows, lengths=None):
-    """Put the rows of several ranks in order and check that ranks which share a row agree to the bit."""
-    found = {}
-    for part in parts:
-        for row, array in part.items():
-            assert row not in found or np.array_equal(found[row], array)
-            found[row] = array
-    assert sorted(found) == list(range(rows))
-    return np.concatenate([found[row] for row in range(rows)])
 
 
 @every_plain_model
@@ -829,13 +600,6 @@ def test_saved_folder_is_read_by_transformers(case, results, layout, model):
     assert changed > 1e-4
 
 
-def reference_model_at(folder, model):
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    kind = AutoModelForSequenceClassification if is_critic(model) else AutoModelForCausalLM
-    return kind.from_pretrained(folder)
-
-
 @every_layout
 def test_updated_weights_agree_over_layouts(results, layout):
     """One AdamW step of lr 2.5e-4: near-zero gradients may flip their sign, the rest agrees."""
@@ -894,7 +658,6 @@ def test_mistakes_are_explained(results, layout):
         assert found["frozen"][0] == found["head"][0] == found["head name"][0] == "OptionError"
         assert found["size"][0] == "LayoutError"
         assert f"the pool has {LAYOUTS[layout]} workers" in found["size"][1]
-        assert found["state"][0] == found["tensors"][0] == "CheckpointError"
 
 
 @every_plain_layout

@@ -8,8 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from spawn import run
-from test_trainer import NUM_ROWS, Harness, by_row, case, equal, farthest, is_critic, loss_of, policy_loss  # noqa: F401
+from test_trainer import case  # noqa: F401
+from trainer_harness import (
+    NUM_ROWS,
+    Harness,
+    by_row,
+    equal,
+    farthest,
+    is_critic,
+    loss_of,
+    once_for_each_size,
+    policy_loss,
+)
+from whole_state import set_state, state_of
 
 from hfsdk.engine.microbatch import PassPlan
 from hfsdk.layout import Layout
@@ -78,20 +89,20 @@ def check_updates(h):
         plain, fast = both(h, name, dtype=dtype)
         rows, plan, loss = h.rows(name), h.plan(mini_batches=2, epochs=2), loss_of(name)
         norms = [[m["grad_norm"] for m in trainer.update(rows, plan, loss)] for trainer in (plain, fast)]
-        states = [trainer.state() for trainer in (plain, fast)]
-        plain.load_state(states[1])
-        fast.load_state(states[0])
-        swapped = equal(plain.state(), states[1]) and equal(fast.state(), states[0])
-        fast.load_state(states[1])
-        once = fast.update(rows, plan[:2], loss), fast.state()
-        fast.load_state(states[1])
-        twice = fast.update(rows, plan[:2], loss), fast.state()
+        states = [state_of(trainer) for trainer in (plain, fast)]
+        set_state(plain, states[1])
+        set_state(fast, states[0])
+        swapped = equal(state_of(plain), states[1]) and equal(state_of(fast), states[0])
+        set_state(fast, states[1])
+        once = fast.update(rows, plan[:2], loss), state_of(fast)
+        set_state(fast, states[1])
+        twice = fast.update(rows, plan[:2], loss), state_of(fast)
         halves = h.trainer(name, dtype=dtype, choices=choices_of(h))
-        halves.load_state(states[1])
+        set_state(halves, states[1])
         for mini in plan[:2]:
             halves.forward_backward(rows, mini, loss)
             halves.step()
-        same = [equal(once[1], twice[1]), once[0] == twice[0], equal(once[1], halves.state())]
+        same = [equal(once[1], twice[1]), once[0] == twice[0], equal(once[1], state_of(halves))]
         found[name, dtype] = norms, farthest(*states), swapped, same
     return found
 
@@ -102,12 +113,12 @@ def check_offload(h):
     )
     for trainer in (stays, leaves):
         trainer.update(h.rows(), h.plan(mini_batches=2), policy_loss)
-    middle = leaves.state()
+    middle = state_of(leaves)
     leaves.update(h.rows(), h.plan(), policy_loss)
-    leaves.load_state(middle)
+    set_state(leaves, middle)
     for trainer in (stays, leaves):
         trainer.update(h.rows(), h.plan(), policy_loss)
-    return equal(stays.state(), leaves.state()), stays.memory_bytes(), leaves.memory_bytes()
+    return equal(state_of(stays), state_of(leaves)), stays.memory_bytes(), leaves.memory_bytes()
 
 
 def uneven(h, mini, last_of):
@@ -149,9 +160,9 @@ def check_overlap(h):
     fast.update(rows, [uneven(h, plan[1], 0)], policy_loss)
     shares_end_apart = list(order)
     plain.update(rows, plan, policy_loss)
-    apart = farthest(fast.state(), plain.state())
+    apart = farthest(state_of(fast), state_of(plain))
 
-    before, stopped = fast.state(), []
+    before, stopped = state_of(fast), []
 
     def raising(out, b):
         if h.groups.rank == h.mesh.layout.size - 1:
@@ -168,7 +179,7 @@ def check_overlap(h):
         try:
             fast.update(rows, plan[:1], loss, **({} if safe is None else {"safe": safe}))
         except Exception as caught:
-            stopped.append((type(caught).__name__, equal(before, fast.state()), fast.grad_norm()))
+            stopped.append((type(caught).__name__, equal(before, state_of(fast)), fast.grad_norm()))
     return len(groups), straight, shares_end_apart, apart, stopped
 
 
@@ -226,15 +237,7 @@ def all_checks(rank, world_size, layouts, root):
 
 @pytest.fixture(scope="module")
 def results(case):  # noqa: F811
-    done = {}
-
-    def look(layout, check):
-        size = LAYOUTS[layout]
-        if size not in done:
-            done[size] = run(all_checks, size, [name for name, n in LAYOUTS.items() if n == size], case["root"])
-        return [rank[layout][check] for rank in done[size]]
-
-    return look
+    return once_for_each_size(all_checks, LAYOUTS, case["root"])
 
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -394,9 +397,8 @@ def test_step_counts_are_where_adamw_reads_them(alone, fused):
     with torch.device("meta"):
         ddp = megatron_optimizer.wrap(model, groups, AdamW(), choices)
         optimizer = megatron_optimizer.make_optimizer(ddp, groups, AdamW(), "fp32", choices)
-    name, parameter = next(iter(model.named_parameters()))
-    known = {"exp_avg": parameter.detach(), "exp_avg_sq": parameter.detach(), "step": torch.tensor(3.0)}
-    megatron_optimizer.write_optimizer(model, optimizer, {name: known})
+    parameter = next(model.parameters())
+    megatron_optimizer.start_afresh(model, optimizer, 3.0)
     state = optimizer.optimizer.state[parameter]
     assert state["exp_avg"].device.type == "meta"
     assert state["step"].device.type == ("meta" if fused else "cpu")

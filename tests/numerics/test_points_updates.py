@@ -126,15 +126,18 @@ def test_point_31_epochs_are_reshuffled_and_cut_into_mini_batches_that_hold_each
 
 def step_beside_pytorch(rank, wanted):
     """Take steps with the gradient that is there; return how far PyTorch's own AdamW on the same parameters comes out."""
+    from hfsdk.engine import megatron_optimizer
+
     trainer = rank._hosted.trainer
-    before, role = trainer.state(), trainer.role
+    before, role = trainer.share(), trainer.role
     names = dict(trainer.model.named_parameters())
-    theirs = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in before["weights"].items()}
+    weights = {name: tensor.clone() for name, tensor in trainer.local_tensors().items()}
+    theirs = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in weights.items()}
     adam = torch.optim.AdamW(theirs.values(), lr=wanted.lr, betas=wanted.betas, eps=wanted.eps, weight_decay=0.0)
     trainer._reduce()
     gradients = {name: p.main_grad.clone() for name, p in names.items()}
-    trainer.load_state({**before, "optimizer": {}, "num_updates": 0})  # no moments yet
-    trainer.role = replace(role, optimizer=wanted)
+    megatron_optimizer.start_afresh(trainer.model, trainer._optimizer, None)  # no moments yet
+    trainer.num_updates, trainer.role = 0, replace(role, optimizer=wanted)
     told, norms = [], []
     for number in range(3):
         for name, p in names.items():
@@ -149,12 +152,12 @@ def step_beside_pytorch(rank, wanted):
         adam.step()
         told.append(trainer.step())
         norms.append(float(norm))
-    after = trainer.state()["weights"]
-    moved = max(float((after[n] - before["weights"][n]).abs().max()) for n in after)
+    after = trainer.local_tensors()
+    moved = max(float((after[n] - weights[n]).abs().max()) for n in after)
     off = max(float((after[n] - theirs[n].detach()).abs().max()) for n in after)
     eps = {group["eps"] for group in trainer._optimizer.param_groups}
     trainer.role = role
-    trainer.load_state(before)
+    trainer.take_share(before)
     return {"told": told, "norms": norms, "moved": moved, "off": off, "eps": eps}
 
 
