@@ -136,11 +136,13 @@ class RolloutOptions:
 
     max_model_len: Index = 0
     """Longest prompt plus response, in tokens; 0 takes the smaller of the model's own limit and 2048."""
-    max_num_seqs: Annotated[int, Within(1, 10**6)] = 64
-    """Sequences decoded at once on one replica."""
+    max_num_seqs: Annotated[int, Within(0, 10**6)] = 0
+    """Sequences decoded at once on one replica; 0 takes 64 on CPU, and on GPUs as many longest ones as the cache holds, from 64 to
+    vLLM's own default (1024 on an H100). ``session.place`` chooses both sizes: :mod:`hfsdk.planner.cache`."""
     max_num_batched_tokens: Count = 4096
     kv_cache_bytes: Annotated[int, Within(0, 10**15)] = 0
-    """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences, at most 256 MB on CPU and 8 GB on GPU."""
+    """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences: on CPU at most 256 MB, on GPUs at most what
+    everything else on the device leaves while this rollout generates."""
     cpu_weights: Annotated[str, OneOf("packed", "shared")] = "packed"
     """``"packed"``: rebuild the fast packed kernels after every update; ``"shared"``: plain weights, written in place."""
 
@@ -216,3 +218,10 @@ class RoleSpec:
     def trainable(self) -> bool:
         """Whether the role has an optimizer."""
         return self.optimizer is not None
+
+
+def altered(role: RoleSpec, **changes: object) -> RoleSpec:
+    """Return the role with other fields; what it was declared with is checked already, which takes longer than all the rest."""
+    made = object.__new__(RoleSpec)
+    made.__dict__.update(role.__dict__, **changes)
+    return made

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 NOUNS = [
     *["text", "errors", "upward", "rules", "checks", "files"],
     *["assets", "data", "functions", "table", "rope", "hf_config", "spec", "layout", "placement", "boxes", "resharding"],
-    *["roles", "training_choices"],
+    *["roles", "rollout_sizes", "training_choices"],
     *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],
 ]

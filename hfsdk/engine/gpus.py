@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hfsdk.errors import PlacementError
+from hfsdk.rollout_sizes import MAX_SHARE
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """There where the NVIDIA kernel driver is loaded."""
 
 SHOW_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Environment of a worker on a GPU: Ray gives it one, and leaves the others to be seen."""
-
-MAX_SHARE = 0.92
-"""The largest share of a GPU's memory that vLLM is told it may use: its own default."""
 
 HEADROOM_BYTES = 256 * 2**20
 """Of what is free, left out of that share: what a process takes between our look and vLLM's."""

@@ -24,9 +24,17 @@ PACKAGE = Path(engine.__file__).parents[1]
 ANSWER_S = 5.0
 """How long a cluster's address may take to answer."""
 
-ACCELERATORS = {"A100": ("A100-80GB", 0), "A100-80G": ("A100-80GB", 0), "A100-40G": ("A100-80GB", 40)}
+GIGABYTES = {
+    "V100": 16, "P100": 16, "T4": 16, "A10G": 24, "L4": 24, "L40S": 48, "RTX-PRO-6000": 96, "H20": 96, "B200": 180, "B300": 270,
+}  # fmt: skip
+"""Memory of accelerators that are no presets, by Ray's names of them (``ray/util/accelerators``), from data sheets; the least where
+there are several."""
+ACCELERATORS = {
+    "A100": ("A100-80GB", 0), "A100-80G": ("A100-80GB", 0), "A100-40G": ("A100-80GB", 40),
+    **{name: (name, gigabytes) for name, gigabytes in GIGABYTES.items()},
+}  # fmt: skip
 """Ray's name of an accelerator -> the device preset, and its gigabytes where they are others. Names that are not here are those of
-presets; what is neither is planned for as an H100."""
+presets; what is no preset is planned for as an H100, but for its memory where that is known."""
 
 SHIPPED: dict[str, Any] = {"py_modules": [str(PACKAGE)], "excludes": ["**/__pycache__"]}
 """Ray's runtime environment that gives every node of a cluster the user's version of this package."""

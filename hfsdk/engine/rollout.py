@@ -46,6 +46,7 @@ from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import RanksDiffer, SafePoint
 from hfsdk.errors import CallError, LayoutError, OptionError, UnsupportedModelError
 from hfsdk.roles import RolloutOptions, Sampling
+from hfsdk.rollout_sizes import BLOCK_TOKENS, CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, CacheUnits, longest_tokens
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Column, Ragged
 
@@ -56,15 +57,6 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's attention on CPU; with others it starts and then fails at the first token."""
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-KV_BLOCK_TOKENS = 32
-"""Tokens of a block of the key/value cache on CPU: the smallest there, so that short prompts share prefixes too."""
-
-CPU_KV_CACHE_BYTES = 256 * 2**20
-"""Most key/value cache taken on CPU unless asked for more: it is touched as a whole at the start."""
-
-KV_CACHE_BYTES = 8 * 2**30
-"""Most key/value cache taken on an accelerator unless asked for more."""
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
@@ -122,21 +114,18 @@ def max_model_len(spec: ModelSpec, options: RolloutOptions) -> int:
             f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec.name}; "
             f"set it to at most {spec.max_positions}."
         )
-    return options.max_model_len or min(spec.max_positions, 2048)
+    return longest_tokens(spec, options)
 
 
 def kv_cache_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str, device_type: str) -> int:
-    """Return the bytes of key/value cache of one rank: as asked, or for ``max_num_seqs`` longest sequences.
+    """Return the bytes of key/value cache of one rank: as asked or chosen, or for ``max_num_seqs`` longest sequences.
 
-    The latter is capped at 256 MB on CPU and 8 GB on an accelerator, but always holds one longest sequence.
+    The latter is capped at 256 MB on CPU and 8 GB on an accelerator, but always holds one longest sequence. In a session
+    ``place`` has chosen it for accelerators.
     """
     if options.kv_cache_bytes:
         return options.kv_cache_bytes
-    block = KV_BLOCK_TOKENS * spec.kv_bytes_per_token(dtype) // min(tp, spec.num_kv_heads)
-    per_sequence = math.ceil(max_model_len(spec, options) / KV_BLOCK_TOKENS) * block
-    wanted = options.max_num_seqs * per_sequence
-    wanted = max(per_sequence, min(wanted, CPU_KV_CACHE_BYTES if device_type == "cpu" else KV_CACHE_BYTES))
-    return wanted + 2 * block  # vLLM keeps one block for itself
+    return CacheUnits.of(spec, options, tp, dtype).usual(options, CPU_KV_CACHE_BYTES if device_type == "cpu" else KV_CACHE_BYTES)
 
 
 def engine_arguments(
@@ -156,17 +145,17 @@ def engine_arguments(
     ``gpu_share`` is :func:`gpus.memory_share`, ``None`` on CPU; ``sleeps`` is :func:`gpus.sleeps`.
     """
     on_cpu = gpu_share is None
-    longest = max_model_len(spec, options)
+    longest, sequences = max_model_len(spec, options), options.max_num_seqs or LEAST_SEQS
     return {
         "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
         "config_format": "hf",  # not params.json, which Mistral's folders have too
         "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
         "load_format": "auto" if load_weights else "dummy", "enforce_eager": on_cpu, "seed": seed,
-        "max_model_len": longest, "max_num_seqs": options.max_num_seqs,
+        "max_model_len": longest, "max_num_seqs": sequences,
         "kv_cache_memory_bytes": kv_cache_bytes(spec, options, tp, dtype, "cpu" if on_cpu else "cuda"),
         "enable_chunked_prefill": not on_cpu,  # a rewind no CPU generator has
-        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs, longest),
-        "block_size": KV_BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
+        "max_num_batched_tokens": max(options.max_num_batched_tokens, sequences, longest),
+        "block_size": BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": not on_cpu,
         "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
         **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share, "enable_sleep_mode": sleeps}),

@@ -16,6 +16,7 @@ from hfsdk.models.reward import PART
 from hfsdk.protocol import MICRO_DP, ONE_TO_ALL
 from hfsdk.resharding import ReshardPlan, ReshardReport, Resident, TransportReport
 from hfsdk.roles import RoleSpec, RolloutOptions, Sampling
+from hfsdk.rollout_sizes import longest_tokens
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Array, Ragged
 
@@ -38,9 +39,6 @@ DERIVED = (
 )  # fmt: skip
 """Columns that belong to one response: dropped when new responses are generated."""
 
-DEFAULT_CONTEXT_TOKENS = 2048
-"""Longest prompt plus response where ``RolloutOptions.max_model_len`` is 0 and the model allows more."""
-
 MIN_TEMPERATURE = 0.01
 """Smallest temperature above 0 that the generating engine takes as it is."""
 
@@ -56,7 +54,7 @@ def context_tokens(spec: ModelSpec, options: RolloutOptions) -> int:
             f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec}; "
             f"set it to at most {spec.max_positions}"
         )
-    return options.max_model_len or min(spec.max_positions, DEFAULT_CONTEXT_TOKENS)
+    return longest_tokens(spec, options)
 
 
 class ActorModel(TrainedHandle):

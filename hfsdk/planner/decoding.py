@@ -30,7 +30,7 @@ _ACTIVE = np.arange(1.0, 1025.0)
 def slots(setup: Setup, prompts: Array, responses: Array) -> int:
     """Return how many rows one replica decodes at once."""
     found = min(len(responses), setup.max_num_seqs)
-    if setup.kv_cache_bytes:
+    if setup.kv_cache_bytes and found:
         shards = min(setup.rollout_tp, setup.spec.num_kv_heads) * setup.rollout_pp
         longest = float((prompts + responses).max()) * setup.spec.kv_bytes_per_token(setup.dtype) / shards
         found = min(found, max(1, int(setup.kv_cache_bytes / longest)))

@@ -11,6 +11,7 @@ import numpy as np
 from hfsdk.errors import LayoutError, PlacementError
 from hfsdk.placement import Placement
 from hfsdk.plan import Alternative, Rejected
+from hfsdk.planner.cache import with_least
 from hfsdk.planner.leaf import describe
 from hfsdk.planner.memory import role_bytes
 from hfsdk.planner.perf_model import PerfModel
@@ -172,7 +173,7 @@ def _peak_bytes(found: Found) -> int:
     leaf, tables = found.leaf, found.leaf.space.tables
     held = {}
     for b, block in enumerate(leaf.blocks):
-        held[b] = [tables.bytes_of(leaf.space.mode.items[i], found.layouts[i], leaf.kind(b), leaf.num_devices(b)) for i in block]
+        held[b] = [tables.bytes_of(found.items[i], found.layouts[i], leaf.kind(b), leaf.num_devices(b)) for i in block]
     most = 0
     for b, host in enumerate(leaf.hosts):
         mine = held[b] + (held[host] if host >= 0 else [])
@@ -212,13 +213,15 @@ def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Ki
 def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int | None:
     """Return by how many bytes roles on pools of these sizes miss one device, in the least greedy layouts (negative: room).
 
-    ``None`` where the declared layouts of one do not cover its pool. Calls run one after the other: whatever the greediest one may
-    need while it runs, each role takes, of the layouts that need no more, the one that holds least all the time.
+    Caches that are open are the smallest. ``None`` where the declared layouts of one do not cover its pool. Calls run one after the
+    other: whatever the greediest one may need while it runs, each role takes, of the layouts that need no more, the one that holds
+    least all the time.
     """
     held = [
         (bytes_.working, number, bytes_.resident)
         for number, (role, size) in enumerate(roles) for layouts in every_layout(role, kind, size)
-        for bytes_ in [role_bytes(with_layouts(role, layouts), size, on_cpu=kind.on_cpu)]
+        for laid in [with_layouts(role, layouts)]
+        for bytes_ in [role_bytes(laid if kind.on_cpu else with_least(laid), size, on_cpu=kind.on_cpu)]
     ]  # fmt: skip
     least: dict[int, int] = {}
     asked = []

@@ -19,7 +19,7 @@ from itertools import product
 from hfsdk.layout import Layout
 from hfsdk.placement import SHADOWS
 from hfsdk.planner.recorded import CHANGING, Recorded, RecordedCall
-from hfsdk.roles import GENERATING, RoleSpec, needed
+from hfsdk.roles import GENERATING, RoleSpec, altered, needed
 
 MOST_ITEMS = 6
 """Shadows are in the family while roles and shadows together are no more: six have 203 set partitions, nine 21,147."""
@@ -132,13 +132,6 @@ def _like(role: RoleSpec) -> RoleSpec:
         role, name="", folder="", train=None, rollout=Layout() if role.rollout else None, auto=(), seed=0, restore="", nodes=(),
         timeout_s=60.0, generated_by="", shadow_of="shadow" if role.shadow_of else "",
     )  # fmt: skip
-
-
-def altered(role: RoleSpec, **changes: object) -> RoleSpec:
-    """Return the role with other fields; what it was declared with is checked already, which takes longer than all the rest."""
-    made = object.__new__(RoleSpec)
-    made.__dict__.update(role.__dict__, **changes)
-    return made
 
 
 def _sharing(roles: Sequence[RoleSpec], shadows: Sequence[str]) -> set[str]:

@@ -40,6 +40,7 @@ from hfsdk.errors import DeviceMemoryError
 from hfsdk.layout import Layout
 from hfsdk.placement import Placement
 from hfsdk.roles import PARTS, RoleSpec
+from hfsdk.rollout_sizes import CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, longest_tokens
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
 from hfsdk.training_choices import choose_training
 
@@ -58,10 +59,6 @@ GPU_PROCESS_BYTES = CUDA_CONTEXT_BYTES + NCCL_BYTES + CUDA_GRAPH_BYTES
 ADAMW_TEMPORARY_BYTES = {"foreach": 4, "fused": 0}
 """Bytes for each parameter that a rank steps, while it does: ``foreach`` makes the roots of all second moments before it uses one
 (``torch/optim/adam.py``, ``_multi_tensor_adam``), the fused kernel keeps them in registers."""
-CPU_KV_CACHE_BYTES = 256 * 2**20
-"""Most key/value cache on CPU where ``kv_cache_bytes`` is left at 0 (but at least one longest sequence)."""
-KV_CACHE_BYTES = 8 * 2**30
-"""The same on accelerators."""
 LOGITS_COPIES = 2.5
 """fp32 arrays of [micro-batch tokens, vocabulary] alive at once in the loss: logits, their exponentials, part of the gradient."""
 
@@ -202,15 +199,15 @@ def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: Clust
     """Return what every placed device is asked for, in device order; roles without a model need no device."""
     declared = [role for role in roles if role.model is not None]
     devices, found = cluster.devices, []
+    homes = [(role, home, frozenset(home.devices)) for role in declared for home in [placement.pool_of(role.name)]]
     estimates: dict[tuple[str, bool], MemoryEstimate] = {}
     for pool in (p for p in placement.pools if not p.within):
         for number in pool.devices:
             spec = devices[number]
             on_cpu = spec.name.startswith("cpu")
             mine: dict[str, MemoryEstimate] = {}
-            for role in declared:
-                home = placement.pool_of(role.name)
-                if number in home.devices and pool.name in (home.name, home.within):
+            for role, home, there in homes:
+                if number in there and pool.name in (home.name, home.within):
                     key = role.name, on_cpu
                     if key not in estimates:
                         estimates[key] = role_bytes(role, home.size, on_cpu=on_cpu)
@@ -291,15 +288,16 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
 
 
 def kv_cache_bytes(role: RoleSpec, tp: int, *, on_cpu: bool) -> int:
-    """Return the bytes of key/value cache of one rank of the role's rollout, as declared or as the engine sizes it."""
+    """Return the bytes of key/value cache of one rank of the role's rollout, as declared or as the engine sizes it.
+
+    On accelerators :func:`hfsdk.planner.cache.sized` chooses it; until then it is what a rollout should have at least.
+    """
     assert role.model is not None
     options = role.rollout_options
     if options.kv_cache_bytes:
         return options.kv_cache_bytes
-    longest = options.max_model_len or min(role.model.max_positions, 2048)
-    one = longest * role.model.kv_bytes_per_token(role.dtype) // min(tp, role.model.num_kv_heads)
-    wanted = options.max_num_seqs * one
-    return max(one, min(wanted, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
+    one = longest_tokens(role.model, options) * role.model.kv_bytes_per_token(role.dtype) // min(tp, role.model.num_kv_heads)
+    return max(one, min((options.max_num_seqs or LEAST_SEQS) * one, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
 
 
 _COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits", "temporaries")

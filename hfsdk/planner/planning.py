@@ -22,7 +22,7 @@ from hfsdk.planner.items import Item, Job
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.pools import Kind, kinds_of
 from hfsdk.planner.recorded import Recorded
-from hfsdk.planner.search import FAMILY, SHARING_CORES, Found, Search
+from hfsdk.planner.search import FAMILY, FROM_MEMORY, SHARING_CORES, Found, Search
 from hfsdk.planner.tables import LayoutsOf, Tables, process_bytes
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import ClusterSpec
@@ -74,17 +74,24 @@ def plan_step(
     kinds = tables.kinds
     _check_declared(models, kinds)
     only = None if placement == "auto" else _only(placement, models, cluster)
-    search = Search.over(models, recorded, tables, top=top, by_placement=by_placement, shadows=shadows, only=only)
+
+    def searched_with(tables: Tables) -> tuple[Search, float, list[Found]]:
+        search = Search.over(models, recorded, tables, top=top, by_placement=by_placement, shadows=shadows, only=only)
+        tables_began = time.perf_counter()
+        for space in search.spaces:
+            _ = space.least
+        return search, time.perf_counter() - tables_began, search.run() if search.spaces else []
+
+    search, tables_s, found = searched_with(tables)
     if not search.spaces:
         raise PlacementError(
             f"placement {placement!r} is not among those that are searched for these roles; use 'auto', or place it yourself: "
             f"session.place({placement!r})"
         )
-    tables_began = time.perf_counter()
-    for space in search.spaces:
-        _ = space.least
-    tables_s = time.perf_counter() - tables_began
-    found = search.run()
+    if not found and search.sizes_are_open:
+        tables = Tables(cluster, tables.perf, least=True)
+        search, tables_s, found = searched_with(tables)
+    found.sort(key=lambda one: one.step_seconds)
     if not found:
         if only is not None:
             raise DeviceMemoryError(
@@ -96,7 +103,7 @@ def plan_step(
     errors.setdefault("", DEFAULT_ERROR)
     best, first = found[0], alternative(found[0], errors)
     searched = Searched(
-        family=FAMILY + SHARING_CORES * cluster.shares_cores + search.shortened,
+        family=FAMILY + SHARING_CORES * cluster.shares_cores + FROM_MEMORY * search.sizes_are_open + search.shortened,
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
         num_layouts=tables.num_predicted, seconds=time.perf_counter() - began, tables_s=tables_s,
     )  # fmt: skip
@@ -156,7 +163,7 @@ def planned_memory(found: Found) -> tuple[PlannedMemory, ...]:
     for b, block in enumerate(leaf.blocks):
         held[b] = {}
         for i in block:
-            item = space.mode.items[i]
+            item = found.items[i]
             one = space.tables.bytes_of(item, found.layouts[i], leaf.kind(b), leaf.num_devices(b))
             numbers = {name: value for name, value in asdict(one).items() if isinstance(value, int)}
             held[b][item.name] = {**numbers, "resident": one.resident, "working": one.working}
@@ -205,7 +212,7 @@ class _ByBytes(Tables):
 
 def fits(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> bool:
     """Whether any placement of the roles on a cluster fits into memory; those without shadows are looked at first."""
-    tables = _ByBytes(cluster, PerfModel())
+    tables = _ByBytes(cluster, PerfModel(), least=True)
     return any(Search.over(roles, recorded, tables, top=1, shadows=shadows).run() for shadows in (False, True))
 
 

@@ -12,17 +12,18 @@ until every pool has one size; then the layouts are chosen exactly (``leaf``)::
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from hfsdk.planner.items import Job, Mode, groupings_of, modes_of
+from hfsdk.planner.cache import sized, waits
+from hfsdk.planner.items import Item, Job, Mode, groupings_of, modes_of
 from hfsdk.planner.leaf import Leaf
 from hfsdk.planner.recorded import Recorded
 from hfsdk.planner.space import Space
-from hfsdk.planner.tables import LayoutsOf, Phases, Tables
-from hfsdk.roles import RoleSpec
+from hfsdk.planner.tables import LayoutsOf, Phases, Tables, with_layouts
+from hfsdk.roles import RoleSpec, altered
 from hfsdk.table import Array
 
 BATCH = 4096
@@ -47,11 +48,19 @@ SHARING_CORES = " Workers here share cores: with n at work on C cores each runs 
 """What is said of a cluster with fewer cores than workers."""
 
 
+FROM_MEMORY = (
+    " Layouts are compared with the cache that each rollout on GPUs has room for beside its own role alone, where all roles leave "
+    "it up to 8 GB; the plans that are found are timed, and put in order, with what all roles on its devices leave it."
+)
+"""What is said where sizes of rollouts come from memory."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Found:
     """A plan: a placement, and the best layouts in it."""
 
     seconds: float
+    """As they were compared: every rollout on GPUs with the cache that it has alone."""
     leaf: Leaf
     layouts: tuple[LayoutsOf, ...]
     """Of every item of the leaf's mode."""
@@ -60,6 +69,28 @@ class Found:
     def grouping(self) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
         """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
         return _names(self.leaf.space.mode, self.leaf.blocks, self.leaf.hosts)
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """The mode's items as they are placed: rollouts on GPUs with the sizes that all roles on their devices leave."""
+        space = self.leaf.space
+        if not space.sizes_are_open:
+            return space.mode.items
+        roles = [with_layouts(item.role, x) for item, x in zip(space.mode.items, self.layouts, strict=True)]
+        options = [role.rollout_options for role in sized(roles, self.leaf.placement(), space.tables.cluster)]
+        return tuple(
+            replace(item, role=altered(item.role, rollout_options=o), like=altered(item.like, rollout_options=o))
+            if waits(item.role) else item
+            for item, o in zip(space.mode.items, options, strict=True)
+        )  # fmt: skip
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """Seconds of the step with those sizes."""
+        space = self.leaf.space
+        if not space.sizes_are_open:
+            return self.seconds
+        return float(space.replay.makespan(self.job_seconds[None], space.arrangements[self.leaf.arrangement].grouping)[0])
 
     @cached_property
     def job_phases(self) -> list[tuple[Job, float, Phases]]:
@@ -97,7 +128,7 @@ class Found:
                 both = devices[block], devices[homes[number[job.source]]]
                 far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
             phases = tables.phases(
-                space.mode.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far
+                self.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far
             )
             rows.append((job, tables.perf.dispatch_s, phases))
         return rows
@@ -202,6 +233,11 @@ class Search:
             modes = [(m, [g for g in groupings if _names(m, g.blocks, g.hosts) == only]) for m, groupings in modes]
         spaces = [Space(m, groupings, tables.kinds, tables, everything) for m, groupings in modes if groupings]
         return cls(spaces, Best(top, by_placement))
+
+    @property
+    def sizes_are_open(self) -> bool:
+        """Whether a rollout's sizes come from the memory of GPUs."""
+        return any(space.sizes_are_open for space in self.spaces)
 
     @property
     def num_leaves(self) -> int:

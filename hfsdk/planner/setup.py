@@ -18,9 +18,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from hfsdk.layout import Layout
-from hfsdk.planner.memory import kv_cache_bytes
+from hfsdk.planner.cache import sizes_alone, waits, with_least
+from hfsdk.planner.memory import kv_cache_bytes, role_bytes
 from hfsdk.planner.systems import HFSDK, SystemTraits
 from hfsdk.roles import RoleSpec
+from hfsdk.rollout_sizes import LEAST_SEQS
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
 from hfsdk.table import Array
 
@@ -91,7 +93,7 @@ class Setup:
     """Layout of the generating engine; ``None`` takes ``layout``'s tp."""
     rollout_links: Links | None = None
     """``None`` takes ``links``."""
-    max_num_seqs: int = 64
+    max_num_seqs: int = LEAST_SEQS
     """Rows decoded at once on one replica."""
     kv_cache_bytes: int = 0
     """Key/value cache of one rank; 0 has room for ``max_num_seqs`` rows of any length."""
@@ -105,22 +107,25 @@ class Setup:
 
     @classmethod
     def of(cls, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int]) -> Setup:
-        """Describe a role with a model on a pool's devices."""
+        """Describe a role with a model on a pool's devices; sizes of its rollout that are open are those it has there alone."""
         assert role.model is not None
         layout = (role.train or Layout()).fill(len(devices))
         every = cluster.devices
         kinds = {id(every[d]): every[d] for d in devices}
         device = min(kinds.values(), key=lambda d: (d.peak_flops, d.name))
+        on_cpu = device.name.startswith("cpu")
         options, links, rollout_links, cache = role.rollout_options, Links.of(cluster, devices, layout), None, 0
         if role.rollout is not None:
+            if waits(role) and not on_cpu:
+                options = sizes_alone(role, role_bytes(with_least(role), len(devices)), list(kinds.values()))
             groups = role.rollout.tp * role.rollout.pp
             if len(devices) % groups == 0:
                 rollout_links = Links.of(cluster, devices, replace(role.rollout, dp=len(devices) // groups))
-            cache = kv_cache_bytes(role, role.rollout.tp, on_cpu=device.name.startswith("cpu"))
+            cache = options.kv_cache_bytes or kv_cache_bytes(role, role.rollout.tp, on_cpu=on_cpu)
         return cls(
             spec=role.model, layout=layout, device=device, links=links, dtype=role.dtype, head=role.head,
             micro_batch_tokens=role.micro_batch_tokens, recompute=role.recompute, rollout=role.rollout,
-            rollout_links=rollout_links, max_num_seqs=options.max_num_seqs, kv_cache_bytes=cache,
+            rollout_links=rollout_links, max_num_seqs=options.max_num_seqs or LEAST_SEQS, kv_cache_bytes=cache,
             batch_tokens=options.max_num_batched_tokens, offloads=role.offloads,
             distributed=role.optimizer is not None and role.optimizer.distributed,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from itertools import product
 
 import numpy as np
 
+from hfsdk.planner.cache import waits
 from hfsdk.planner.items import Grouping, Mode
 from hfsdk.planner.pools import Kind
 from hfsdk.planner.replay import Replay
@@ -36,6 +37,7 @@ class Space:
         mode: items and jobs.
         kinds: of nodes.
         arrangements: ways to share devices and to choose kinds; the search adds sizes, then layouts.
+        sizes_are_open: whether sizes of a rollout come from the memory of GPUs.
     """
 
     def __init__(self, mode: Mode, groupings: Sequence[Grouping], kinds: Sequence[Kind], tables: Tables, everything: bool) -> None:
@@ -43,6 +45,7 @@ class Space:
         self.replay = Replay(mode, self.groupings)
         self.jobs_of = [mode.jobs_of(item.name) for item in mode.items]
         self.everything = everything or sum(item.role.rollout is not None for item in mode.items) > 1
+        self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
         self._found: dict[tuple[int, int, int], Candidates] = {}
         self.arrangements = [a for g, grouping in enumerate(self.groupings) for a in self._arrange(g, grouping)]
 

@@ -21,13 +21,15 @@ import numpy as np
 
 from hfsdk.errors import LayoutError
 from hfsdk.layout import Layout
-from hfsdk.planner.items import Item, Job, altered
+from hfsdk.planner.cache import sizes_alone, waits, with_least
+from hfsdk.planner.decoding import slots
+from hfsdk.planner.items import Item, Job
 from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
 from hfsdk.planner.perf_model import Lengths, Links, PerfModel, Setup
 from hfsdk.planner.pools import Kind, kinds_of, pack
 from hfsdk.planner.recorded import UNSPLIT, RecordedCall
-from hfsdk.roles import GENERATING, RoleSpec
-from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
+from hfsdk.roles import GENERATING, RoleSpec, altered
+from hfsdk.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
 from hfsdk.table import Array
 
 EMPTY = np.zeros(0, dtype=np.int64)
@@ -116,6 +118,8 @@ class Tables:
 
     cluster: ClusterSpec
     perf: PerfModel
+    least: bool = False
+    """Whether rollouts whose cache is open are asked to have the smallest one, and not what they should have."""
     num_predicted: int = 0
     """Layouts of items on pools whose calls were predicted."""
     known: Known = field(init=False)
@@ -153,7 +157,7 @@ class Tables:
     def _fitting(self, item: Item, kind: Kind, size: int) -> Fitting:
         """Return the layouts that the memory of a pool's devices allows, with resident and working bytes."""
         role = item.role
-        key = self._like(item), role.train, role.rollout, role.auto, kind, size
+        key = self._like(item), role.train, role.rollout, role.auto, kind, size, self.least
         if key not in self.known.fitting:
             rows: list[tuple[LayoutsOf, int, int]] = []
             most = room(kind)
@@ -183,15 +187,16 @@ class Tables:
 
     # -- bytes
 
-    def bytes_of(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int) -> MemoryEstimate:
-        """Return what an item asks of each device of its pool."""
-        role = item.role
+    def bytes_of(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, least: bool = False) -> MemoryEstimate:
+        """Return what an item asks of each device of its pool, with the smallest cache (``least``) or what it should have."""
+        role, least = item.role, (least or self.least) and not kind.on_cpu
         train, rollout = layouts.get("train"), layouts.get("rollout")
         sharded = role.optimizer is not None and role.optimizer.distributed
         shape = (train.tp, train.pp, train.dp if sharded else 0) if train else (0, 0, 0)
-        key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu
+        key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu, least
         if key not in self.known.bytes:
-            self.known.bytes[key] = role_bytes(with_layouts(role, layouts), size, on_cpu=kind.on_cpu)
+            role = with_layouts(role, layouts)
+            self.known.bytes[key] = role_bytes(with_least(role) if least else role, size, on_cpu=kind.on_cpu)
         return self.known.bytes[key]
 
     # -- seconds
@@ -253,13 +258,14 @@ class Tables:
         return link.latency_s + size * count / link.bandwidth
 
     def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
-        """What moving stale weights takes does not depend on the rows, and what generating takes not on the trainer's layout."""
+        """Moving stale weights does not depend on the rows; generating depends on the trainer's layout by the cache it leaves."""
         assert job.call is not None
         tp = layouts["rollout"].tp
-        parts, key = size // tp, (self._like(item), kind, size, tp, job.call.id)
-        setup = self.setup(item, layouts, kind, size, rollout=True)
+        setup, parts = self.setup(item, layouts, kind, size, rollout=True), size // tp
+        rows = self._slowest(job.call, parts)
+        key = self._like(item), kind, size, tp, job.call.id, tuple(slots(setup, p, r) for p, r, _ in rows)
         if key not in self._costs:
-            self._costs[key] = self._priced(job.method, setup, self._slowest(job.call, parts), (job.call.id, parts))
+            self._costs[key] = self._priced(job.method, setup, rows, (job.call.id, parts))
         moved: Phases = []
         if job.stale or (job.away and kind.on_cpu):
             before = dict(self._priced("generate", setup, NOTHING, "fresh"))
@@ -300,10 +306,10 @@ class Tables:
         tp = layouts["rollout"].tp if rollout else 0
         key = self._like(item), kind, size, train.tp, train.pp, tp
         if key not in self.known.setups:
-            self.known.setups[key] = self._setup(item, train, tp, kind, size)
+            self.known.setups[key] = self._setup(item, layouts, train, tp, kind, size)
         return self.known.setups[key]
 
-    def _setup(self, item: Item, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
+    def _setup(self, item: Item, layouts: LayoutsOf, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
         least = (self._like(item), kind, rollout_tp)
         if least not in self.known.setups:
             few = max(1, rollout_tp)
@@ -318,12 +324,19 @@ class Tables:
         if rollout_tp:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
+            if waits(item.role) and not kind.on_cpu:
+                role, held = with_layouts(item.role, layouts), self.bytes_of(item, layouts, kind, size, least=True)
+                options = sizes_alone(role, held, self._devices(kind))
+                changes |= {"max_num_seqs": options.max_num_seqs, "kv_cache_bytes": options.kv_cache_bytes}
         base = self.known.setups[least]
         made = object.__new__(Setup)
         made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
         for name in LAYOUT_FREE:
             made.__dict__[name] = getattr(base, name)
         return made
+
+    def _devices(self, kind: Kind) -> Sequence[DeviceSpec]:
+        return list(dict.fromkeys(self.cluster.devices)) if kind.whole else [kind.device]
 
     def links(self, layout: Layout, kind: Kind, size: int) -> Links:
         """Return ``Links.of`` a layout on a pool of this size; pools whose axes cross nodes alike share the answer."""

@@ -18,6 +18,7 @@ from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
 from hfsdk.placement import Placement, Pool, is_shadow
 from hfsdk.plan import Layouts, Plan
+from hfsdk.planner.cache import sized
 from hfsdk.roles import RoleSpec
 from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec, nearest
 
@@ -276,7 +277,7 @@ def _facts(role: RoleSpec) -> dict[str, Any]:
 
 
 def placed(declared: Sequence[RoleSpec], placement: Placement, cluster: ClusterSpec) -> list[RoleSpec]:
-    """Return the roles with their layouts covering their pools, and the shadows that the placement names.
+    """Return the roles with their layouts covering their pools and their rollouts' sizes, and the shadows that the placement names.
 
     A role whose generating is done by a shadow (``actor.rollout``) has no rollout of its own.
 
@@ -303,4 +304,4 @@ def placed(declared: Sequence[RoleSpec], placement: Placement, cluster: ClusterS
                 f"{role.name} is trained or generates, and {pool.name!r} is a part of pool {pool.within!r}: only frozen models, "
                 f"such as reference and reward, live on parts. Put {role.name} on {pool.within!r} or on a pool of its own."
             )
-    return [filled(role, placement.pool_of(role.name), cluster) for role in roles.values()]
+    return sized([filled(role, placement.pool_of(role.name), cluster) for role in roles.values()], placement, cluster)

@@ -190,9 +190,10 @@ class Placing(Declarations):
     def place(self, what: Wish = "colocate", *, fresh: bool = False) -> PlacementPicture:
         """Put the declared models on devices and load them; waits.
 
-        On live models: what runs is finished first; roles whose devices or layouts change move with their weights and optimizer
-        state, bit for bit; the others are left alone. Handles stay valid and batches readable. An interrupt while it waits for what
-        runs leaves all as it was; one after that is heard once roles are on their way, and they are loaded in the background.
+        On live models: what runs is finished first; roles whose devices, layouts or (on GPUs) share of the memory for generating
+        change move with their weights and optimizer state, bit for bit; the others are left alone. Handles stay valid and batches
+        readable. An interrupt while it waits for what runs leaves all as it was; one after that is heard once roles are on their
+        way, and they are loaded in the background.
 
         Args:
             what: a preset (``"colocate"``, ``"split"``, ``"standalone"``, ``"flattening"``, ``"separation"``; see
@@ -239,7 +240,10 @@ class Placing(Declarations):
                 shadow = named.get(f"{handle.name}.rollout")
                 role = named[handle.name]
                 if shadow:  # ranks of two pools
-                    role = replace(role, rollout=shadow.rollout, generated_by=shadow.name, nodes=role.nodes + shadow.nodes)
+                    role = replace(
+                        role, rollout=shadow.rollout, rollout_options=shadow.rollout_options, generated_by=shadow.name,
+                        nodes=role.nodes + shadow.nodes,
+                    )  # fmt: skip
                 handle.settle(role)
                 self._loaded.add(handle.name)
         self._client.send(m.AwaitLoads())

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ from hfsdk.assets import MODELS
 from hfsdk.engine import gpus
 from hfsdk.errors import PlacementError
 from hfsdk.roles import RolloutOptions
-from hfsdk.spec import ModelSpec
+from hfsdk.rollout_sizes import most_seqs
+from hfsdk.spec import DEVICES, ModelSpec
 
 GIB = 2**30
 H100 = int(79.6 * GIB)
@@ -97,6 +99,22 @@ def test_vllm_starts_beside_a_trainer_with_the_share_it_is_given(used):
     if used >= 7:
         with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
             asks(gpus.MAX_SHARE)
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("H100", 80), ("A100-80GB", 80), ("L4", 24), ("B300", 280)])
+def test_no_more_sequences_are_chosen_than_vllm_takes_by_default(monkeypatch, name, gigabytes):
+    arg_utils = pytest.importorskip("vllm.engine.arg_utils")
+    from vllm.usage.usage_lib import UsageContext
+
+    class Platform:
+        get_device_total_memory = staticmethod(lambda: gigabytes * 10**9)
+        get_device_name = staticmethod(lambda: f"NVIDIA {name}")
+        is_tpu = is_cpu = staticmethod(lambda: False)
+
+    monkeypatch.setattr(arg_utils, "current_platform", Platform)
+    _, sequences = arg_utils.EngineArgs.get_batch_defaults(1)
+    device = replace(DEVICES["H100"], name=name, memory_bytes=gigabytes * 10**9)
+    assert most_seqs(device) == sequences[UsageContext.LLM_CLASS]
 
 
 def test_a_rollout_that_does_not_fit_is_told_before_vllm_is_asked():

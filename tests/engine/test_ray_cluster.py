@@ -11,8 +11,9 @@ from hfsdk.spec import DEVICES, SHARED_MEMORY, ClusterSpec
 
 @pytest.mark.parametrize(
     ("label", "name", "gigabytes"),
-    [("A100", "A100-80GB", 80), ("A100-40G", "A100-80GB", 40), ("H200", "H200", 141), ("L4", "L4", 80)],
-)
+    [("A100", "A100-80GB", 80), ("A100-40G", "A100-80GB", 40), ("H200", "H200", 141), ("L4", "L4", 24), ("T4", "T4", 16),
+     ("nobody's", "nobody's", 80)],
+)  # fmt: skip
 def test_accelerators_are_presets_by_rays_names(label, name, gigabytes):
     found = _device({"Resources": {f"accelerator_type:{label}": 1.0, "GPU": 4.0}}, "GPU", 4, here=False)
     assert (found.name, found.memory_bytes) == (name, gigabytes * 10**9)

@@ -22,6 +22,7 @@ from hfsdk.errors import CallError, OptionError, UnsupportedModelError
 from hfsdk.layout import Layout
 from hfsdk.resharding import ReshardPlan
 from hfsdk.roles import RolloutOptions, Sampling
+from hfsdk.rollout_sizes import least_cache_bytes
 from hfsdk.spec import ModelSpec
 from hfsdk.table import Ragged
 
@@ -608,6 +609,8 @@ def test_kv_cache_holds_the_sequences_within_its_cap():
     assert kv_cache_bytes(spec, many, 1, "bf16", "cuda") == 8 * 2**30 + 64 * token
     assert kv_cache_bytes(spec, RolloutOptions(max_model_len=2048), 1, "bf16", "cpu") == (2048 + 64) * token
     assert kv_cache_bytes(spec, RolloutOptions(kv_cache_bytes=12345), 1, "bf16", "cpu") == 12345
+    one = replace(options, max_num_seqs=1)
+    assert kv_cache_bytes(spec, one, 2, "bf16", "cuda") == least_cache_bytes(spec, one, 2, "bf16"), "as planned at least"
 
 
 def test_segments_of_a_job_are_removed_and_only_those(tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def test_again_grows_twice_and_keeps_the_price():
         ({"optimizer": hf.AdamW(lr=1e-6)}, "AdamW.distributed=True"),
         ({"optimizer": hf.AdamW(lr=1e-6, distributed=True, offload=True)}, "AdamW.offload=False"),
         ({"recompute": "full"}, "recompute=''"), ({"micro_batch_tokens": 512}, "micro_batch_tokens=2048"),
-        ({"rollout_options": hf.RolloutOptions(max_num_seqs=8)}, "max_num_seqs=64"),
+        ({"rollout_options": hf.RolloutOptions(max_num_seqs=8)}, "max_num_seqs=0, and it is declared with max_num_seqs=8"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning")
