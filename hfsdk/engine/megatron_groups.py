@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hfsdk.engine import rendezvous
 from hfsdk.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class _Made:
 def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
     """Return the group of some ranks of the world, in this order, made where it is not there yet; its members do this together.
 
-    It has the backends of the world: small agreements and Python objects go by gloo also where tensors go by NCCL.
+    It has the backends of the world: small agreements and Python objects go by gloo also where tensors go by NCCL. Its ranks wait
+    for each other as long as those of the world; torch would give it its own limits.
     """
     if _Made.world is not dist.group.WORLD:
         forget_groups()
@@ -53,7 +55,9 @@ def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
     key = tuple(ranks)
     if key not in _Made.groups:
         with _named("hfsdk-" + hashlib.sha256(repr(key).encode()).hexdigest()):
-            made = dist.new_group(list(ranks), sort_ranks=False, use_local_synchronization=True)
+            made = dist.new_group(
+                list(ranks), timeout=rendezvous.world_timeout(), sort_ranks=False, use_local_synchronization=True
+            )
         assert made is not None
         _Made.groups[key] = made
     return _Made.groups[key]

@@ -33,6 +33,17 @@ LINK_TIMEOUT_S = 600.0
 """How long a rank of two pools waits for the others, unless the session says otherwise; torch's own limit for NCCL."""
 
 
+class _Joined:
+    """What this process's world was made with."""
+
+    timeout: timedelta | None = None
+
+
+def world_timeout() -> timedelta | None:
+    """Return how long ranks of the world wait for each other in a collective; ``None``: torch's own limits."""
+    return _Joined.timeout
+
+
 def interface_of(address: str) -> str:
     """Return the network interface that has an address, ``""`` where none has: gloo then asks for this host's name."""
     import psutil
@@ -83,8 +94,9 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout
         where: dict[str, Any] = {"store": found}
     else:
         where = {"init_method": store}
-    if timeout_s is not None:
-        where["timeout"] = timedelta(seconds=timeout_s)
+    _Joined.timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    if _Joined.timeout is not None:
+        where["timeout"] = _Joined.timeout
     if gpu is None:
         dist.init_process_group("gloo", rank=rank, world_size=world_size, **where)
         return

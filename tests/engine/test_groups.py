@@ -1,11 +1,15 @@
 """The process groups of roles: few, whatever the size of the world, and made once."""
 
+from datetime import timedelta
+
 import pytest
 
 pytest.importorskip("torch")
+import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hfsdk.engine import rendezvous
 from hfsdk.engine.megatron_groups import RoleGroups, forget_groups, group_of
 from hfsdk.layout import Layout
 
@@ -41,6 +45,19 @@ def test_a_rank_of_256_makes_a_handful_of_groups(world, layout, rank):
     assert sizes == (groups.tp_size, groups.pp_size, groups.dp_size, 256)
     RoleGroups(Layout.parse(layout).mesh())
     assert len(made) <= 7, "the next role of the same layout makes none"
+
+
+@pytest.mark.parametrize("timeout_s", [90.0, None])
+def test_ranks_of_a_role_wait_as_long_as_the_session_says(monkeypatch, tmp_path, timeout_s):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    rendezvous.join(f"file://{tmp_path / 'store'}", 0, 1, timeout_s=timeout_s)
+    try:
+        limits = [group._get_backend(torch.device("cpu")).options._timeout for group in (dist.group.WORLD, group_of([0]))]
+    finally:
+        forget_groups()
+        dist.destroy_process_group()
+        monkeypatch.setattr(rendezvous._Joined, "timeout", None)
+    assert limits == [timedelta(seconds=timeout_s or 1800)] * 2
 
 
 def test_ranks_in_another_order_are_another_group(world):
