@@ -124,19 +124,43 @@ def remove_segments(job_id: str, token: str = "*") -> list[str]:
 
 @contextmanager
 def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
-    """Patch vLLM while an engine is built; the yielded list collects the layers whose weights stay plain.
+    """Patch vLLM while an engine is built; the yielded list collects the layers whose weights stay plain (CPU).
 
     ``name`` becomes the first part of the shared-memory names; it must be equal on the ranks of a replica.
     """
-    plain: list[nn.Module] = []
-    if not on_cpu():
-        yield plain
-        return
-    import torch
+    with _without_queues():
+        if not on_cpu():
+            yield []
+            return
+        with _construction_on_cpu(name, rank) as plain:
+            yield plain
+
+
+@contextmanager
+def _without_queues() -> Iterator[None]:
+    """Have no group of vLLM's make a queue for Python objects, which ranks in lockstep do not send (on CUDA too).
+
+    For ranks on several nodes it would listen on an address of its own choosing.
+    """
     import vllm.distributed.parallel_state as parallel_state
+
+    make_group = parallel_state.init_model_parallel_group
+
+    def without_queue(*args: Any, **options: Any) -> Any:
+        return make_group(*args, **options | {"use_message_queue_broadcaster": False})
+
+    with _replaced(parallel_state, "init_model_parallel_group", without_queue):
+        yield
+
+
+@contextmanager
+def _construction_on_cpu(name: str, rank: int) -> Iterator[list[nn.Module]]:
+    import torch
     import vllm.model_executor.layers.utils as layer_utils
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    plain: list[nn.Module] = []
 
     def keep_plain(layer: nn.Module, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
@@ -145,18 +169,12 @@ def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
     def distributed_args(_: Any) -> tuple[str, int, int]:
         return f"env://:{name}", rank, rank  # vLLM takes what follows the last colon as its identity
 
-    make_group = parallel_state.init_model_parallel_group
-
-    def without_queue(*args: Any, **options: Any) -> Any:
-        return make_group(*args, **options | {"use_message_queue_broadcaster": False})
-
     current_platform.import_kernels()  # registers torch.ops._C: the build of it that this processor has instructions for
     replace_kernels = current_platform.register_triton_kernel_overrides
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     with (
         _replaced(layer_utils, "dispatch_cpu_unquantized_gemm", keep_plain),
         _replaced(ExecutorWithExternalLauncher, "_distributed_args", distributed_args),
-        _replaced(parallel_state, "init_model_parallel_group", without_queue),
         _replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None),
         _replaced(current_platform, "register_triton_kernel_overrides", partial(_once, replace_kernels)),
         warnings.catch_warnings(),

@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -39,7 +40,7 @@ import torch.distributed as dist
 from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.engine import cpu_support_vllm as cpu
-from hfsdk.engine import gpus, startup, vllm_sleep
+from hfsdk.engine import gpus, rendezvous, startup, vllm_sleep
 from hfsdk.engine.deterministic import any_algorithm
 from hfsdk.engine.drain import Drain
 from hfsdk.engine.recorder import Recorder
@@ -139,11 +140,14 @@ def engine_arguments(
     load_weights: bool,
     gpu_share: float | None,
     sleeps: bool = False,
+    timeout: timedelta | None = None,
 ) -> dict[str, Any]:
     """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`.
 
-    ``gpu_share`` is :func:`gpus.memory_share`, ``None`` on CPU; ``sleeps`` is :func:`gpus.sleeps`.
+    ``gpu_share`` is :func:`gpus.memory_share`, ``None`` on CPU; ``sleeps`` is :func:`gpus.sleeps`; ``timeout`` is how long ranks
+    wait for each other, :func:`rendezvous.world_timeout`.
     """
+    limit_s = None if timeout is None else math.ceil(timeout.total_seconds())
     on_cpu = gpu_share is None
     longest, sequences = max_model_len(spec, options), options.max_num_seqs or LEAST_SEQS
     return {
@@ -158,6 +162,7 @@ def engine_arguments(
         "block_size": BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": not on_cpu,
         "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
+        "distributed_timeout_seconds": limit_s, "cpu_distributed_timeout_seconds": limit_s,
         **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share, "enable_sleep_mode": sleeps}),
     }  # fmt: skip
 
@@ -236,8 +241,9 @@ class Rollout:
         self.sleeps = _sleeps(device_type, trained)
         """Whether :meth:`rest` gives its memory up."""
         arguments = engine_arguments(
-            folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share, sleeps=self.sleeps
-        )
+            folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share, sleeps=self.sleeps,
+            timeout=rendezvous.world_timeout(),
+        )  # fmt: skip
         with cpu.process_state_kept(), any_algorithm():
             self._engine, plain = _build(arguments, rank, world_size, job_id)
         _open_engines[id(self)] = self.sleeps

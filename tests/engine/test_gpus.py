@@ -185,6 +185,20 @@ def test_vllm_has_a_sleep_mode_on_cuda_alone_and_keeps_what_it_is_not_told_to_gi
     assert SLEEP_TAGS == {"weights", "kv_cache"} == set(DEFERRABLE_TAGS)
 
 
+@pytest.mark.parametrize(("timeout", "limit_s"), [(None, None), (timedelta(seconds=90), 90), (timedelta(seconds=0.2), 1)])
+def test_vllms_ranks_wait_for_each_other_as_long_as_the_session_says(timeout, limit_s):
+    rollout = pytest.importorskip("hfsdk.engine.rollout")
+    from vllm.config import ParallelConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    spec = ModelSpec.from_folder(MODELS["tiny"].place())
+    more = {"tp": 1, "dtype": "bf16", "seed": 1, "load_weights": False, "gpu_share": 0.41, "timeout": timeout}
+    told = EngineArgs(**rollout.engine_arguments("folder", spec, RolloutOptions(max_model_len=64), **more))
+    limits = {name: getattr(told, name) for name in ("distributed_timeout_seconds", "cpu_distributed_timeout_seconds")}
+    assert set(limits.values()) == {limit_s}
+    ParallelConfig(**limits)  # takes them
+
+
 @pytest.mark.parametrize("tp", [1, 2, 8])
 @pytest.mark.parametrize("share", [None, 0.41])
 def test_what_vllm_is_told(tp, share):

@@ -497,6 +497,7 @@ def test_vllm_finds_its_gpu_and_its_peers(vllm_says, name, rank):
     assert said["in bounds"]
     assert said["world"] == [list(range(len(cluster.nodes))), cluster.index[rank]]
     assert said["tp groups"] == cluster.replicas
+    assert said["queues"] == [], "one would listen on an address of its own choosing"
     assert said["custom all-reduce"] == cluster.custom_all_reduce
     assert said["kv heads"] == cluster.kv_heads
     assert said["left behind"] == {"RANK": None, "LOCAL_RANK": None}

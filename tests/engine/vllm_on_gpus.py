@@ -108,7 +108,7 @@ def made(arguments, rank):
     config = arguments.create_engine_config()
     executor = Executor.get_class(config)
     where, global_rank, local_rank = object.__new__(executor)._distributed_args()
-    groups, world = parallel_groups(config)
+    groups, world, queues = parallel_groups(config)
     mine = next(group for group in groups["tp"] if rank["rank"] in group)
     device = current_platform.logical_device_id_to_visible_device_id(local_rank)
     return {
@@ -121,6 +121,7 @@ def made(arguments, rank):
         "in bounds": local_rank < torch.accelerator.device_count(),
         "tp groups": groups["tp"],
         "world": world,
+        "queues": queues,
         "custom all-reduce": custom_all_reduce(config, mine, rank, device),
         "worker": config.parallel_config.worker_cls,
         "second runner lacks": config._get_v2_model_runner_unsupported_features(),
@@ -144,15 +145,16 @@ def made(arguments, rank):
 
 
 def parallel_groups(config):
-    """Return the ranks of vLLM's groups, as it cuts the trainer's world."""
+    """Return the ranks of vLLM's groups, as it cuts the trainer's world, and which of them send Python objects by a queue."""
     import torch.distributed as dist
     import vllm.distributed.parallel_state as state
     from vllm.config import set_current_vllm_config
 
-    groups, world = {}, []
+    groups, world, queues = {}, [], []
 
-    def group(ranks, local_rank, backend, *args, group_name="", **more):
-        groups[group_name] = [list(each) for each in ranks]
+    def group(*, group_ranks, group_name, use_message_queue_broadcaster, **more):
+        groups[group_name] = [list(each) for each in group_ranks]
+        queues.extend([group_name] * use_message_queue_broadcaster)
         return mock.MagicMock()
 
     def whole(ranks, local_rank, backend):
@@ -162,7 +164,7 @@ def parallel_groups(config):
     names = [name for name, value in vars(state).items() if name.startswith("_") and name[1:].isupper() and value is None]
     with (
         set_current_vllm_config(config),
-        mock.patch.object(state, "init_model_parallel_group", group),
+        mock.patch.object(state, "GroupCoordinator", group),
         mock.patch.object(state, "init_world_group", whole),
         mock.patch.object(state, "_node_count", return_value=1),
     ):
@@ -171,7 +173,7 @@ def parallel_groups(config):
         state.initialize_model_parallel(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     for name in names:
         setattr(state, name, None)
-    return groups, world[0]
+    return groups, world[0], queues
 
 
 def custom_all_reduce(config, mine, rank, device):
