@@ -458,7 +458,7 @@ class RayRuntime:
             takes, weights = Order(np.zeros(0, dtype=np.int64), (), {}, False), Weights(to.trained, (), to.num_updates, link)
             refs += [w.execute.remote(work.call, order) for w, order in zip(giver.workers, gives, strict=True)]
             refs += [w.execute.remote(take, takes, weights, to.version) for w in taker.workers]
-            answers = self._gather(refs, both, work.call, lambda answer: answer.status == "error")
+            answers = self._gather(refs, both, work.call, lambda answer: answer.status != "ok")
         except WORKER_GONE as error:  # it was to serve the place where they meet
             lost = self._died(giver, work.call, 0, _reason(error))
             raise TransferBrokenError([(giver.pool, lost)]) from None
@@ -471,6 +471,8 @@ class RayRuntime:
         self._links.drop(link)
         causes = without_consequences(ordered)
         cause = self._failure(causes[:num_givers], work.call) or self._failure(causes[num_givers:], take)
+        if cause is None and work.call.id in self._cancelled:
+            cause = CallCancelledError("cancelled while weights were on their way", role=work.call.role, method=work.call.method)
         return Outcome(None, (), spans, cause or CallError("the weights did not arrive: a rank stopped", role=work.call.role))
 
     def _broken(
