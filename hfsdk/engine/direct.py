@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from hfsdk.engine import rendezvous, transport
 from hfsdk.engine.bridge import Route, boxes_of
@@ -117,7 +118,8 @@ class _Use:
 class Links:
     """The links that a worker has joined, each made at its first use and kept for the next.
 
-    A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone.
+    A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone, and what went
+    over it is there on all ranks or has failed on all.
     """
 
     def __init__(self) -> None:
@@ -147,6 +149,7 @@ class Links:
                 _await_stream(gpu, link.limit_s, is_cut)
             if is_cut():
                 raise PeerFailed
+            dist.all_reduce(torch.zeros(1), group=use.group)  # nobody goes on, perhaps to wait for its own pool, before all can
         except BaseException as error:
             self.leave(link.number)
             if is_cut() and isinstance(error, RuntimeError):  # what gloo or NCCL said of it

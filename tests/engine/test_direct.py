@@ -320,12 +320,31 @@ def silent(rank, world_size, folder):
             NEVER.agree(group, None)
             if rank == 0:
                 time.sleep(8.0)
-                return "silent"
+                raise TroubleError
             end.way.move(end.sources, end.targets, group)
+    except TroubleError:
+        return "silent"
     except RuntimeError as error:
         assert time.monotonic() - start < 7.0
         return str(error)
     return "ok"
+
+
+def half_done(rank, world_size, folder):
+    """Rank 3 fails when it has all it needs: no other rank goes on as if all had, to wait for rank 3 in its own pool."""
+    end, links = End(rank, "untied", "tp2", "tp1 dp2"), Links()
+    try:
+        with links.using(link_of(folder, world_size), rank, 1) as group:
+            end.go(group)
+            if rank == 3:
+                raise TroubleError
+    except (TroubleError, RuntimeError) as error:
+        return type(error).__name__
+    return "ok"
+
+
+def test_it_is_done_on_all_ranks_or_on_none(tmp_path):
+    assert run(half_done, 4, str(tmp_path)) == ["RuntimeError"] * 3 + ["TroubleError"]
 
 
 def test_nobody_waits_longer_than_the_limit(tmp_path):
