@@ -182,6 +182,14 @@ def start_afresh(model: torch.nn.Module, optimizer: MegatronOptimizer, step: flo
 
 
 @torch.no_grad()
+def refresh_masters(model: torch.nn.Module, optimizer: MegatronOptimizer) -> None:
+    """Make the masters of float32 parameters, of which no state tells apart from the weights, the parameters' values."""
+    for _, parameter, main, _, part in optimized(model, optimizer):
+        if parameter.dtype == torch.float32:
+            main.copy_(parameter.data.view(-1)[part].view(main.shape))
+
+
+@torch.no_grad()
 def read_optimizer(
     model: torch.nn.Module, optimizer: MegatronOptimizer, groups: RoleGroups, weights: Mapping[str, torch.Tensor]
 ) -> State:

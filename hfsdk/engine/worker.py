@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.hosted import HostedRole
     from hfsdk.engine.keepsake import Keepsake
     from hfsdk.engine.megatron_checkpoint import Saving
+    from hfsdk.engine.moves import Inventory
 
 LOOKS = ("last_reshard", "census")
 """Methods that use no weights, so that a shadow's may be old."""
@@ -239,6 +240,15 @@ class Worker:
         """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""
         self._lane()
         return self.roles[role].export()
+
+    def offer(self, role: str) -> Inventory:
+        """Say what this rank gives of a role's state to another pool; collective over this one."""
+        self._lane()
+        return self.roles[role].offer()
+
+    def need(self, role: str, given: Sequence[Inventory]) -> Inventory:
+        """Say what this rank takes of a state that the ranks of another pool offer."""
+        return self.roles[role].need(given[0].summary)
 
     def keep_state(self, role: str, number: int) -> Keepsake:
         """Copy this rank's part of a role's state and keep it; collective over the pool."""
