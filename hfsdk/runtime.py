@@ -279,12 +279,24 @@ class Runtime(Protocol):
         """Take the pool apart; its workers stay for the next pool on their devices, unless ``kill``."""
         ...
 
-    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
+    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None, source: Pool | None = None) -> None:
         """Build a role on every rank of its pool, with a state that it had elsewhere or its folder's weights.
+
+        Args:
+            role: what to build.
+            pool: where.
+            state: what :meth:`export` returned.
+            source: in place of it, the open pool where the role lives; its ranks give the state straight to the new ones, and
+                keep it (see :meth:`goes_direct`).
 
         Raises:
             StateGoneError: the state is gone with a worker that held it.
+            TransferBrokenError: workers ended or hang while ``source`` gave the state.
         """
+        ...
+
+    def rename_pool(self, old: str, new: str) -> None:
+        """Call an open pool by another name."""
         ...
 
     def export(self, role: str, pool: Pool) -> RoleState:

@@ -13,12 +13,14 @@ everything is taken: a trained role whose weights go by the object store (``brid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from hfsdk.engine import rendezvous, transport
 from hfsdk.engine.bridge import Route, boxes_of
@@ -31,6 +33,9 @@ from hfsdk.runtime import Bundle
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+GPU_LOOK_S = 0.0005
+"""How often the host looks whether a GPU has done what it was asked."""
 
 Tensors = Mapping[str, torch.Tensor]
 NOTHING: Tensors = {}
@@ -75,7 +80,7 @@ class Way:
         """
         rank, num_ranks = self.route.rank, self.route.num_ranks
         if self.plan is not None:
-            report = transport.execute(self.plan, rank, sources, targets, group, checked=True)
+            report = transport.execute(self.plan, rank, sources, targets, group, checked=True, apart=True)
         else:
             reports = [
                 transport.execute_moves(moves, dtype, rank, num_ranks, sources, targets, group) for dtype, moves in self.parts
@@ -101,16 +106,26 @@ def _sum(reports: list[TransportReport]) -> TransportReport:
     return TransportReport(sent, sum(received), 0, 0, received, seconds)
 
 
+@dataclass(eq=False)
+class _Use:
+    """What a call does with a link."""
+
+    call_id: int
+    group: ProcessGroup | None = None
+    """``None`` until the ranks have met."""
+
+
 class Links:
     """The links that a worker has joined, each made at its first use and kept for the next.
 
-    A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone.
+    A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone, and what went
+    over it is there on all ranks or has failed on all.
     """
 
     def __init__(self) -> None:
         self._joined: dict[int, tuple[rendezvous.Link, ProcessGroup]] = {}
-        self._in_use: tuple[int, ProcessGroup] | None = None
-        self._is_cut = False
+        self._in_use: _Use | None = None
+        self._cut_call = -1
 
     @contextmanager
     def using(self, link: rendezvous.Link, rank: int, call_id: int, gpu: int | None = None) -> Iterator[ProcessGroup]:
@@ -125,30 +140,39 @@ class Links:
         Raises:
             PeerFailed: the link was cut meanwhile.
         """
-        if link.number not in self._joined:
-            for number in [number for number, (old, _) in self._joined.items() if old.pools == link.pools]:
-                self.leave(number)
-            self._joined[link.number] = link, rendezvous.meet(link, rank, gpu)
-        self._is_cut, self._in_use = False, (call_id, self._joined[link.number][1])
+        use = self._in_use = _Use(call_id)
+        is_cut: Callable[[], bool] = lambda: self._cut_call == call_id  # noqa: E731
         try:
-            yield self._in_use[1]
+            use.group = self._join(link, rank, gpu, is_cut)
+            yield use.group
             if gpu is not None:
-                torch.cuda.current_stream(gpu).synchronize()
-            if self._is_cut:
+                _await_stream(gpu, link.limit_s, is_cut)
+            if is_cut():
                 raise PeerFailed
-        except BaseException:
-            self._in_use = None
+            dist.all_reduce(torch.zeros(1), group=use.group)  # nobody goes on, perhaps to wait for its own pool, before all can
+        except BaseException as error:
             self.leave(link.number)
+            if is_cut() and isinstance(error, RuntimeError):  # what gloo or NCCL said of it
+                raise PeerFailed from error
             raise
         finally:
             self._in_use = None
 
+    def _join(self, link: rendezvous.Link, rank: int, gpu: int | None, is_cut: Callable[[], bool]) -> ProcessGroup:
+        if link.number not in self._joined:
+            for number in [number for number, (old, _) in self._joined.items() if old.pools == link.pools]:
+                self.leave(number)
+            self._joined[link.number] = link, rendezvous.meet(link, rank, gpu, is_cut)
+            if is_cut():  # while they connected
+                raise PeerFailed
+        return self._joined[link.number][1]
+
     def cut(self, call_id: int) -> None:
-        """End what a call waits for on its link, from another thread: NCCL returns at once, gloo when its peers have left."""
-        in_use = self._in_use
-        if in_use is not None and in_use[0] == call_id:
-            self._is_cut = True
-            in_use[1].abort()
+        """End what a call waits for, or will wait for, on its link; from another thread."""
+        self._cut_call = call_id
+        use = self._in_use
+        if use is not None and use.call_id == call_id and use.group is not None:
+            rendezvous.cut(use.group)
 
     def leave(self, number: int) -> None:
         """Leave a link, if it was joined."""
@@ -161,3 +185,19 @@ class Links:
         for number in list(self._joined):
             self.leave(number)
 
+
+def _await_stream(gpu: int, limit_s: float, is_cut: Callable[[], bool]) -> None:
+    """Wait until a GPU has done what it was asked: never in CUDA itself, as a kernel of NCCL waits for its peers for ever.
+
+    Raises:
+        RuntimeError: it did not within the limit.
+        PeerFailed: the link was cut; NCCL's abort has ended the kernels, or is about to.
+    """
+    done, end = torch.cuda.Event(), time.monotonic() + limit_s
+    done.record(torch.cuda.current_stream(gpu))
+    while not done.query():
+        if is_cut():
+            raise PeerFailed
+        if time.monotonic() > end:
+            raise RuntimeError(f"the weights were not there within {limit_s:g} s: a rank of the other pool hangs")
+        time.sleep(GPU_LOOK_S)

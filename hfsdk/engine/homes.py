@@ -3,7 +3,8 @@
 A trained role's state is somewhere at every moment of a move, and whoever holds it may end::
 
     on its old pool  -->  exported: objects that the old workers own  -->  on its new pool
-         |                             |                                      |
+         |       |                     |                               |      |
+         |       '-- on both, where it goes straight (``moves.py``)    '      |
          '------------- the worker ends: the state is gone, wherever it was --'
                                        |
            the newest of: a snapshot that still holds, the last checkpoint; else the initial weights
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from hfsdk.engine.records import CallRecord, RoleRecord, check_rollouts
 from hfsdk.errors import CheckpointError, HfsdkError, PlacementError, WorkerDiedError
 from hfsdk.placement import Placement, Pool
 from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Runtime, StateGoneError
+from hfsdk.runtime import Runtime, StateGoneError, TransferBrokenError
 
 
 class Homes:
@@ -119,24 +120,19 @@ class Homes:
         for lane in list(self.lanes):
             self.drain(lane)
         self._loading, self._failures = [], []
-        for name, record in list(self.roles.items()):
+        crossing = {} if message.fresh else self._crossing(placement, specs)
+        for name, record in [item for item in self.roles.items() if item[0] not in crossing]:
             if record.loaded and record.pool is not None and not self._stays(record, placement, specs.get(name)):
-                try:
-                    self._lane(record.pool.name).post(self._taker(record, record.pool, fresh=message.fresh))()
-                except WorkerDiedError as error:
-                    self._failures.append(error)
+                self._take_out(record, record.pool, fresh=message.fresh)
             elif message.fresh and not record.loaded:
                 self._start_again(record)
             if record.spec.shadow_of and name not in specs:
                 del self.roles[name]
-        kept = {pool.name: pool for pool in placement.pools}
-        gone = [pool for name, pool in self.open_pools.items() if kept.get(name) != pool]
-        for pool in sorted(gone, key=lambda pool: not pool.within):  # parts before the wholes
-            self.open_pools.pop(pool.name)
-            self._runtime.close_pool(pool.name)
+        sources = self._close_old(placement, set(crossing.values()))
         for name, spec in specs.items():
             self.roles.setdefault(name, RoleRecord(spec)).spec = spec
         self.placement = placement
+        self._cross(crossing, sources)
         homes = {name: placement.pool_of(name) for name in specs}
         for name in sorted(homes, key=lambda name: bool(homes[name].within)):  # a part's workers are those of the whole
             self._loading.append(self._post(homes[name], self._loader(name)))
@@ -166,6 +162,97 @@ class Homes:
     @staticmethod
     def _stays(record: RoleRecord, placement: Placement, spec: RoleSpec | None) -> bool:
         return spec is not None and spec == record.spec and placement.pool_of(spec.name) == record.pool
+
+    # -- straight from pool to pool
+
+    def _crossing(self, placement: Placement, specs: Mapping[str, RoleSpec]) -> dict[str, Pool]:
+        """Return the roles whose state can go straight to where they shall live, while both pools are open, and their pools."""
+        moving = {
+            name: (record.pool, placement.pool_of(name)) for name, record in self.roles.items()
+            if name in specs and record.spec.trainable and record.loaded and record.pool is not None
+            and not self._stays(record, placement, specs[name])
+        }  # fmt: skip
+        straight = {
+            name: (old, new) for name, (old, new) in moving.items()
+            if not old.within and not new.within and self._runtime.goes_direct(old, new)
+        }  # fmt: skip
+        while True:  # whose new pool needs workers of an old one, which another state has yet to leave, goes the other way
+            busy = {device for old, _ in straight.values() for device in old.devices}
+            blocked = [
+                name for name, (_, new) in straight.items()
+                if self.open_pools.get(new.name) != new and not busy.isdisjoint(new.devices)
+            ]  # fmt: skip
+            if not blocked:
+                return {name: old for name, (old, _) in straight.items()}
+            for name in blocked:
+                del straight[name]
+
+    def _close_old(self, placement: Placement, sources: Container[Pool]) -> dict[Pool, Pool]:
+        """Close the pools that are not in a placement, but for those that roles have yet to leave; return these, set aside."""
+        kept = {pool.name: pool for pool in placement.pools}
+        gone = [pool for name, pool in self.open_pools.items() if kept.get(name) != pool]
+        aside = {pool: self._set_aside(pool) for pool in gone if pool in sources}
+        for pool in sorted(gone, key=lambda pool: not pool.within):  # parts before the wholes
+            if pool not in aside:
+                self._close(pool)
+        return aside
+
+    def _set_aside(self, pool: Pool) -> Pool:
+        """Free the name of an open pool, from which roles have yet to leave, for one of the new placement."""
+        aside = replace(pool, name=f"{pool.name} (before)")
+        self._runtime.rename_pool(pool.name, aside.name)
+        self.open_pools[aside.name] = aside
+        del self.open_pools[pool.name]
+        for record in self.roles.values():
+            if record.pool == pool:
+                record.pool = aside
+        return aside
+
+    def _cross(self, crossing: Mapping[str, Pool], aside: Mapping[Pool, Pool]) -> None:
+        """Have roles leave pools, of which some were set aside, for those of the placement; close what was set aside."""
+        for name, pool in crossing.items():
+            record = self.roles[name]
+            if record.loaded:  # else its pool was lost when another role left it
+                self._cross_one(record, aside.get(pool, pool))
+        for pool in aside.values():
+            if pool.name in self.open_pools:
+                self._close(pool)
+
+    def _cross_one(self, record: RoleRecord, old: Pool) -> None:
+        """Have a role's state go straight to its new pool; where that fails, take it out of the old one."""
+        assert self.placement is not None
+        new = self.placement.pool_of(record.spec.name)
+        name = record.spec.name
+        self._emit({"type": "role_loading", "role": name, "pool": new.name})
+        try:
+            self._open(new)
+            self._runtime.load(record.spec, new, source=old)
+        except TransferBrokenError as broken:
+            self._failures += [self.pool_lost(pool, error) for pool, error in broken.lost]
+        except WorkerDiedError as error:
+            self._failures.append(self.pool_lost(new, error))
+        except HfsdkError:  # the object store is still a way
+            if new.name in self.open_pools:
+                self._runtime.release(name, new)
+        else:
+            record.pool, record.synced, record.changes = new, -1, record.changes + 1
+            self._runtime.release(name, old)
+            self._emit({"type": "role_loaded", "role": name, "pool": new.name})
+            return
+        if record.loaded:
+            self._take_out(record, old, fresh=False)
+
+    def _close(self, pool: Pool) -> None:
+        del self.open_pools[pool.name]
+        self._runtime.close_pool(pool.name)
+
+    # -- through the object store
+
+    def _take_out(self, record: RoleRecord, pool: Pool, *, fresh: bool) -> None:
+        try:
+            self._lane(pool.name).post(self._taker(record, pool, fresh=fresh))()
+        except WorkerDiedError as error:
+            self._failures.append(error)
 
     def _taker(self, record: RoleRecord, pool: Pool, *, fresh: bool) -> Callable[[], None]:
         """Return what frees a role where it lives and keeps what it has learned, for its next place; for its lane."""

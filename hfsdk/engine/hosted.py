@@ -19,6 +19,7 @@ from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.keepsake import Keepsake
 from hfsdk.engine.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.model_folders import eos_token_ids
+from hfsdk.engine.moves import Inventory, inventory, way_of_state
 from hfsdk.engine.rendezvous import Link
 from hfsdk.engine.residency import Residency
 from hfsdk.engine.role_state import Summary
@@ -145,7 +146,7 @@ class HostedRole:
             "grad_norm": self._grad_norm, "run": self._run, "call": self._call, "save_pretrained": self._save_pretrained,
             "save_state": self._save_state, "load_state": self._load_state, "num_updates": self._num_updates,
             "export_weights": self._export_weights, "take_weights": self._taken, "last_reshard": self._last_reshard,
-            "census": self._census,
+            "census": self._census, "give_state": self._give_state, "take_state": self._take_state,
         }  # fmt: skip
         if spec.restore:
             try:
@@ -188,6 +189,34 @@ class HostedRole:
             raise CheckpointError(problems[0])
         self.trainer.take_share(share)
         self.stale = True
+
+    def offer(self) -> Inventory:
+        """Say what this rank gives of the role's state to another pool; collective."""
+        self._to_training()
+        with self.trainer.giving_share() as share:
+            return inventory(share, self.trainer.shard, gives=True)[0]
+
+    def need(self, summary: Summary) -> Inventory:
+        """Say what this rank takes of a state that comes from another pool."""
+        return inventory(self.trainer.blank_share(summary, "meta"), self.trainer.shard, gives=False)[0]
+
+    def _give_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        """Give the role's state to the pool where it will live; it stays here too. Collective over both."""
+        with self.trainer.giving_share() as share:
+            sources = inventory(share, self.trainer.shard, gives=True)[1]
+            self.last_transport = self._exchange(self._way_of_state(options), options["link"], sources, NOTHING, safe)
+        return None, self.last_transport
+
+    def _take_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+        """Take the role's state over from the pool where it lived; collective over both."""
+        with self.trainer.taking_share(options["given"][0].summary) as share:
+            targets = inventory(share, self.trainer.shard, gives=False)[1]
+            self.last_transport = self._exchange(self._way_of_state(options), options["link"], NOTHING, targets, safe)
+        self.stale = True
+        return None, self.last_transport
+
+    def _way_of_state(self, options: Mapping[str, Any]) -> Way:
+        return way_of_state(self.spec.name, options["rank"], options["given"], options["taken"], options["nodes"])
 
     def keep(self) -> Keepsake:
         """Return a copy of this rank's share of the role's state; collective."""

@@ -178,6 +178,14 @@ def start_afresh(model: torch.nn.Module, optimizer: MegatronOptimizer, step: flo
             state |= {kind: torch.zeros_like(main) for kind in MOMENTS}
 
 
+@torch.no_grad()
+def refresh_masters(model: torch.nn.Module, optimizer: MegatronOptimizer) -> None:
+    """Make the masters of float32 parameters, of which no state tells apart from the weights, the parameters' values."""
+    for _, parameter, main, _, part in optimized(model, optimizer):
+        if parameter.dtype == torch.float32:
+            main.copy_(parameter.data.view(-1)[part].view(main.shape))
+
+
 def state_tensors(model: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
     """Yield this rank's masters, where they are not the weights themselves, and moments."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}  # those that are emptied have no address

@@ -13,7 +13,7 @@ With the distributed optimizer masters and moments stay where they are stepped; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,11 +59,37 @@ class ShareOfModel:
     def read(self, layout: str, num_updates: int) -> Share:
         """Copy this rank's share to the CPU."""
         summary = self.summary(num_updates)
-        found = []
-        for kind in ("weights", *summary.kinds):
-            held = self._held(kind)
-            found += [(strip, self._there(strip, held).to("cpu", copy=True)) for strip in self._mine(kind)]
+        found = ((strip, values.to("cpu", copy=True)) for strip, values in self._in_place(summary))
         return Share(layout, self._groups.rank, summary, tuple(found))
+
+    @torch.no_grad()
+    def in_place(self, layout: str, num_updates: int) -> Share:
+        """Return this rank's share without a copy: its values are the model's own tensors."""
+        summary = self.summary(num_updates)
+        return Share(layout, self._groups.rank, summary, tuple(self._in_place(summary)))
+
+    @torch.no_grad()
+    def begin(self, layout: str, summary: Summary) -> Share:
+        """Return this rank's share in place, of an optimizer with the tensors of ``summary``, for its numbers to be written."""
+        if self._optimizer is not None:
+            megatron_optimizer.start_afresh(self._model, self._optimizer, summary.step)
+        return Share(layout, self._groups.rank, summary, tuple(self._in_place(summary)))
+
+    @torch.no_grad()
+    def complete(self, share: Share) -> None:
+        """Bring what was written into every rank's share in place to the ranks that hold the same; collective over dp."""
+        self._give("weights", dict(share.content))
+        if self._optimizer is None:
+            return
+        megatron_optimizer.refresh_masters(self._model, self._optimizer)
+        for kind in share.summary.kinds:
+            self._give(kind, dict(share.content))
+
+    def _in_place(self, summary: Summary) -> Iterator[tuple[Strip, torch.Tensor]]:
+        for kind in ("weights", *(summary.kinds if self._optimizer is not None else ())):
+            held = self._held(kind)
+            for strip in self._mine(kind):
+                yield strip, self._there(strip, held)
 
     @torch.no_grad()
     def write(self, share: Share) -> None:

@@ -15,8 +15,13 @@ from hfsdk.trace import Span
 if TYPE_CHECKING:
     from hfsdk.engine.ray_worker import Answer
 
-PEER_LEFT = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted")
-"""What gloo and NCCL say on a rank whose peer has left."""
+PEER_LEFT = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Application timeout caused pair closure",
+    "NCCL communicator was aborted",
+)
+"""What gloo and NCCL say on a rank whose peer has left, or that has left itself."""
 
 
 @dataclass(eq=False)

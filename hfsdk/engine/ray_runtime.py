@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
@@ -29,7 +29,7 @@ from hfsdk.engine.own_folders import OwnFolder
 from hfsdk.engine.ray_cluster import Node, check_present, describe, num_cores
 from hfsdk.engine.ray_links import DeviceWorker, PoolState, RayLinks, without_consequences
 from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read, tail
-from hfsdk.engine.rendezvous import LOOPBACK
+from hfsdk.engine.rendezvous import LOOPBACK, Link
 from hfsdk.engine.worker import WorkerSetup
 from hfsdk.errors import (
     CallCancelledError,
@@ -150,6 +150,7 @@ class RayRuntime:
         self._num_inside, self._closed = 0, False
         self._tasks: Any = None
         self._devices: dict[int, DeviceWorker] = {}
+        self._own_calls = itertools.count(-2, -1)
         self._links = RayLinks(partial(self._meeting_place, link=True), collective_timeout_s)
         self.direct_on_cpus = False
         """Whether weights go straight between pools without GPUs too; for tests."""
@@ -285,8 +286,8 @@ class RayRuntime:
         _wait_gone([member.pid for member in near if member.pid is not None])
 
     @_while_open
-    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
-        """Build a role on its pool."""
+    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None, source: Pool | None = None) -> None:
+        """Build a role on its pool, with the state that it has in ``source`` where that is given."""
         here = self._pools[pool.name]
         self._bring_folder(role, here)
         parts = () if state is None else state.handles
@@ -297,6 +298,8 @@ class RayRuntime:
         failed = {rank: error for rank, error in answers.items() if error is not None}
         if failed:
             raise next(iter(failed.values()))
+        if source is not None:
+            self._move(role.name, self._pools[source.name], here)
         self._ensure_tasks()  # by now the workers have done their importing: the cores are free for this process's
 
     def _bring_folder(self, role: RoleSpec, state: PoolState) -> None:
@@ -334,6 +337,33 @@ class RayRuntime:
             except WORKER_GONE as error:
                 raise self._died(state, Call(id=-1, role=role.name, method="load"), rank, _reason(error)) from None
         return answers
+
+    def _move(self, role: str, giver: PoolState, taker: PoolState) -> None:
+        """Have the ranks of one pool give a role's state to those of another, where it is built; they keep it."""
+        number = next(self._own_calls)
+        give, take = Call(id=number, role=role, method="give_state"), Call(id=number, role=role, method="take_state")
+        asking = giver
+        try:
+            given = self._each(giver.pool, give, lambda w: w.offer.remote(role))
+            asking = taker
+            taken = self._each(taker.pool, take, lambda w: w.need.remote(role, given))
+        except WorkerDiedError as error:
+            raise TransferBrokenError([(asking.pool, error)]) from None
+        members = [*giver.members, *taker.members]
+        nodes = tuple(self._nodes[member.device].number for member in members)
+
+        def ask(link: Link) -> Iterator[Any]:
+            for rank, member in enumerate(members):
+                yield member.handle.move_state.remote(give if rank < len(given) else take, link, rank, given, taken, nodes)
+
+        outcome = self._together((giver, give), (taker, take), ask)
+        if outcome.error is not None:
+            raise outcome.error
+
+    def rename_pool(self, old: str, new: str) -> None:
+        """Call an open pool by another name."""
+        state = self._pools[new] = self._pools.pop(old)
+        state.pool = replace(state.pool, name=new)
 
     @_while_open
     def export(self, role: str, pool: Pool) -> RoleState:
@@ -447,31 +477,52 @@ class RayRuntime:
         return goes_direct(giver.devices, taker.devices, cpus, on_cpus=self.direct_on_cpus)
 
     def _transfer(self, work: Work, giver: PoolState, to: Taker) -> Outcome:
-        """Have two pools give and take weights at once; both are done, or neither has them."""
-        taker, num_givers = self._pools[to.pool.name], len(giver.members)
-        both = PoolState(giver.pool, [*giver.members, *taker.members], (*giver.last_seen, *taker.last_seen))
+        """Have a role give its weights to its shadow."""
+        taker = self._pools[to.pool.name]
         take = replace(work.call, role=to.shadow.name, method="take_weights")
+
+        def ask(link: Link) -> Iterator[Any]:
+            for worker, order in zip(giver.workers, work.orders, strict=True):
+                yield worker.execute.remote(work.call, replace(order, options={**order.options, "link": link}))
+            takes, weights = Order(np.zeros(0, dtype=np.int64), (), {}, False), Weights(to.trained, (), to.num_updates, link)
+            for worker in taker.workers:
+                yield worker.execute.remote(take, takes, weights, to.version)
+
+        return self._together((giver, work.call), (taker, take), ask)
+
+    def _together(
+        self, giving: tuple[PoolState, Call], taking: tuple[PoolState, Call], ask: Callable[[Link], Iterable[Any]]
+    ) -> Outcome:
+        """Have two pools give and take at once; both are done, or neither has anything of it.
+
+        Args:
+            giving: the pool that gives, and its call.
+            taking: the other one, and its call of the same number.
+            ask: asks the workers of both, in the order of the link's ranks.
+        """
+        (giver, give), (taker, take) = giving, taking
+        num_givers = len(giver.members)
+        both = PoolState(giver.pool, [*giver.members, *taker.members], (*giver.last_seen, *taker.last_seen))
         refs: list[Any] = []
         try:
             link = self._links.between(giver, taker)
-            gives = [replace(order, options={**order.options, "link": link}) for order in work.orders]
-            takes, weights = Order(np.zeros(0, dtype=np.int64), (), {}, False), Weights(to.trained, (), to.num_updates, link)
-            refs += [w.execute.remote(work.call, order) for w, order in zip(giver.workers, gives, strict=True)]
-            refs += [w.execute.remote(take, takes, weights, to.version) for w in taker.workers]
-            answers = self._gather(refs, both, work.call, lambda answer: answer.status == "error")
+            refs += ask(link)
+            answers = self._gather(refs, both, give, lambda answer: answer.status != "ok")
         except WORKER_GONE as error:  # it was to serve the place where they meet
-            lost = self._died(giver, work.call, 0, _reason(error))
+            lost = self._died(giver, give, 0, _reason(error))
             raise TransferBrokenError([(giver.pool, lost)]) from None
         except WorkerDiedError as error:
-            raise self._broken(error, refs, (giver, work.call), (taker, take)) from None
+            raise self._broken(error, refs, giving, taking) from None
         ordered = [answers[rank] for rank in range(len(refs))]
         spans = tuple(span for answer in ordered for span in answer.spans)
         if all(answer.status == "ok" for answer in ordered):
             return Outcome(None, tuple(answer.result for answer in ordered[:num_givers]), spans)
         self._links.drop(link)
         causes = without_consequences(ordered)
-        cause = self._failure(causes[:num_givers], work.call) or self._failure(causes[num_givers:], take)
-        return Outcome(None, (), spans, cause or CallError("the weights did not arrive: a rank stopped", role=work.call.role))
+        cause = self._failure(causes[:num_givers], give) or self._failure(causes[num_givers:], take)
+        if cause is None and give.id in self._cancelled:
+            cause = CallCancelledError("cancelled while weights were on their way", role=give.role, method=give.method)
+        return Outcome(None, (), spans, cause or CallError("the weights did not arrive: a rank stopped", role=give.role))
 
     def _broken(
         self, error: WorkerDiedError, refs: Sequence[Any], giver: tuple[PoolState, Call], taker: tuple[PoolState, Call]

@@ -25,6 +25,7 @@ from hfsdk.engine import environment, startup
 from hfsdk.engine.cpu_support_vllm import remove_segments
 from hfsdk.engine.host_memory import free_host_bytes
 from hfsdk.engine.model_folders import Manifest, Receiver, find
+from hfsdk.engine.rendezvous import Link
 from hfsdk.engine.tasks import run_task
 from hfsdk.engine.worker import Parcel, Reply, Sent, Worker, WorkerSetup
 from hfsdk.errors import CallError, HfsdkError, LostColumnError
@@ -244,6 +245,37 @@ class WorkerProcess(_Process):
         except Exception as error:  # told to the controller, which raises it at the user's line
             traceback.print_exc()
             return CallError(f"taking out the state of {role} failed: {error!r}", details=traceback.format_exc())
+
+    @ray.method(concurrency_group="compute")
+    def offer(self, role: str) -> list[Any] | Exception:
+        """Put what this rank gives of a role's state, but for the numbers, into the object store."""
+        try:
+            return _keep(self._worker.offer(role))
+        except Exception as error:  # told to the controller, which takes the state out
+            traceback.print_exc()
+            return CallError(f"offering the state of {role} failed: {error!r}", details=traceback.format_exc())
+
+    @ray.method(concurrency_group="compute")
+    def need(self, role: str, given: Sequence[Any]) -> list[Any] | Exception:
+        """Put what this rank takes of a state that others offer, but for the numbers, into the object store."""
+        try:
+            return _keep(self._worker.need(role, _state(given, role)))
+        except Exception as error:  # told to the controller, which takes the state out
+            traceback.print_exc()
+            return CallError(f"asking for the state of {role} failed: {error!r}", details=traceback.format_exc())
+
+    @ray.method(concurrency_group="compute")
+    def move_state(
+        self, call: Call, link: Link, rank: int, given: Sequence[Any], taken: Sequence[Any], nodes: Sequence[int]
+    ) -> Answer:
+        """Give a role's state to the ranks of another pool, or take it from them; collective over both."""
+        order = Order(np.zeros(0, dtype=np.int64), (), {}, False)
+        try:
+            inventories = {"given": _state(given, call.role), "taken": _state(taken, call.role)}
+        except StateGoneError as gone:
+            return Answer("error", order.rows, error=CallError(str(gone), role=call.role, method=call.method))
+        options = {"link": link, "rank": rank, "nodes": nodes, **inventories}
+        return self.answer(self._worker.execute(call, lambda: Table({}), options), order)
 
     @ray.method(concurrency_group="compute")
     def keep(self, role: str, number: int) -> tuple[str, int, int] | Exception:

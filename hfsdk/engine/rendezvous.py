@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from hfsdk.engine.safepoint import PeerFailed
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -31,6 +34,15 @@ LOOPBACK = "127.0.0.1"
 
 LINK_TIMEOUT_S = 600.0
 """How long a rank of two pools waits for the others, unless the session says otherwise; torch's own limit for NCCL."""
+
+LOOK_S = 0.02
+"""How often a rank looks whether something has happened that it waits for."""
+
+AT_ONCE = timedelta(milliseconds=1)
+"""The shortest limit that gloo has."""
+
+CLOSING_TAG = 2**30 + 2
+"""Of a message that nobody sends."""
 
 
 class _Joined:
@@ -121,66 +133,113 @@ class Link:
     timeout_s: float | None = None
     """How long a rank waits for the others; ``None``: :data:`LINK_TIMEOUT_S`."""
 
+    @property
+    def limit_s(self) -> float:
+        """How long a rank waits for the others."""
+        return self.timeout_s or LINK_TIMEOUT_S
 
-def meet(link: Link, rank: int, gpu: int | None = None) -> ProcessGroup:
+
+def meet(link: Link, rank: int, gpu: int | None = None, is_cut: Callable[[], bool] = lambda: False) -> ProcessGroup:
     """Join the world of two pools, beside the world of this process's own; collective.
 
-    It ends with its last reference. The default world is one to a process, so this one is made as vLLM makes its own
+    The default world is one to a process, so this one is made as vLLM makes its own
     (``stateless_init_torch_distributed_process_group``), with both backends of a pool's world, and torch's point-to-point
-    functions are told its ranks.
+    functions are told its ranks. Errors of NCCL are left to whoever uses the link: torch's watchdog would end this process, which
+    lives on when the other pool is gone.
 
     Args:
         link: the same on all ranks.
         rank: this process's in the link.
         gpu: torch's number of this process's GPU; ``None`` without one.
+        is_cut: asked while this rank waits for the others to come.
+
+    Raises:
+        RuntimeError: others did not come.
+        PeerFailed: the link was cut meanwhile.
     """
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import distributed_c10d as c10d
 
-    timeout, name = timedelta(seconds=link.timeout_s or LINK_TIMEOUT_S), c10d.GroupName(f"hfsdk-link{link.number}")
+    timeout, name = timedelta(seconds=link.limit_s), c10d.GroupName(f"hfsdk-link{link.number}")
     store = _store_of(link, timeout)
+    _await_all(store, link, is_cut)
     group = dist.ProcessGroup(store, rank, link.num_ranks)
     kinds = dist.ProcessGroup.BackendType
-    with _interface(link.addresses[rank] if link.addresses else ""):
+    with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), _interface(link.addresses[rank] if link.addresses else ""):
         gloo = dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, link.num_ranks, timeout=timeout)
-    gloo._set_sequence_number_for_group()
-    group._set_default_backend(kinds.GLOO)
-    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    if gpu is not None:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout, options.group_name = timeout, name
-        options.global_ranks_in_group = list(range(link.num_ranks))
-        nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), rank, link.num_ranks, options)
-        nccl._set_sequence_number_for_group()
-        group._set_default_backend(kinds.NCCL)
-        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-        nccl.eager_connect_single_device(torch.device("cuda", gpu))  # a first batch of which some ranks have no part would hang
+        gloo._set_sequence_number_for_group()
+        group._set_default_backend(kinds.GLOO)
+        group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        if gpu is not None:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout, options.group_name = timeout, name
+            options.global_ranks_in_group = list(range(link.num_ranks))
+            nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), rank, link.num_ranks, options)
+            nccl._set_sequence_number_for_group()
+            group._set_default_backend(kinds.NCCL)
+            group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+            nccl.eager_connect_single_device(torch.device("cuda", gpu))  # a first batch of which some have no part would hang
     group._set_group_name(name)
     c10d._world.pg_group_ranks[group] = {k: k for k in range(link.num_ranks)}
     return group
 
 
-@contextmanager
-def _interface(address: str) -> Iterator[None]:
-    """Use another interface for a while; the pool still makes groups on its own."""
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    set_interface(address)
-    try:
-        yield
-    finally:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
-        if before is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = before
+def _await_all(store: Store, link: Link, is_cut: Callable[[], bool]) -> None:
+    """Wait until every rank is about to connect: gloo and NCCL would wait for one that is gone, and nothing ends that."""
+    here, end = store.add("here", 1), time.monotonic() + link.limit_s
+    while here < link.num_ranks:
+        if is_cut():
+            raise PeerFailed
+        if time.monotonic() > end:
+            raise RuntimeError(f"{here} of the {link.num_ranks} ranks of {' and '.join(link.pools)} met within {link.limit_s:g} s")
+        time.sleep(LOOK_S)
+        here = store.add("here", 0)
 
 
 def part(group: ProcessGroup) -> None:
-    """Leave the world of two pools: NCCL's connections are ended now, gloo's with the last reference to the group."""
+    """Leave the world of two pools: whoever waits for this rank, and whatever it waits for itself in another thread, ends now."""
     from torch.distributed import distributed_c10d as c10d
 
     c10d._world.pg_group_ranks.pop(group, None)
+    cut(group)
+
+
+def cut(group: ProcessGroup) -> None:
+    """End what this process does in the world of two pools, from any thread; it is of no use afterwards.
+
+    NCCL has ``ncclCommAbort`` for it. Gloo closes all connections of a group in which a wait has passed its limit, and has no other
+    way before its last reference is gone.
+    """
+    import torch
+
     group.abort()
+    gloo: Any = group._get_backend(torch.device("cpu"))
+    with suppress(RuntimeError):
+        gloo.recv_anysource([torch.empty(1)], CLOSING_TAG).wait(AT_ONCE)
+
+
+@contextmanager
+def _environment(**names: str) -> Iterator[None]:
+    """Set variables that torch reads when a group is made."""
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _interface(address: str) -> Iterator[None]:
+    """Use another interface for a while; the pool still makes groups on its own."""
+    with _environment(GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo")):
+        set_interface(address)
+        yield
 
 
 def _store_of(link: Link, timeout: timedelta) -> Store:

@@ -64,7 +64,7 @@ class Strip:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """One rank's share of a role's state, on the CPU."""
+    """One rank's share of a role's state: a copy on the CPU or, while the role moves, the model's own tensors."""
 
     layout: str
     """The training layout that it is of, and ``rank`` the rank."""
@@ -74,9 +74,10 @@ class Share:
     """Strips with their values, one-dimensional."""
 
     @classmethod
-    def blank(cls, layout: str, rank: int, summary: Summary, strips: Iterable[Strip]) -> Share:
-        """Return one that is all zero, for :func:`fill`."""
-        return cls(layout, rank, summary, tuple((strip, torch.zeros(strip.numel, dtype=strip.dtype)) for strip in strips))
+    def blank(cls, layout: str, rank: int, summary: Summary, strips: Iterable[Strip], device: str = "cpu") -> Share:
+        """Return one that is all zero, for :func:`fill`; on the device ``"meta"`` it has no values."""
+        content = ((strip, torch.zeros(strip.numel, dtype=strip.dtype, device=device)) for strip in strips)
+        return cls(layout, rank, summary, tuple(content))
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +110,7 @@ def pieces(share: Share, shard: Shard) -> list[Piece]:
     """Cut a rank's share into pieces; what lies in whole rows stays a view."""
     return [
         Piece(strip.kind, box.tensor, shard.shapes[box.tensor], box.start, part.contiguous(), first)
-        for strip, box, part, first in _parts(share, shard)
+        for strip, box, part, first in parts(share, shard)
     ]
 
 
@@ -123,7 +124,7 @@ def fill(share: Share, shard: Shard, found: Iterable[Piece]) -> None:
     offered: dict[tuple[str, str], dict[Box, Piece]] = defaultdict(dict)
     for piece in found:
         offered[piece.kind, piece.tensor].setdefault(piece.box, piece)  # replicas are one
-    for strip, box, target, _ in _parts(share, shard):
+    for strip, box, target, _ in parts(share, shard):
         covered = copy_shared(target, box, offered[strip.kind, box.tensor].values())
         if covered != box.numel:
             raise CheckpointError(
@@ -132,7 +133,7 @@ def fill(share: Share, shard: Shard, found: Iterable[Piece]) -> None:
             )
 
 
-def _parts(share: Share, shard: Shard) -> Iterator[tuple[Strip, Box, torch.Tensor, bool]]:
+def parts(share: Share, shard: Shard) -> Iterator[tuple[Strip, Box, torch.Tensor, bool]]:
     """Yield (strip, a box of the Hugging Face tensor, view of the strip there, whether this tp and pp rank tells it)."""
     by_local: dict[str, list[Box]] = defaultdict(list)
     for box in shard.boxes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -159,11 +159,18 @@ class SimulatedRuntime:
             self._roles = {r: state for r, state in self._roles.items() if state.pool.name != name}
             self._held.clear()
 
-    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None) -> None:
+    def rename_pool(self, old: str, new: str) -> None:
+        """Call a pool by another name."""
+        with self._lock:
+            self._pools[new] = replace(self._pools.pop(old), name=new)
+
+    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None, source: Pool | None = None) -> None:
         """Record the role; loading takes no virtual time."""
         num_updates = read_checkpoint(role.restore, role.name) if role.restore else 0
         if state is not None:
             num_updates = state.handles[0]
+        elif source is not None:
+            num_updates = self._roles[role.name].num_updates
         estimate = self._memory(role, pool.size) if self._memory else None
         with self._lock:
             devices = self.cluster.devices
@@ -205,7 +212,8 @@ class SimulatedRuntime:
     def release(self, role: str, pool: Pool) -> None:
         """Forget the role."""
         with self._lock:
-            self._roles.pop(role, None)
+            if role in self._roles and self._roles[role].pool.devices == pool.devices:  # else it has moved
+                del self._roles[role]
             self._held.clear()
 
     # -- calls

@@ -321,10 +321,30 @@ class Trainer:
         with self.on_device("weights", "optimizer"):
             return self._shares.read(str(self.mesh.layout), self.num_updates)
 
-    def blank_share(self, known: Summary) -> Share:
+    def blank_share(self, known: Summary, device: str = "cpu") -> Share:
         """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
         kinds = known.kinds if self._optimizer is not None else ()
-        return Share.blank(str(self.mesh.layout), self.groups.rank, known, self._shares.strips(kinds))
+        return Share.blank(str(self.mesh.layout), self.groups.rank, known, self._shares.strips(kinds), device)
+
+    @contextmanager
+    def giving_share(self) -> Iterator[Share]:
+        """Have this rank's share where it lies, to be read from; its summary is collective over dp."""
+        with self.on_device("weights", "optimizer"):
+            yield self._shares.in_place(str(self.mesh.layout), self.num_updates)
+
+    @contextmanager
+    def taking_share(self, known: Summary) -> Iterator[Share]:
+        """Have this rank's share where it lies, to be written; then every rank has what it needs of all. Collective over dp.
+
+        A state of which a part was written is of no use.
+        """
+        with self.on_device(*PARTS):
+            share = self._shares.begin(str(self.mesh.layout), known)
+            yield share
+            self._shares.complete(share)
+            if self._optimizer is not None:
+                self.zero_grad()
+        self.num_updates = known.num_updates
 
     def take_share(self, share: Share) -> None:
         """Restore what :meth:`share` returned on every rank, bit for bit.

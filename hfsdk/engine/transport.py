@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hfsdk.boxes import Offsets
+from hfsdk.engine.receipts import Receipts
 from hfsdk.resharding import Move, ReshardPlan, TransportReport
 from hfsdk.spec import DTYPE_BYTES
 
@@ -115,6 +116,7 @@ def execute(
     begin: Callable[[str], None] = _nothing,
     done: Callable[[str], None] = _nothing,
     checked: bool = False,
+    apart: bool = False,
 ) -> TransportReport:
     """Move the weights of ``plan`` from ``sources`` into ``targets``; called on every rank of the plan.
 
@@ -129,6 +131,7 @@ def execute(
         begin: called with a target's name before it is first written.
         done: called with a source's name when it is no longer needed.
         checked: whether :func:`problem` was asked before.
+        apart: whether the ranks are of two pools, of which one outlives the other (see ``receipts.py``).
 
     Raises:
         RuntimeError: the plan does not fit the tensors (before anything moves), or the bytes received are not those of the plan.
@@ -139,7 +142,7 @@ def execute(
     start = time.perf_counter()
     device = _device_of(sources, targets)
     schedule = _schedule(plan, rank, bucket_bytes or BUCKET_BYTES[device.type])
-    run = _Run(TORCH_DTYPES[plan.dtype], device, sources, targets, group, shared or {}, begin, done)
+    run = _Run(TORCH_DTYPES[plan.dtype], device, sources, targets, group, shared or {}, begin, done, apart)
     run.all(schedule.rounds)
     if sum(run.received.values()) != schedule.bytes_received:
         raise RuntimeError(f"rank {rank} received {sum(run.received.values())} bytes; the plan says {schedule.bytes_received}")
@@ -157,7 +160,7 @@ def execute_moves(
     *,
     bucket_bytes: int | None = None,
 ) -> TransportReport:
-    """Carry out moves for which there is no :class:`ReshardPlan`; called on every rank, with the moves of all of them.
+    """Carry out moves between two pools for which there is no :class:`ReshardPlan`; called on every rank, with those of all.
 
     Args:
         moves: in the same order on all ranks.
@@ -170,7 +173,7 @@ def execute_moves(
         bucket_bytes: bounds the buffers (see :data:`BUCKET_BYTES`); the same on all ranks.
     """
     start, device = time.perf_counter(), _device_of(sources, targets)
-    run = _Run(TORCH_DTYPES[dtype], device, sources, targets, group, {}, _nothing, _nothing)
+    run = _Run(TORCH_DTYPES[dtype], device, sources, targets, group, {}, _nothing, _nothing, apart=True)
     run.all(_make_rounds(moves, rank, DTYPE_BYTES[dtype], bucket_bytes or BUCKET_BYTES[device.type]))
     return run.report(num_ranks, time.perf_counter() - start)
 
@@ -222,8 +225,10 @@ class _Run:
     def __init__(
         self, dtype: torch.dtype, device: torch.device, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor],
         group: ProcessGroup | None, shared: Mapping[str, str], begin: Callable[[str], None], done: Callable[[str], None],
+        apart: bool,
     ) -> None:  # fmt: skip
         self.dtype, self.device, self.group = dtype, device, group
+        self.with_receipts = apart and device.type == "cpu"
         self.sources, self.targets, self.shared, self.begin, self.done = sources, targets, shared, begin, done
         self.sent = self.copied = self.shared_numel = 0
         self.received: dict[int, int] = defaultdict(int)
@@ -261,16 +266,23 @@ class _Run:
             operations.append(dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=message.peer, tag=message.tag))
             incoming.append((message, buffer))
         works = dist.batch_isend_irecv(operations) if operations else []
+        receipts = self._receipts(step) if self.with_receipts else None
 
         def finish() -> None:
-            for work in works:
-                work.wait()
+            if receipts is not None:
+                receipts.wait(works)
+            else:
+                for work in works:
+                    work.wait()
             for message, buffer in incoming:
                 self._unpack(message, buffer)
             for name in step.done:
                 self.done(name)
 
         return finish
+
+    def _receipts(self, step: _Round) -> Receipts:
+        return Receipts(self.group, (message.peer for message in step.sends), (message.peer for message in step.receives))
 
     def _packed(self, message: _Message) -> Tensor:
         if len(message.pieces) == 1:

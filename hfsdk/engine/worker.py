@@ -36,13 +36,10 @@ if TYPE_CHECKING:
     from hfsdk.engine.hosted import HostedRole
     from hfsdk.engine.keepsake import Keepsake
     from hfsdk.engine.megatron_checkpoint import Saving
+    from hfsdk.engine.moves import Inventory
 
 LOOKS = ("last_reshard", "census")
 """Methods that use no weights, so that a shadow's may be old."""
-
-
-TRANSFERS = ("export_weights", "take_weights")
-"""Methods of which both sides may have to be there at once."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,9 @@ class Worker:
 
             cpu_support_megatron.install()
             from hfsdk.engine import hosted  # noqa: F401
+            from hfsdk.engine.direct import Links
 
+        self._links = self._links or Links()  # before a call can be cancelled
         self.setup = setup
         self.recorder.rank, self.recorder.pool = setup.rank, setup.pool
         torch.set_num_threads(self.setup.num_threads)
@@ -199,10 +198,7 @@ class Worker:
     @property
     def links(self) -> Links:
         """The worlds that this process shares with those of other pools."""
-        if self._links is None:
-            from hfsdk.engine.direct import Links
-
-            self._links = Links()
+        assert self._links is not None  # it is in a pool
         return self._links
 
     @contextmanager
@@ -213,7 +209,8 @@ class Worker:
 
     def drop_link(self, number: int) -> None:
         """Leave a link, as the other pool is gone."""
-        self.links.leave(number)
+        if self._links is not None:
+            self._links.leave(number)
 
     def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> None:
         """Build a role; collective over the pool.
@@ -243,6 +240,15 @@ class Worker:
         """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""
         self._lane()
         return self.roles[role].export()
+
+    def offer(self, role: str) -> Inventory:
+        """Say what this rank gives of a role's state to another pool; collective over this one."""
+        self._lane()
+        return self.roles[role].offer()
+
+    def need(self, role: str, given: Sequence[Inventory]) -> Inventory:
+        """Say what this rank takes of a state that the ranks of another pool offer."""
+        return self.roles[role].need(given[0].summary)
 
     def keep_state(self, role: str, number: int) -> Keepsake:
         """Copy this rank's part of a role's state and keep it; collective over the pool."""
@@ -318,8 +324,6 @@ class Worker:
         except Exception as error:  # everything is told to the controller, which knows the user's line
             reply.status, reply.error = "error", _told(error)
         self._running_call = -1
-        if reply.status != "ok" and call.method in TRANSFERS:
-            startup.collect_everything()  # a link that it left is gone only now, and its peers wait for that
         reply.spans = tuple(self.recorder.take()[0])
         return reply
 

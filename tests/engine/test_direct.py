@@ -1,9 +1,14 @@
 """Weights straight from rank to rank of two pools, in real processes over gloo: bit for bit, counted, never waited for in vain."""
 
+import multiprocessing
 import os
+import signal
+import threading
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,13 +16,14 @@ from spawn import run
 from test_bridge import blank, boxes_of, check_taken, cut, full_of, roles
 from torch.distributed import distributed_c10d as c10d
 
-from hfsdk.engine import rendezvous, transport
+from hfsdk.engine import direct, rendezvous, transport
 from hfsdk.engine.bridge import Route
 from hfsdk.engine.direct import NOTHING, Links, Way
 from hfsdk.engine.rendezvous import Link
 from hfsdk.engine.role_state import SCALAR_HEAD, Shard
 from hfsdk.engine.safepoint import PeerFailed, SafePoint
 from hfsdk.engine.shadow_plan import plan_between
+from hfsdk.resharding import Move
 
 NEVER = SafePoint(lambda: False)
 
@@ -149,7 +155,6 @@ def failing(rank, world_size, folder):
         told = "TroubleError"
     except RuntimeError as error:
         told = str(error)
-    group = None  # in a worker it goes with the call
     if rank == 1:
         transport._Run._copy = before
     seconds = time.monotonic() - start
@@ -170,6 +175,142 @@ def test_a_rank_that_fails_lets_all_others_go(tmp_path):
         assert told == "TroubleError" or any(words in told for words in PEER_LEFT), told
 
 
+WEIGHT = (Move("w", 0, 1, "w", (0,), "w", (0,), (2**25,)),)
+"""One message of 128 MB, of which a connection never holds the whole."""
+
+
+def half_way(rank, dies, folder, pipe):
+    """One rank stops with the message half way; the other one says how its wait ended when that one is killed."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store{rank}", rank=0, world_size=1)
+    transport.BUCKET_BYTES["cpu"] = 2**30
+    weight = {"w": torch.ones(2**25)}
+    sources, targets = (weight, NOTHING) if rank == 0 else (NOTHING, weight)
+    before = moved_bytes()
+
+    def stop(self, step):
+        while moved_bytes() < before + 2**20:
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    if rank == dies:
+        transport._Run._copy = stop
+    links = Links()
+    try:
+        with links.using(link_of(folder, 2), rank, 1) as group:
+            NEVER.agree(group)
+            pipe.send("begun")
+            transport.execute_moves(WEIGHT, "fp32", rank, 2, sources, targets, group)
+    except RuntimeError as error:
+        pipe.send((str(error), len(links._joined), float(weight["w"].sum())))
+
+
+def moved_bytes():
+    """Bytes that this process has written and read, to its connections too."""
+    with open("/proc/self/io") as counts:
+        return sum(int(line.split()[1]) for line in list(counts)[:2])
+
+
+@pytest.mark.parametrize("dies", [0, 1], ids=["giver", "taker"])
+def test_a_rank_that_dies_with_a_message_half_way_lets_the_other_go(dies, tmp_path):
+    """Gloo itself does not tell: what is half written, or half read, waits for the group's limit."""
+    from hfsdk.engine.ray_links import PEER_LEFT
+
+    context, pipes, processes = multiprocessing.get_context("forkserver"), [], []
+    for rank in range(2):
+        mine, theirs = context.Pipe()
+        processes.append(context.Process(target=half_way, args=(rank, dies, str(tmp_path), theirs), daemon=True))
+        processes[-1].start()
+        pipes.append(mine)
+    try:
+        for pipe in pipes:
+            assert pipe.poll(60.0)
+            assert pipe.recv() == "begun"
+        wait_until_stopped(processes[dies].pid)
+        time.sleep(0.5)
+        assert not pipes[1 - dies].poll(), "it waits for what is to come"
+        processes[dies].kill()
+        assert pipes[1 - dies].poll(5.0), "it still waits for one that is gone"
+        told, num_links, total = pipes[1 - dies].recv()
+        assert any(words in told for words in PEER_LEFT), told
+        assert num_links == 0
+        assert dies == 0 or total == 2**25, "what it gave is as it was"
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def wait_until_stopped(pid):
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+
+
+def cut_while_waiting(rank, world_size, folder):
+    """Rank 0 joins and never gives. Rank 1 is cut, from another thread, and waits no longer; nor does rank 0 when it looks."""
+    end, links, start = End(rank, "untied", "tp1", "tp1"), Links(), time.monotonic()
+    try:
+        with links.using(link_of(folder, world_size), rank, 1) as group:
+            NEVER.agree(group)
+            if rank == 0:
+                time.sleep(2.0)
+            else:
+                threading.Timer(0.5, links.cut, (1,)).start()
+            end.way.move(end.sources, end.targets, group)
+    except (PeerFailed, RuntimeError) as error:
+        return type(error).__name__, time.monotonic() - start, len(links._joined)
+    return "ok"
+
+
+def test_a_cut_ends_a_wait_at_once(tmp_path):
+    (first, first_s, *kept), (other, other_s, *gone) = run(cut_while_waiting, 2, str(tmp_path))
+    assert (first, other) == ("RuntimeError", "PeerFailed")
+    assert (kept, gone) == ([0], [0])
+    assert other_s < 2.0 < first_s < 10.0
+
+
+def alone(rank, world_size, folder):
+    """The other rank never comes: a cut ends the wait for it, and the limit does."""
+    links, outcome = Links(), []
+    for limit_s, call_id in ((60.0, 1), (1.0, 2)):
+        start = time.monotonic()
+        timer = threading.Timer(0.5, links.cut, (1,))
+        timer.start()
+        try:
+            with links.using(link_of(folder, 2, call_id, limit_s), 0, call_id):
+                outcome.append("joined")
+        except (PeerFailed, RuntimeError) as error:
+            outcome.append((type(error).__name__, str(error)))
+        timer.join()
+        assert time.monotonic() - start < 5.0
+    return outcome
+
+
+def test_nobody_waits_for_a_rank_that_never_comes(tmp_path):
+    cut, late = run(alone, 1, str(tmp_path))[0]
+    assert cut == ("PeerFailed", "")
+    assert late == ("RuntimeError", "1 of the 2 ranks of train and rollout met within 1 s")
+
+
+class Kernels:
+    """What CUDA says of kernels that wait for a peer for ever."""
+
+    def record(self, stream):
+        self.stream = stream
+
+    def query(self):
+        return False
+
+
+def test_on_gpus_the_host_never_waits_in_cuda(monkeypatch):
+    """A kernel of NCCL waits for its peers for ever, and with it whoever asks CUDA to wait for the kernel."""
+    monkeypatch.setattr(torch.cuda, "Event", Kernels)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: f"stream {gpu}")
+    with pytest.raises(RuntimeError, match=r"not there within 0\.2 s"):
+        direct._await_stream(0, 0.2, lambda: False)
+    with pytest.raises(PeerFailed):
+        direct._await_stream(0, 60.0, lambda: True)
+
+
 def silent(rank, world_size, folder):
     """Rank 0 joins and never gives: the others wait as long as the link's limit."""
     end, links, start = End(rank, "untied", "tp1", "tp1"), Links(), time.monotonic()
@@ -179,12 +320,31 @@ def silent(rank, world_size, folder):
             NEVER.agree(group, None)
             if rank == 0:
                 time.sleep(8.0)
-                return "silent"
+                raise TroubleError
             end.way.move(end.sources, end.targets, group)
+    except TroubleError:
+        return "silent"
     except RuntimeError as error:
         assert time.monotonic() - start < 7.0
         return str(error)
     return "ok"
+
+
+def half_done(rank, world_size, folder):
+    """Rank 3 fails when it has all it needs: no other rank goes on as if all had, to wait for rank 3 in its own pool."""
+    end, links = End(rank, "untied", "tp2", "tp1 dp2"), Links()
+    try:
+        with links.using(link_of(folder, world_size), rank, 1) as group:
+            end.go(group)
+            if rank == 3:
+                raise TroubleError
+    except (TroubleError, RuntimeError) as error:
+        return type(error).__name__
+    return "ok"
+
+
+def test_it_is_done_on_all_ranks_or_on_none(tmp_path):
+    assert run(half_done, 4, str(tmp_path)) == ["RuntimeError"] * 3 + ["TroubleError"]
 
 
 def test_nobody_waits_longer_than_the_limit(tmp_path):
@@ -219,7 +379,6 @@ def replacing(rank, world_size, folder):
     for link in (link_of(folder, world_size), other, link_of(folder, world_size, 1)):
         with links.using(link, rank, 1) as group:
             NEVER.agree(group)
-        group = None
     kept = sorted(links._joined)
     links.leave(5)
     return kept, sorted(links._joined), len(c10d._world.pg_group_ranks)
@@ -231,12 +390,13 @@ def test_a_pool_s_old_link_goes_when_the_new_one_comes(tmp_path):
 
 def test_on_gpus_nccl_connects_before_the_first_batch(monkeypatch, tmp_path):
     """Some ranks have no part in a first batch, and would be waited for: NCCL's connections stand before."""
-    said = []
+    said, handling = [], []
 
     class Backend:
         def __init__(self, store, rank, size, options=None, timeout=None):
             self.timeout = options._timeout if options else timeout
             said.append((type(self).__name__, rank, size, self.timeout.total_seconds()))
+            handling.append(os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"))
 
         def _set_sequence_number_for_group(self):
             pass
@@ -270,8 +430,12 @@ def test_on_gpus_nccl_connects_before_the_first_batch(monkeypatch, tmp_path):
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     link = Link(3, ("a", "b"), f"file://{tmp_path}/store", 4, ("127.0.0.1",) * 4)
+    rendezvous._store_of(link, timedelta(seconds=5)).add("here", 3)  # the others
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     group = rendezvous.meet(link, 2, gpu=6)
     c10d._world.pg_group_ranks.pop(group)
     assert said == [("Gloo", 2, 4, 600.0), ("Nccl", 2, 4, 600.0), ("connected", "cuda:6")]
     assert (sorted(group.backends), group.kind) == (["cpu", "cuda"], Group.BackendType.NCCL)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7", "the pool's own groups are made on its own interface"
+    assert handling == ["0", "0"], "torch's watchdog would end a process whose peer has died"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ, "of the pool's own groups it is torch's to choose"

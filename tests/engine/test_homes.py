@@ -10,7 +10,7 @@ import hfsdk as hf
 from hfsdk.engine import messages as m
 from hfsdk.errors import WorkerDiedError
 from hfsdk.placement import Pool
-from hfsdk.runtime import StateGoneError
+from hfsdk.runtime import StateGoneError, TransferBrokenError
 
 APART = {"actor": 1, "critic": 1}
 
@@ -180,3 +180,99 @@ def test_what_is_collective_on_a_part_of_a_pool_and_on_the_whole_takes_turns(mon
         for call in calls:
             call.wait()
         assert not [pools for pools in busy.together if len({part, whole} & pools) == 2]
+
+
+class Straight:
+    """The simulated runtime where states go straight between pools that share no device: what is loaded from where."""
+
+    def __init__(self, runtime, monkeypatch):
+        self.loads, self.exports, self.opened, self.fault = [], [], [], None
+        self._runtime, self._load, self._export = runtime, runtime.load, runtime.export
+        monkeypatch.setattr(runtime, "goes_direct", lambda giver, taker: not set(giver.devices) & set(taker.devices))
+        monkeypatch.setattr(runtime, "load", self.load)
+        monkeypatch.setattr(runtime, "export", self.export)
+
+    def load(self, role, pool, state=None, source=None):
+        self.loads.append((role.name, pool.devices, source and source.devices))
+        self.opened.append({pool.devices for pool in self._runtime._pools.values()})
+        if source is not None and self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault(source, pool)
+        self._load(role, pool, state, source)
+
+    def export(self, role, pool):
+        self.exports.append(role)
+        return self._export(role, pool)
+
+
+@pytest.fixture
+def apart():
+    with hf.Session.simulated("1x4 A100-80GB") as made:
+        made.actor("tiny")
+        made.critic("tiny")
+        made.rows = made.batch(prompt=[[1], [2]], response=[[1], [2]])
+        made.place({"actor critic": 2})
+        learn(made, 3)
+        yield made
+
+
+@pytest.fixture
+def straight(apart, monkeypatch):
+    return Straight(apart.client._controller._runtime, monkeypatch)
+
+
+def onto(session, **pools):
+    """Place roles on devices."""
+    placed = tuple(Pool(name, devices) for name, devices in pools.items())
+    session.place(hf.Placement(placed, {name: name for name in pools}))
+
+
+def test_a_role_goes_straight_where_both_its_places_can_be_open(apart, straight):
+    onto(apart, actor=(0, 1), critic=(2, 3))
+    assert straight.loads[0] == ("critic", (2, 3), (0, 1)), "while the old pool is there"
+    assert {(0, 1), (2, 3)} <= straight.opened[0]
+    assert straight.exports == ["actor"], "its workers are those of the new pool"
+    assert updates(apart) == {"actor": 3, "critic": 3}
+    learn(apart, 1)
+    straight.loads.clear()
+    straight.exports.clear()
+    onto(apart, actor=(0, 1), critic=(2,))
+    assert (straight.loads, straight.exports) == ([("critic", (2,), None)], ["critic"]), "the actor stays; the critic's device too"
+    onto(apart, actor=(2, 3), critic=(0,))
+    assert straight.exports == ["critic", "actor", "critic"], "neither pool can be opened while the other is there"
+    onto(apart, actor=(2, 3), critic=(1,))
+    assert straight.loads[-1] == ("critic", (1,), (0,)), "a pool of the same name on other devices"
+    assert updates(apart) == {"actor": 4, "critic": 4}
+    assert set(apart.client._controller._runtime._pools) == {"actor", "critic"}, "nothing that was set aside is left"
+    learn(apart, 1)
+
+
+BOTH = {"actor": "3", "critic": "3"}
+"""The actor's state was on its way, in objects of the old pool's workers."""
+FAULTS = {
+    "the way": (lambda old, new: hf.CallError("Connection closed by peer"), {}),
+    "the new pool": (lambda old, new: TransferBrokenError([(new, ended("the new pool"))]), {}),
+    "the new pool, loading": (lambda old, new: ended("the new pool"), {}),
+    "the old pool": (lambda old, new: TransferBrokenError([(old, ended("the old pool"))]), BOTH),
+    "both": (lambda old, new: TransferBrokenError([(old, ended("one")), (new, ended("other"))]), BOTH),
+}
+
+
+def ended(name):
+    return WorkerDiedError(f"the worker of {name} ended.")
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_move_that_fails_costs_what_was_on_the_workers_that_ended(apart, straight, what):
+    fault, lost = FAULTS[what]
+    straight.fault = fault
+    told = ""
+    try:
+        onto(apart, actor=(0, 1), critic=(2, 3))
+    except WorkerDiedError as error:
+        told = str(error)
+    assert bool(told) == (what != "the way"), "the object store takes it then, and nobody need know"
+    assert dict(re.findall(r"(\w+) comes back with its initial weights \((\d) updates? lost\)", told)) == lost
+    learn(apart, 1)
+    assert updates(apart) == dict.fromkeys(BOTH, 1 if lost else 4)
+    assert set(apart.client._controller._runtime._pools) == {"actor", "critic"}

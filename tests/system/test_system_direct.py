@@ -78,15 +78,10 @@ def pids(session):
     return {status.device: status.pid for status in session.client.send(m.Look("devices"))}
 
 
-@pytest.mark.parametrize(("dies", "stay", "version"), [(1, (2, 3), 0), (3, (0, 1), 1)], ids=["giver", "taker"])
-def test_a_worker_that_ends_in_a_transfer_costs_its_own_pool_and_at_times_the_other(session, ray_here, dies, stay, version):
-    actor = declared(session, "tp2", "tp1")
-    session.place({"actor": 2, "actor.rollout": 2})
-    batch = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4))
-    actor.update(batch, likelihood).wait()
+def end_in_the_next_transfer(session, ray, device):
+    """Have a worker end with the first round of what it gives or takes next under way."""
 
     def arrange(process):
-        """Have the process end in the next transfer, with its first round under way."""
         import os
         import signal
 
@@ -94,16 +89,25 @@ def test_a_worker_that_ends_in_a_transfer_costs_its_own_pool_and_at_times_the_ot
 
         transport._Run._copy = lambda self, step: os.kill(os.getpid(), signal.SIGKILL)
 
+    ray.get(runtime_of(session)._devices[device].handle.__ray_call__.remote(arrange))
+
+
+@pytest.mark.parametrize(("dies", "stay", "version"), [(1, (2, 3), 0), (3, (0, 1), 1)], ids=["giver", "taker"])
+def test_a_worker_that_ends_in_a_transfer_costs_its_own_pool_alone(session, ray_here, dies, stay, version):
+    actor = declared(session, "tp2", "tp1")
+    session.place({"actor": 2, "actor.rollout": 2})
+    batch = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4))
+    actor.update(batch, likelihood).wait()
     before = pids(session)
-    ray_here.get(runtime_of(session)._devices[dies].handle.__ray_call__.remote(arrange))
-    with pytest.raises(hf.CallError, match=rf"the worker of device {dies} .*ended"):
+    end_in_the_next_transfer(session, ray_here, dies)
+    with pytest.raises(hf.CallError, match=rf"the worker of device {dies} .*ended") as told:
         actor.generate(PROMPTS, max_new_tokens=4).wait(240)
+    assert ("1 update lost" in str(told.value)) == (version == 0)
     fresh = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4))
     assert gap(fresh) <= 1e-4
     after = pids(session)
-    same = {device for device in after if after[device] == before[device]}
-    assert same in (set(stay), set()), "the other pool's workers are the same, or were ended after they hung in the transfer"
-    assert set(fresh["policy_version"]) == {version if same else 0}
+    assert {device for device in after if after[device] == before[device]} == set(stay), "the other pool's workers are the same"
+    assert set(fresh["policy_version"]) == {version}, "and have what they had"
 
 
 def test_a_generation_that_is_cancelled_leaves_the_weights_to_the_next(session):
