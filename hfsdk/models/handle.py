@@ -77,10 +77,12 @@ class ModelHandle:
         """Optimizer updates the weights have seen since they were loaded; 0 for frozen models. Asks the controller."""
         roles: Mapping[str, tuple[RoleSpec | None, str, int]] = self._client.send(Look("roles"))
         spec, _, updates = roles.get(self.name, (None, "", 0))
-        # another of this name may stand there, until this one is placed; with a shadow the rollout is not the role's own
-        by, own = self._role.generated_by, self._role
-        mine = spec is not None and (replace(spec, rollout=own.rollout, generated_by=by, nodes=own.nodes) if by else spec) == own
-        return updates if mine else 0
+        own = self._role
+        if spec is not None and own.generated_by:  # the rollout is the shadow's
+            spec = replace(
+                spec, rollout=own.rollout, rollout_options=own.rollout_options, generated_by=own.generated_by, nodes=own.nodes
+            )  # fmt: skip
+        return updates if spec == own else 0  # another of this name may stand there, until this one is placed
 
     @property
     def memory(self) -> dict[int, int]:

@@ -9,7 +9,8 @@ import torch
 from spawn import run
 from test_checkpoint_layouts import KINDS, make_folders
 from test_megatron_shares import DTYPES, Here
-from test_trainer import equal
+from trainer_harness import equal
+from whole_state import state_of
 
 PAIRS = [("tp2", "dp2"), ("dp2", "tp2"), ("pp2", "dp2"), ("tp2", "pp2")]
 """Layouts of the old place, on ranks 0 and 1, and of the new one, on 2 and 3."""
@@ -68,9 +69,9 @@ def moves(rank, world_size, root, folder, pairs):
                     trainer = h.trainer(name, distributed=distributed, seed=0 if rank < 2 else 7)
                     if rank < 2 and steps:
                         h.learn(trainer, name, mini_batches=steps)
-                    before = trainer.state() if rank < 2 else None
+                    before = state_of(trainer) if rank < 2 else None
                     report = move(h, trainer, rank, links, link)
-                    same = rank >= 2 or equal(trainer.state(), before)
+                    same = rank >= 2 or equal(state_of(trainer), before)
                     agree = h.replicas_agree(trainer) if steps else True
                     found[old, new, name, distributed, steps] = (
                         h.whole(trainer), same, agree, report.bytes_sent, report.bytes_received,
