@@ -82,11 +82,7 @@ class Ragged:
             dtype = None if dtype is None else np.dtype(dtype)
         except Exception as error:  # the user's own object raises what it likes
             raise ColumnError(f"dtype must be a dtype of numpy; got dtype={shown(dtype)}") from error
-        try:
-            given = list(rows)
-        except Exception as error:  # the user's own object
-            raise ColumnError(f"rows cannot be read; got rows={shown(rows)}") from error
-        arrays = [_as_row(row, dtype, i) for i, row in enumerate(given)]
+        arrays = [_as_row(row, dtype, i) for i, row in enumerate(_each(rows))]  # what is no row is told before the next is read
         filled = [a for a in arrays if len(a)]
         flat = np.concatenate(filled) if filled else np.zeros(0, dtype=dtype or np.float32)
         return cls.from_lengths(flat, [len(a) for a in arrays])
@@ -197,6 +193,14 @@ class Ragged:
 
 
 Column = Array | Ragged | list[Any]
+
+
+def _each(rows: Any) -> Iterator[Any]:
+    """Yield what the user's own object has, one after another."""
+    try:
+        yield from rows
+    except Exception as error:
+        raise ColumnError(f"rows cannot be read; got rows={shown(rows)}") from error
 
 
 def _as_row(row: Any, dtype: Any, number: int) -> Array:
