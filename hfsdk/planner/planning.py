@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
@@ -75,23 +75,27 @@ def plan_step(
     _check_declared(models, kinds)
     only = None if placement == "auto" else _only(placement, models, cluster)
 
-    def searched_with(tables: Tables) -> tuple[Search, float, list[Found]]:
+    def search_with(tables: Tables) -> Search:
         search = Search.over(models, recorded, tables, top=top, by_placement=by_placement, shadows=shadows, only=only)
-        tables_began = time.perf_counter()
-        for space in search.spaces:
-            _ = space.least
-        return search, time.perf_counter() - tables_began, search.run() if search.spaces else []
+        if not search.spaces:
+            raise PlacementError(
+                f"placement {placement!r} is not among those that are searched for these roles; use 'auto', or place it yourself: "
+                f"session.place({placement!r})"
+            )
+        search.prepare()
+        search.run()
+        return search
 
-    search, tables_s, found = searched_with(tables)
-    if not search.spaces:
-        raise PlacementError(
-            f"placement {placement!r} is not among those that are searched for these roles; use 'auto', or place it yourself: "
-            f"session.place({placement!r})"
-        )
-    if not found and search.sizes_are_open:
-        tables = Tables(cluster, tables.perf, least=True)
-        search, tables_s, found = searched_with(tables)
-    found.sort(key=lambda one: one.step_seconds)
+    searches = [search_with(tables)]
+    if searches[0].sizes_are_open:
+        searches.append(search_with(Tables(cluster, tables.perf, alone=False)))
+        if not searches[0].best.found:
+            searches = [search_with(Tables(cluster, tables.perf, least=True))]
+    search, by_key = searches[0], dict[Hashable, Found]()
+    for key, one in (item for each in searches for item in each.best.found.items()):
+        if key not in by_key or one.step_seconds < by_key[key].step_seconds:
+            by_key[key] = one
+    found = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
     if not found:
         if only is not None:
             raise DeviceMemoryError(
@@ -105,12 +109,13 @@ def plan_step(
     searched = Searched(
         family=FAMILY + SHARING_CORES * cluster.shares_cores + FROM_MEMORY * search.sizes_are_open + search.shortened,
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
-        num_layouts=tables.num_predicted, seconds=time.perf_counter() - began, tables_s=tables_s,
+        num_layouts=sum(one.spaces[0].tables.num_predicted for one in searches), seconds=time.perf_counter() - began,
+        tables_s=sum(one.tables_s for one in searches),
     )  # fmt: skip
     return Plan(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
         memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best, first) for one in found[1:]),
-        rejected=() if only else tuple(rejected_presets(list(search.best.found.values()), models, kinds[0], cluster.num_devices)),
+        rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
         again=again,
     )  # fmt: skip

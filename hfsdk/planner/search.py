@@ -11,6 +11,7 @@ until every pool has one size; then the layouts are chosen exactly (``leaf``)::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,8 +50,8 @@ SHARING_CORES = " Workers here share cores: with n at work on C cores each runs 
 
 
 FROM_MEMORY = (
-    " Layouts are compared with the cache that each rollout on GPUs has room for beside its own role alone, where all roles leave "
-    "it up to 8 GB; the plans that are found are timed, and put in order, with what all roles on its devices leave it."
+    " Where a rollout's cache comes from the memory of GPUs, plans that leave it up to 8 GB are compared with those, and once more "
+    "with what it has room for beside its own role alone; what is found is timed, and put in order, with what all roles leave it."
 )
 """What is said where sizes of rollouts come from memory."""
 
@@ -210,6 +211,8 @@ class Search:
     """Placements whose layouts were chosen: (id of the space, arrangement, numbers of sizes)."""
     least_left: float = np.inf
     """Seconds that a plan which was not looked at takes at least, where the search ended early."""
+    tables_s: float = 0.0
+    """Seconds that :meth:`prepare` took."""
 
     @classmethod
     def over(
@@ -233,6 +236,13 @@ class Search:
             modes = [(m, [g for g in groupings if _names(m, g.blocks, g.hosts) == only]) for m, groupings in modes]
         spaces = [Space(m, groupings, tables.kinds, tables, everything) for m, groupings in modes if groupings]
         return cls(spaces, Best(top, by_placement))
+
+    def prepare(self) -> None:
+        """Predict what every layout takes; :meth:`run` would, and this notes the seconds."""
+        began = time.perf_counter()
+        for space in self.spaces:
+            _ = space.least
+        self.tables_s = time.perf_counter() - began
 
     @property
     def sizes_are_open(self) -> bool:

@@ -24,11 +24,19 @@ from hfsdk.layout import Layout
 from hfsdk.planner.cache import sizes_alone, waits, with_least
 from hfsdk.planner.decoding import slots
 from hfsdk.planner.items import Item, Job
-from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
+from hfsdk.planner.memory import (
+    CPU_PROCESS_BYTES,
+    GPU_PROCESS_BYTES,
+    MemoryEstimate,
+    kv_cache_bytes,
+    role_bytes,
+    rollout_parameters,
+)  # fmt: skip
 from hfsdk.planner.perf_model import Lengths, Links, PerfModel, Setup
 from hfsdk.planner.pools import Kind, kinds_of, pack
 from hfsdk.planner.recorded import UNSPLIT, RecordedCall
 from hfsdk.roles import GENERATING, RoleSpec, altered
+from hfsdk.rollout_sizes import LEAST_SEQS
 from hfsdk.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
 from hfsdk.table import Array
 
@@ -120,6 +128,8 @@ class Tables:
     perf: PerfModel
     least: bool = False
     """Whether rollouts whose cache is open are asked to have the smallest one, and not what they should have."""
+    alone: bool = True
+    """Whether they are timed with the cache that they have beside their own role alone, and not with what they should have."""
     num_predicted: int = 0
     """Layouts of items on pools whose calls were predicted."""
     known: Known = field(init=False)
@@ -304,7 +314,7 @@ class Tables:
         """Return ``Setup.of`` the item on a pool of this size, at a fraction of its price."""
         train = layouts.get("train") or Layout(dp=size)
         tp = layouts["rollout"].tp if rollout else 0
-        key = self._like(item), kind, size, train.tp, train.pp, tp
+        key = self._like(item), kind, size, train.tp, train.pp, tp, self.alone
         if key not in self.known.setups:
             self.known.setups[key] = self._setup(item, layouts, train, tp, kind, size)
         return self.known.setups[key]
@@ -325,9 +335,12 @@ class Tables:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
             if waits(item.role) and not kind.on_cpu:
-                role, held = with_layouts(item.role, layouts), self.bytes_of(item, layouts, kind, size, least=True)
-                options = sizes_alone(role, held, self._devices(kind))
-                changes |= {"max_num_seqs": options.max_num_seqs, "kv_cache_bytes": options.kv_cache_bytes}
+                role = with_layouts(item.role, layouts)
+                options = role.rollout_options
+                if self.alone:
+                    options = sizes_alone(role, self.bytes_of(item, layouts, kind, size, least=True), self._devices(kind))
+                changes["max_num_seqs"] = options.max_num_seqs or LEAST_SEQS
+                changes["kv_cache_bytes"] = options.kv_cache_bytes or kv_cache_bytes(role, rollout_tp, on_cpu=False)
         base = self.known.setups[least]
         made = object.__new__(Setup)
         made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
