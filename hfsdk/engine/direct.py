@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from hfsdk.engine import rendezvous, transport
 from hfsdk.engine.bridge import Route, boxes_of
@@ -149,7 +148,7 @@ class Links:
                 _await_stream(gpu, link.limit_s, is_cut)
             if is_cut():
                 raise PeerFailed
-            dist.all_reduce(torch.zeros(1), group=use.group)  # nobody goes on, perhaps to wait for its own pool, before all can
+            use.group.allreduce([torch.zeros(1)]).wait()  # nobody goes on, perhaps to wait for its own pool, before all can
         except BaseException as error:
             self.leave(link.number)
             if is_cut() and isinstance(error, RuntimeError):  # what gloo or NCCL said of it
