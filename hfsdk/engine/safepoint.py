@@ -60,7 +60,8 @@ class SafePoint:
             import torch.distributed as dist
 
             flags = torch.tensor([int(cancelled), int(failed), state, -state])
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+            # dist.all_reduce hides what went wrong in a group that torch has not made, as that of a link
+            group.allreduce([flags], dist.ReduceOp.MAX).wait()
             any_cancelled, any_failed, largest, smallest = flags.tolist()
             cancelled, failed, differ = bool(any_cancelled), bool(any_failed), largest != -smallest
         if error is not None:
