@@ -4,8 +4,9 @@ Targets, PPO with four llama-70b models (bf16, distributed optimizer), 1,024 pro
 the best of five plans after a first one (of two beyond 1,024 devices), the step recorded anew, each with a token more in its
 responses than the one before:
 
-a. `session.plan` for 128 devices at most 150 ms, for 1,024 at most 2 s. The first one of a cluster also works out its setups and
-   has no earlier plan to look at first; it is printed, without a target.
+a. `session.plan` for 128 devices at most 200 ms, for 1,024 at most 2 s. The caches of rollouts come from the memory of GPUs; with
+   128 devices they decide, and the search is made twice. The first plan of a cluster also works out its setups and has no earlier
+   plan to look at first; it is printed, without a target.
 b. One PPO step of the simulated session on 128 devices, warm, the best of twenty, at most 20 ms.
 c. Every plan fits, and none is slower than the best placement of half as many devices.
 
@@ -32,7 +33,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 from common import Report, parser, say, table  # noqa: E402
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-TARGETS_S = {128: 0.150, 1024: 2.0}
+TARGETS_S = {128: 0.200, 1024: 2.0}
 STEP_S, STEP_DEVICES = 0.020, 128
 MODEL, TIMES, FEW, STEPS = "llama-70b", 5, 2, 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
@@ -87,14 +87,13 @@ def plan_step(
         return search
 
     searches = [search_with(tables)]
-    if searches[0].sizes_are_open:
-        searches.append(search_with(Tables(cluster, tables.perf, alone=False)))
-        if not searches[0].best.found:
-            searches = [search_with(Tables(cluster, tables.perf, least=True))]
-    search, by_key = searches[0], dict[Hashable, Found]()
-    for key, one in (item for each in searches for item in each.best.found.items()):
-        if key not in by_key or one.step_seconds < by_key[key].step_seconds:
-            by_key[key] = one
+    if searches[0].sizes_are_open and not searches[0].best.found:
+        searches = [search_with(tables.but(least=True))]
+    elif searches[0].sizes_matter:
+        searches.append(searches[0].again(tables.but(alone=False)))
+        searches[-1].prepare()
+        searches[-1].run()
+    search, by_key = searches[0], searches[-1].best.found
     found = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
     if not found:
         if only is not None:

@@ -50,8 +50,9 @@ SHARING_CORES = " Workers here share cores: with n at work on C cores each runs 
 
 
 FROM_MEMORY = (
-    " Where a rollout's cache comes from the memory of GPUs, plans that leave it up to 8 GB are compared with those, and once more "
-    "with what it has room for beside its own role alone; what is found is timed, and put in order, with what all roles leave it."
+    " Where a rollout's cache comes from the memory of GPUs the search is not exact: plans are compared with the cache that it has "
+    "beside its own role alone. If those found leave it less, and are slower for it, the search is made once more, with up to 8 GB. "
+    "What is found is timed, and put in order, with what all roles leave it."
 )
 """What is said where sizes of rollouts come from memory."""
 
@@ -84,6 +85,12 @@ class Found:
             if waits(item.role) else item
             for item, o in zip(space.mode.items, options, strict=True)
         )  # fmt: skip
+
+    def timed(self) -> Found:
+        """Return it with the seconds of the step with those sizes, to be compared by them."""
+        other = replace(self, seconds=self.step_seconds)
+        other.__dict__.update(self.__dict__ | {"seconds": self.step_seconds})  # what was worked out stays
+        return other
 
     @cached_property
     def step_seconds(self) -> float:
@@ -237,6 +244,11 @@ class Search:
         spaces = [Space(m, groupings, tables.kinds, tables, everything) for m, groupings in modes if groupings]
         return cls(spaces, Best(top, by_placement))
 
+    def again(self, tables: Tables) -> Search:
+        """Prepare a search for what is faster than this one's plans with the sizes that all roles leave, by other tables."""
+        found = {key: one.timed() for key, one in self.best.found.items()}
+        return Search([space.timed_by(tables) for space in self.spaces], replace(self.best, best_alone=False, found=found))
+
     def prepare(self) -> None:
         """Predict what every layout takes; :meth:`run` would, and this notes the seconds."""
         began = time.perf_counter()
@@ -248,6 +260,11 @@ class Search:
     def sizes_are_open(self) -> bool:
         """Whether a rollout's sizes come from the memory of GPUs."""
         return any(space.sizes_are_open for space in self.spaces)
+
+    @property
+    def sizes_matter(self) -> bool:
+        """Whether a plan that was found is slower with the sizes that all roles leave its rollouts."""
+        return any(found.step_seconds > found.seconds * (1 + 1e-9) for found in self.best.ranked())
 
     @property
     def num_leaves(self) -> int:
@@ -271,13 +288,14 @@ class Search:
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
         leads, asked = self.spaces[0].tables.known.leads, self._asked()
-        for lead in leads.get(asked, ()):
+        for lead in leads.get(asked, ()) if not self.best.found else ():
             self._follow(*lead)
         if len(self.best.found) < self.best.top:
             self._prime(self.spaces[0])  # without shadows, which are seldom best
         self._branch()
         ranked = self.best.ranked()
-        leads[asked] = [(self.spaces.index(one.leaf.space), one.leaf.arrangement, one.leaf.sizes) for one in ranked]
+        numbers = {space.mode.shadows: n for n, space in enumerate(self.spaces)}
+        leads[asked] = [(numbers[one.leaf.space.mode.shadows], one.leaf.arrangement, one.leaf.sizes) for one in ranked]
         return ranked
 
     # -- first plans

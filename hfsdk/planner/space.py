@@ -8,6 +8,7 @@ whole range of sizes (``least``); a size itself has ``exact``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -47,7 +48,19 @@ class Space:
         self.everything = everything or sum(item.role.rollout is not None for item in mode.items) > 1
         self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
         self._found: dict[tuple[int, int, int], Candidates] = {}
+        self._pads: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
         self.arrangements = [a for g, grouping in enumerate(self.groupings) for a in self._arrange(g, grouping)]
+
+    def timed_by(self, tables: Tables) -> Space:
+        """Return the same plans with other seconds for rollouts whose sizes are open, and the same bytes."""
+        other = copy(self)
+        other.tables = tables
+        same = {i for i, item in enumerate(self.mode.items) if not waits(item.role)}
+        other._found = {key: found for key, found in self._found.items() if key[0] in same}
+        other._pads = {key: found for key, found in self._pads.items() if key[0] in same}
+        for name in ("exact", "least", "work"):
+            other.__dict__.pop(name, None)
+        return other
 
     def _arrange(self, number: int, grouping: Grouping) -> list[Arrangement]:
         """Choose a kind for every block: parts lie on their hosts' kind; the whole cluster is one pool alone, without parts."""
@@ -74,12 +87,15 @@ class Space:
 
     def _padded(self, item: int, kind: int) -> tuple[Array, Array, Array]:
         """Return seconds [size, candidate, job], resident and working [size, candidate]; infinite where there is no candidate."""
+        if (item, kind) in self._pads:
+            return self._pads[item, kind]
         found = [self.candidates(item, kind, s) for s in range(len(self.kinds[kind].sizes))]
         most = max(1, *map(len, found))
         seconds = np.full((len(found), most, len(self.jobs_of[item])), np.inf)
         resident, working = np.full((len(found), most), np.inf), np.full((len(found), most), np.inf)
         for s, one in enumerate(found):
             seconds[s, : len(one)], resident[s, : len(one)], working[s, : len(one)] = one.seconds, one.resident, one.working
+        self._pads[item, kind] = seconds, resident, working
         return seconds, resident, working
 
     # -- tables of bounds: one row for every (kind, block); row 0 is that of a block that is not there
@@ -144,7 +160,7 @@ class Space:
         found[1:] = np.where(np.isfinite(self.sizes[1:, :, None]), 0.0, np.inf)
         for n, (kind, block) in enumerate(self.blocks, start=1):
             count = len(self.kinds[kind].sizes)
-            parts = [self._all_padded[kind][i] for i in block]
+            parts = [self._padded(i, kind) for i in block]
             least = [resident.min(1) for _, resident, _ in parts]
             for i, (seconds, resident, working) in zip(block, parts, strict=True):
                 others = np.sum([x for j, x in zip(block, least, strict=True) if j != i], axis=0) if len(block) > 1 else 0.0
@@ -175,14 +191,10 @@ class Space:
         resident, working = np.zeros(self.sizes.shape), np.zeros(self.sizes.shape)
         for n, (kind, block) in enumerate(self.blocks, start=1):
             count = len(self.kinds[kind].sizes)
-            parts = [self._all_padded[kind][i] for i in block]
+            parts = [self._padded(i, kind) for i in block]
             resident[n, :count] = np.sum([r.min(1) for _, r, _ in parts], axis=0)
             working[n, :count] = np.max([w.min(1) for _, _, w in parts], axis=0)
         return np.minimum.accumulate(resident, axis=1), np.minimum.accumulate(working, axis=1)
-
-    @cached_property
-    def _all_padded(self) -> list[list[tuple[Array, Array, Array]]]:
-        return [[self._padded(i, k) for i in range(len(self.mode.items))] for k in range(len(self.kinds))]
 
     @cached_property
     def rooms(self) -> Array:

@@ -12,7 +12,7 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -142,6 +142,10 @@ class Tables:
     def __post_init__(self) -> None:
         self.known, self._shares_cores = known_of(self.cluster), self.cluster.shares_cores
 
+    def but(self, *, least: bool = False, alone: bool = True) -> Tables:
+        """Return tables with other sizes for rollouts; what does not depend on those is shared."""
+        return replace(self, least=least, alone=alone, num_predicted=0)
+
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of the cluster's nodes."""
@@ -150,7 +154,8 @@ class Tables:
     def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
         """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
         about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
-        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything
+        sizes = (self.alone, self.least) if waits(item.role) and not kind.on_cpu else ()
+        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything, sizes
         if key not in self._found:
             self._found[key] = self._candidates(item, jobs, kind, size, everything)
         return self._found[key]
@@ -314,7 +319,8 @@ class Tables:
         """Return ``Setup.of`` the item on a pool of this size, at a fraction of its price."""
         train = layouts.get("train") or Layout(dp=size)
         tp = layouts["rollout"].tp if rollout else 0
-        key = self._like(item), kind, size, train.tp, train.pp, tp, self.alone
+        alone = self.alone and tp > 0 and waits(item.role)  # of the others every table has the same
+        key = self._like(item), kind, size, train.tp, train.pp, tp, alone
         if key not in self.known.setups:
             self.known.setups[key] = self._setup(item, layouts, train, tp, kind, size)
         return self.known.setups[key]

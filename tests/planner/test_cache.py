@@ -12,6 +12,7 @@ from hfsdk.layout import Layout
 from hfsdk.placement import Placement
 from hfsdk.planner.cache import sized, sizes_alone, with_least
 from hfsdk.planner.memory import GPU_PROCESS_BYTES, check_fits, device_bytes, role_bytes
+from hfsdk.planner.search import FROM_MEMORY, Search
 from hfsdk.planner.setup import Setup
 from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.rollout_sizes import LEAST_SEQS, MAX_SHARE, CacheUnits, choose_sizes, least_cache_bytes, most_seqs
@@ -317,7 +318,7 @@ def test_a_plan_is_what_the_placed_session_takes_where_the_cache_decides():
     workload = hf.Workload(prompts=8192, prompt_tokens=1024, response_tokens=1024)
     session, _ = ppo_session()
     plan = session.plan(hf.PPO(), workload, top=3)
-    assert "what all roles on its devices leave" in plan.search.family
+    assert FROM_MEMORY in plan.search.family
     assert [one.seconds for one in plan.runners_up] == sorted(one.seconds for one in plan.runners_up)
     assert all(plan.seconds <= one.seconds for one in plan.runners_up)
     for one in (plan.best, *plan.runners_up):
@@ -351,3 +352,23 @@ def test_where_only_the_smallest_cache_fits_it_is_planned_and_placed():
     assert plan.memory[0].roles["actor"]["kv_cache"] == cache
     with pytest.raises(DeviceMemoryError):
         session(asked - 1)[0].plan(hf.RLOO(n=2, kl_coef=0.0), plan.workload, shadows=False)
+
+
+@pytest.mark.parametrize(("devices", "searches"), [(64, [True, False]), (256, [True])])
+def test_the_search_is_made_again_only_where_other_roles_cost_a_rollout_time(devices, searches, monkeypatch):
+    ran, run = [], Search.run
+    monkeypatch.setattr(Search, "run", lambda self: (ran.append(self.spaces[0].tables.alone), run(self))[1])
+
+    def planned():
+        session = hf.Session.simulated(f"{devices // 8}x8 A100-80GB")
+        role = session.actor("llama-70b", dtype="bf16", optimizer=SHARDED)
+        session.critic("llama-70b", dtype="bf16", optimizer=SHARDED)
+        session.reference(role)
+        session.reward("llama-70b", dtype="bf16")
+        return session.plan(hf.PPO(), hf.Workload())
+
+    plan = planned()
+    assert ran == searches
+    again = planned()  # which begins with what the one before found
+    assert [(one.title, one.seconds) for one in again.runners_up] == [(one.title, one.seconds) for one in plan.runners_up]
+    assert (again.best.title, again.seconds) == (plan.best.title, plan.seconds)
