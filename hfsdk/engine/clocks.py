@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 
@@ -24,7 +24,7 @@ class Instant:
     """When the host passed one end of a span, and the event it left there for the GPU to pass."""
 
     wall_ns: int
-    """``time.time_ns``."""
+    """As ``time.time_ns`` has it."""
     host_s: float
     """``time.perf_counter``."""
     event: Any = None
@@ -54,16 +54,27 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The host's clock."""
+    """The host's clock: ``time.perf_counter``, and where that stood by the wall clock at the anchor.
+
+    Two clocks that are read one after the other at either end of a span disagree by as long as the thread was off its core between
+    the two reads, and then a span ends before what happened inside it. One read an instant cannot.
+    """
 
     of_gpu = False
 
+    def __init__(self) -> None:
+        self.anchor()
+
     def anchor(self) -> None:
-        """Do nothing: the host's clock is its own."""
+        """Read both clocks, at once as nearly as can be: the wall clock may have been set, and drifts against the other."""
+        reads = [(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()) for _ in range(3)]
+        before, wall, after = min(reads, key=lambda read: read[2] - read[0])
+        self._ahead_ns = wall - (before + after) // 2
 
     def now(self) -> Instant:
         """Note an instant."""
-        return Instant(time.time_ns(), time.perf_counter())
+        host_ns = time.perf_counter_ns()
+        return Instant(host_ns + self._ahead_ns, host_ns / 1e9)
 
     def times(self, spans: Sequence[tuple[Instant, Instant]]) -> list[tuple[int, float]]:
         """Return when the host passed both ends."""
@@ -84,6 +95,7 @@ class EventClock:
     def __init__(self, new_event: Callable[[], Any] | None = None) -> None:
         self._new_event = new_event or _cuda_event
         self._free: list[Any] = []
+        self._host = WallClock()
         self._anchor: Any = None
         self._anchor_ns = 0
 
@@ -91,7 +103,8 @@ class EventClock:
         """Wait for the GPU once, and note that it is where the wall clock is."""
         event = self._record()
         event.synchronize()
-        self._anchor_ns = time.time_ns()
+        self._host.anchor()
+        self._anchor_ns = self._host.now().wall_ns
         if self._anchor is not None:
             self._free.append(self._anchor)
         self._anchor = event
@@ -100,7 +113,7 @@ class EventClock:
         """Leave an event in the current stream."""
         if self._anchor is None:
             self.anchor()
-        return Instant(time.time_ns(), time.perf_counter(), self._record())
+        return replace(self._host.now(), event=self._record())
 
     def times(self, spans: Sequence[tuple[Instant, Instant]]) -> list[tuple[int, float]]:
         """Wait until the GPU has passed the last event, and return when it passed each."""

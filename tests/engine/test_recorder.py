@@ -1,6 +1,7 @@
 """When spans were: by the host's clock, and by events of a stream whose kernels outlast their launching."""
 
 import itertools
+import time
 
 import pytest
 
@@ -19,7 +20,7 @@ class Machine:
         self.made = 0
         self.broken = False
         monkeypatch.setattr("time.time_ns", lambda: 10**18 + round(self.now_ms * 1e6))
-        monkeypatch.setattr("time.perf_counter", lambda: self.now_ms / 1e3)
+        monkeypatch.setattr("time.perf_counter_ns", lambda: round(self.now_ms * 1e6))
 
     def host(self, ms):
         self.now_ms += ms
@@ -93,6 +94,32 @@ def test_by_events_a_span_is_the_time_of_its_kernels(machine):
         "forward": 1, "agree": 5, "backward": 294, "norm": 292, "python": 30, "update": 334,
     }  # fmt: skip
     assert (spans["forward"].attrs["tokens"], spans["backward"].attrs["bytes"], spans["norm"].parent) == (8, 9, "backward")
+
+
+def test_a_thread_that_is_off_its_core_between_two_reads_of_a_clock_keeps_spans_inside_each_other(monkeypatch):
+    """Every look at a clock takes another while: 8 ms where another process had the core, else next to nothing."""
+    machine = Machine(monkeypatch)
+    rests = itertools.cycle([0.001, 8.0, 0.001, 0.001, 3.0, 0.001, 0.001, 0.001, 5.0])
+
+    def late(clock):
+        def read():
+            machine.host(next(rests))
+            return clock()
+
+        return read
+
+    for name in ("time_ns", "perf_counter_ns"):
+        monkeypatch.setattr(f"time.{name}", late(getattr(time, name)))
+    recorder = Recorder(0, 0)
+    for _ in range(9):
+        with recorder.call(CALL), recorder.span("outer"):
+            machine.host(1)
+            with recorder.span("inner"):
+                machine.host(1)
+    spans, _ = recorder.take()
+    for inner, outer in zip(spans[::2], spans[1::2], strict=True):
+        assert (inner.name, outer.name) == ("inner", "outer")
+        assert outer.start_ns < inner.start_ns < inner.end_ns < outer.end_ns
 
 
 def test_by_the_hosts_clock_whoever_waits_pays(machine):
