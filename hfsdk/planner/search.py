@@ -51,7 +51,7 @@ SHARING_CORES = " Workers here share cores: with n at work on C cores each runs 
 
 FROM_MEMORY = (
     " Where a rollout's cache comes from the memory of GPUs the search is not exact: plans are compared with the cache that it has "
-    "beside its own role alone. If those found leave it less, and are slower for it, the search is made once more, with up to 8 GB. "
+    "beside its own role alone. If those found leave it less, and are slower for it, the search is made again, with up to 8 GB. "
     "What is found is timed, and put in order, with what all roles leave it."
 )
 """What is said where sizes of rollouts come from memory."""

@@ -11,14 +11,6 @@ from hfsdk.engine import deterministic, gpus
 from hfsdk.errors import PlacementError
 
 
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    """Have a machine with an NVIDIA driver, as far as files tell."""
-    file = tmp_path / "version"
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05")
-    monkeypatch.setattr(gpus, "DRIVER_FILE", file)
-
-
 def run(code, **environment):
     """Run code in a process of its own and return what it prints as JSON."""
     done = subprocess.run(

@@ -21,14 +21,6 @@ GIB = 2**30
 H100 = int(79.6 * GIB)
 
 
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    """Have a machine with an NVIDIA driver, as far as files tell."""
-    file = tmp_path / "version"
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05")
-    monkeypatch.setattr(gpus, "DRIVER_FILE", file)
-
-
 def test_dynamo_is_left_alone_where_there_is_a_driver(driver):
     from hfsdk.engine import cpu_support_vllm
 

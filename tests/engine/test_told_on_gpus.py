@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 from hfsdk.assets import MODELS
-from hfsdk.engine import environment, gpus
+from hfsdk.engine import environment
 from hfsdk.layout import Layout
 from hfsdk.placement import Pool
 from hfsdk.roles import AdamW, RoleSpec
@@ -117,14 +117,6 @@ FREE_GIB = {True: 60, False: 30}
 
 MODEL = "tiny"
 """8 heads, 4 kv heads, 4 layers."""
-
-
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    """Have a machine with an NVIDIA driver, as far as files tell."""
-    file = tmp_path / "version"
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05")
-    monkeypatch.setattr(gpus, "DRIVER_FILE", file)
 
 
 def role_of(cluster, **options):
