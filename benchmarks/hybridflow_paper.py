@@ -24,7 +24,8 @@ from dataclasses import replace
 import numpy as np
 from common import Report, parser, table
 
-from hfsdk.layout import Layout
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.planner.baselines import (
     HYBRIDFLOW,
     ROLES,
@@ -38,7 +39,6 @@ from hfsdk.planner.baselines import (
     standalone,
 )
 from hfsdk.planner.perf_model import PerfModel, reshard_bytes
-from hfsdk.spec import ClusterSpec, ModelSpec
 
 PERF = PerfModel()
 SIZES = {"7b": (8, 16, 32, 64, 128), "13b": (16, 32, 64, 128), "34b": (32, 64, 128), "70b": (64, 128)}

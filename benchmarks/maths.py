@@ -29,7 +29,7 @@ ROWS = TOKENS = 1024
 
 def table() -> Any:
     """Return a batch's columns, all that any advantages read."""
-    from hfsdk.table import Ragged, Table
+    from hfsdk.core.table import Ragged, Table
 
     rng = np.random.default_rng(0)
     lengths = [TOKENS] * ROWS

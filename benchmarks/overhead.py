@@ -166,8 +166,8 @@ def one_call(started: float) -> None:
     import psutil
 
     import hfsdk as hf
+    from hfsdk.core.functions import Shipped
     from hfsdk.engine.messages import Look, Submit
-    from hfsdk.functions import Shipped
 
     names = [f"column{i}" for i in range(COLUMNS)]
 

@@ -28,7 +28,7 @@ from typing import Any
 from common import Report, parser, say, table
 
 import hfsdk as hf
-from hfsdk.trace import Span, Trace
+from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import timelines_picture
 from hfsdk.viz.frame import Picture, static
 

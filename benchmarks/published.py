@@ -16,10 +16,10 @@ from functools import lru_cache
 import numpy as np
 from common import ROOT
 
-from hfsdk.layout import Layout
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.planner.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.systems import SystemTraits
-from hfsdk.spec import ClusterSpec, ModelSpec
 
 POINTS = ROOT / "benchmarks" / "data" / "published_points.csv"
 FIELDS = ("system", "source", "algorithm", "actor_params_b", "critic_params_b", "gpus")

@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hfsdk import upward
+from hfsdk.core import upward
 from hfsdk.doctor import doctor  # at once: loaded later, the module would hide the function
 from hfsdk.engine.interrupts import held
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hfsdk import data, testing, viz
-    from hfsdk import protocol as protocols
     from hfsdk.algorithms import (
         DPO,
         GRPO,
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
         ReMax,
         SafeRLHF,
     )
-    from hfsdk.batch import Batch
-    from hfsdk.dataflow import Call, Dataflow
-    from hfsdk.errors import (
+    from hfsdk.core import protocol as protocols
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.dataflow import Call, Dataflow
+    from hfsdk.core.errors import (
         CallCancelledError,
         CallError,
         CheckpointError,
@@ -55,47 +55,55 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         WorkerDiedError,
     )
-    from hfsdk.experiment import Experiment
-    from hfsdk.history import History
-    from hfsdk.layout import Layout
+    from hfsdk.core.experiment import Experiment
+    from hfsdk.core.history import History
+    from hfsdk.core.layout import Layout
+    from hfsdk.core.pending import Metrics
+    from hfsdk.core.placement import Placement, Pool
+    from hfsdk.core.plan import Plan, Workload
+    from hfsdk.core.protocol import TransferProtocol
+    from hfsdk.core.roles import AdamW, RolloutOptions
+    from hfsdk.core.snapshot import Snapshot
+    from hfsdk.core.spec import ClusterSpec, DeviceSpec, ModelSpec
+    from hfsdk.core.table import Ragged, Table
+    from hfsdk.core.trace import Span, Trace
     from hfsdk.models import Primitive, primitive
-    from hfsdk.pending import Metrics
-    from hfsdk.placement import Placement, Pool
-    from hfsdk.plan import Plan, Workload
     from hfsdk.planner.perf_model import PerfModel
-    from hfsdk.protocol import TransferProtocol
     from hfsdk.resharding import ReshardPlan
-    from hfsdk.roles import AdamW, RolloutOptions
     from hfsdk.session import MLflow, PromptStream, Run, Session, TensorBoard, WandB
-    from hfsdk.snapshot import Snapshot
-    from hfsdk.spec import ClusterSpec, DeviceSpec, ModelSpec
-    from hfsdk.table import Ragged, Table
-    from hfsdk.trace import Span, Trace
 
 __version__ = "0.1.0"
 
-_ERRORS = (
-    "CallCancelledError", "CallError", "CheckpointError", "ColumnError", "DependencyError", "DeviceMemoryError", "HfsdkError",
-    "InvariantWarning", "LayoutError", "LostColumnError", "ModelNotFoundError", "NonFiniteLossError", "OptionError",
-    "OutputError", "PlacementError", "RewardFunctionError", "SessionClosedError", "SimulatedValueError", "StaleBatchError",
-    "UnsupportedModelError", "WorkerDiedError",
-)  # fmt: skip
-
-_HOMES = {
-    "AdamW": "roles", "Batch": "batch", "Call": "dataflow", "ClusterSpec": "spec", "Dataflow": "dataflow", "DeviceSpec": "spec",
-    "Experiment": "experiment", "History": "history", "Layout": "layout", "Metrics": "pending", "ModelSpec": "spec",
-    "PPO": "algorithms", "PerfModel": "planner.perf_model", "Placement": "placement", "Plan": "plan", "Pool": "placement",
-    "Primitive": "models", "PromptStream": "session", "Ragged": "table", "ReshardPlan": "resharding", "RolloutOptions": "roles",
-    "Run": "session", "Session": "session", "Snapshot": "snapshot", "Span": "trace", "Table": "table", "Trace": "trace",
-    "TransferProtocol": "protocol", "Workload": "plan", "primitive": "models",
-    **dict.fromkeys(_ERRORS, "errors"),
-    **dict.fromkeys(["DPO", "GRPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF"], "algorithms"),
-    **dict.fromkeys(["BradleyTerry", "CostLoss", "CrossEntropy"], "algorithms"),
-    **dict.fromkeys(["MLflow", "TensorBoard", "WandB"], "session"),
-}  # fmt: skip
+_NAMES = {
+    "algorithms": "DPO GRPO PPO RLOO BradleyTerry CostLoss CrossEntropy ReMax ReinforcePlusPlus SafeRLHF",
+    "core.batch": "Batch",
+    "core.dataflow": "Call Dataflow",
+    "core.errors": (
+        "CallCancelledError CallError CheckpointError ColumnError DependencyError DeviceMemoryError HfsdkError InvariantWarning "
+        "LayoutError LostColumnError ModelNotFoundError NonFiniteLossError OptionError OutputError PlacementError "
+        "RewardFunctionError SessionClosedError SimulatedValueError StaleBatchError UnsupportedModelError WorkerDiedError"
+    ),
+    "core.experiment": "Experiment",
+    "core.history": "History",
+    "core.layout": "Layout",
+    "core.pending": "Metrics",
+    "core.placement": "Placement Pool",
+    "core.plan": "Plan Workload",
+    "core.protocol": "TransferProtocol",
+    "core.roles": "AdamW RolloutOptions",
+    "core.snapshot": "Snapshot",
+    "core.spec": "ClusterSpec DeviceSpec ModelSpec",
+    "core.table": "Ragged Table",
+    "core.trace": "Span Trace",
+    "models": "Primitive primitive",
+    "planner.perf_model": "PerfModel",
+    "resharding": "ReshardPlan",
+    "session": "MLflow PromptStream Run Session TensorBoard WandB",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> the module it comes from, loaded when the name is first used."""
 
-_MODULES = {"data": "data", "protocols": "protocol", "testing": "testing", "viz": "viz"}
+_MODULES = {"data": "data", "protocols": "core.protocol", "testing": "testing", "viz": "viz"}
 
 __all__ = [
     "DPO",

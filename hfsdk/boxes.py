@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hfsdk.layout import Layout
-from hfsdk.spec import ModelSpec
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ModelSpec
 
 Offsets = tuple[int, ...]
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 
 from hfsdk.assets import reviews_file, sentiment
-from hfsdk.checks import Positive, Within, checked
-from hfsdk.errors import OptionError
+from hfsdk.core.checks import Positive, Within, checked
+from hfsdk.core.errors import OptionError
 
 Split = Literal["train", "test"]
 

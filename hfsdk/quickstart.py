@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.errors import HfsdkError
+from hfsdk.core.errors import HfsdkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hfsdk.batch import Batch
+    from hfsdk.core.batch import Batch
     from hfsdk.session import Session
 
 PROMPT_WORDS = 8
@@ -80,7 +80,7 @@ def _say(text: str, end: str = "\n") -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from hfsdk.roles import AdamW
+    from hfsdk.core.roles import AdamW
     from hfsdk.session import Session
 
     began = time.perf_counter()

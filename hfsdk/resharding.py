@@ -39,10 +39,10 @@ from hfsdk.boxes import (
     vllm_ends,
     vllm_layer,
 )
-from hfsdk.checks import OneOf, checked, is_whole, shown
-from hfsdk.errors import LayoutError, OptionError
-from hfsdk.layout import Coordinates, Layout, Mesh
-from hfsdk.spec import DTYPE_BYTES, Dtype, ModelSpec
+from hfsdk.core.checks import OneOf, checked, is_whole, shown
+from hfsdk.core.errors import LayoutError, OptionError
+from hfsdk.core.layout import Coordinates, Layout, Mesh
+from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hfsdk.checks import NonNegative, checked, shown
-from hfsdk.errors import OptionError
-from hfsdk.experiment import Experiment, read_baseline
+from hfsdk.core.checks import NonNegative, checked, shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.experiment import Experiment, read_baseline
 
 
 def assert_finite(what: Any) -> None:
@@ -58,7 +58,7 @@ def assert_invariants(metrics: Any, tolerance: NonNegative = 1e-4) -> None:
 
 @checked
 def assert_not_below(baseline: str | Path, result: Experiment) -> None:
-    """Assert that no algorithm's final score is below the baseline's by more than the spread (see ``hfsdk.experiment``).
+    """Assert that no algorithm's final score is below the baseline's by more than the spread (see ``hfsdk.core.experiment``).
 
     Args:
         baseline: a file that ``Experiment.save_baseline`` wrote.

@@ -14,7 +14,7 @@ import pytest
 
 from hfsdk import data
 from hfsdk.assets import MODELS, __main__, cache, model_folder, reviews, reviews_file, smollm2
-from hfsdk.errors import ModelNotFoundError, OptionError
+from hfsdk.core.errors import ModelNotFoundError, OptionError
 
 TEXTS = ["A film.", "naïve ’quotes’ – 日本 😀", " two  spaces, it 's\ttabs\nlines\r\n", "<eos> is text too?" * 3, ""]
 

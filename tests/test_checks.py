@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from hfsdk.checks import AnyNumber, Length, Name, Within, check_fields, checked, shown
-from hfsdk.errors import LayoutError, OptionError
-from hfsdk.rules import MOST_CHARACTERS, Refused, rule_of
+from hfsdk.core.checks import AnyNumber, Length, Name, Within, check_fields, checked, shown
+from hfsdk.core.errors import LayoutError, OptionError
+from hfsdk.core.rules import MOST_CHARACTERS, Refused, rule_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hfsdk.table import Array, Table
+    from hfsdk.core.table import Array, Table
 
 Percent = Annotated[float, Within(0, 100)]
 
@@ -182,7 +182,7 @@ def test_methods_class_methods_and_a_telling_error():
 def test_classes_imported_for_type_checkers_alone_are_known_by_name():
     import pandas
 
-    from hfsdk.table import Table
+    from hfsdk.core.table import Table
 
     @checked
     def look(frame: pd.DataFrame | None, table: Table | str, array: Array | None = None) -> None: ...

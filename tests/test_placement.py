@@ -3,7 +3,7 @@
 import pytest
 
 from hfsdk import PlacementError
-from hfsdk.placement import Placement, Pool, _even_sizes
+from hfsdk.core.placement import Placement, Pool, _even_sizes
 
 PPO = ("actor", "critic", "reference", "reward")
 

@@ -8,10 +8,10 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.boxes import padded_vocab
-from hfsdk.errors import LayoutError, OptionError
-from hfsdk.layout import Layout
+from hfsdk.core.errors import LayoutError, OptionError
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ModelSpec
 from hfsdk.resharding import ReshardPlan
-from hfsdk.spec import ModelSpec
 
 NUM_TRIPLES = 400
 PAD = -1

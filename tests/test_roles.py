@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hfsdk.errors import OptionError
-from hfsdk.roles import AdamW, RoleSpec, RolloutOptions, Sampling
+from hfsdk.core.errors import OptionError
+from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions, Sampling
 
 
 @pytest.mark.parametrize(

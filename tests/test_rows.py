@@ -6,7 +6,7 @@ from array import array
 
 import pandas as pd
 
-from hfsdk.rows import Rows
+from hfsdk.core.rows import Rows
 
 
 def test_what_comes_out_is_what_went_in_types_included():

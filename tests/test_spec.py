@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from hfsdk.errors import UnsupportedModelError
-from hfsdk.rope import RopeScaling, YarnScaling
-from hfsdk.spec import PRESETS, ModelSpec
+from hfsdk.core.errors import UnsupportedModelError
+from hfsdk.core.rope import RopeScaling, YarnScaling
+from hfsdk.core.spec import PRESETS, ModelSpec
 
 QWEN = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

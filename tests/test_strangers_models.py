@@ -14,7 +14,7 @@ import pytest
 import hfsdk
 from hfsdk.assets import model_folder
 from hfsdk.assets.pretrained import load_tokenizer
-from hfsdk.errors import UnsupportedModelError
+from hfsdk.core.errors import UnsupportedModelError
 from hfsdk.session.tokenizer import FolderTokenizer
 
 NAMED = {

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from hfsdk.errors import ColumnError
-from hfsdk.table import Ragged
+from hfsdk.core.errors import ColumnError
+from hfsdk.core.table import Ragged
 
 
 def test_rows_may_come_one_after_another():

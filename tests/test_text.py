@@ -7,9 +7,9 @@ import re
 import pytest
 
 import hfsdk as hf
-from hfsdk.table import Table
-from hfsdk.text import printable
-from hfsdk.trace import Trace
+from hfsdk.core.table import Table
+from hfsdk.core.text import printable
+from hfsdk.core.trace import Trace
 
 ORDERS = "\x1b[31m\x1b]0;owned\x07 \x9b2J \x7f \r \x00 \x85"
 FOUND = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

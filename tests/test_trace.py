@@ -7,7 +7,7 @@ import json
 import pytest
 
 import hfsdk as hf
-from hfsdk.trace import Span, Trace
+from hfsdk.core.trace import Span, Trace
 from hfsdk.viz.timelines import timelines_view
 
 S = 10**9

@@ -17,10 +17,10 @@ from typing import Any
 import hfsdk as hf
 from fire.trials import TrialError
 from hfsdk.algorithms import ppo
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement
+from hfsdk.core.plan import Alternative
 from hfsdk.engine import messages as m
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement
-from hfsdk.plan import Alternative
 
 OPENINGS = ["the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long",
             "i laughed and", "dull"]  # fmt: skip

@@ -26,7 +26,9 @@ MODULES = ("data", "testing", "viz")
 ROOTS = ("session.what_if.WhatIf", "session.session.Session", "planner.calibration.Calibration")
 """Classes that nothing in ``hf.__all__`` names but a user holds; others are found by what methods return."""
 
-SESSION_HALF = ("hfsdk.session", "hfsdk.models", "hfsdk.batch", "hfsdk.pending", "hfsdk.snapshot", "hfsdk.functions")
+SESSION_HALF = (
+    "hfsdk.session", "hfsdk.models", "hfsdk.core.batch", "hfsdk.core.pending", "hfsdk.core.snapshot", "hfsdk.core.functions",
+)  # fmt: skip
 """Modules whose callables need a session, kind ``"session"``; all others are ``"pure"``."""
 
 MADE_BY_SESSIONS = (

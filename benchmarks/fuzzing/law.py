@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import hfsdk as hf
-from hfsdk.pending import Pending
+from hfsdk.core.pending import Pending
 
 from .inventory import Target
 from .strategies import Stage, bind

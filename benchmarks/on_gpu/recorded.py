@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Table
 from hfsdk.engine.hosted import HostedRole
 from hfsdk.engine.microbatch import plan_update
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Table
 from on_gpu import stage
 from on_gpu.stage import QWEN_1_5B, SMALL, Setting, write_model
 

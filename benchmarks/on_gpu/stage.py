@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.hosted import HostedRole
 from hfsdk.engine.microbatch import plan_pass, plan_update
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.worker import Worker, WorkerSetup
-from hfsdk.layout import Layout
-from hfsdk.roles import AdamW, RoleSpec
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Ragged, Table
 
 NEVER = SafePoint(lambda: False)
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import DEVICES
+from hfsdk.core.trace import Span
 from hfsdk.engine import deterministic, packed_attention, tasks, vocab_parallel
 from hfsdk.engine.clocks import EventClock, WallClock
 from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rendezvous import join as join_world
-from hfsdk.layout import Layout
-from hfsdk.spec import DEVICES
-from hfsdk.trace import Span
 from on_gpu import recorded, weights
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 

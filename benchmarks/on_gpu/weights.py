@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from hfsdk.boxes import VOCAB_TABLES, padded_vocab, vllm_boxes
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Weights
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine import bridge, transport
-from hfsdk.layout import Layout
 from hfsdk.resharding import ReshardPlan
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Weights
-from hfsdk.spec import ModelSpec
 from on_gpu.stage import QWEN_1_5B, Setting, role, rows, update, worker
 
 

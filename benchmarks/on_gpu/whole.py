@@ -12,8 +12,8 @@ import torch
 
 import hfsdk as hf
 from hfsdk.assets.catalog import tiny_folder
+from hfsdk.core.spec import PRESETS
 from hfsdk.data import movie_reviews
-from hfsdk.spec import PRESETS
 from on_gpu.stage import Setting, write_model
 
 MOST_APART = {"fp32": 1e-3, "bf16": 0.05}

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hfsdk.errors import ColumnError
+from hfsdk.core.errors import ColumnError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hfsdk.table import Ragged, Table
+    from hfsdk.core.table import Ragged, Table
 
 
 def flat(table: Table, name: str) -> Tensor:

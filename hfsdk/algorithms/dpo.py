@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hfsdk.algorithms.losses import Epochs, MiniBatches
 from hfsdk.algorithms.preferences import DPO_KINDS, DPOLoss
 from hfsdk.algorithms.step import Step, need_roles, over_mini_batches
-from hfsdk.checks import NonNegative, OneOf, Positive, Within, check_fields, checked
-from hfsdk.errors import ColumnError
+from hfsdk.core.checks import NonNegative, OneOf, Positive, Within, check_fields, checked
+from hfsdk.core.errors import ColumnError
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
+    from hfsdk.core.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hfsdk.algorithms.losses import KL, Aggregation, Copies, PolicyLoss, check
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.step import Step
-from hfsdk.checks import NonNegative, OneOf, Positive, check_fields, checked
-from hfsdk.errors import SimulatedValueError
+from hfsdk.core.checks import NonNegative, OneOf, Positive, check_fields, checked
+from hfsdk.core.errors import SimulatedValueError
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
-    from hfsdk.table import Column, Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.table import Column, Table
 
 SCALES = ("group", "batch", "none")
 """What advantages are divided by: the standard deviation of the group's scores (GRPO), of all, or nothing (Dr. GRPO)."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.checks import Index, Name, NonNegative, OneOf, Positive, Within, check_fields, shown
-from hfsdk.errors import OptionError
+from hfsdk.core.checks import Index, Name, NonNegative, OneOf, Positive, Within, check_fields, shown
+from hfsdk.core.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor

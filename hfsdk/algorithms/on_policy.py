@@ -23,14 +23,14 @@ from hfsdk.algorithms.losses import (
     check_tis,
 )  # fmt: skip
 from hfsdk.algorithms.step import Statistics, Step, need_roles, with_old_log_probs
-from hfsdk.checks import NonNegative, Positive, Within, check_fields
+from hfsdk.core.checks import NonNegative, Positive, Within, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hfsdk.batch import Batch
-    from hfsdk.pending import Metrics
-    from hfsdk.table import Column, Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.pending import Metrics
+    from hfsdk.core.table import Column, Table
 
 
 @dataclass(frozen=True, kw_only=True)

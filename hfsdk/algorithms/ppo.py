@@ -30,13 +30,13 @@ from hfsdk.algorithms.losses import (
     check_tis,
 )  # fmt: skip
 from hfsdk.algorithms.step import Statistics, Step, ended, need_roles
-from hfsdk.checks import NonNegative, OneOf, Positive, Share, Within, check_fields, checked
+from hfsdk.core.checks import NonNegative, OneOf, Positive, Share, Within, check_fields, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hfsdk.batch import Batch
-    from hfsdk.table import Column, Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.table import Column, Table
 
 __all__ = ["AGGREGATIONS", "KL_KINDS", "PPO", "Advantages", "PolicyLoss", "ValueLoss", "advantages"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from hfsdk.algorithms.losses import check
-from hfsdk.checks import NonNegative, OneOf, Positive, Within, check_fields
-from hfsdk.errors import ColumnError, OptionError
+from hfsdk.core.checks import NonNegative, OneOf, Positive, Within, check_fields
+from hfsdk.core.errors import ColumnError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor

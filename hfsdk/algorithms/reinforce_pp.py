@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.algorithms.losses import Copies, MiniBatches, PolicyLoss
 from hfsdk.algorithms.on_policy import KLReward, OnPolicy
 from hfsdk.algorithms.step import Step
-from hfsdk.checks import Positive, Share, checked
+from hfsdk.core.checks import Positive, Share, checked
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
-    from hfsdk.table import Column, Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.table import Column, Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ import numpy as np
 from hfsdk.algorithms.losses import Aggregation, Copies
 from hfsdk.algorithms.on_policy import KLReward, OnPolicy
 from hfsdk.algorithms.step import Step
-from hfsdk.checks import Positive, checked
-from hfsdk.errors import ColumnError
+from hfsdk.core.checks import Positive, checked
+from hfsdk.core.errors import ColumnError
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
-    from hfsdk.table import Column, Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.table import Column, Table
 
 
 @dataclass(frozen=True, kw_only=True)

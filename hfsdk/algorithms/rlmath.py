@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hfsdk.algorithms.losses import LOG_RATIO_CLAMPS
-from hfsdk.errors import OptionError
+from hfsdk.core.errors import OptionError
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before ``exp``, so that one token cannot make a batch infinite; exp(20) is 5e8."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hfsdk.algorithms.losses import Aggregation, Copies, check
 from hfsdk.algorithms.on_policy import KLReward, OnPolicy
 from hfsdk.algorithms.step import Step
-from hfsdk.checks import OneOf, Positive, checked
+from hfsdk.core.checks import OneOf, Positive, checked
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
-    from hfsdk.table import Column, Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.table import Column, Table
 
 
 @dataclass(frozen=True, kw_only=True)

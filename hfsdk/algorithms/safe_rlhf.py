@@ -16,12 +16,12 @@ from hfsdk.algorithms.losses import KL, MiniBatches, ValueLoss, check
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.preferences import CrossEntropy
 from hfsdk.algorithms.step import Statistics, Step, over_mini_batches
-from hfsdk.checks import NonNegative, Positive, Share, check_fields, checked
+from hfsdk.core.checks import NonNegative, Positive, Share, check_fields, checked
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
-    from hfsdk.pending import Metrics, Value
-    from hfsdk.table import Column, Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.pending import Metrics, Value
+    from hfsdk.core.table import Column, Table
 
 
 @dataclass(frozen=True, kw_only=True)

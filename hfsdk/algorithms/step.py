@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.checks import shown
-from hfsdk.errors import HfsdkError, InvariantWarning, OptionError
-from hfsdk.pending import Metrics
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import HfsdkError, InvariantWarning, OptionError
+from hfsdk.core.pending import Metrics
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
-    from hfsdk.table import Table
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.table import Table
 
 
 @dataclass(frozen=True)

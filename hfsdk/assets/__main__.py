@@ -10,7 +10,7 @@ from pathlib import Path
 from hfsdk.assets.cache import differing_files
 from hfsdk.assets.catalog import MODELS, model_folder
 from hfsdk.assets.reviews import reviews_file, reviews_place
-from hfsdk.errors import ModelNotFoundError
+from hfsdk.core.errors import ModelNotFoundError
 
 REVIEWS = "movie-reviews"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.assets import smollm2
-from hfsdk.errors import ModelNotFoundError
+from hfsdk.core.errors import ModelNotFoundError
 
 TINY_FOLDER = Path(__file__).parent / "tiny"
 

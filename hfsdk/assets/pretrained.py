@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hfsdk.errors import UnsupportedModelError
+from hfsdk.core.errors import UnsupportedModelError
 
 
 def load_tokenizer(folder: str | Path, **options: Any) -> Any:

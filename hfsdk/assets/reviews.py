@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hfsdk.assets.cache import Download, atomic_folder, fetch, home, record_sums
-from hfsdk.errors import ModelNotFoundError
+from hfsdk.core.errors import ModelNotFoundError
 
 SOURCE = Download(
     requirement="vaderSentiment==3.3.2",

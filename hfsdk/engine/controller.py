@@ -22,7 +22,25 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.dataflow import Call
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import (
+    CallCancelledError,
+    CallError,
+    CheckpointError,
+    ColumnError,
+    DependencyError,
+    HfsdkError,
+    LostColumnError,
+    PlacementError,
+    SessionClosedError,
+    WorkerDiedError,
+)
+from hfsdk.core.files import FileSum
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.placement import SHADOWS, Placement, Pool
+from hfsdk.core.protocol import ONE_TO_ALL
+from hfsdk.core.runtime import Kept, Order, Progress, Runtime, Stored, Taker, TransferBrokenError, Weights, Work
+from hfsdk.core.table import Table
 from hfsdk.engine import messages as m
 from hfsdk.engine.dispatch import check_aligned, mesh_of, picks_for, plan_orders, task_order
 from hfsdk.engine.flows import Reads, column_bytes, weights_taken
@@ -44,24 +62,6 @@ from hfsdk.engine.records import (
     tokens_of,
 )
 from hfsdk.engine.rerun import Rerun
-from hfsdk.errors import (
-    CallCancelledError,
-    CallError,
-    CheckpointError,
-    ColumnError,
-    DependencyError,
-    HfsdkError,
-    LostColumnError,
-    PlacementError,
-    SessionClosedError,
-    WorkerDiedError,
-)
-from hfsdk.files import FileSum
-from hfsdk.pending import ColumnInfo
-from hfsdk.placement import SHADOWS, Placement, Pool
-from hfsdk.protocol import ONE_TO_ALL
-from hfsdk.runtime import Kept, Order, Progress, Runtime, Stored, Taker, TransferBrokenError, Weights, Work
-from hfsdk.table import Table
 
 TASKS = "tasks"
 """Name of the lane of CPU tasks."""

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hfsdk.core.errors import PlacementError
 from hfsdk.engine.gpus import has_driver
-from hfsdk.errors import PlacementError
 
 LEAST_CAPABILITY = (9, 0)
 """Of a GPU. vLLM asks for it (``vllm/envs.py``); below, it would replace torch's ``linear`` by one that has no gradient."""

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Bundle
 from hfsdk.engine import rendezvous, transport
 from hfsdk.engine.bridge import Route, boxes_of
 from hfsdk.engine.role_state import SCALAR_HEAD
 from hfsdk.engine.safepoint import PeerFailed
 from hfsdk.engine.shadow_plan import plan_between
 from hfsdk.resharding import Move, ReshardPlan, TransportReport, moves_between
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Bundle
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

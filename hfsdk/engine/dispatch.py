@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.batch import PER_TOKEN
+from hfsdk.core.batch import PER_TOKEN
+from hfsdk.core.errors import ColumnError
+from hfsdk.core.layout import Layout, Mesh
+from hfsdk.core.pending import ColumnInfo, ColumnRef
+from hfsdk.core.protocol import THREE_D
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Order, Pick, Stored
+from hfsdk.core.table import Array
 from hfsdk.engine.messages import Submit
 from hfsdk.engine.microbatch import plan_pass, plan_update
-from hfsdk.errors import ColumnError
-from hfsdk.layout import Layout, Mesh
-from hfsdk.pending import ColumnInfo, ColumnRef
-from hfsdk.protocol import THREE_D
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Order, Pick, Stored
-from hfsdk.table import Array
 
 PASSES = ("compute_log_probs", "compute_values", "compute_scores", "compute_costs")
 """Methods that make one forward pass over prompt + response."""

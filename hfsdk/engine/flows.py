@@ -8,12 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
-from hfsdk.dataflow import MOST_RANKS, Holder, Piece, Share, Transfer
+from hfsdk.core.dataflow import MOST_RANKS, Holder, Piece, Share, Transfer
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.runtime import Bundle, Order, Stored
+from hfsdk.core.table import Array
 from hfsdk.engine.dispatch import one_array_each
 from hfsdk.engine.messages import Submit
-from hfsdk.pending import ColumnInfo
-from hfsdk.runtime import Bundle, Order, Stored
-from hfsdk.table import Array
 
 MOST_RUNS = 8
 """Row numbers are told in at most so many runs."""

@@ -16,8 +16,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hfsdk.errors import PlacementError
-from hfsdk.rollout_sizes import MAX_SHARE
+from hfsdk.core.errors import PlacementError
+from hfsdk.core.rollout_sizes import MAX_SHARE
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """There where the NVIDIA kernel driver is loaded."""

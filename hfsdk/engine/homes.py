@@ -21,15 +21,15 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hfsdk.core.errors import CheckpointError, HfsdkError, PlacementError, WorkerDiedError
+from hfsdk.core.placement import Placement, Pool
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Runtime, StateGoneError, TransferBrokenError
 from hfsdk.engine import messages as m
 from hfsdk.engine.keeping import Keeping
 from hfsdk.engine.lane import Lane
 from hfsdk.engine.ledger import Ledger
 from hfsdk.engine.records import CallRecord, RoleRecord, check_rollouts
-from hfsdk.errors import CheckpointError, HfsdkError, PlacementError, WorkerDiedError
-from hfsdk.placement import Placement, Pool
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Runtime, StateGoneError, TransferBrokenError
 
 
 class Homes:

@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.distributed as dist
 
+from hfsdk.core.errors import CallError, CheckpointError, NonFiniteLossError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.roles import RoleSpec, Sampling, needed
+from hfsdk.core.runtime import Weights
+from hfsdk.core.table import Array, Column, Table, as_column
 from hfsdk.engine import bridge, megatron_checkpoint, megatron_model, shares, startup, transport
 from hfsdk.engine.direct import NOTHING, Tensors, Way
 from hfsdk.engine.dispatch import mesh_of
@@ -28,12 +33,7 @@ from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.tasks import USER_ERRORS, as_it_travels, user_traceback
 from hfsdk.engine.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.worker import Parcel
-from hfsdk.errors import CallError, CheckpointError, NonFiniteLossError
-from hfsdk.functions import Shipped
 from hfsdk.resharding import ReshardPlan, Resident, TransportReport
-from hfsdk.roles import RoleSpec, Sampling, needed
-from hfsdk.runtime import Weights
-from hfsdk.table import Array, Column, Table, as_column
 
 if TYPE_CHECKING:
     from hfsdk.engine.worker import Worker

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hfsdk.core.errors import CheckpointError, HfsdkError, StaleBatchError
+from hfsdk.core.placement import Pool
+from hfsdk.core.runtime import Kept, Runtime
 from hfsdk.engine.lineage import Lineage, Version
 from hfsdk.engine.messages import Submit
 from hfsdk.engine.records import CallRecord, RoleRecord
-from hfsdk.errors import CheckpointError, HfsdkError, StaleBatchError
-from hfsdk.placement import Pool
-from hfsdk.runtime import Kept, Runtime
 
 CHANGES = ("update", "step", "load_state")
 """Methods that make a new version of a role's weights."""

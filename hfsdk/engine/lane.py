@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from hfsdk.core.errors import CallError, HfsdkError, SessionClosedError
 from hfsdk.engine.records import CallRecord, raised
-from hfsdk.errors import CallError, HfsdkError, SessionClosedError
 
 WAIT_S = 0.2
 """How often a waiting caller looks whether the lane still runs."""

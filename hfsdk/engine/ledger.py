@@ -1,9 +1,9 @@
 """``Ledger``: the calls that the controller remembers, and what it keeps of the others.
 
-A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.trace.KEPT_STEPS` steps are
-kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays only while
-it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where the user
-trained by hand, one :class:`~hfsdk.engine.lineage.Change` for the history::
+A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.core.trace.KEPT_STEPS`
+steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays
+only while it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where
+the user trained by hand, one :class:`~hfsdk.engine.lineage.Change` for the history::
 
     step   0 ........ 149 | 150 ................... 199 |
            changes by hand | calls, spans, dataflow      |  <- now
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hfsdk.core.errors import ColumnError
+from hfsdk.core.trace import KEPT_STEPS
 from hfsdk.engine.lineage import Change
 from hfsdk.engine.records import FINISHED, CallRecord
-from hfsdk.errors import ColumnError
-from hfsdk.trace import KEPT_STEPS
 
 MOST_CALLS = 10_000
 """Beyond these the oldest go, whatever step they are of."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hfsdk.dataflow import CallFlow
+from hfsdk.core.dataflow import CallFlow
+from hfsdk.core.runtime import DeviceStatus, Progress, Runtime
+from hfsdk.core.trace import Span
 from hfsdk.engine import messages as m
 from hfsdk.engine.homes import Homes
 from hfsdk.engine.ledger import Ledger
 from hfsdk.engine.records import FINISHED, CallRecord
-from hfsdk.runtime import DeviceStatus, Progress, Runtime
-from hfsdk.trace import Span
 
 UNSEEN = ("put", "last_reshard", "census")
 """Methods that are no part of a step: to look at it must not change what is seen."""

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Array, Column, Ragged, Table, take
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Array, Column, Ragged, Table, take
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """Ways to turn per-token losses into one number; see :func:`aggregate`."""

@@ -48,12 +48,12 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat, _Storag
 from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from hfsdk.core.errors import CheckpointError
+from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.role_state import Piece, Shard, Summary
 from hfsdk.engine.shares import Share, fill, pieces
 from hfsdk.engine.summed_file import SummedFile
-from hfsdk.errors import CheckpointError
-from hfsdk.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files
 
 SUMMARY = "hfsdk"
 """Key of the summary in ``common.pt``."""

@@ -1,8 +1,8 @@
 """The process groups of one role, always explicit: several models with different layouts live in one process.
 
 Megatron keeps *one* set of groups in ``parallel_state``; some of its functions read it behind the caller's back. hfsdk never
-fills it. :class:`RoleGroups` makes the groups of a role's :class:`~hfsdk.layout.Mesh` (whose tp axis may be permuted, so groups are
-made with ``sort_ranks=False``) and hands them to megatron as a ``ProcessGroupCollection``::
+fills it. :class:`RoleGroups` makes the groups of a role's :class:`~hfsdk.core.layout.Mesh` (whose tp axis may be permuted, so
+groups are made with ``sort_ranks=False``) and hands them to megatron as a ``ProcessGroupCollection``::
 
     layout tp2 dp2       rank             0       1       2       3
                          tp groups       [0 1]   [0 1]   [2 3]   [2 3]
@@ -27,13 +27,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hfsdk.core.errors import LayoutError
 from hfsdk.engine import rendezvous
-from hfsdk.errors import LayoutError
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-    from hfsdk.layout import Coordinates, Mesh
+    from hfsdk.core.layout import Coordinates, Mesh
 
 
 class _Made:

@@ -38,13 +38,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
+from hfsdk.core.errors import CheckpointError, ModelNotFoundError, OptionError
+from hfsdk.core.layout import Coordinates
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine import cpu_support_megatron, megatron_optimizer, megatron_rope, megatron_sequence
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.packed_attention import PackedAttention
 from hfsdk.engine.role_state import SCALAR_HEAD
-from hfsdk.errors import CheckpointError, ModelNotFoundError, OptionError
-from hfsdk.layout import Coordinates
-from hfsdk.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -198,7 +198,7 @@ def build_model(
         head: ``"lm"`` or ``"scalar"`` (a float32 [1, hidden] layer in place of the logits, zero at first).
         dtype: ``"fp32"`` or ``"bf16"``.
         max_positions: longest row.
-        recompute: activations to compute again in the backward pass, as :class:`~hfsdk.roles.RoleSpec` has it.
+        recompute: activations to compute again in the backward pass, as :class:`~hfsdk.core.roles.RoleSpec` has it.
         sequence_parallel: whether norms and residuals are cut over tp, which must be above 1.
 
     Raises:

@@ -25,10 +25,10 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer, MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
+from hfsdk.core.roles import AdamW
+from hfsdk.core.training_choices import TrainingChoices
 from hfsdk.engine import cpu_support_megatron
 from hfsdk.engine.megatron_groups import RoleGroups
-from hfsdk.roles import AdamW
-from hfsdk.training_choices import TrainingChoices
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

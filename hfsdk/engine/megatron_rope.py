@@ -16,8 +16,8 @@ from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
     _yarn_linear_ramp_mask,
 )
 
-from hfsdk.rope import RopeScaling, YarnScaling
-from hfsdk.spec import ModelSpec
+from hfsdk.core.rope import RopeScaling, YarnScaling
+from hfsdk.core.spec import ModelSpec
 
 
 def attention_options(spec: ModelSpec) -> dict[str, float]:

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from hfsdk.core.errors import CheckpointError
 from hfsdk.engine import megatron_model, megatron_optimizer
 from hfsdk.engine.role_state import KINDS, Summary
 from hfsdk.engine.shares import Share, Strip, divided
-from hfsdk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from megatron.core.optimizer.optimizer import MegatronOptimizer

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfsdk.pending import ColumnRef
-from hfsdk.placement import Placement
-from hfsdk.protocol import TransferProtocol
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Kept
-from hfsdk.table import Table
+from hfsdk.core.pending import ColumnRef
+from hfsdk.core.placement import Placement
+from hfsdk.core.protocol import TransferProtocol
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Kept
+from hfsdk.core.table import Table
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Look:
 
     ``"step"`` gives the number of the current step, ``"first_step"`` that of the oldest whose calls are kept.
     ``"controller_bytes"`` gives the column bytes that passed through the controller.
-    ``"dataflow"`` gives a :class:`~hfsdk.dataflow.CallFlow` for every call of a step and for those whose columns they read.
+    ``"dataflow"`` gives a :class:`~hfsdk.core.dataflow.CallFlow` for every call of a step and for those whose columns they read.
     ``"reruns"`` gives a :class:`~hfsdk.engine.rerun.Rerun` for every call of a step that is done, while they are kept.
     ``"changes"`` gives a :class:`~hfsdk.engine.lineage.Change` for every optimizer step or update that is in no row of the history
     (:class:`InRow`), in the order of submission.
@@ -188,7 +188,7 @@ class AskHostRoom:
 class Snapshot:
     """Keep the state of trained roles as it is behind everything submitted so far.
 
-    Reply: a :class:`~hfsdk.runtime.Kept` for each; that of an earlier snapshot where nothing has changed the role since.
+    Reply: a :class:`~hfsdk.core.runtime.Kept` for each; that of an earlier snapshot where nothing has changed the role since.
     """
 
     roles: tuple[str, ...]

@@ -21,8 +21,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from hfsdk.errors import OptionError
-from hfsdk.protocol import balanced_split
+from hfsdk.core.errors import OptionError
+from hfsdk.core.protocol import balanced_split
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]
 

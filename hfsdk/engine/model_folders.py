@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hfsdk.assets.cache import home
-from hfsdk.errors import ModelNotFoundError
+from hfsdk.core.errors import ModelNotFoundError
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """What the engines and the tokenizer read of a model's folder."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from hfsdk.boxes import Box
+from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine import shares
 from hfsdk.engine.bridge import Route
 from hfsdk.engine.direct import Tensors, Way
@@ -26,7 +27,6 @@ from hfsdk.engine.role_state import Shard, Summary
 from hfsdk.engine.shares import Share
 from hfsdk.engine.transport import TORCH_DTYPES
 from hfsdk.resharding import Move, moves_between
-from hfsdk.spec import DTYPE_BYTES
 
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from hfsdk.errors import PlacementError
+from hfsdk.core.errors import PlacementError
 
 PREFIX = "hfsdk-"
 OWNER = "owner.json"

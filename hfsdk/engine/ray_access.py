@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from hfsdk.errors import PlacementError
+from hfsdk.core.errors import PlacementError
 
 AUTH_MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 

@@ -14,9 +14,9 @@ import ray
 from ray._private import accelerators
 
 import hfsdk.engine as engine
+from hfsdk.core.errors import PlacementError
+from hfsdk.core.spec import DEVICES, ClusterSpec, DeviceSpec
 from hfsdk.engine.gpus import check_count
-from hfsdk.errors import PlacementError
-from hfsdk.spec import DEVICES, ClusterSpec, DeviceSpec
 
 PACKAGE = Path(engine.__file__).parents[1]
 """This package's folder."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.core.placement import Pool
+from hfsdk.core.trace import Span
 from hfsdk.engine.rendezvous import Link
-from hfsdk.placement import Pool
-from hfsdk.trace import Span
 
 if TYPE_CHECKING:
     from hfsdk.engine.ray_worker import Answer

@@ -19,19 +19,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hfsdk.dataflow import Call
-from hfsdk.engine import own_folders, ray_start
-from hfsdk.engine.gpus import SHOW_ALL, goes_direct
-from hfsdk.engine.host_memory import free_host_bytes
-from hfsdk.engine.interrupts import held
-from hfsdk.engine.model_folders import Manifest, read_pieces
-from hfsdk.engine.own_folders import OwnFolder
-from hfsdk.engine.ray_cluster import Node, check_present, describe, num_cores
-from hfsdk.engine.ray_links import DeviceWorker, PoolState, RayLinks, without_consequences
-from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read, tail
-from hfsdk.engine.rendezvous import LOOPBACK, Link
-from hfsdk.engine.worker import WorkerSetup
-from hfsdk.errors import (
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import (
     CallCancelledError,
     CallError,
     CheckpointError,
@@ -41,11 +30,11 @@ from hfsdk.errors import (
     SessionClosedError,
     WorkerDiedError,
 )
-from hfsdk.files import FileSum
-from hfsdk.pending import ColumnInfo
-from hfsdk.placement import Pool
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import (
+from hfsdk.core.files import FileSum
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.placement import Pool
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import (
     DeviceStatus,
     Kept,
     Order,
@@ -61,8 +50,19 @@ from hfsdk.runtime import (
     Weights,
     Work,
 )
-from hfsdk.table import Table
-from hfsdk.trace import Span
+from hfsdk.core.table import Table
+from hfsdk.core.trace import Span
+from hfsdk.engine import own_folders, ray_start
+from hfsdk.engine.gpus import SHOW_ALL, goes_direct
+from hfsdk.engine.host_memory import free_host_bytes
+from hfsdk.engine.interrupts import held
+from hfsdk.engine.model_folders import Manifest, read_pieces
+from hfsdk.engine.own_folders import OwnFolder
+from hfsdk.engine.ray_cluster import Node, check_present, describe, num_cores
+from hfsdk.engine.ray_links import DeviceWorker, PoolState, RayLinks, without_consequences
+from hfsdk.engine.ray_worker import Answer, RayTasks, RayWorker, read, tail
+from hfsdk.engine.rendezvous import LOOPBACK, Link
+from hfsdk.engine.worker import WorkerSetup
 
 GRACE_S = 15.0
 """How long the other ranks of a call may take to come back after one failed outside a safe point."""
@@ -115,7 +115,7 @@ def _while_open(method: Callable[Concatenate[RayRuntime, P], R]) -> Callable[Con
 
 
 class RayRuntime:
-    """See :class:`hfsdk.runtime.Runtime`.
+    """See :class:`hfsdk.core.runtime.Runtime`.
 
     Without ``address`` Ray is started here for ``num_devices`` workers (see ``ray_start.py``). A Ctrl-C while this is being made
     leaves nothing behind.

@@ -23,11 +23,11 @@ import ray._private.node
 import ray._private.worker
 import ray._raylet
 
+from hfsdk.core.errors import PlacementError
 from hfsdk.engine import own_folders, ray_access
 from hfsdk.engine.interrupts import deliver, held
 from hfsdk.engine.own_folders import OwnFolder
 from hfsdk.engine.ray_cluster import SHIPPED, Access, ask_alive, check_same
-from hfsdk.errors import PlacementError
 
 START_TRIES = 8
 """A raylet ends itself when its agent takes more than about 15 s to start, as on a busy machine: then once more."""

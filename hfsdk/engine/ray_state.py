@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from hfsdk.core.errors import PlacementError
 from hfsdk.engine import own_folders, ray_access
-from hfsdk.errors import PlacementError
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from hfsdk.dataflow import Call
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import CallError, HfsdkError, LostColumnError
+from hfsdk.core.files import FileSum
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Order, Pick, StateGoneError, Weights
+from hfsdk.core.table import Column, Ragged, Table, concat, kind_of, take
+from hfsdk.core.trace import Span
 from hfsdk.engine import environment, startup
 from hfsdk.engine.cpu_support_vllm import remove_segments
 from hfsdk.engine.host_memory import free_host_bytes
@@ -28,13 +35,6 @@ from hfsdk.engine.model_folders import Manifest, Receiver, find
 from hfsdk.engine.rendezvous import Link
 from hfsdk.engine.tasks import run_task
 from hfsdk.engine.worker import Parcel, Reply, Sent, Worker, WorkerSetup
-from hfsdk.errors import CallError, HfsdkError, LostColumnError
-from hfsdk.files import FileSum
-from hfsdk.pending import ColumnInfo
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Order, Pick, StateGoneError, Weights
-from hfsdk.table import Column, Ragged, Table, concat, kind_of, take
-from hfsdk.trace import Span
 
 if TYPE_CHECKING:
     from hfsdk.engine.worker import Worker as WorkerType

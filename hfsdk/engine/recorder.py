@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from hfsdk.core.trace import Span
 from hfsdk.engine.clocks import Clock, Instant, WallClock
-from hfsdk.trace import Span
 
 
 @dataclass

@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfsdk.checks import shown
-from hfsdk.dataflow import Call, CallFlow, CallRun
+from hfsdk.core.checks import shown
+from hfsdk.core.dataflow import Call, CallFlow, CallRun
+from hfsdk.core.errors import CallError, ColumnError, LayoutError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.layout import Mesh
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.placement import Placement, Pool
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Bundle, Kept, Part, RoleState, Stored, Weights
+from hfsdk.core.table import Ragged, Table, kind_of
+from hfsdk.core.trace import Span
 from hfsdk.engine.flows import Reads
 from hfsdk.engine.lineage import Change, Version
 from hfsdk.engine.messages import Submit
 from hfsdk.engine.rerun import Rerun
-from hfsdk.errors import CallError, ColumnError, LayoutError
-from hfsdk.functions import Shipped
-from hfsdk.layout import Mesh
-from hfsdk.pending import ColumnInfo
-from hfsdk.placement import Placement, Pool
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Bundle, Kept, Part, RoleState, Stored, Weights
-from hfsdk.table import Ragged, Table, kind_of
-from hfsdk.trace import Span
 
 FINISHED = ("done", "failed", "cancelled")
 

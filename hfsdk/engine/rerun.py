@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hfsdk.dataflow import Call
+from hfsdk.core.dataflow import Call
+from hfsdk.core.functions import Shipped
+from hfsdk.core.pending import ColumnRef
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Stored
+from hfsdk.core.table import Array, Ragged, Table
+from hfsdk.core.trace import Span
 from hfsdk.engine import messages as m
 from hfsdk.engine.simulated_runtime import MEASURED_LENGTHS, Question, SimulatedRuntime
-from hfsdk.functions import Shipped
-from hfsdk.pending import ColumnRef
-from hfsdk.placement import Placement
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Stored
-from hfsdk.table import Array, Ragged, Table
-from hfsdk.trace import Span
 
 LEFT_OUT = ("run", "save_pretrained", "save_state", "load_state", "export_weights", "num_updates")
 """Methods that a twin does not carry out: they write files, do what nobody can know, or come by themselves."""

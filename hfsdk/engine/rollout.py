@@ -39,17 +39,24 @@ import torch.distributed as dist
 
 from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
+from hfsdk.core.errors import CallError, LayoutError, OptionError, UnsupportedModelError
+from hfsdk.core.roles import RolloutOptions, Sampling
+from hfsdk.core.rollout_sizes import (
+    BLOCK_TOKENS,
+    CPU_KV_CACHE_BYTES,
+    KV_CACHE_BYTES,
+    LEAST_SEQS,
+    CacheUnits,
+    longest_tokens,
+)
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Column, Ragged
 from hfsdk.engine import cpu_support_vllm as cpu
 from hfsdk.engine import gpus, rendezvous, startup, vllm_sleep
 from hfsdk.engine.deterministic import any_algorithm
 from hfsdk.engine.drain import Drain
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import RanksDiffer, SafePoint
-from hfsdk.errors import CallError, LayoutError, OptionError, UnsupportedModelError
-from hfsdk.roles import RolloutOptions, Sampling
-from hfsdk.rollout_sizes import BLOCK_TOKENS, CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, CacheUnits, longest_tokens
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Column, Ragged
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

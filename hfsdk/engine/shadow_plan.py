@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Bundle
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.dispatch import mesh_of
-from hfsdk.layout import Layout
 from hfsdk.resharding import LINKS, ReshardPlan
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Bundle
-from hfsdk.spec import ModelSpec
 
 
 def plan_between(trained: RoleSpec, shadow: RoleSpec) -> ReshardPlan:

@@ -33,8 +33,8 @@ from itertools import accumulate, pairwise
 import torch
 
 from hfsdk.boxes import Box, Offsets, intersect
+from hfsdk.core.errors import CheckpointError
 from hfsdk.engine.role_state import Piece, Shard, Summary, copy_shared, slices
-from hfsdk.errors import CheckpointError
 
 
 @dataclass(frozen=True)

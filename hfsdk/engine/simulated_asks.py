@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Array
 from hfsdk.engine.simulated_spans import Phases
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ClusterSpec
-from hfsdk.table import Array
 
 Rows = tuple[Array, Array]
 """Prompt lengths and response lengths of some rows."""

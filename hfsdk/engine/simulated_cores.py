@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hfsdk.core.spec import ClusterSpec
 from hfsdk.engine.simulated_spans import Timeline
-from hfsdk.spec import ClusterSpec
 
 OPEN_STEPS = 3
 """Calls of so many of the last steps may still become longer by what is submitted later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hfsdk.errors import CheckpointError
+from hfsdk.core.errors import CheckpointError
 
 CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.errors import OptionError
-from hfsdk.roles import Sampling
-from hfsdk.table import Array
+from hfsdk.core.errors import OptionError
+from hfsdk.core.roles import Sampling
+from hfsdk.core.table import Array
 
 LENGTH_KINDS = ("full", "uniform", "lognormal")
 

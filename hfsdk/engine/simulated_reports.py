@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.shadow_plan import plan_between
 from hfsdk.resharding import ReshardPlan, TransportReport
-from hfsdk.roles import RoleSpec
 
 
 def transport_reports(

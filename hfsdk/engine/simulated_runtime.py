@@ -23,7 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.dataflow import Call
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import CallError
+from hfsdk.core.files import FileSum
+from hfsdk.core.placement import Pool
+from hfsdk.core.roles import GENERATING, RoleSpec, needed
+from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Array, Column, Ragged, Table, concat, take
 from hfsdk.engine.dispatch import mesh_of, one_array_each
 from hfsdk.engine.host_memory import kept_bytes
 from hfsdk.engine.microbatch import MiniBatchPlan
@@ -45,14 +52,7 @@ from hfsdk.engine.simulated_values import (
     store,
     values_of,
 )
-from hfsdk.errors import CallError
-from hfsdk.files import FileSum
-from hfsdk.placement import Pool
 from hfsdk.resharding import LINKS
-from hfsdk.roles import GENERATING, RoleSpec, needed
-from hfsdk.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
-from hfsdk.spec import ClusterSpec
-from hfsdk.table import Array, Column, Ragged, Table, concat, take
 
 __all__ = [
     "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
@@ -96,7 +96,7 @@ class _Group:
 
 
 class SimulatedRuntime:
-    """Implements :class:`hfsdk.runtime.Runtime`; see the module's text.
+    """Implements :class:`hfsdk.core.runtime.Runtime`; see the module's text.
 
     Args:
         cluster: the devices to pretend.

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from hfsdk.dataflow import Call
-from hfsdk.trace import Span
+from hfsdk.core.dataflow import Call
+from hfsdk.core.trace import Span
 
 Phases = Mapping[str, float]
 """Span name -> seconds, in order."""

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hfsdk.dataflow import Call
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import ColumnError, SimulatedValueError
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.roles import GENERATING
+from hfsdk.core.runtime import Order, Part, Pick, Stored
+from hfsdk.core.table import Array, Column, Table
 from hfsdk.engine.simulated_spans import Timeline
-from hfsdk.errors import ColumnError, SimulatedValueError
-from hfsdk.pending import ColumnInfo
-from hfsdk.roles import GENERATING
-from hfsdk.runtime import Order, Part, Pick, Stored
-from hfsdk.table import Array, Column, Table
 
 
 @dataclass(frozen=True, eq=False)

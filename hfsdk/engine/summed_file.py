@@ -9,8 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any, Self
 
-from hfsdk.errors import CheckpointError
-from hfsdk.files import FileSum
+from hfsdk.core.errors import CheckpointError
+from hfsdk.core.files import FileSum
 
 SAMPLE_BYTES = 1 << 16
 """Longest stretch that is read back from one place."""

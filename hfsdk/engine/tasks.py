@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.errors import CallError, ColumnError, RewardFunctionError
-from hfsdk.functions import Shipped
-from hfsdk.table import Column, Ragged, Table, as_column
+from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.table import Column, Ragged, Table, as_column
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 """What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""

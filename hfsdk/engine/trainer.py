@@ -26,6 +26,12 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from hfsdk.core.errors import CallError, CheckpointError, OptionError
+from hfsdk.core.layout import Mesh
+from hfsdk.core.roles import PARTS, AdamW, RoleSpec
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Array, Ragged, Table
+from hfsdk.core.training_choices import TrainingChoices, choose_training
 from hfsdk.engine import megatron_model, megatron_optimizer, megatron_sequence
 from hfsdk.engine.cpu_support_megatron import cuda_type_names
 from hfsdk.engine.loss_io import (
@@ -52,12 +58,6 @@ from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.shares import Share
 from hfsdk.engine.tasks import user_traceback
 from hfsdk.engine.vocab_parallel import log_probs_and_entropy
-from hfsdk.errors import CallError, CheckpointError, OptionError
-from hfsdk.layout import Mesh
-from hfsdk.roles import PARTS, AdamW, RoleSpec
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Array, Ragged, Table
-from hfsdk.training_choices import TrainingChoices, choose_training
 
 NEVER = SafePoint(lambda: False)
 """A safe point of a call that nobody cancels."""

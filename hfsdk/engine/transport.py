@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hfsdk.boxes import Offsets
+from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.receipts import Receipts
 from hfsdk.resharding import Move, ReshardPlan, TransportReport
-from hfsdk.spec import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
+from hfsdk.core.errors import CallError
 from hfsdk.engine.recorder import Recorder
-from hfsdk.errors import CallError
 
 STEPS: dict[tuple[str, str], str] = {
     ("awake", "asleep"): "sleep", ("filling", "asleep"): "sleep", ("asleep", "asleep"): "",

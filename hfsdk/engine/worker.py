@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hfsdk.dataflow import Call
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import CallError, CheckpointError, HfsdkError
+from hfsdk.core.files import FileSum
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Weights
+from hfsdk.core.table import Column, Table
+from hfsdk.core.trace import Span
 from hfsdk.engine import deterministic, rendezvous, startup
 from hfsdk.engine.clocks import EventClock
 from hfsdk.engine.gpus import Seen
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.tasks import user_traceback
-from hfsdk.errors import CallError, CheckpointError, HfsdkError
-from hfsdk.files import FileSum
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Weights
-from hfsdk.table import Column, Table
-from hfsdk.trace import Span
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -359,7 +359,7 @@ class Worker:
         return used, roles, offloaded, asleep
 
     def _parts_of_memory(self) -> dict[str, int]:
-        """Return the bytes of this worker's roles by what they are for (see ``hfsdk.trace``)."""
+        """Return the bytes of this worker's roles by what they are for (see ``hfsdk.core.trace``)."""
         parts: Counter[str] = Counter()
         for hosted in self.roles.values():
             parts.update(hosted.memory_parts())

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from hfsdk.batch import Batch
-from hfsdk.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
-from hfsdk.errors import LayoutError, OptionError
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
+from hfsdk.core.errors import LayoutError, OptionError
+from hfsdk.core.protocol import MICRO_DP, ONE_TO_ALL
+from hfsdk.core.roles import RoleSpec, RolloutOptions, Sampling
+from hfsdk.core.rollout_sizes import longest_tokens
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Array, Ragged
 from hfsdk.models.handle import TrainedHandle
 from hfsdk.models.host import Host
 from hfsdk.models.reward import PART
-from hfsdk.protocol import MICRO_DP, ONE_TO_ALL
 from hfsdk.resharding import ReshardPlan, ReshardReport, Resident, TransportReport
-from hfsdk.roles import RoleSpec, RolloutOptions, Sampling
-from hfsdk.rollout_sizes import longest_tokens
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Array, Ragged
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,20 +9,20 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from hfsdk.batch import Batch
-from hfsdk.checks import Count, Index, Within, checked, shown
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import Count, Index, Within, checked, shown
+from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
+from hfsdk.core.files import as_path, is_ours, is_strangers
+from hfsdk.core.functions import Shipped
+from hfsdk.core.layout import Layout
+from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
+from hfsdk.core.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.text import printable
 from hfsdk.engine.messages import Logs, Look, Submit
-from hfsdk.errors import CheckpointError, ColumnError, OptionError
-from hfsdk.files import as_path, is_ours, is_strangers
-from hfsdk.functions import Shipped
-from hfsdk.layout import Layout
 from hfsdk.models.host import CallClient, Host
 from hfsdk.models.primitive import Primitive
-from hfsdk.pending import ColumnRef, Lease, Metrics, Value
-from hfsdk.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ModelSpec
-from hfsdk.text import printable
 
 Epochs = Annotated[int, Within(1, 10_000)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hfsdk.pending import Client, Lease
+from hfsdk.core.pending import Client, Lease
 
 if TYPE_CHECKING:
     from hfsdk.engine.messages import Submit

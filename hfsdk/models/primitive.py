@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hfsdk.checks import Name, checked
-from hfsdk.protocol import THREE_D, TransferProtocol
-from hfsdk.table import Table
+from hfsdk.core.checks import Name, checked
+from hfsdk.core.protocol import THREE_D, TransferProtocol
+from hfsdk.core.table import Table
 
 RankFunction = Callable[..., Mapping[str, Any]]
 """``fn(model, rows, **options)`` -> the columns it writes, one entry per row it got."""
@@ -38,8 +38,8 @@ def primitive(
 ) -> Callable[[RankFunction], Primitive]:
     """Turn ``fn(model, rows)`` into a primitive that runs SPMD on every rank of a role.
 
-    On each rank ``model`` is the worker's model and ``rows`` a :class:`hfsdk.table.Table` with the columns ``reads`` of the rows
-    that the protocol gives this rank; the function returns a dict with the columns ``writes``, one entry per row. With the
+    On each rank ``model`` is the worker's model and ``rows`` a :class:`hfsdk.core.table.Table` with the columns ``reads`` of the
+    rows that the protocol gives this rank; the function returns a dict with the columns ``writes``, one entry per row. With the
     default protocol all tp and pp ranks of a dp rank get the same rows and must make the same collective calls.
 
     Example::

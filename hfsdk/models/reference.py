@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hfsdk.batch import Batch
-from hfsdk.checks import checked
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import checked
 from hfsdk.models.handle import ModelHandle
 
 

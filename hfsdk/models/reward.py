@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hfsdk.batch import Batch
-from hfsdk.checks import Positive, checked
-from hfsdk.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
-from hfsdk.files import is_ours, write_file
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import Positive, checked
+from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
+from hfsdk.core.files import is_ours, write_file
+from hfsdk.core.pending import ColumnRef
+from hfsdk.core.table import Table
 from hfsdk.models.handle import Loss, TrainedHandle
-from hfsdk.pending import ColumnRef
-from hfsdk.table import Table
 
 NEVER_PASSED = (
     "prompt", "response", "rollout_log_probs", "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "costs", "rewards",

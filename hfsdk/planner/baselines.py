@@ -23,12 +23,12 @@ from itertools import product
 
 import numpy as np
 
-from hfsdk.checks import checked
-from hfsdk.layout import Layout
+from hfsdk.core.checks import checked
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.setup import Links, Setup, parameters
 from hfsdk.planner.systems import DEEPSPEED_CHAT, HYBRIDFLOW, NEMO_ALIGNER, OPENRLHF, SystemTraits
-from hfsdk.spec import ClusterSpec, ModelSpec
 
 ROLES = ("actor", "reference", "critic", "reward")
 TRAINED = ("actor", "critic")

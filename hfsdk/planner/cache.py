@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from hfsdk.placement import Placement
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import RoleSpec, RolloutOptions, altered
+from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, choose_sizes, is_open, least_cache_bytes
+from hfsdk.core.spec import ClusterSpec, DeviceSpec
 from hfsdk.planner.memory import GPU_PROCESS_BYTES, DeviceMemory, MemoryEstimate, device_bytes
-from hfsdk.roles import RoleSpec, RolloutOptions, altered
-from hfsdk.rollout_sizes import LEAST_SEQS, MAX_SHARE, choose_sizes, is_open, least_cache_bytes
-from hfsdk.spec import ClusterSpec, DeviceSpec
 
 Free = tuple[int, int]
 """Bytes for a cache and what vLLM works with: with a margin kept free, and without."""

@@ -1,8 +1,9 @@
 """``PerfModel.fit``: constants from measured steps, with what they cannot say left as it was.
 
 Each phase of each call is one observation: its seconds on a rank in the mean (``generate.decode``, ``update.backward``, ...), what
-a call took besides (``.rest``), and every CPU task. On GPUs phases are timed by CUDA events (``hfsdk.trace.Span``): kernels count
-in the phase that launched them, not where the host waits for them. With constants c = c0 exp(theta), observation i, weights w::
+a call took besides (``.rest``), and every CPU task. On GPUs phases are timed by CUDA events (``hfsdk.core.trace.Span``): kernels
+count in the phase that launched them, not where the host waits for them. With constants c = c0 exp(theta), observation i, weights
+w::
 
     minimise   sum_i  w_i^2 huber(log predicted_i(theta) - log measured_i)  +  PRIOR sum_k theta_k^2
 
@@ -21,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hfsdk.checks import checked
-from hfsdk.errors import OptionError
+from hfsdk.core.checks import checked
+from hfsdk.core.errors import OptionError
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Array
+from hfsdk.core.trace import Span, Trace, Traced
 from hfsdk.planner.perf_model import MOST_SHARE, SHARES, PerfModel
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ClusterSpec
-from hfsdk.table import Array
-from hfsdk.trace import Span, Trace, Traced
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hfsdk.core.table import Array
 from hfsdk.planner.setup import Setup
-from hfsdk.table import Array
 
 if TYPE_CHECKING:
     from hfsdk.planner.perf_model import PerfModel

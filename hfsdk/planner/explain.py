@@ -8,9 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from hfsdk.errors import LayoutError, PlacementError
-from hfsdk.placement import Placement
-from hfsdk.plan import Alternative, Rejected
+from hfsdk.core.errors import LayoutError, PlacementError
+from hfsdk.core.placement import Placement
+from hfsdk.core.plan import Alternative, Rejected
+from hfsdk.core.roles import GENERATING, RoleSpec
+from hfsdk.core.table import Array
 from hfsdk.planner.cache import with_least
 from hfsdk.planner.leaf import describe
 from hfsdk.planner.memory import role_bytes
@@ -20,8 +22,6 @@ from hfsdk.planner.recorded import RecordedCall
 from hfsdk.planner.search import Found
 from hfsdk.planner.setup import Setup
 from hfsdk.planner.tables import LayoutsOf, process_bytes, rollouts_of, trains_of, with_layouts
-from hfsdk.roles import GENERATING, RoleSpec
-from hfsdk.table import Array
 
 DEFAULT_ERROR = 0.3
 """Relative error of a predicted call where the model is not calibrated: what is asked of presets alone (docs/perf-model.md)."""

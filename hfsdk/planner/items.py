@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from hfsdk.layout import Layout
-from hfsdk.placement import SHADOWS
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import SHADOWS
+from hfsdk.core.roles import GENERATING, RoleSpec, altered, needed
 from hfsdk.planner.recorded import CHANGING, Recorded, RecordedCall
-from hfsdk.roles import GENERATING, RoleSpec, altered, needed
 
 MOST_ITEMS = 6
 """Shadows are in the family while roles and shadows together are no more: six have 203 set partitions, nine 21,147."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hfsdk.placement import Placement, Pool
+from hfsdk.core.placement import Placement, Pool
+from hfsdk.core.table import Array
 from hfsdk.planner.pools import Kind, pack, pack_parts
 from hfsdk.planner.sharing import shared_times
 from hfsdk.planner.space import Space
 from hfsdk.planner.tables import Candidates, LayoutsOf, room
-from hfsdk.table import Array
 
 MOST_AT_ONCE = 4096
 """Combinations of the first items that are carried on without ruling out any."""

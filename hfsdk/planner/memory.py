@@ -35,14 +35,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from hfsdk.boxes import padded_vocab
-from hfsdk.checks import checked
-from hfsdk.errors import DeviceMemoryError
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement
-from hfsdk.roles import PARTS, RoleSpec
-from hfsdk.rollout_sizes import CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, longest_tokens
-from hfsdk.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
-from hfsdk.training_choices import choose_training
+from hfsdk.core.checks import checked
+from hfsdk.core.errors import DeviceMemoryError
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import PARTS, RoleSpec
+from hfsdk.core.rollout_sizes import CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, longest_tokens
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
+from hfsdk.core.training_choices import choose_training
 
 CPU_PROCESS_BYTES = 700 * 10**6
 """A worker process on CPU with torch, megatron and vllm imported."""
@@ -76,7 +76,7 @@ class MemoryEstimate:
     optimizer: int = 0
     """Adam's moments and, in bf16, fp32 masters; with the distributed optimizer one data-parallel share.
 
-    The step adds nothing to them on accelerators, where it is fused (:mod:`hfsdk.training_choices`).
+    The step adds nothing to them on accelerators, where it is fused (:mod:`hfsdk.core.training_choices`).
     """
     rollout_weights: int = 0
     """The generating engine's copy; twice on CPU in mode ``packed``, in mode ``shared`` what it has beyond the trainer's."""

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from hfsdk.checks import NonNegative, Positive, Share, Within, check_fields, checked
-from hfsdk.layout import Layout
+from hfsdk.core.checks import NonNegative, Positive, Share, Within, check_fields, checked
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec, state_bytes
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
+from hfsdk.core.table import Array
 from hfsdk.planner.decoding import decode_s
 from hfsdk.planner.setup import Links, Setup, parameters
 from hfsdk.resharding import LINKS, ReshardPlan
-from hfsdk.roles import RoleSpec, state_bytes
-from hfsdk.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
-from hfsdk.table import Array
 
 if TYPE_CHECKING:
     from hfsdk.planner.calibration import Calibration, Measurable, Measured

@@ -7,9 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
-from hfsdk.placement import Placement
-from hfsdk.plan import Again, Alternative, Plan, PlannedCall, PlannedMemory, Searched, Workload
+from hfsdk.core.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
+from hfsdk.core.placement import Placement
+from hfsdk.core.plan import Again, Alternative, Plan, PlannedCall, PlannedMemory, Searched, Workload
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
 from hfsdk.planner.explain import (
     DEFAULT_ERROR,
     alternative,
@@ -24,8 +26,6 @@ from hfsdk.planner.pools import Kind, kinds_of
 from hfsdk.planner.recorded import Recorded
 from hfsdk.planner.search import FAMILY, FROM_MEMORY, SHARING_CORES, Found, Search
 from hfsdk.planner.tables import LayoutsOf, Tables, process_bytes
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ClusterSpec
 
 MOST_NODES = 1024
 """Nodes up to which the smallest cluster that would do is looked for."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hfsdk.spec import ClusterSpec, DeviceSpec
-from hfsdk.table import Array
+from hfsdk.core.spec import ClusterSpec, DeviceSpec
+from hfsdk.core.table import Array
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

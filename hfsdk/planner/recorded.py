@@ -1,7 +1,7 @@
 """The calls of one step as they were seen when it ran once: what a planner lays out, whatever the algorithm.
 
-Nothing here depends on a placement or a layout. Which rows a rank gets follows the engine's rules (``hfsdk.protocol``): passes and
-updates are balanced over data parallel by tokens, generation over its replicas; only the rank that is slowest matters::
+Nothing here depends on a placement or a layout. Which rows a rank gets follows the engine's rules (``hfsdk.core.protocol``):
+passes and updates are balanced over data parallel by tokens, generation over its replicas; only the rank that is slowest matters::
 
     1024 rows of equal length, dp 12        10 ranks with 85 rows, 2 with 86      -> 86 rows
 """
@@ -14,10 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
-from hfsdk.errors import OptionError
-from hfsdk.protocol import balanced_split
-from hfsdk.roles import GENERATING
-from hfsdk.table import Array
+from hfsdk.core.errors import OptionError
+from hfsdk.core.protocol import balanced_split
+from hfsdk.core.roles import GENERATING
+from hfsdk.core.table import Array
 
 CHANGING = ("update", "step", "load_state")
 """Methods that change the weights, after which the generating engine's are stale."""

@@ -16,8 +16,8 @@ from functools import cached_property, reduce
 
 import numpy as np
 
+from hfsdk.core.table import Array
 from hfsdk.planner.items import Grouping, Mode
-from hfsdk.table import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,14 +18,14 @@ from functools import cached_property
 
 import numpy as np
 
+from hfsdk.core.roles import RoleSpec, altered
+from hfsdk.core.table import Array
 from hfsdk.planner.cache import sized, waits
 from hfsdk.planner.items import Item, Job, Mode, groupings_of, modes_of
 from hfsdk.planner.leaf import Leaf
 from hfsdk.planner.recorded import Recorded
 from hfsdk.planner.space import Space
 from hfsdk.planner.tables import LayoutsOf, Phases, Tables, with_layouts
-from hfsdk.roles import RoleSpec, altered
-from hfsdk.table import Array
 
 BATCH = 4096
 """Boxes that are split at once."""

@@ -17,14 +17,14 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from hfsdk.layout import Layout
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rollout_sizes import LEAST_SEQS
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
+from hfsdk.core.table import Array
 from hfsdk.planner.cache import sizes_alone, waits, with_least
 from hfsdk.planner.memory import kv_cache_bytes, role_bytes
 from hfsdk.planner.systems import HFSDK, SystemTraits
-from hfsdk.roles import RoleSpec
-from hfsdk.rollout_sizes import LEAST_SEQS
-from hfsdk.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
-from hfsdk.table import Array
 
 
 @dataclass(frozen=True, kw_only=True)

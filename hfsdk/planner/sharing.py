@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hfsdk.table import Array
+from hfsdk.core.table import Array
 
 DONE_S = 1e-12
 

@@ -15,12 +15,12 @@ from itertools import product
 
 import numpy as np
 
+from hfsdk.core.table import Array
 from hfsdk.planner.cache import waits
 from hfsdk.planner.items import Grouping, Mode
 from hfsdk.planner.pools import Kind
 from hfsdk.planner.replay import Replay
 from hfsdk.planner.tables import Candidates, Tables, room
-from hfsdk.table import Array
 
 
 @dataclass(frozen=True, eq=False)

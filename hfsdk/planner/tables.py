@@ -19,8 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.errors import LayoutError
-from hfsdk.layout import Layout
+from hfsdk.core.errors import LayoutError
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import GENERATING, RoleSpec, altered
+from hfsdk.core.rollout_sizes import LEAST_SEQS
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
+from hfsdk.core.table import Array
 from hfsdk.planner.cache import sizes_alone, waits, with_least
 from hfsdk.planner.decoding import slots
 from hfsdk.planner.items import Item, Job
@@ -35,10 +39,6 @@ from hfsdk.planner.memory import (
 from hfsdk.planner.perf_model import Lengths, Links, PerfModel, Setup
 from hfsdk.planner.pools import Kind, kinds_of, pack
 from hfsdk.planner.recorded import UNSPLIT, RecordedCall
-from hfsdk.roles import GENERATING, RoleSpec, altered
-from hfsdk.rollout_sizes import LEAST_SEQS
-from hfsdk.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
-from hfsdk.table import Array
 
 EMPTY = np.zeros(0, dtype=np.int64)
 Shard = tuple[Array, Array, Lengths]

@@ -10,24 +10,24 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.checks import Length, Name, checked, shown
+from hfsdk.core.checks import Length, Name, checked, shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.history import Branch, History, Mark, Row
+from hfsdk.core.rows import Rows
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine import messages as m
 from hfsdk.engine.host_memory import check_room
 from hfsdk.engine.lineage import MAIN, Change
-from hfsdk.errors import OptionError
-from hfsdk.functions import Shipped
-from hfsdk.history import Branch, History, Mark, Row
 from hfsdk.models import RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores
-from hfsdk.rows import Rows
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.placing import Placing
 from hfsdk.session.roles import EXAMPLES
-from hfsdk.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from hfsdk.roles import RoleSpec
-    from hfsdk.runtime import Kept
+    from hfsdk.core.roles import RoleSpec
+    from hfsdk.core.runtime import Kept
     from hfsdk.session.streams import RowStream
 
 MUST_AGREE = (("kind", "kind"), ("model", "model"), ("dtype", "dtype"), ("head", "head"), ("optimizer", "optimizer"))

@@ -31,15 +31,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from hfsdk.checks import is_whole
+from hfsdk.core.checks import is_whole
+from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
+from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, write_file
+from hfsdk.core.pending import Awaited
+from hfsdk.core.protocol import ONE_TO_ALL
+from hfsdk.core.roles import state_bytes
+from hfsdk.core.text import printable
 from hfsdk.engine import messages as m
 from hfsdk.engine.host_memory import check_room
 from hfsdk.engine.interrupts import held
-from hfsdk.errors import CheckpointError, HfsdkError, OptionError
-from hfsdk.files import INDEX, SAVE, FileSum, check_files, write_file
-from hfsdk.pending import Awaited
-from hfsdk.protocol import ONE_TO_ALL
-from hfsdk.roles import state_bytes
 from hfsdk.session.checkpoint_index import (
     Index,
     Listed,
@@ -53,7 +54,6 @@ from hfsdk.session.checkpoint_index import (
 )
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.folder_lock import FolderLock
-from hfsdk.text import printable
 
 if TYPE_CHECKING:
     from hfsdk.models import ModelHandle

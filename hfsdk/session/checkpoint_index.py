@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hfsdk.checks import is_whole
+from hfsdk.core.checks import is_whole
+from hfsdk.core.errors import CheckpointError
+from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, parse_files
 from hfsdk.engine.lineage import MAIN
-from hfsdk.errors import CheckpointError
-from hfsdk.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, parse_files
 
 STATE = re.compile(r"state-([0-9]{1,18})")
 """Name of a save's folder; ``.partial`` behind it while it is built."""

@@ -24,15 +24,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
+from hfsdk.core.runtime import Kept
+from hfsdk.core.table import Table
 from hfsdk.engine import messages as m
-from hfsdk.errors import OptionError, SessionClosedError
-from hfsdk.functions import Shipped
-from hfsdk.pending import ColumnInfo, ColumnRef, Lease
-from hfsdk.runtime import Kept
 from hfsdk.session.events import Aside, EventRelay
 from hfsdk.session.lines import user_line
 from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer
-from hfsdk.table import Table
 
 SLICE_S = 0.1
 """Longest stretch of waiting without looking for an interrupt."""
@@ -56,7 +56,7 @@ class Sender(Protocol):
 
 
 class ControllerClient:
-    """Implements :class:`hfsdk.pending.Client` by messages to a controller.
+    """Implements :class:`hfsdk.core.pending.Client` by messages to a controller.
 
     Attributes:
         wait_each: whether every call waits before it returns (``Session(wait=True)``).
@@ -148,7 +148,7 @@ class ControllerClient:
                 self._recent.remove(call_id)
         return found
 
-    # -- hfsdk.pending.Client
+    # -- hfsdk.core.pending.Client
 
     def state(self, call_id: int) -> str:
         """Return pending, running, done, failed, cancelled or lost; ``lost`` once the session is closed."""

@@ -7,12 +7,12 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.checks import shown
-from hfsdk.errors import OptionError
-from hfsdk.experiment import Experiment, Row, read_baseline
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.experiment import Experiment, Row, read_baseline
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.training import Algorithm, check_algorithm, progress_bar, wants_progress
-from hfsdk.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from hfsdk.session.prompts import PromptStream

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hfsdk.checks import Count, Name, Positive, checked, shown
-from hfsdk.errors import OptionError
-from hfsdk.functions import Shipped
-from hfsdk.layout import Layout
+from hfsdk.core.checks import Count, Name, Positive, checked, shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores
-from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.session.declare import Ground, ModelSource, function_role, model_role
 
 Layouts = str | Layout

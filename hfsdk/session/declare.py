@@ -9,18 +9,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hfsdk.checks import shown
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement, Pool, is_shadow
+from hfsdk.core.plan import Layouts, Plan
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec, nearest
 from hfsdk.engine.gpus import default_dtype
-from hfsdk.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
-from hfsdk.functions import Shipped
-from hfsdk.layout import Layout
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
-from hfsdk.placement import Placement, Pool, is_shadow
-from hfsdk.plan import Layouts, Plan
 from hfsdk.planner.cache import sized
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec, nearest
 
 ModelSource = str | Path | ModelSpec | ModelHandle
 """A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hfsdk.core.table import Table
 from hfsdk.models import ReferenceModel, RewardModel
 from hfsdk.session.prompts import PromptStream
-from hfsdk.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hfsdk.batch import Batch
+    from hfsdk.core.batch import Batch
     from hfsdk.session.session import Session
 
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hfsdk.errors import SessionClosedError
+from hfsdk.core.errors import SessionClosedError
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]

@@ -24,14 +24,14 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hfsdk.batch import MEANINGS, Batch
-from hfsdk.checks import Within, check_fields, is_whole, shown
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.pending import Client, ColumnRef
+from hfsdk.core.batch import MEANINGS, Batch
+from hfsdk.core.checks import Within, check_fields, is_whole, shown
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.pending import Client, ColumnRef
+from hfsdk.core.table import Ragged, Table
 from hfsdk.session.prompts import as_values, columns_of
 from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
-from hfsdk.table import Ragged, Table
 
 Example = tuple[list[int], list[int]]
 """Token ids of prompt and response."""

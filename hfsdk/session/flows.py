@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.checks import checked
-from hfsdk.dataflow import Call, CallFlow, Dataflow, Edge
+from hfsdk.core.checks import checked
+from hfsdk.core.dataflow import Call, CallFlow, Dataflow, Edge
+from hfsdk.core.errors import OptionError
+from hfsdk.core.spec import ClusterSpec
 from hfsdk.engine import messages as m
-from hfsdk.errors import OptionError
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
-from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LiveDataflow(LiveStep):
     """The calls of a step and what flows between them. In a notebook it draws itself, live while calls run.
 
-    ``snapshot()`` is the :class:`~hfsdk.dataflow.Dataflow` as it is now; what is asked of this object is asked of that.
+    ``snapshot()`` is the :class:`~hfsdk.core.dataflow.Dataflow` as it is now; what is asked of this object is asked of that.
     """
 
     def __init__(self, client: ControllerClient, cluster: ClusterSpec, step: int | None = None) -> None:

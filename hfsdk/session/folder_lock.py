@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hfsdk.errors import CheckpointError
+from hfsdk.core.errors import CheckpointError
 
 LOCK = ".hfsdk-saving"
 

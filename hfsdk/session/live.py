@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hfsdk.dataflow import Call
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import OptionError
+from hfsdk.core.trace import KEPT_STEPS
 from hfsdk.engine import messages as m
-from hfsdk.errors import OptionError
 from hfsdk.session.client import ControllerClient
-from hfsdk.trace import KEPT_STEPS
 
 
 class LiveStep:

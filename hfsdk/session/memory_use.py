@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.placement import Placement
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.trace import Span, Trace
 from hfsdk.planner.memory import DeviceMemory, device_bytes
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ClusterSpec
-from hfsdk.trace import Span, Trace
 
 if TYPE_CHECKING:
     import pandas as pd

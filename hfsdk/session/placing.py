@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.boxes import SCALAR_HEAD_NAMES
-from hfsdk.checks import checked
+from hfsdk.core.checks import checked
+from hfsdk.core.errors import PlacementError
+from hfsdk.core.placement import Placement
+from hfsdk.core.plan import Alternative, Plan
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
 from hfsdk.engine import messages as m
-from hfsdk.errors import PlacementError
 from hfsdk.models import ModelHandle
 from hfsdk.models.reward import SCORER_NUMBERS
-from hfsdk.placement import Placement
-from hfsdk.plan import Alternative, Plan
 from hfsdk.planner.memory import check_fits
 from hfsdk.planner.notices import costly
-from hfsdk.roles import RoleSpec
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.declarations import Declarations, H
 from hfsdk.session.declare import Ground, placed, planned, weight_names, with_layouts
@@ -26,7 +27,6 @@ from hfsdk.session.folder_lock import Turns
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
 from hfsdk.session.views import PlacementPicture
-from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from hfsdk.session.checkpoint import Saving

@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hfsdk.checks import check_options, is_whole, shown
+from hfsdk.core.checks import check_options, is_whole, shown
+from hfsdk.core.errors import OptionError, PlacementError
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import PRESETS
+from hfsdk.core.plan import Plan, Workload, check_workload
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec, nearest
 from hfsdk.engine.startup import without_collector
-from hfsdk.errors import OptionError, PlacementError
-from hfsdk.layout import Layout
 from hfsdk.models import ModelHandle
 from hfsdk.models.actor import context_tokens
-from hfsdk.placement import PRESETS
-from hfsdk.plan import Plan, Workload, check_workload
 from hfsdk.planner.perf_model import PerfModel
 from hfsdk.planner.planning import plan_step
 from hfsdk.planner.recorded import Recorded
-from hfsdk.roles import RoleSpec
 from hfsdk.session.recording import record_step
-from hfsdk.spec import ClusterSpec, nearest
 
 OPTIONS = ("top", "by_placement", "shadows", "error")
 """Arguments of ``session.plan`` that the search takes."""

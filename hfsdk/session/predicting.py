@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
-from hfsdk.checks import Length, checked
+from hfsdk.core.checks import Length, checked
+from hfsdk.core.errors import OptionError
+from hfsdk.core.trace import Trace
 from hfsdk.engine import messages as m
 from hfsdk.engine.rerun import LEFT_OUT, Rerun, TwinRun, run_twin
-from hfsdk.errors import OptionError
 from hfsdk.planner.calibration import Calibration, Measured
 from hfsdk.planner.explain import relative_errors
 from hfsdk.planner.perf_model import PerfModel
@@ -17,7 +18,6 @@ from hfsdk.session.client import ControllerClient
 from hfsdk.session.placing import Placing
 from hfsdk.session.start import start_simulated
 from hfsdk.session.views import Traces
-from hfsdk.trace import Trace
 
 
 class Predicting(Placing):

@@ -15,13 +15,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hfsdk.batch import MEANINGS, Batch
-from hfsdk.checks import Count, Within, check_fields, is_whole, shown
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.pending import Client, ColumnRef
+from hfsdk.core.batch import MEANINGS, Batch
+from hfsdk.core.checks import Count, Within, check_fields, is_whole, shown
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.pending import Client, ColumnRef
+from hfsdk.core.table import Ragged, Table
 from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
-from hfsdk.table import Ragged, Table
 
 MOST_ROWS = 10_000_000
 """Of a source: what is more is a typo, and takes gigabytes."""

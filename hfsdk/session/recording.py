@@ -14,24 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.batch import Batch
-from hfsdk.checks import is_whole, shown
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import is_whole, shown
+from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
+from hfsdk.core.pending import ColumnInfo, ColumnRef
+from hfsdk.core.plan import MOST_SAMPLES, Workload, counted
+from hfsdk.core.roles import GENERATING, RoleSpec, Sampling
+from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.engine import messages as m
 from hfsdk.engine.microbatch import plan_update
 from hfsdk.engine.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulated_values import TOKEN_ENDINGS, SimulatedValue
-from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.models import ModelHandle, RewardModel
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.reward import RewardSum
-from hfsdk.pending import ColumnInfo, ColumnRef
-from hfsdk.plan import MOST_SAMPLES, Workload, counted
 from hfsdk.planner.recorded import Recorded, RecordedCall
-from hfsdk.roles import GENERATING, RoleSpec, Sampling
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
-from hfsdk.table import Array, Ragged, Table
 
 UPDATES = ("update", "forward_backward", "compute_loss")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from hfsdk.checks import shown
-from hfsdk.errors import OptionError, PlacementError
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError, PlacementError
+from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
-from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 
 H = TypeVar("H", bound=ModelHandle)
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hfsdk import upward
-from hfsdk.checks import Index, checked
-from hfsdk.errors import CallCancelledError, OptionError, SessionClosedError
-from hfsdk.pending import Timeout
-from hfsdk.rows import Row, Rows
-from hfsdk.trace import KEPT_STEPS, Trace
+from hfsdk.core import upward
+from hfsdk.core.checks import Index, checked
+from hfsdk.core.errors import CallCancelledError, OptionError, SessionClosedError
+from hfsdk.core.pending import Timeout
+from hfsdk.core.rows import Row, Rows
+from hfsdk.core.trace import KEPT_STEPS, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,19 +9,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, overload
 
-from hfsdk import upward
-from hfsdk.batch import Batch
-from hfsdk.checks import Count, Index, NonNegative, Title, Within, checked
+from hfsdk.core import upward
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import Count, Index, NonNegative, Title, Within, checked
+from hfsdk.core.errors import OptionError
+from hfsdk.core.experiment import Experiment
+from hfsdk.core.files import as_path
+from hfsdk.core.plan import Plan, Workload
+from hfsdk.core.runtime import Runtime
+from hfsdk.core.snapshot import Snapshot
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.text import printable
 from hfsdk.engine import messages as m
 from hfsdk.engine.interrupts import held
 from hfsdk.engine.model_folders import eos_token_ids
-from hfsdk.errors import OptionError
-from hfsdk.experiment import Experiment
-from hfsdk.files import as_path
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
-from hfsdk.plan import Plan, Workload
 from hfsdk.planner.perf_model import PerfModel
-from hfsdk.runtime import Runtime
 from hfsdk.session.branching import Branching
 from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.client import ControllerClient, Sender
@@ -40,9 +43,6 @@ from hfsdk.session.tracking import Tracker
 from hfsdk.session.training import Algorithm, train
 from hfsdk.session.views import Traces, session_view
 from hfsdk.session.what_if import WhatIf
-from hfsdk.snapshot import Snapshot
-from hfsdk.spec import ClusterSpec
-from hfsdk.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hfsdk.checks import NonNegative, Title, Within, check_options, shown
-from hfsdk.errors import ModelNotFoundError, OptionError
-from hfsdk.plan import LENGTH_KINDS, Lengths
+from hfsdk.core.checks import NonNegative, Title, Within, check_options, shown
+from hfsdk.core.errors import ModelNotFoundError, OptionError
+from hfsdk.core.plan import LENGTH_KINDS, Lengths
+from hfsdk.core.runtime import Runtime
+from hfsdk.core.spec import ClusterSpec
 from hfsdk.planner.perf_model import PerfModel
-from hfsdk.runtime import Runtime
-from hfsdk.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from hfsdk.engine.simulated_runtime import SimulatedRuntime

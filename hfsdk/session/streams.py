@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from hfsdk.batch import Batch
-from hfsdk.checks import Index, checked
-from hfsdk.table import Array
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import Index, checked
+from hfsdk.core.table import Array
 
 
 def text_of(value: object) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hfsdk.assets.pretrained import load_tokenizer
-from hfsdk.errors import HfsdkError, ModelNotFoundError, OptionError
+from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are exactly their ``tokenizer.json``."""

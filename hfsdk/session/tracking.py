@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hfsdk.checks import check_fields, shown
-from hfsdk.errors import OptionError
+from hfsdk.core.checks import check_fields, shown
+from hfsdk.core.errors import OptionError
 
 if TYPE_CHECKING:
     from hfsdk.session.session import Session

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hfsdk import upward
 from hfsdk.algorithms.step import ALREADY_TOLD
-from hfsdk.batch import Batch
-from hfsdk.checks import shown
+from hfsdk.core import upward
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
+from hfsdk.core.rows import Row
 from hfsdk.engine import messages as m
-from hfsdk.errors import HfsdkError, OptionError, SimulatedValueError
-from hfsdk.rows import Row
 from hfsdk.session.branching import ORDER
 from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.lines import calls_of, user_line

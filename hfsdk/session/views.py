@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from hfsdk.checks import checked
-from hfsdk.comparison import Comparison
+from hfsdk.core.checks import checked
+from hfsdk.core.comparison import Comparison
+from hfsdk.core.errors import OptionError
+from hfsdk.core.layout import Coordinates
+from hfsdk.core.placement import SHADOWS, Placement
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import DeviceStatus
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.text import printable
+from hfsdk.core.trace import Span, Trace, Traced
 from hfsdk.engine import messages as m
-from hfsdk.errors import OptionError
-from hfsdk.layout import Coordinates
-from hfsdk.placement import SHADOWS, Placement
 from hfsdk.planner.memory import role_bytes
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import DeviceStatus
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
 from hfsdk.session.roles import RoleBook
-from hfsdk.spec import ClusterSpec
-from hfsdk.text import printable
-from hfsdk.trace import Span, Trace, Traced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,7 +228,7 @@ class LiveTrace(LiveStep):
 class Traces(LiveTrace):
     """The current step's trace; ``[k]`` is the trace of step k, the steps counted from 0 (``[-1]`` is the last).
 
-    ``[2:5]`` is one trace of steps 2, 3 and 4, ``[:]`` of all that are kept: the last :data:`~hfsdk.trace.KEPT_STEPS` steps.
+    ``[2:5]`` is one trace of steps 2, 3 and 4, ``[:]`` of all that are kept: the last :data:`~hfsdk.core.trace.KEPT_STEPS` steps.
     Asking for an older one raises OptionError; ``session.history`` has every step's numbers.
     """
 

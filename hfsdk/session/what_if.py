@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from hfsdk.checks import Length, checked, is_whole, shown
-from hfsdk.errors import HfsdkError, LayoutError, OptionError
-from hfsdk.layout import Layout
-from hfsdk.placement import PRESETS
-from hfsdk.plan import Plan, Workload
+from hfsdk.core.checks import Length, checked, is_whole, shown
+from hfsdk.core.errors import HfsdkError, LayoutError, OptionError
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import PRESETS
+from hfsdk.core.plan import Plan, Workload
+from hfsdk.core.spec import DEVICES, MOST_DEVICES, ClusterSpec, ModelSpec
 from hfsdk.session.planning import priced
-from hfsdk.spec import DEVICES, MOST_DEVICES, ClusterSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

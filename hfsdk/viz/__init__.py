@@ -10,18 +10,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.checks import Title, checked
+from hfsdk.core.checks import Title, checked
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from hfsdk.batch import Batch
-    from hfsdk.layout import Layout
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.layout import Layout
+    from hfsdk.core.spec import ModelSpec
+    from hfsdk.core.table import Array
+    from hfsdk.core.trace import Traced
     from hfsdk.resharding import ReshardPlan, ReshardReport
-    from hfsdk.spec import ModelSpec
-    from hfsdk.table import Array
-    from hfsdk.trace import Traced
     from hfsdk.viz.clip import ClipPicture
     from hfsdk.viz.credit import CreditPicture
     from hfsdk.viz.frame import Picture
@@ -226,7 +226,7 @@ def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:
         OptionError: a column is missing.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    from hfsdk.errors import OptionError
+    from hfsdk.core.errors import OptionError
     from hfsdk.viz.curves import advantages_figure as draw
 
     lacking = [name for name in ("token", "values", "rewards", "advantages", "returns") if name not in sample]

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
-from hfsdk.errors import ColumnError
-from hfsdk.table import Ragged
-from hfsdk.tokens import check_clip
+from hfsdk.core.errors import ColumnError
+from hfsdk.core.table import Ragged
+from hfsdk.core.tokens import check_clip
 from hfsdk.viz.frame import Picture, svg_document, svg_text, tag
 from hfsdk.viz.tokenmath import MAX_LOG_RATIO, Array, pack, subtract, unpack
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
+    from hfsdk.core.batch import Batch
 
 MOST_EXACT = 4000
 """Tokens up to which each is kept by itself."""
@@ -77,7 +77,7 @@ def clip_view(batch: Batch, new: str | Batch, old: str, clip: float, clip_high: 
         ColumnError: a column is missing, or is not as long as the responses.
         OptionError: a bound is out of its range.
     """
-    from hfsdk.batch import Batch as Kind
+    from hfsdk.core.batch import Batch as Kind
 
     check_clip(clip, clip_high)
     own = [old, "advantages"] + ([new] if isinstance(new, str) else [])

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
-from hfsdk.checks import check_options, is_whole
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Ragged
+from hfsdk.core.checks import check_options, is_whole
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Ragged
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.tokenmath import Array, Whitening, pack, unpack, whitening_of
 from hfsdk.viz.tokens import visible
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
+    from hfsdk.core.batch import Batch
 
 AGREES = 1e-5
 """Recomputed and own advantages that differ by less, relative to their size where it is above 1, are the same."""

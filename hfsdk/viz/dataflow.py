@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from hfsdk.dataflow import PHASES
-from hfsdk.placement import is_shadow
+from hfsdk.core.dataflow import PHASES
+from hfsdk.core.placement import is_shadow
 from hfsdk.viz.dataflow_layout import WIDTH, arrange
 from hfsdk.viz.dataflow_svg import drawing
 from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_colors, seconds_text

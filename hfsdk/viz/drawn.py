@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hfsdk.errors import OptionError
+from hfsdk.core.errors import OptionError
 from hfsdk.viz.comparison import ComparisonPicture, comparison_view
 from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
 from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
@@ -22,12 +22,12 @@ from hfsdk.viz.tokens import TokensPicture, tokens_view
 from hfsdk.viz.what_if import WhatIfPicture, what_if_view
 
 PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
-    ("hfsdk.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
-    ("hfsdk.dataflow", "Dataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
+    ("hfsdk.core.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
+    ("hfsdk.core.dataflow", "Dataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
     ("hfsdk.session.flows", "LiveDataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
-    ("hfsdk.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
-    ("hfsdk.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
-    ("hfsdk.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
+    ("hfsdk.core.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
+    ("hfsdk.core.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
+    ("hfsdk.core.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
     ("hfsdk.resharding", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.resharding", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
@@ -35,8 +35,8 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.session.what_if", "WhatIf"): lambda obj: WhatIfPicture(what_if_view(obj.view())),
     ("hfsdk.session.views", "PlacementPicture"): lambda obj: PlacementPicture(placement_view(obj.view())),
     ("hfsdk.session.views", "LiveTrace"): lambda obj: TimelinePicture(timeline_view(obj.snapshot())),
-    ("hfsdk.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),
-    ("hfsdk.trace", "Trace"): lambda obj: TimelinePicture(timeline_view(obj)),
+    ("hfsdk.core.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),
+    ("hfsdk.core.trace", "Trace"): lambda obj: TimelinePicture(timeline_view(obj)),
 }
 
 

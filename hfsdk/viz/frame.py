@@ -30,11 +30,11 @@ from html import escape
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from hfsdk import upward
-from hfsdk.checks import Within, checked
-from hfsdk.errors import OptionError
-from hfsdk.files import as_path, export
-from hfsdk.placement import is_shadow
+from hfsdk.core import upward
+from hfsdk.core.checks import Within, checked
+from hfsdk.core.errors import OptionError
+from hfsdk.core.files import as_path, export
+from hfsdk.core.placement import is_shadow
 from hfsdk.viz.plain import clean, plain
 
 View = Mapping[str, Any]

@@ -32,10 +32,10 @@ STILL_INTERVAL_S = 1.0
 def register(ipython: Any) -> None:
     """Register how every noun is drawn with a running IPython shell (``get_ipython()``)."""
     html = ipython.display_formatter.formatters["text/html"]
-    html.for_type_by_name("hfsdk.batch", "Batch", _or_text(lambda obj: batch_html(obj.view())))
+    html.for_type_by_name("hfsdk.core.batch", "Batch", _or_text(lambda obj: batch_html(obj.view())))
     html.for_type_by_name("hfsdk.session.session", "Session", _or_text(lambda obj: session_html(obj.view())))
-    html.for_type_by_name("hfsdk.snapshot", "Snapshot", _or_text(lambda obj: snapshot_html(obj.view())))
-    html.for_type_by_name("hfsdk.pending", "Metrics", _or_text(_metrics))
+    html.for_type_by_name("hfsdk.core.snapshot", "Snapshot", _or_text(lambda obj: snapshot_html(obj.view())))
+    html.for_type_by_name("hfsdk.core.pending", "Metrics", _or_text(_metrics))
     for module, name in PICTURES:
         html.for_type_by_name(module, name, _or_text(lambda obj: picture_of(obj).to_html()))
     own = ipython.display_formatter.ipython_display_formatter

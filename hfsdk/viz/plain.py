@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from hfsdk.text import printable
+from hfsdk.core.text import printable
 
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 
-from hfsdk.files import export
+from hfsdk.core.files import export
 from hfsdk.viz.frame import html_page, static
 
 

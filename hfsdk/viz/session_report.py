@@ -8,14 +8,14 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.errors import HfsdkError, SimulatedValueError
+from hfsdk.core.errors import HfsdkError, SimulatedValueError
 from hfsdk.models import ActorModel
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, session_html
 
 if TYPE_CHECKING:
-    from hfsdk.batch import Batch
+    from hfsdk.core.batch import Batch
     from hfsdk.session import Session
 
 

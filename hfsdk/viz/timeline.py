@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
-from hfsdk.trace import Span, Trace
+from hfsdk.core.trace import Span, Trace
 from hfsdk.viz.frame import PHASE_COLORS, TRANSFER_COLOR, Picture, role_colors, seconds_text
 from hfsdk.viz.plain import cut
 from hfsdk.viz.timeline_parts import DRAIN_HEIGHT, DrainView, PipelineRow, critical_rows, drains_of, pipelines_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TypedDict
 
-from hfsdk.trace import Span, Trace
+from hfsdk.core.trace import Span, Trace
 
 MOST_DRAINS = 8
 """At most so many devices have a lane of their own for sequences; those whose generations ended last."""

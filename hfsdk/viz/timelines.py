@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hfsdk.checks import shown
-from hfsdk.errors import OptionError
-from hfsdk.trace import Trace, Traced, is_traced
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.trace import Trace, Traced, is_traced
 from hfsdk.viz.frame import PHASE_COLORS, role_colors, seconds_text
 from hfsdk.viz.plain import cut
 from hfsdk.viz.timeline import CaseRow, TimelinePicture, TimelineView, timeline_view

@@ -20,9 +20,9 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from hfsdk.errors import OptionError
-from hfsdk.table import Ragged
-from hfsdk.tokens import MOST_OF_SAMPLE, Tokens
+from hfsdk.core.errors import OptionError
+from hfsdk.core.table import Ragged
+from hfsdk.core.tokens import MOST_OF_SAMPLE, Tokens
 from hfsdk.viz import tokenmath
 from hfsdk.viz.frame import Picture, count_text
 from hfsdk.viz.plain import clean

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypedDict
 
-from hfsdk import upward
+from hfsdk.core import upward
 from hfsdk.viz.frame import NOTEBOOK_HINT, Picture, count_text, esm, static
 from hfsdk.viz.plain import finite, plain
 from hfsdk.viz.plan import PlanPicture, PlanView, plan_view

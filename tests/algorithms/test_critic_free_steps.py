@@ -14,7 +14,7 @@ import hfsdk as hf
 from hfsdk.algorithms import grpo, reinforce_pp, remax, rlmath, rloo
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.step import invariants
-from hfsdk.errors import ColumnError, OptionError, PlacementError, SimulatedValueError
+from hfsdk.core.errors import ColumnError, OptionError, PlacementError, SimulatedValueError
 
 ALL = [
     hf.GRPO(max_new_tokens=3, n=4), hf.RLOO(max_new_tokens=3, n=4), hf.ReMax(max_new_tokens=3, n=2),

@@ -9,10 +9,10 @@ import torch
 import hfsdk as hf
 from hfsdk.algorithms import rlmath, safe_rlhf
 from hfsdk.algorithms.preferences import DPOLoss
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.loss_io import ModelOutput, Tally, TokenBatch, evaluate
 from hfsdk.engine.microbatch import plan_update
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Ragged, Table
 
 LENGTHS = [3, 2, 1, 4, 2, 2]
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from hfsdk.batch import Batch
+from hfsdk.core.batch import Batch
+from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.loss_io import ModelOutput, Tally, TokenBatch, evaluate
-from hfsdk.table import Ragged, Table
 
 END, GOOD = 0, 2
 

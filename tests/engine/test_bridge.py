@@ -11,13 +11,13 @@ import torch
 from test_role_state import MODELS, spec_of
 
 from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.runtime import Weights
 from hfsdk.engine import bridge
 from hfsdk.engine.bridge import Route
 from hfsdk.engine.role_state import SCALAR_HEAD, Shard
 from hfsdk.engine.shadow_plan import plan_between, received_by_link
-from hfsdk.layout import Layout
-from hfsdk.roles import AdamW, RoleSpec
-from hfsdk.runtime import Weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -35,7 +35,7 @@ def make_folders(root):
 
 class Layout(Harness):
     def trainer(self, name, **options):
-        from hfsdk.roles import AdamW
+        from hfsdk.core.roles import AdamW
 
         options.setdefault("optimizer", AdamW(lr=1e-4, max_grad_norm=1.0))
         return super().trainer(name, dtype=CASES[name], **options)
@@ -123,7 +123,7 @@ def save_and_load(rank, world_size, root, layouts):
 
 def through_a_distributed_optimizer(h, name, root, layout):
     """Return the saved state as it is in a distributed optimizer, and loaded from that one's save into a plain one."""
-    from hfsdk.roles import AdamW
+    from hfsdk.core.roles import AdamW
 
     shared = h.trainer(name, optimizer=AdamW(lr=1e-4, max_grad_norm=1.0, distributed=True))
     load(shared, root / "saved" / name)
@@ -135,7 +135,7 @@ def through_a_distributed_optimizer(h, name, root, layout):
 
 
 def refused(trainer, folder):
-    from hfsdk.errors import CheckpointError
+    from hfsdk.core.errors import CheckpointError
 
     before = state_of(trainer)
     with pytest.raises(CheckpointError) as caught:

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
+from hfsdk.core.errors import CheckpointError
+from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum
 from hfsdk.engine.megatron_checkpoint import _check_share
-from hfsdk.errors import CheckpointError
-from hfsdk.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum
 
 FILES = ("actor/common.pt", "actor/__0_0.distcp", "critic/common.pt")
 

@@ -3,8 +3,8 @@
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.errors import CallError, CheckpointError, ColumnError, DependencyError, WorkerDiedError
 from hfsdk.engine import messages as m
-from hfsdk.errors import CallError, CheckpointError, ColumnError, DependencyError, WorkerDiedError
 
 
 def score(completions):

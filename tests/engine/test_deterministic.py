@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from hfsdk.core.errors import PlacementError
 from hfsdk.engine import deterministic, gpus
-from hfsdk.errors import PlacementError
 
 
 def run(code, **environment):

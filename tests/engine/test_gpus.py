@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from hfsdk.assets import MODELS
+from hfsdk.core.errors import PlacementError
+from hfsdk.core.roles import RolloutOptions
+from hfsdk.core.rollout_sizes import most_seqs
+from hfsdk.core.spec import DEVICES, ModelSpec
 from hfsdk.engine import gpus
-from hfsdk.errors import PlacementError
-from hfsdk.roles import RolloutOptions
-from hfsdk.rollout_sizes import most_seqs
-from hfsdk.spec import DEVICES, ModelSpec
 
 GIB = 2**30
 H100 = int(79.6 * GIB)
@@ -294,7 +294,7 @@ def test_weights_go_straight_from_gpus_to_other_gpus(givers, takers, cpus, direc
 @pytest.mark.parametrize("name", ["H100", "cpu"])
 def test_a_session_asks_for_the_way_between_two_pools_by_their_devices(name):
     ray_runtime = pytest.importorskip("hfsdk.engine.ray_runtime")
-    from hfsdk.placement import Pool
+    from hfsdk.core.placement import Pool
 
     made = ray_runtime.RayRuntime.__new__(ray_runtime.RayRuntime)
     made._inside, made._closed, made._num_inside = threading.Condition(), False, 0

@@ -7,10 +7,10 @@ import time
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.errors import WorkerDiedError
+from hfsdk.core.placement import Pool
+from hfsdk.core.runtime import StateGoneError, TransferBrokenError
 from hfsdk.engine import messages as m
-from hfsdk.errors import WorkerDiedError
-from hfsdk.placement import Pool
-from hfsdk.runtime import StateGoneError, TransferBrokenError
 
 APART = {"actor": 1, "critic": 1}
 

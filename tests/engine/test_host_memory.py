@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from hfsdk.core.errors import CheckpointError
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine import host_memory
 from hfsdk.engine.host_memory import HostRoom, check_room, free_host_bytes, kept_bytes, needed_by_node, rooms
-from hfsdk.errors import CheckpointError
-from hfsdk.layout import Layout
-from hfsdk.roles import AdamW, RoleSpec
-from hfsdk.spec import ModelSpec
 
 GB = 10**9
 

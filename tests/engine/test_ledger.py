@@ -5,9 +5,9 @@ import gc
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.errors import OptionError
+from hfsdk.core.trace import KEPT_STEPS
 from hfsdk.engine import ledger
-from hfsdk.errors import OptionError
-from hfsdk.trace import KEPT_STEPS
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import time
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.errors import CallError, DependencyError, PlacementError, SessionClosedError, WorkerDiedError
+from hfsdk.core.runtime import Outcome, TransferBrokenError
 from hfsdk.engine import messages as m
-from hfsdk.errors import CallError, DependencyError, PlacementError, SessionClosedError, WorkerDiedError
-from hfsdk.runtime import Outcome, TransferBrokenError
 
 APART = {"actor critic": 1, "actor.rollout critic.inference": 1}
 PROMPTS = ["one", "two"]

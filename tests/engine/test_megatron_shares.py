@@ -20,7 +20,7 @@ OTHERS = {"dp4": "tp2 pp2", "tp2 dp2": "dp4", "pp2 dp2": "tp4"}
 
 
 def adamw(distributed):
-    from hfsdk.roles import AdamW
+    from hfsdk.core.roles import AdamW
 
     return AdamW(lr=1e-4, max_grad_norm=1.0, distributed=distributed)
 
@@ -56,7 +56,7 @@ def torn(trainer, share):
     """Return what a share is refused with that is of another rank, another model, or lacks a strip on one rank alone."""
     from dataclasses import replace
 
-    from hfsdk.errors import CheckpointError
+    from hfsdk.core.errors import CheckpointError
 
     lacking = replace(share, content=share.content[1:]) if share.rank == 0 else share
     found = []

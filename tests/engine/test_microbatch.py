@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from hfsdk.core.errors import OptionError
+from hfsdk.core.protocol import balanced_split
 from hfsdk.engine.microbatch import plan_pass, plan_update
-from hfsdk.errors import OptionError
-from hfsdk.protocol import balanced_split
 
 
 def lengths(n, seed=0, low=1, high=40):

@@ -19,7 +19,7 @@ from trainer_harness import (
     write_references,
 )
 
-from hfsdk.spec import ModelSpec
+from hfsdk.core.spec import ModelSpec
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 """With 64 positions of before, a head of 32 has dimensions of all three kinds."""

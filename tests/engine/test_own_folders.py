@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("psutil")
 import psutil
 
+from hfsdk.core.errors import PlacementError
 from hfsdk.engine import own_folders
-from hfsdk.errors import PlacementError
 
 MAKER = """
 import sys, time

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("ray")
+from hfsdk.core.errors import PlacementError
 from hfsdk.engine import ray_access, ray_cluster, ray_start, ray_state
-from hfsdk.errors import PlacementError
 
 NOBODY = 65534
 TOKEN = "0123456789abcdef" * 4

@@ -5,8 +5,8 @@ import os
 import pytest
 
 pytest.importorskip("ray")
+from hfsdk.core.spec import DEVICES, SHARED_MEMORY, ClusterSpec
 from hfsdk.engine.ray_cluster import _cores, _device
-from hfsdk.spec import DEVICES, SHARED_MEMORY, ClusterSpec
 
 
 @pytest.mark.parametrize(

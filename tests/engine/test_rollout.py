@@ -14,17 +14,17 @@ from spawn import run
 
 import hfsdk.assets
 from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes
+from hfsdk.core.errors import CallError, OptionError, UnsupportedModelError
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RolloutOptions, Sampling
+from hfsdk.core.rollout_sizes import least_cache_bytes
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Ragged
 from hfsdk.engine import cpu_support_vllm, transport
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
-from hfsdk.errors import CallError, OptionError, UnsupportedModelError
-from hfsdk.layout import Layout
 from hfsdk.resharding import ReshardPlan
-from hfsdk.roles import RolloutOptions, Sampling
-from hfsdk.rollout_sizes import least_cache_bytes
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Ragged
 
 EOS = (258,)
 EIGHT = Sampling(max_new_tokens=8, ignore_eos=True)
@@ -497,11 +497,11 @@ LATER_FAMILIES = (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1), 
 
 def other_families(rank, world_size, folders, cases=LATER_FAMILIES):
     """The trainer's weights by the plan, before and after an update: vLLM's log-probs are the trainer's."""
+    from hfsdk.core.roles import AdamW, RoleSpec
+    from hfsdk.core.table import Table
     from hfsdk.engine.megatron_groups import RoleGroups
     from hfsdk.engine.microbatch import plan_pass, plan_update
     from hfsdk.engine.trainer import Trainer
-    from hfsdk.roles import AdamW, RoleSpec
-    from hfsdk.table import Table
 
     group, responses = dist.new_group([0, 1]), []
     for family, mode, train, tp in cases:

@@ -6,21 +6,21 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hfsdk import protocol as protocols
-from hfsdk.dataflow import Call
+from hfsdk.core import protocol as protocols
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import CallError, CheckpointError, OptionError, SimulatedValueError
+from hfsdk.core.layout import Layout
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.placement import Pool
+from hfsdk.core.roles import AdamW, RoleSpec, Sampling
+from hfsdk.core.runtime import Order, Pick, Runtime, Stored, Work
+from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.table import Ragged, Table
+from hfsdk.core.trace import Trace
 from hfsdk.engine.microbatch import plan_update
 from hfsdk.engine.simulated_runtime import ResponseLengths, SimulatedRow, SimulatedRuntime, SimulatedValue
-from hfsdk.errors import CallError, CheckpointError, OptionError, SimulatedValueError
-from hfsdk.layout import Layout
-from hfsdk.pending import ColumnInfo
-from hfsdk.placement import Pool
 from hfsdk.planner.memory import role_bytes
 from hfsdk.planner.perf_model import PerfModel
-from hfsdk.roles import AdamW, RoleSpec, Sampling
-from hfsdk.runtime import Order, Pick, Runtime, Stored, Work
-from hfsdk.spec import ClusterSpec, ModelSpec
-from hfsdk.table import Ragged, Table
-from hfsdk.trace import Trace
 
 LLAMA = ModelSpec.preset("llama-70b")
 BIG = ClusterSpec.parse("16x8 A100-80GB")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hfsdk
+from hfsdk.core.errors import CallError, OptionError, RewardFunctionError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.tasks import check_scores, run_task
-from hfsdk.errors import CallError, OptionError, RewardFunctionError
-from hfsdk.functions import Shipped
-from hfsdk.table import Ragged, Table
 
 TINY = str(Path(hfsdk.__file__).parent / "assets" / "tiny")
 TABLE = Table({"prompt": Ragged.of([[72], [73]]), "response": Ragged.of([[72], [73]])})

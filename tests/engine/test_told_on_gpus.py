@@ -20,11 +20,11 @@ from types import SimpleNamespace
 import pytest
 
 from hfsdk.assets import MODELS
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Pool
+from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine import environment
-from hfsdk.layout import Layout
-from hfsdk.placement import Pool
-from hfsdk.roles import AdamW, RoleSpec
-from hfsdk.spec import ModelSpec
 
 RUN_S = 300
 """Of the process that asks vLLM; on a quiet machine about a tenth of it."""

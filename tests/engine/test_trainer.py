@@ -27,8 +27,8 @@ from trainer_harness import (
 )
 from whole_state import set_state, state_of
 
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Ragged, Table
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Ragged, Table
 
 LAYOUTS = {
     "tp1": 1, "tp2": 2, "dp2": 2, "pp2": 2, "tp2 dp2": 4, "tp2 pp2": 4, "pp2 dp2": 4, "tp4 for rollout 2": 4,
@@ -390,9 +390,9 @@ def in_halves(h, dtype, alone):
 
 def check_errors(h):
     """Mistakes at construction, frozen roles, reward heads, and groups given back."""
+    from hfsdk.core.layout import Layout
     from hfsdk.engine.megatron_groups import RoleGroups
     from hfsdk.engine.megatron_model import build_model, load_folder
-    from hfsdk.layout import Layout
 
     def said(action):
         try:

@@ -22,11 +22,11 @@ from trainer_harness import (
 )
 from whole_state import set_state, state_of
 
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.training_choices import TrainingChoices, choose_training
 from hfsdk.engine.microbatch import PassPlan
-from hfsdk.layout import Layout
 from hfsdk.planner.memory import role_bytes
-from hfsdk.roles import AdamW, RoleSpec
-from hfsdk.training_choices import TrainingChoices, choose_training
 
 LAYOUTS = {
     "tp2": 2, "pp2": 2, "dp2 zero": 2, "tp2 dp2 zero": 4, "tp2 pp2": 4, "pp2 dp2": 4,
@@ -353,9 +353,9 @@ def alone():
 
 
 def built(name, layout, head="lm", dtype="bf16", **more):
+    from hfsdk.core.spec import ModelSpec
     from hfsdk.engine.megatron_groups import RoleGroups
     from hfsdk.engine.megatron_model import build_model
-    from hfsdk.spec import ModelSpec
 
     groups, spec = RoleGroups(Layout.parse(layout).fill(8).mesh()), replace(ModelSpec.preset(name), num_layers=4)
     groups.device = torch.device("meta")
@@ -405,8 +405,8 @@ def test_step_counts_are_where_adamw_reads_them(alone, fused):
 
 
 def test_padding_makes_a_row_that_nobody_selects():
+    from hfsdk.core.table import Ragged, Table
     from hfsdk.engine.loss_io import ModelInput
-    from hfsdk.table import Ragged, Table
 
     rows = Table({"prompt": Ragged.of([[1, 2], [3]]), "response": Ragged.of([[4], [5, 6]])})
     plain, padded, whole = (ModelInput.of(rows, torch.device("cpu"), multiple=n) for n in (1, 4, 3))

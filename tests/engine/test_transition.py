@@ -9,9 +9,9 @@ from spawn import run
 from test_rollout import EIGHT, PROMPTS, draw, make
 
 from hfsdk.boxes import vllm_boxes
-from hfsdk.layout import Layout
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Ragged, Table
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Ragged, Table
 
 PAIRS = {
     (2, 1): ["tp2", "pp2", "dp2"], (2, 2): ["tp2", "pp2", "dp2"],
@@ -37,9 +37,9 @@ def transitions(rank, world_size, tp, folders, root):
 
 def transition(worker, train, tp, folder, loaded, exported):
     """Two rounds of generating and training, the second against exported weights; what is not bit-equal is returned by name."""
+    from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions, Sampling
     from hfsdk.engine.hosted import HostedRole
     from hfsdk.engine.safepoint import SafePoint
-    from hfsdk.roles import AdamW, RoleSpec, RolloutOptions, Sampling
 
     rank, world_size = worker.setup.rank, worker.setup.world_size
     spec = ModelSpec.from_folder(folder)

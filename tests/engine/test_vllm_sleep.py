@@ -13,12 +13,12 @@ from spawn import run
 from test_rollout import PROMPTS
 from test_transition import Loss, mine_of, plan_of
 
+from hfsdk.core.errors import CallError
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Ragged, Table
 from hfsdk.engine import vllm_sleep
 from hfsdk.engine.recorder import Recorder
-from hfsdk.errors import CallError
-from hfsdk.layout import Layout
-from hfsdk.spec import ModelSpec
-from hfsdk.table import Ragged, Table
 
 KV_CACHE_BYTES = 8 * 2**20
 
@@ -227,9 +227,9 @@ class Whole:
     """A role on this rank, and what it has recorded."""
 
     def __init__(self, rank, world_size, folder, name):
+        from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
         from hfsdk.engine.hosted import HostedRole
         from hfsdk.engine.worker import Worker, WorkerSetup
-        from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
 
         self.worker = Worker(rank)
         self.worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")
@@ -245,8 +245,8 @@ class Whole:
         return [span.name for span in self.worker.recorder.take()[0] if span.name in ("sleep", "wake", "reshard", "decode")]
 
     def generate(self, cancelled=False):
+        from hfsdk.core.roles import Sampling
         from hfsdk.engine.safepoint import SafePoint
-        from hfsdk.roles import Sampling
 
         table = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
         greedy = {"sampling": Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True), "n": 1, "seed": 0}
@@ -329,7 +329,7 @@ def phases(rank, world_size, folder):
 
 
 def actor_sampling():
-    from hfsdk.roles import Sampling
+    from hfsdk.core.roles import Sampling
 
     return Sampling(max_new_tokens=8)
 

@@ -9,10 +9,10 @@ import pytest
 import spawn
 
 import hfsdk
-from hfsdk.errors import CheckpointError
-from hfsdk.layout import Layout
-from hfsdk.roles import AdamW, RoleSpec
-from hfsdk.spec import ModelSpec
+from hfsdk.core.errors import CheckpointError
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.spec import ModelSpec
 
 TINY = str(Path(hfsdk.__file__).parent / "assets" / "tiny")
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from spawn import SpawnError, run
 
+from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.microbatch import plan_pass, plan_update
-from hfsdk.table import Ragged, Table
 
 LEARNING_RATE = 1e-3
 NUM_ROWS, EMPTY_ROW = 9, 4
@@ -167,8 +167,8 @@ class Harness:
 
     def __init__(self, layout, root, world_size, models=()):
         """``models`` are those that checks of all models go over."""
+        from hfsdk.core.layout import Layout
         from hfsdk.engine.megatron_groups import RoleGroups, poison_parallel_state
-        from hfsdk.layout import Layout
 
         self.models = models
         self.distributed = layout.endswith(" zero")
@@ -181,10 +181,10 @@ class Harness:
         poison_parallel_state()
 
     def trainer(self, name, choices=None, **options):
+        from hfsdk.core.roles import RoleSpec
+        from hfsdk.core.spec import ModelSpec
         from hfsdk.engine.recorder import Recorder
         from hfsdk.engine.trainer import Trainer
-        from hfsdk.roles import RoleSpec
-        from hfsdk.spec import ModelSpec
 
         config = json.loads((self.root / name / "config.json").read_text())
         spec = ModelSpec.from_hf_config(config, name)
@@ -196,7 +196,7 @@ class Harness:
         return Trainer(role, self.mesh, self.groups, recorder, choices)
 
     def adamw(self, distributed=None, **more):
-        from hfsdk.roles import AdamW
+        from hfsdk.core.roles import AdamW
 
         distributed = self.distributed if distributed is None else distributed
         return AdamW(lr=LEARNING_RATE, max_grad_norm=1.0, warmup_steps=4, distributed=distributed, **more)

@@ -69,10 +69,10 @@ def told(rank):
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from hfsdk.core.roles import RolloutOptions
+    from hfsdk.core.spec import ModelSpec
     from hfsdk.engine.recorder import Recorder
     from hfsdk.engine.rollout import Rollout
-    from hfsdk.roles import RolloutOptions
-    from hfsdk.spec import ModelSpec
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank["rank"], world_size=rank["world_size"])
     found = {}

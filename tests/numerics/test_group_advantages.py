@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hfsdk.algorithms import grpo, reinforce_pp, remax, rlmath, rloo
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Ragged, Table
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Ragged, Table
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_groups.json").read_text())
 

@@ -10,8 +10,8 @@ from system_helpers import ppo_batch
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.algorithms.step import ALREADY_TOLD, RATIO_TOLERANCE, Statistics, Step
-from hfsdk.pending import Metrics
-from hfsdk.spec import DTYPE_BYTES
+from hfsdk.core.pending import Metrics
+from hfsdk.core.spec import DTYPE_BYTES
 
 EVERY = ["PPO", "GRPO", "RLOO", "ReMax", "ReinforcePlusPlus"]
 FIRST = ("first_ratio_error", "first_approx_kl", "first_clip_fraction")

@@ -16,10 +16,10 @@ import torch
 
 from hfsdk.algorithms import PPO, ppo
 from hfsdk.algorithms.step import Statistics, Step, invariants
-from hfsdk.batch import Batch
+from hfsdk.core.batch import Batch
+from hfsdk.core.errors import ColumnError, HfsdkError, InvariantWarning, OptionError
+from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.loss_io import TokenBatch, aggregate
-from hfsdk.errors import ColumnError, HfsdkError, InvariantWarning, OptionError
-from hfsdk.table import Ragged, Table
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_ppo.json").read_text())
 LENGTHS = (3, 1, 0, 4)

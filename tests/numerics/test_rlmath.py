@@ -9,7 +9,7 @@ import torch
 
 from hfsdk.algorithms import rlmath
 from hfsdk.algorithms.ppo import KL_KINDS
-from hfsdk.errors import OptionError
+from hfsdk.core.errors import OptionError
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_ppo.json").read_text())
 

@@ -11,11 +11,11 @@ from itertools import product
 
 import numpy as np
 
-from hfsdk.errors import LayoutError
-from hfsdk.layout import Layout
+from hfsdk.core.errors import LayoutError
+from hfsdk.core.layout import Layout
+from hfsdk.core.protocol import balanced_split
+from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
-from hfsdk.protocol import balanced_split
-from hfsdk.spec import DTYPE_BYTES
 
 
 def partitions(items):

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 import hfsdk as hf
-from hfsdk.errors import DeviceMemoryError
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement
+from hfsdk.core.errors import DeviceMemoryError
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, CacheUnits, choose_sizes, least_cache_bytes, most_seqs
+from hfsdk.core.spec import DEVICES, ClusterSpec, ModelSpec
 from hfsdk.planner.cache import sized, sizes_alone, with_least
 from hfsdk.planner.memory import GPU_PROCESS_BYTES, check_fits, device_bytes, role_bytes
 from hfsdk.planner.search import FROM_MEMORY, Search
 from hfsdk.planner.setup import Setup
-from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
-from hfsdk.rollout_sizes import LEAST_SEQS, MAX_SHARE, CacheUnits, choose_sizes, least_cache_bytes, most_seqs
-from hfsdk.spec import DEVICES, ClusterSpec, ModelSpec
 
 LLAMA_8B = ModelSpec.preset("llama3-8b")
 H100 = ClusterSpec.parse("1x8 H100")

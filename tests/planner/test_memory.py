@@ -3,14 +3,14 @@ from dataclasses import replace
 
 import pytest
 
-from hfsdk.errors import DeviceMemoryError, LayoutError
-from hfsdk.functions import Shipped
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement
+from hfsdk.core.errors import DeviceMemoryError, LayoutError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.training_choices import TrainingChoices
 from hfsdk.planner.memory import adamw_temporary_bytes, check_fits, device_bytes, role_bytes, rollout_parameters
-from hfsdk.roles import AdamW, RoleSpec, RolloutOptions
-from hfsdk.spec import ClusterSpec, ModelSpec
-from hfsdk.training_choices import TrainingChoices
 
 SMOL = ModelSpec(
     name="SmolLM2-135M", num_layers=30, hidden_size=576, mlp_hidden_size=1536, num_heads=9, num_kv_heads=3, head_dim=64,

@@ -10,7 +10,8 @@ import pytest
 from brute_force import BruteForce
 
 import hfsdk as hf
-from hfsdk.layout import Layout
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.planner import tables as tables_module
 from hfsdk.planner.cache import with_least
 from hfsdk.planner.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
@@ -20,7 +21,6 @@ from hfsdk.planner.pools import pack
 from hfsdk.planner.search import Best, Search
 from hfsdk.planner.tables import Tables
 from hfsdk.session.recording import record_step
-from hfsdk.spec import ClusterSpec, LinkSpec, ModelSpec
 
 SHARDED = hf.AdamW(distributed=True)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.planner.baselines import HYBRIDFLOW, SYSTEMS, best_plan, compare_placements, fits, ppo_step
 from hfsdk.planner.perf_model import PerfModel
-from hfsdk.spec import ClusterSpec, ModelSpec
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SHARED = ("common", "published", "validate_perf")

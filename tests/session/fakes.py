@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hfsdk.core.errors import CallCancelledError
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.runtime import Kept
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Ragged, Table, kind_of, take
 from hfsdk.engine import messages as m
-from hfsdk.errors import CallCancelledError
-from hfsdk.pending import ColumnInfo
-from hfsdk.runtime import Kept
 from hfsdk.session import Session
-from hfsdk.spec import ClusterSpec
-from hfsdk.table import Ragged, Table, kind_of, take
 
 CPU2 = ClusterSpec.parse("1x2 cpu")
 

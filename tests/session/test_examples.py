@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
-from hfsdk.errors import ColumnError, OptionError
+from hfsdk.core.errors import ColumnError, OptionError
 
 PAIRS = {
     "prompt": ["one ", "two ", "three "], "chosen": ["good", "fine", "great"], "rejected": ["bad", "poor", "awful stuff"],

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import hfsdk as hf
-from hfsdk.plan import Plan
-from hfsdk.spec import ModelSpec
+from hfsdk.core.plan import Plan
+from hfsdk.core.spec import ModelSpec
 
 TRAINED = {"dtype": "bf16", "optimizer": hf.AdamW(lr=1e-6, distributed=True)}
 WORK = hf.Workload(prompts=64, prompt_tokens=128, response_tokens=128)

@@ -22,9 +22,9 @@ from edited_saves import reseal, save_of
 from fakes import interrupts_after
 
 import hfsdk as hf
+from hfsdk.core.rows import Rows
 from hfsdk.engine import messages as m
 from hfsdk.engine.host_memory import HostRoom
-from hfsdk.rows import Rows
 from hfsdk.session import checkpoint, checkpoint_index
 from hfsdk.session.folder_lock import LOCK, FolderLock
 from hfsdk.viz.drawn import picture_of
@@ -437,7 +437,7 @@ def test_a_read_only_folder_is_told(session, tmp_path):
 
 
 def test_branches_that_come_from_one_another_are_no_history():
-    from hfsdk.history import Branch, History
+    from hfsdk.core.history import Branch, History
 
     with pytest.raises(hf.OptionError, match="'a' from 'b' from 'a'"):
         History((), (Branch("main"), Branch("a", "b"), Branch("b", "a")), branch="a")
@@ -465,8 +465,8 @@ def test_a_damaged_file_of_weights_is_told_by_its_header(tmp_path, content, size
 def test_a_sample_of_two_million_tokens_makes_a_small_page(session):
     import numpy as np
 
-    from hfsdk.table import Ragged, Table
-    from hfsdk.tokens import Tokens
+    from hfsdk.core.table import Ragged, Table
+    from hfsdk.core.tokens import Tokens
     from hfsdk.viz.tokens import tokens_view
 
     n = 2_000_000

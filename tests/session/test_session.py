@@ -11,9 +11,9 @@ from fakes import CPU2
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
+from hfsdk.core.spec import PRESETS, ClusterSpec
 from hfsdk.engine import messages as m
 from hfsdk.session import Session
-from hfsdk.spec import PRESETS, ClusterSpec
 
 
 def test_the_same_arguments_give_the_same_handle(session, actor, controller):

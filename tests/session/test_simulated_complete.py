@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
-from hfsdk.errors import ModelNotFoundError, OptionError, SimulatedValueError
+from hfsdk.core.errors import ModelNotFoundError, OptionError, SimulatedValueError
+from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec
 from hfsdk.planner.perf_model import PerfModel
-from hfsdk.spec import PRESETS, ClusterSpec, ModelSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "2x8 A100-80GB"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.experiment import Experiment
 from hfsdk.engine import messages as m
-from hfsdk.experiment import Experiment
 from hfsdk.session.running import MEASURED
 from hfsdk.viz.tables import snapshot_html
 

@@ -8,7 +8,7 @@ from system_helpers import check_works, gap, ppo_batch, ppo_step
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.batch import PER_TOKEN
+from hfsdk.core.batch import PER_TOKEN
 from hfsdk.engine import messages as m
 
 EOS = 258

@@ -16,13 +16,13 @@ import pytest
 from system_helpers import own_processes, until
 
 import hfsdk as hf
+from hfsdk.core.pending import ColumnRef
+from hfsdk.core.placement import Placement
+from hfsdk.core.protocol import PROTOCOLS
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Kept
+from hfsdk.core.table import Table
 from hfsdk.engine import messages as m
-from hfsdk.pending import ColumnRef
-from hfsdk.placement import Placement
-from hfsdk.protocol import PROTOCOLS
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Kept
-from hfsdk.table import Table
 
 TWO_SESSIONS = """
 import json, hfsdk as hf
@@ -69,7 +69,7 @@ children = psutil.Process().children(recursive=True)
 
 def waits():
     frame = sys._current_frames()[threading.main_thread().ident]
-    while frame and not (frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith("pending.py")):
+    while frame and not (frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith("core/pending.py")):
         frame = frame.f_back
     return frame
 
@@ -199,7 +199,7 @@ def test_messages_of_a_real_step_pickle(live, monkeypatch):
 
 
 def test_every_error_pickles():
-    from hfsdk import errors
+    from hfsdk.core import errors
 
     for name in vars(errors):
         cls = getattr(errors, name)

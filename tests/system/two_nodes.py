@@ -57,7 +57,7 @@ def main(holder, address, cache):
     from system_helpers import fingerprint, lengths_reward, ppo_step
 
     import hfsdk as hf
-    from hfsdk.placement import Placement, Pool
+    from hfsdk.core.placement import Placement, Pool
 
     tell("no_cluster", failure(lambda: hf.Session("127.0.0.1:1"), hf.PlacementError))
     session = hf.Session(address, seed=3, name="two nodes")

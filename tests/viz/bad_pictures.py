@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 import hfsdk as hf
-from hfsdk.comparison import ComparedCall, Comparison
-from hfsdk.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
-from hfsdk.experiment import MEASURED, Experiment
-from hfsdk.history import Branch, History, Mark
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement, Pool
+from hfsdk.core.comparison import ComparedCall, Comparison
+from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
+from hfsdk.core.experiment import MEASURED, Experiment
+from hfsdk.core.history import Branch, History, Mark
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement, Pool
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Ragged
+from hfsdk.core.trace import Span, Trace
 from hfsdk.resharding import ReshardPlan, ReshardReport, TransportReport
-from hfsdk.roles import RoleSpec
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.running import Run
-from hfsdk.spec import ClusterSpec
-from hfsdk.table import Ragged
-from hfsdk.trace import Span, Trace
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.placement import PlacementPicture, placement_view

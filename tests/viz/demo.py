@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hfsdk.trace import Span, Trace
+from hfsdk.core.trace import Span, Trace
 
 GB = 10**9
 START_NS = 1_790_000_000_000_000_000

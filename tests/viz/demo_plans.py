@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from hfsdk.errors import DeviceMemoryError
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement
-from hfsdk.plan import Alternative, Plan, PlannedCall, PlannedMemory, Rejected, Searched, Turn, Workload
+from hfsdk.core.errors import DeviceMemoryError
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement
+from hfsdk.core.plan import Alternative, Plan, PlannedCall, PlannedMemory, Rejected, Searched, Turn, Workload
+from hfsdk.core.spec import ClusterSpec
 from hfsdk.session.what_if import WhatIf
-from hfsdk.spec import ClusterSpec
 
 GB = 10**9
 STEP = (

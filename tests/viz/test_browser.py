@@ -24,7 +24,7 @@ pytestmark = [
 LIVE = """
 import sys, threading, time, types
 from dataclasses import replace
-from hfsdk.trace import Span, Trace
+from hfsdk.core.trace import Span, Trace
 from hfsdk.viz.hooks import CallProgress, register
 
 shell = get_ipython()

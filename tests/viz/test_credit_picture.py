@@ -12,8 +12,8 @@ import torch
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo, rlmath
-from hfsdk.batch import Batch
-from hfsdk.table import Ragged, Table
+from hfsdk.core.batch import Batch
+from hfsdk.core.table import Ragged, Table
 from hfsdk.viz.clip import MOST_EXACT, ClipPicture, clip_numbers, histogram, view_of
 from hfsdk.viz.credit import difference, gae
 from hfsdk.viz.tokenmath import unpack

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hfsdk.trace import Span, Trace
+from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import frame, hooks
 from hfsdk.viz.curves import curves_svg
 from hfsdk.viz.frame import Picture, js_literal
@@ -326,10 +326,10 @@ def test_hooks_draw_nouns_they_never_import() -> None:
     formatters = pytest.importorskip("IPython.core.formatters")
     shell = types.SimpleNamespace(display_formatter=formatters.DisplayFormatter())
     hooks.register(shell)
-    batch = type("Batch", (), {"view": lambda self: demo.BATCH, "__module__": "hfsdk.batch"})()
+    batch = type("Batch", (), {"view": lambda self: demo.BATCH, "__module__": "hfsdk.core.batch"})()
     session = type("Session", (), {"view": lambda self: demo.SESSION, "__module__": "hfsdk.session.session"})()
     rows = {"state": "done", "rows": demo.METRICS}
-    metrics = type("Metrics", (), {"view": lambda self: rows, "__module__": "hfsdk.pending"})()
+    metrics = type("Metrics", (), {"view": lambda self: rows, "__module__": "hfsdk.core.pending"})()
     for noun, sign in (
         (batch, "hf-batch"),
         (session, "hf-session"),
@@ -349,7 +349,7 @@ for name in ("anywidget", "ipywidgets", "matplotlib", "IPython", "torch"):
 sys.modules["anywidget"] = None
 from hfsdk.viz.frame import LivePicture
 from hfsdk.viz.timeline import TimelinePicture, timeline_view
-from hfsdk.trace import Trace
+from hfsdk.core.trace import Trace
 try:
     LivePicture(TimelinePicture(timeline_view(Trace.of([]))))
 except ModuleNotFoundError as error:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import pytest
 
 import hfsdk as hf
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement, Pool
-from hfsdk.roles import RoleSpec
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement, Pool
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.trace import Trace
 from hfsdk.session.memory_use import MemoryUse
-from hfsdk.spec import ClusterSpec
-from hfsdk.trace import Trace
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text, html_page, seconds_text
 from hfsdk.viz.placement import PlacementPicture, placement_view

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import hfsdk as hf
-from hfsdk.errors import DeviceMemoryError, LayoutError, OptionError
+from hfsdk.core.errors import DeviceMemoryError, LayoutError, OptionError
 from hfsdk.viz import what_if as what_if_module
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import esm

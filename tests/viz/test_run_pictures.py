@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import hfsdk as hf
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement, Pool
-from hfsdk.roles import RoleSpec
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement, Pool
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.trace import Span, Trace
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.running import Run
-from hfsdk.spec import ClusterSpec
-from hfsdk.trace import Span, Trace
 from hfsdk.viz.comparison import ComparisonView
 from hfsdk.viz.dashboard import MOST_POINTS, DashboardView, dashboard_view
 from hfsdk.viz.drawn import picture_of

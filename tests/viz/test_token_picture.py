@@ -14,10 +14,10 @@ import torch
 
 import hfsdk as hf
 from hfsdk.algorithms import rlmath
-from hfsdk.batch import Batch
+from hfsdk.core.batch import Batch
+from hfsdk.core.table import Ragged
+from hfsdk.core.tokens import MOST_TOKENS, SHOWN_TOKENS
 from hfsdk.session.tokenizer import StandInTokenizer, byte_alphabet
-from hfsdk.table import Ragged
-from hfsdk.tokens import MOST_TOKENS, SHOWN_TOKENS
 from hfsdk.viz import hooks, tokenmath
 from hfsdk.viz.tokens import TokensPicture, clipped_tokens, field_values, sample_text, strength, tokens_view, visible
 from tests.viz import token_batches as made

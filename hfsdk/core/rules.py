@@ -1,4 +1,4 @@
-"""What a type takes: one :class:`Rule` per annotation, for the checker of arguments (``checks.py``).
+"""What a type takes: one :class:`Rule` per annotation, for the checker of arguments (``core/checks.py``).
 
 A rule hands back the value in plain Python, the very same object where nothing had to change, or :class:`Refused`. Numbers of
 numpy and torch become Python's; lists become the tuples that were declared; the items of lists and mappings are looked at.

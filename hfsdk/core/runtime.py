@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hfsdk.dataflow import Call
-from hfsdk.errors import HfsdkError, WorkerDiedError
-from hfsdk.files import FileSum
-from hfsdk.pending import ColumnInfo
-from hfsdk.placement import Pool
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ClusterSpec
-from hfsdk.table import Array, Table
-from hfsdk.trace import Span
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import HfsdkError, WorkerDiedError
+from hfsdk.core.files import FileSum
+from hfsdk.core.pending import ColumnInfo
+from hfsdk.core.placement import Pool
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Array, Table
+from hfsdk.core.trace import Span
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from hfsdk.checks import (
+from hfsdk.core.checks import (
     Count,
     Length,
     Name,
@@ -29,8 +29,8 @@ from hfsdk.checks import (
     checked,
     shown,
 )
-from hfsdk.errors import ModelNotFoundError, OptionError
-from hfsdk.hf_config import (
+from hfsdk.core.errors import ModelNotFoundError, OptionError
+from hfsdk.core.hf_config import (
     CLASS_PREFIXES,
     HEAD_CLASSES,
     biases_of,
@@ -41,7 +41,7 @@ from hfsdk.hf_config import (
     size_of,
     window_of,
 )
-from hfsdk.rope import RopeScaling, YarnScaling, rope_parameters, rope_scaling
+from hfsdk.core.rope import RopeScaling, YarnScaling, rope_parameters, rope_scaling
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the dtypes that hfsdk trains and generates in."""

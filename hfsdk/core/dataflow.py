@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.checks import checked
-from hfsdk.errors import OptionError
-from hfsdk.layout import Mesh
-from hfsdk.text import printable
+from hfsdk.core.checks import checked
+from hfsdk.core.errors import OptionError
+from hfsdk.core.layout import Mesh
+from hfsdk.core.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd

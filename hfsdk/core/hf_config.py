@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hfsdk.checks import is_whole, shown
-from hfsdk.errors import UnsupportedModelError
+from hfsdk.core.checks import is_whole, shown
+from hfsdk.core.errors import UnsupportedModelError
 
 CLASS_PREFIXES = {"llama": "Llama", "mistral": "Mistral", "phi3": "Phi3", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Family the engines know -> how transformers' class names of it begin."""

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from hfsdk.checks import Count, Index, Length, NonNegative, OneOf, Positive, Within, check_fields, checked
-from hfsdk.errors import OptionError
-from hfsdk.functions import Shipped
-from hfsdk.layout import Layout
-from hfsdk.spec import DTYPE_BYTES, Dtype, ModelSpec
+from hfsdk.core.checks import Count, Index, Length, NonNegative, OneOf, Positive, Within, check_fields, checked
+from hfsdk.core.errors import OptionError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 RECOMPUTE = ("", "selective", "full")
 """How much of a forward pass the backward pass may compute again, from nothing to nearly all."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
-from hfsdk.checks import shown
-from hfsdk.errors import OptionError
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError
 
 if TYPE_CHECKING:
     import pandas as pd

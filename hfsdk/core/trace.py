@@ -30,11 +30,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
-from hfsdk.checks import check_options, checked
-from hfsdk.comparison import ComparedCall, Comparison, against_guess, side_by_side
-from hfsdk.errors import OptionError
-from hfsdk.files import export
-from hfsdk.text import printable
+from hfsdk.core.checks import check_options, checked
+from hfsdk.core.comparison import ComparedCall, Comparison, against_guess, side_by_side
+from hfsdk.core.errors import OptionError
+from hfsdk.core.files import export
+from hfsdk.core.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,14 +12,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
 
-from hfsdk.checks import Name, Within, checked, shown
-from hfsdk.errors import OptionError
-from hfsdk.table import Array, Table
+from hfsdk.core.checks import Name, Within, checked, shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.table import Array, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hfsdk.functions import Shipped
+    from hfsdk.core.functions import Shipped
 
 Timeout = Annotated[float, Within(0, 10**9)]
 """Seconds that somebody waits."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hfsdk.roles import RolloutOptions
-from hfsdk.spec import DTYPE_BYTES, DeviceSpec, ModelSpec
+from hfsdk.core.roles import RolloutOptions
+from hfsdk.core.spec import DTYPE_BYTES, DeviceSpec, ModelSpec
 
 MAX_SHARE = 0.92
 """The largest share of a GPU's memory that a rollout is planned for, and that vLLM is told it may use: vLLM's own default."""

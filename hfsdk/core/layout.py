@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated
 
-from hfsdk.checks import Length, OneOf, Within, check_fields, checked, shown
-from hfsdk.errors import LayoutError
-from hfsdk.spec import MOST_DEVICES, ModelSpec
+from hfsdk.core.checks import Length, OneOf, Within, check_fields, checked, shown
+from hfsdk.core.errors import LayoutError
+from hfsdk.core.spec import MOST_DEVICES, ModelSpec
 
 _AXIS = re.compile(r"^(tp|pp|dp)([0-9]{1,9})$")
 

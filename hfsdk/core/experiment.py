@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.checks import Title, checked, shown
-from hfsdk.errors import OptionError
-from hfsdk.files import export
-from hfsdk.text import printable
+from hfsdk.core.checks import Title, checked, shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.files import export
+from hfsdk.core.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd

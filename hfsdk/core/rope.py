@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from hfsdk.checks import Positive, Within, check_fields, shown
-from hfsdk.errors import OptionError, UnsupportedModelError
+from hfsdk.core.checks import Positive, Within, check_fields, shown
+from hfsdk.core.errors import OptionError, UnsupportedModelError
 
 ROPE_TYPES = ("default", "llama3", "yarn")
 """Rope types that both engines run as transformers does."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.roles import RoleSpec
-from hfsdk.runtime import Kept
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Kept
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.checks import check_options, is_whole, shown
-from hfsdk.errors import ColumnError, OptionError
-from hfsdk.table import Array, Ragged, Table, row_numbers
+from hfsdk.core.checks import check_options, is_whole, shown
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Array, Ragged, Table, row_numbers
 
 NEW_LOG_PROBS = "new_log_probs"
 """Name of the log-probabilities under the policy as it is now, where another batch gives them."""

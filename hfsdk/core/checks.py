@@ -1,6 +1,6 @@
 """The one checker of what a user gives: ``@checked`` functions and ``check_fields`` of dataclasses read the annotations.
 
-An annotation becomes once, at the first call, a rule (``hfsdk/rules.py``), which takes a value or refuses it. Numbers of numpy
+An annotation becomes once, at the first call, a rule (``hfsdk/core/rules.py``), which takes a value or refuses it. Numbers of numpy
 and torch (arrays without axes too) are taken wherever numbers are, and become plain Python here: nothing behind this line meets
 a numpy bool. What a type alone cannot say stands beside it, in the field's words::
 
@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast, overload
 
-from hfsdk.errors import HfsdkError, OptionError
-from hfsdk.rules import ANYTHING, NONFINITE, Length, OneOf, Refused, Rule, Within, is_whole, rule_of, shown
+from hfsdk.core.errors import HfsdkError, OptionError
+from hfsdk.core.rules import ANYTHING, NONFINITE, Length, OneOf, Refused, Rule, Within, is_whole, rule_of, shown
 
 __all__ = [
     "AnyNumber", "Count", "Index", "Length", "Name", "NonNegative", "OneOf", "Positive", "Share", "Title", "Within", "check_fields",

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from types import CodeType, ModuleType
 from typing import Any
 
-from hfsdk.errors import OptionError
+from hfsdk.core.errors import OptionError
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from hfsdk.checks import Index, Name, checked, is_whole, shown
-from hfsdk.errors import ColumnError, OptionError, SimulatedValueError
-from hfsdk.functions import Shipped
-from hfsdk.pending import Client, ColumnRef, Lease, Pending, Value
-from hfsdk.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
-from hfsdk.text import printable
-from hfsdk.tokens import NEW_LOG_PROBS, Tokens, choose_rows
+from hfsdk.core.checks import Index, Name, checked, is_whole, shown
+from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
+from hfsdk.core.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
+from hfsdk.core.text import printable
+from hfsdk.core.tokens import NEW_LOG_PROBS, Tokens, choose_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,7 +245,7 @@ class Batch(Pending):
     def map(self, fn: Callable[[Table], Mapping[str, Any]], reads: Sequence[str], writes: Sequence[Name]) -> Batch:
         """Run ``fn(table)`` over whole columns in a CPU task and add the columns it returns.
 
-        ``fn`` gets a :class:`hfsdk.table.Table` with the columns ``reads`` (numpy and ``Ragged``) and returns a dict with
+        ``fn`` gets a :class:`hfsdk.core.table.Table` with the columns ``reads`` (numpy and ``Ragged``) and returns a dict with
         exactly the columns ``writes``, one entry per sample. Statistics it takes are over the whole batch.
 
         Raises:

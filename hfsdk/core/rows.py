@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
-from hfsdk.checks import checked
+from hfsdk.core.checks import checked
 
 Row = dict[str, Any]
 

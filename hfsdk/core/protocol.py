@@ -17,8 +17,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from hfsdk.checks import checked
-from hfsdk.layout import Mesh
+from hfsdk.core.checks import checked
+from hfsdk.core.layout import Mesh
 
 Rows = npt.NDArray[np.int64]
 Scatter = Callable[[int, "npt.NDArray[np.int64] | None", Mesh], tuple[Rows, ...]]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hfsdk.errors import CheckpointError, OptionError, OutputError
+from hfsdk.core.errors import CheckpointError, OptionError, OutputError
 
 SAVE = "save.json"
 """What a save says of itself, in its folder: see ``hfsdk.session.checkpoint_index``."""

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from hfsdk.checks import Within, check_fields, checked, is_whole, shown
-from hfsdk.errors import PlacementError
-from hfsdk.spec import MOST_DEVICES, nearest
-from hfsdk.text import listed
+from hfsdk.core.checks import Within, check_fields, checked, is_whole, shown
+from hfsdk.core.errors import PlacementError
+from hfsdk.core.spec import MOST_DEVICES, nearest
+from hfsdk.core.text import listed
 
 SHADOWS = {"rollout": "generate", "inference": "compute_values"}
 """Ending of a shadow's name -> the method that it carries out in place of its role: ``actor.rollout``, ``critic.inference``."""

@@ -10,7 +10,7 @@ ragged     :class:`Ragged`                            prompt, response, values, 
 object     ``list`` of length num_rows                text, a dataset's own columns
 =========  =========================================  ==============================================
 
-A :class:`hfsdk.batch.Batch` is the same table by reference: its columns live in the cluster.
+A :class:`hfsdk.core.batch.Batch` is the same table by reference: its columns live in the cluster.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hfsdk.checks import AnyNumber, check_fields, checked, is_whole, shown
-from hfsdk.errors import ColumnError
-from hfsdk.text import printable
+from hfsdk.core.checks import AnyNumber, check_fields, checked, is_whole, shown
+from hfsdk.core.errors import ColumnError
+from hfsdk.core.text import printable
 
 Array = npt.NDArray[Any]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.checks import checked, shown
-from hfsdk.errors import OptionError
+from hfsdk.core.checks import checked, shown
+from hfsdk.core.errors import OptionError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
-from hfsdk.checks import Count, Within, check_fields, check_options, shown
-from hfsdk.errors import OptionError
-from hfsdk.layout import Layout
-from hfsdk.placement import Placement
-from hfsdk.roles import RoleSpec
-from hfsdk.spec import ClusterSpec
-from hfsdk.trace import Span, Trace
+from hfsdk.core.checks import Count, Within, check_fields, check_options, shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.trace import Span, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
