@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core import upward
-from hfsdk.doctor import doctor  # at once: loaded later, the module would hide the function
+from hfsdk.doctor.machine import doctor  # at once: loaded later, the module would hide the function
 from hfsdk.engine.interrupts import held
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from hfsdk.core.trace import Span, Trace
     from hfsdk.models import Primitive, primitive
     from hfsdk.planner.perf_model import PerfModel
-    from hfsdk.resharding import ReshardPlan
+    from hfsdk.resharding.reshard_plan import ReshardPlan
     from hfsdk.session import MLflow, PromptStream, Run, Session, TensorBoard, WandB
 
 __version__ = "0.1.0"
@@ -97,7 +97,7 @@ _NAMES = {
     "core.trace": "Span Trace",
     "models": "Primitive primitive",
     "planner.perf_model": "PerfModel",
-    "resharding": "ReshardPlan",
+    "resharding.reshard_plan": "ReshardPlan",
     "session": "MLflow PromptStream Run Session TensorBoard WandB",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

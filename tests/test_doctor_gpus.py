@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hfsdk import doctor_gpus
-from hfsdk.doctor import MISSING, Report, doctor
-from hfsdk.doctor_gpus import Facts, Gpu, judge, parse_smi
+from hfsdk.doctor import doctor_gpus
+from hfsdk.doctor.doctor_gpus import Facts, Gpu, judge, parse_smi
+from hfsdk.doctor.machine import MISSING, Report, doctor
 from hfsdk.engine import gpus
 
 GOOD = Facts(

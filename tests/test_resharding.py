@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
-from hfsdk.boxes import padded_vocab
 from hfsdk.core.errors import LayoutError, OptionError
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
-from hfsdk.resharding import ReshardPlan
+from hfsdk.resharding.boxes import padded_vocab
+from hfsdk.resharding.reshard_plan import ReshardPlan
 
 NUM_TRIPLES = 400
 PAD = -1

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hfsdk.boxes import SCALAR_HEAD_NAMES
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
@@ -22,6 +21,7 @@ from hfsdk.engine.hosted import HostedRole
 from hfsdk.engine.microbatch import plan_pass, plan_update
 from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.worker import Worker, WorkerSetup
+from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 
 NEVER = SafePoint(lambda: False)
 

@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hfsdk.boxes import Box, Offsets
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Bundle, Weights
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.dispatch import mesh_of
 from hfsdk.engine.role_state import SCALAR_HEAD, Piece, Shard, slices
 from hfsdk.engine.shadow_plan import plan_between
-from hfsdk.resharding import Move, ReshardPlan, TransportReport, moves_between
+from hfsdk.resharding.boxes import Box, Offsets
+from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport, moves_between
 
 _AS_NUMPY = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, and the dtype their bits travel as."""

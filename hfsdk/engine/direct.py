@@ -28,7 +28,7 @@ from hfsdk.engine.bridge import Route, boxes_of
 from hfsdk.engine.role_state import SCALAR_HEAD
 from hfsdk.engine.safepoint import PeerFailed
 from hfsdk.engine.shadow_plan import plan_between
-from hfsdk.resharding import Move, ReshardPlan, TransportReport, moves_between
+from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport, moves_between
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

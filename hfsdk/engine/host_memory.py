@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hfsdk.boxes import megatron_boxes
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.engine.dispatch import mesh_of
+from hfsdk.resharding.boxes import megatron_boxes
 
 NOTICE_SHARE = 0.5
 """A copy that takes more than this part of a node's free memory is told of."""

@@ -33,7 +33,7 @@ from hfsdk.engine.safepoint import SafePoint
 from hfsdk.engine.tasks import USER_ERRORS, as_it_travels, user_traceback
 from hfsdk.engine.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.worker import Parcel
-from hfsdk.resharding import ReshardPlan, Resident, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan, Resident, TransportReport
 
 if TYPE_CHECKING:
     from hfsdk.engine.worker import Worker

@@ -5,7 +5,7 @@ positions that predict a response token (or, for a reward model, at the last tok
 
     tokens [t]  ->  hidden [t, 1, h]  ->  selected positions [n, h]  ->  logits [n, V / tp]  or  values [n, 1]
 
-Weights go in and out by the boxes of :mod:`hfsdk.resharding`, so each rank reads only what it holds.
+Weights go in and out by the boxes of :mod:`hfsdk.resharding.reshard_plan`, so each rank reads only what it holds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.spec import ModelSpec
@@ -45,6 +44,7 @@ from hfsdk.engine import cpu_support_megatron, megatron_optimizer, megatron_rope
 from hfsdk.engine.megatron_groups import RoleGroups
 from hfsdk.engine.packed_attention import PackedAttention
 from hfsdk.engine.role_state import SCALAR_HEAD
+from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -266,7 +266,7 @@ def init_scalar_head(model: SelectiveGPTModel, seed: int) -> None:
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return ``{local name: data}`` of this rank's parameters, as :func:`hfsdk.resharding.megatron_boxes` names them."""
+    """Return ``{local name: data}`` of this rank's parameters, as :func:`~hfsdk.resharding.boxes.megatron_boxes` names them."""
     return {name: parameter.data for name, parameter in model.named_parameters()}
 
 

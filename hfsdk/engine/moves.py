@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from hfsdk.boxes import Box
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine import shares
 from hfsdk.engine.bridge import Route
@@ -26,7 +25,8 @@ from hfsdk.engine.direct import Tensors, Way
 from hfsdk.engine.role_state import Shard, Summary
 from hfsdk.engine.shares import Share
 from hfsdk.engine.transport import TORCH_DTYPES
-from hfsdk.resharding import Move, moves_between
+from hfsdk.resharding.boxes import Box
+from hfsdk.resharding.reshard_plan import Move, moves_between
 
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

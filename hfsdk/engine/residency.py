@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hfsdk.boxes import VOCAB_TABLES, Box, inside, intersect, megatron_boxes, vllm_boxes, without
 from hfsdk.engine import transport
 from hfsdk.engine.offload import empty
 from hfsdk.engine.role_state import slices
-from hfsdk.resharding import Move, ReshardPlan, Resident, TransportReport
+from hfsdk.resharding.boxes import VOCAB_TABLES, Box, inside, intersect, megatron_boxes, vllm_boxes, without
+from hfsdk.resharding.reshard_plan import Move, ReshardPlan, Resident, TransportReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

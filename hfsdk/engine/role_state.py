@@ -20,9 +20,9 @@ from functools import cached_property
 
 import torch
 
-from hfsdk.boxes import SCALAR_HEAD_NAMES, Box, Offsets, intersect, megatron_boxes
 from hfsdk.core.layout import Coordinates, Layout
 from hfsdk.core.spec import ModelSpec
+from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES, Box, Offsets, intersect, megatron_boxes
 
 SCALAR_HEAD = "output_layer.weight"
 """Local name of the scalar head: a replicated float32 tensor [1, hidden]."""

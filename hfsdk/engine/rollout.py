@@ -38,7 +38,6 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.assets.pretrained import load_tokenizer
-from hfsdk.boxes import VOCAB_TABLES, vllm_boxes
 from hfsdk.core.errors import CallError, LayoutError, OptionError, UnsupportedModelError
 from hfsdk.core.roles import RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import (
@@ -57,6 +56,7 @@ from hfsdk.engine.deterministic import any_algorithm
 from hfsdk.engine.drain import Drain
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.safepoint import RanksDiffer, SafePoint
+from hfsdk.resharding.boxes import VOCAB_TABLES, vllm_boxes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

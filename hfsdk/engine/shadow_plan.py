@@ -12,7 +12,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Bundle
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.dispatch import mesh_of
-from hfsdk.resharding import LINKS, ReshardPlan
+from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
 
 def plan_between(trained: RoleSpec, shadow: RoleSpec) -> ReshardPlan:

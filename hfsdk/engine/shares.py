@@ -32,9 +32,9 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from hfsdk.boxes import Box, Offsets, intersect
 from hfsdk.core.errors import CheckpointError
 from hfsdk.engine.role_state import Piece, Shard, Summary, copy_shared, slices
+from hfsdk.resharding.boxes import Box, Offsets, intersect
 
 
 @dataclass(frozen=True)

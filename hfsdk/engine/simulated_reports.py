@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.shadow_plan import plan_between
-from hfsdk.resharding import ReshardPlan, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan, TransportReport
 
 
 def transport_reports(

@@ -52,7 +52,7 @@ from hfsdk.engine.simulated_values import (
     store,
     values_of,
 )
-from hfsdk.resharding import LINKS
+from hfsdk.resharding.reshard_plan import LINKS
 
 __all__ = [
     "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",

@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hfsdk.boxes import Offsets
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.receipts import Receipts
-from hfsdk.resharding import Move, ReshardPlan, TransportReport
+from hfsdk.resharding.boxes import Offsets
+from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -34,7 +34,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from hfsdk.boxes import padded_vocab
 from hfsdk.core.checks import checked
 from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.layout import Layout
@@ -43,6 +42,7 @@ from hfsdk.core.roles import PARTS, RoleSpec
 from hfsdk.core.rollout_sizes import CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, longest_tokens
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
 from hfsdk.core.training_choices import choose_training
+from hfsdk.resharding.boxes import padded_vocab
 
 CPU_PROCESS_BYTES = 700 * 10**6
 """A worker process on CPU with torch, megatron and vllm imported."""

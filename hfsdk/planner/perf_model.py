@@ -34,7 +34,7 @@ from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.decoding import decode_s
 from hfsdk.planner.setup import Links, Setup, parameters
-from hfsdk.resharding import LINKS, ReshardPlan
+from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
 if TYPE_CHECKING:
     from hfsdk.planner.calibration import Calibration, Measurable, Measured

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.boxes import SCALAR_HEAD_NAMES
 from hfsdk.core.checks import checked
 from hfsdk.core.errors import PlacementError
 from hfsdk.core.placement import Placement
@@ -20,6 +19,7 @@ from hfsdk.models import ModelHandle
 from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.planner.memory import check_fits
 from hfsdk.planner.notices import costly
+from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.declarations import Declarations, H
 from hfsdk.session.declare import Ground, placed, planned, weight_names, with_layouts

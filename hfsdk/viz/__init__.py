@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hfsdk.core.spec import ModelSpec
     from hfsdk.core.table import Array
     from hfsdk.core.trace import Traced
-    from hfsdk.resharding import ReshardPlan, ReshardReport
+    from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport
     from hfsdk.viz.clip import ClipPicture
     from hfsdk.viz.credit import CreditPicture
     from hfsdk.viz.frame import Picture
@@ -113,7 +113,7 @@ def grouping_picture(
         LayoutError: a layout does not fit the model, or the two cover different numbers of ranks.
         OptionError: an option is out of its range.
     """
-    from hfsdk.resharding import GROUPINGS, ReshardPlan
+    from hfsdk.resharding.reshard_plan import GROUPINGS, ReshardPlan
 
     plans = [ReshardPlan.between(spec, train, rollout, dtype, grouping=grouping, nodes=nodes) for grouping in GROUPINGS]
     return reshard_picture(*plans)

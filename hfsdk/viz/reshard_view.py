@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from hfsdk.boxes import Box, megatron_ends, megatron_layer, vllm_ends, vllm_layer
 from hfsdk.core.errors import OptionError
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.spec import DTYPE_BYTES
-from hfsdk.resharding import Move, ReshardPlan, ReshardReport, Section
+from hfsdk.resharding.boxes import Box, megatron_ends, megatron_layer, vllm_ends, vllm_layer
+from hfsdk.resharding.reshard_plan import Move, ReshardPlan, ReshardReport, Section
 from hfsdk.viz.plain import plain
 
 MOST_RANKS = 32

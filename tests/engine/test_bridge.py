@@ -10,7 +10,6 @@ import pytest
 import torch
 from test_role_state import MODELS, spec_of
 
-from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.runtime import Weights
@@ -18,6 +17,7 @@ from hfsdk.engine import bridge
 from hfsdk.engine.bridge import Route
 from hfsdk.engine.role_state import SCALAR_HEAD, Shard
 from hfsdk.engine.shadow_plan import plan_between, received_by_link
+from hfsdk.resharding.boxes import megatron_boxes, padded_vocab, vllm_boxes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

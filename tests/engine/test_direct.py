@@ -23,7 +23,7 @@ from hfsdk.engine.rendezvous import Link
 from hfsdk.engine.role_state import SCALAR_HEAD, Shard
 from hfsdk.engine.safepoint import PeerFailed, SafePoint
 from hfsdk.engine.shadow_plan import plan_between
-from hfsdk.resharding import Move
+from hfsdk.resharding.reshard_plan import Move
 
 NEVER = SafePoint(lambda: False)
 

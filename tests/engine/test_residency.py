@@ -9,11 +9,11 @@ import torch.distributed as dist
 from spawn import run
 from test_transport import QWEN2, SPEC, TIED, at, local_tensors, train_shard, weights
 
-from hfsdk.boxes import padded_vocab, vllm_boxes, without
 from hfsdk.core.layout import Layout
 from hfsdk.engine import transport
 from hfsdk.engine.residency import Residency
-from hfsdk.resharding import ReshardPlan
+from hfsdk.resharding.boxes import padded_vocab, vllm_boxes, without
+from hfsdk.resharding.reshard_plan import ReshardPlan
 
 PAIRS = [(train, f"tp{tp}") for train in ("tp4", "pp4", "dp4", "tp2 pp2", "tp2 dp2", "pp2 dp2") for tp in (1, 2, 4)]
 """Every executable pair on four ranks."""

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from spawn import run
 
 import hfsdk.assets
-from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.core.errors import CallError, OptionError, UnsupportedModelError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RolloutOptions, Sampling
@@ -24,7 +23,8 @@ from hfsdk.engine import cpu_support_vllm, transport
 from hfsdk.engine.recorder import Recorder
 from hfsdk.engine.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
 from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
-from hfsdk.resharding import ReshardPlan
+from hfsdk.resharding.boxes import megatron_boxes, padded_vocab, vllm_boxes
+from hfsdk.resharding.reshard_plan import ReshardPlan
 
 EOS = (258,)
 EIGHT = Sampling(max_new_tokens=8, ignore_eos=True)

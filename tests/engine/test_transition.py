@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 from spawn import run
 from test_rollout import EIGHT, PROMPTS, draw, make
 
-from hfsdk.boxes import vllm_boxes
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
+from hfsdk.resharding.boxes import vllm_boxes
 
 PAIRS = {
     (2, 1): ["tp2", "pp2", "dp2"], (2, 2): ["tp2", "pp2", "dp2"],

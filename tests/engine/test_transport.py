@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from spawn import run
 
-from hfsdk.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine import transport
-from hfsdk.resharding import ReshardPlan
+from hfsdk.resharding.boxes import megatron_boxes, padded_vocab, vllm_boxes
+from hfsdk.resharding.reshard_plan import ReshardPlan
 
 SPEC = ModelSpec(
     name="four-layers", num_layers=4, hidden_size=64, mlp_hidden_size=96, num_heads=8, num_kv_heads=4, head_dim=32,

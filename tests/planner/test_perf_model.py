@@ -14,7 +14,7 @@ from hfsdk.engine.host_memory import kept_bytes
 from hfsdk.planner.decoding import slots
 from hfsdk.planner.perf_model import Links, PerfModel, Setup, reshard_bytes
 from hfsdk.planner.systems import DEEPSPEED_CHAT, NEMO_ALIGNER, SystemTraits
-from hfsdk.resharding import ReshardPlan
+from hfsdk.resharding.reshard_plan import ReshardPlan
 
 CLUSTER = ClusterSpec.parse("16x8 A100-80GB")
 METHODS = ("generate", "compute_log_probs", "compute_values", "compute_scores", "forward_backward", "update", "step",

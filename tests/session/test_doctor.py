@@ -18,7 +18,7 @@ def test_the_report_is_readable():
 def test_missing_packages_name_the_extra(monkeypatch):
     import sys
 
-    module = sys.modules["hfsdk.doctor"]
+    module = sys.modules["hfsdk.doctor.machine"]
     monkeypatch.setattr(module, "_version", lambda name: None if name in ("ray", "anywidget") else "2.13.0+cpu")
     report = hf.doctor()
     assert {f.name for f in report.missing} >= {"ray", "anywidget"}

@@ -6,8 +6,8 @@ from system_helpers import gap
 from test_system_shadows import PROMPTS, at, check_by_plan, declared, likelihood, shadow_parameters, trained_weights
 
 import hfsdk as hf
-from hfsdk.boxes import vllm_boxes
 from hfsdk.engine import messages as m
+from hfsdk.resharding.boxes import vllm_boxes
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from system_helpers import OPENINGS, gap, state_of
 
 import hfsdk as hf
-from hfsdk.boxes import vllm_boxes
+from hfsdk.resharding.boxes import vllm_boxes
 
 PROMPTS = [text + " " for text in OPENINGS[:4]]
 

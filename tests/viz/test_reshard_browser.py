@@ -89,7 +89,7 @@ def test_the_slider_moves_the_pieces_and_the_switch_the_grouping(chromium: Any, 
 
 
 def test_playing_flies_pieces_and_ends_at_the_last_step(chromium: Any, tmp_path: Path) -> None:
-    from hfsdk.resharding import ReshardPlan
+    from hfsdk.resharding.reshard_plan import ReshardPlan
 
     page, console, outside = opened(chromium, tmp_path, hf.viz.reshard_picture(ReshardPlan.between(SPEC, "tp2", "tp1")))
     page.locator("select").select_option(index=4)
@@ -106,7 +106,7 @@ def test_playing_flies_pieces_and_ends_at_the_last_step(chromium: Any, tmp_path:
 
 
 def test_measured_is_solid_and_large_plans_stay_light_in_the_dark(chromium: Any, tmp_path: Path) -> None:
-    from hfsdk.resharding import ReshardPlan
+    from hfsdk.resharding.reshard_plan import ReshardPlan
 
     plan = ReshardPlan.between(SPEC, "tp4", "tp2", nodes=2)
     large = ReshardPlan.between(hf.ModelSpec.preset("llama-70b"), "tp8 pp8 dp2", "tp8 dp16", "bf16", nodes=8)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 import hfsdk as hf
-from hfsdk.resharding import ReshardPlan, ReshardReport, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport, TransportReport
 from hfsdk.viz.frame import bytes_text
 from hfsdk.viz.reshard_view import (
     BOX_RANKS,

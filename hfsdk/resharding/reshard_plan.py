@@ -1,7 +1,8 @@
 """What must move so that every rank has the weights of another layout: the plan of a weight transition, as pure data.
 
-Shards are boxes of the Hugging Face tensors (:mod:`hfsdk.boxes`). What a rank needs and has stays or is copied in place; only the
-rest is sent, by one rank that has it (HybridFlow, arXiv 2409.19256, section 5). One weight of four quarters, tp4 to tp2 dp2::
+Shards are boxes of the Hugging Face tensors (:mod:`hfsdk.resharding.boxes`). What a rank needs and has stays or is copied in
+place; only the rest is sent, by one rank that has it (HybridFlow, arXiv 2409.19256, section 5). One weight of four quarters, tp4
+to tp2 dp2::
 
     rank                     0        1        2        3
     training shard           q0       q2       q1       q3      (the tp axis is permuted, see layout.Mesh)
@@ -25,7 +26,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from hfsdk.boxes import (
+from hfsdk.core.checks import OneOf, checked, is_whole, shown
+from hfsdk.core.errors import LayoutError, OptionError
+from hfsdk.core.layout import Coordinates, Layout, Mesh
+from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
+from hfsdk.resharding.boxes import (
     VOCAB_TABLES,
     Box,
     Offsets,
@@ -39,10 +44,6 @@ from hfsdk.boxes import (
     vllm_ends,
     vllm_layer,
 )
-from hfsdk.core.checks import OneOf, checked, is_whole, shown
-from hfsdk.core.errors import LayoutError, OptionError
-from hfsdk.core.layout import Coordinates, Layout, Mesh
-from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

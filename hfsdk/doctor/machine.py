@@ -179,7 +179,7 @@ def _devices() -> list[Finding]:
 
     if not has_driver():
         return [*found, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
-    from hfsdk import doctor_gpus
+    from hfsdk.doctor import doctor_gpus
 
     return [*found, *doctor_gpus.judge(doctor_gpus.look())]
 

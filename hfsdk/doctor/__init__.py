@@ -1,0 +1,8 @@
+"""What this machine has and lacks for hfsdk: ``hf.doctor()``.
+
+May import core, assets, and (inside functions) engine.process and engine.ray.
+"""
+
+from hfsdk.doctor.machine import doctor
+
+__all__ = ["doctor"]
