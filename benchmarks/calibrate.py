@@ -13,7 +13,7 @@ Targets: median absolute error of the three layouts' calls and steps, and of the
 order of two strategies is wrong only where their measured times differ by less than 10 %.
 
 Uses two worker processes of one thread for calibration and layouts, four for the strategies: there ranks may share cores, by the
-rule of ``hfsdk.engine.simulated_cores`` (n ranks at work on C cores run at C / n of their speed).
+rule of ``hfsdk.engine.simulation.simulated_cores`` (n ranks at work on C cores run at C / n of their speed).
 
     python benchmarks/calibrate.py --check          about 10 minutes on two quiet cores
 """
@@ -32,8 +32,8 @@ from strategies import DEVICES, NEW_TOKENS, PROMPTS, STRATEGIES
 
 import hfsdk as hf
 from hfsdk.data import movie_reviews
-from hfsdk.planner.calibration import Calibration, Measured
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.calibration import Calibration, Measured
+from hfsdk.planner.perf.perf_model import PerfModel
 
 ERROR_TARGET, TIE = 0.25, 0.10
 MODELS = {"tiny": ("tiny", PROMPTS, NEW_TOKENS), "smollm2": ("smollm2-135m-instruct", 8, 16)}

@@ -44,7 +44,7 @@ def run_here(names: list[str], rehearse: bool) -> None:
     """Run stages in this process, tell what they found, and end it: what one left open must not keep it."""
     import torch
 
-    from hfsdk.engine import cpu_support_megatron
+    from hfsdk.engine.training import cpu_support_megatron
 
     torch.set_num_threads(1)
     cpu_support_megatron.install()

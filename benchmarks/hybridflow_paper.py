@@ -11,7 +11,8 @@ NVLink and 200 Gbit/s a machine, 1,024 prompts of 1,024 tokens, responses of 1,0
     transition of 70B                  89.1 % less than gathering whole models: bytes a GPU receives, within 5 points
     placements                         colocate at 16-64 GPUs, split for 34B at 96-128 and 13B at 96, standalone for 13B at 128
 
-A baseline is the system's plan and its engine's traits (``hfsdk/planner/systems.py``, ``baselines.py``); each gets its best layout.
+A baseline is the system's plan and its engine's traits (``hfsdk/planner/perf/systems.py``, ``baselines.py``); each gets its best
+layout.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from hfsdk.planner.baselines import (
     ppo_step,
     standalone,
 )
-from hfsdk.planner.perf_model import PerfModel, reshard_bytes
+from hfsdk.planner.perf.perf_model import PerfModel, reshard_bytes
 
 PERF = PerfModel()
 SIZES = {"7b": (8, 16, 32, 64, 128), "13b": (16, 32, 64, 128), "34b": (32, 64, 128), "70b": (64, 128)}

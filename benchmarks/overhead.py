@@ -167,7 +167,7 @@ def one_call(started: float) -> None:
 
     import hfsdk as hf
     from hfsdk.core.functions import Shipped
-    from hfsdk.engine.messages import Look, Submit
+    from hfsdk.engine.calls.messages import Look, Submit
 
     names = [f"column{i}" for i in range(COLUMNS)]
 

@@ -18,8 +18,8 @@ from common import ROOT
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ClusterSpec, ModelSpec
-from hfsdk.planner.perf_model import Links, PerfModel, Setup
-from hfsdk.planner.systems import SystemTraits
+from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.perf.systems import SystemTraits
 
 POINTS = ROOT / "benchmarks" / "data" / "published_points.csv"
 FIELDS = ("system", "source", "algorithm", "actor_params_b", "critic_params_b", "gpus")
@@ -207,7 +207,7 @@ def overlap(perf: PerfModel, made: list[Setup], lengths: np.ndarray) -> float:
 
 def deepspeed_chat() -> Iterator[Case]:
     """Generation with the weights already gathered, from the same clusters' logs; of training the micro-batch is not stated."""
-    from hfsdk.planner.systems import DEEPSPEED_CHAT
+    from hfsdk.planner.perf.systems import DEEPSPEED_CHAT
 
     for row in rows():
         if not row["system"].startswith("DeepSpeed-Chat (HE") or row["metric"] != "generation_time":

@@ -86,7 +86,7 @@ class Lab:
         """Carry out the plan into tensors that are there already: nothing is shared, given up or taken anew."""
         import torch
 
-        from hfsdk.engine import transport
+        from hfsdk.engine.weights import transport
 
         if not self.targets:
             for name, tensor in self.residency._rollout.items():
@@ -226,7 +226,7 @@ def on_rank(rank: Any, repeats: int) -> dict[str, Any]:
 
 def measure(session: Any, folder: Path, train: str, rollout: str, repeats: int) -> dict[str, Any]:
     """Measure one transition."""
-    from hfsdk.engine.transport import BUCKET_BYTES
+    from hfsdk.engine.weights.transport import BUCKET_BYTES
 
     actor = session.actor(
         str(folder), train=train, rollout=rollout, cpu_weights="shared", optimizer=hf.AdamW(lr=1e-5),

@@ -37,7 +37,8 @@ def without_checksums(rank: Any) -> None:
     """Make this worker write as if nobody looked: torch's checksums as it has them, nothing read back."""
     import contextlib
 
-    from hfsdk.engine import megatron_checkpoint, summed_file
+    from hfsdk.engine.training import megatron_checkpoint
+    from hfsdk.engine.weights import summed_file
 
     megatron_checkpoint.kept = megatron_checkpoint.one_checksum
     megatron_checkpoint.one_checksum = contextlib.nullcontext
@@ -49,7 +50,8 @@ def with_checksums(rank: Any) -> None:
     """Make this worker write as it does."""
     import zlib
 
-    from hfsdk.engine import megatron_checkpoint, summed_file
+    from hfsdk.engine.training import megatron_checkpoint
+    from hfsdk.engine.weights import summed_file
 
     megatron_checkpoint.one_checksum = getattr(megatron_checkpoint, "kept", megatron_checkpoint.one_checksum)
     summed_file.zlib, summed_file.MOST_SAMPLES = zlib, 16

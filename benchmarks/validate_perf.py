@@ -29,7 +29,7 @@ import numpy as np
 from common import Report, parser, table
 from published import Case, cases, rows
 
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.perf_model import PerfModel
 
 FITTED = {
     "PUZZLE": ("train_efficiency", "forward_efficiency", "activation_bytes", "launch_s", "kv_efficiency", "link_efficiency"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk.core import upward
 from hfsdk.doctor.machine import doctor  # at once: loaded later, the module would hide the function
-from hfsdk.engine.interrupts import held
+from hfsdk.engine.process.interrupts import held
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from hfsdk.core.table import Ragged, Table
     from hfsdk.core.trace import Span, Trace
     from hfsdk.models import Primitive, primitive
-    from hfsdk.planner.perf_model import PerfModel
+    from hfsdk.planner.perf.perf_model import PerfModel
     from hfsdk.resharding.reshard_plan import ReshardPlan
     from hfsdk.session import MLflow, PromptStream, Run, Session, TensorBoard, WandB
 
@@ -96,7 +96,7 @@ _NAMES = {
     "core.table": "Ragged Table",
     "core.trace": "Span Trace",
     "models": "Primitive primitive",
-    "planner.perf_model": "PerfModel",
+    "planner.perf.perf_model": "PerfModel",
     "resharding.reshard_plan": "ReshardPlan",
     "session": "MLflow PromptStream Run Session TensorBoard WandB",
 }

@@ -49,7 +49,7 @@ def ray_here():
         pytest.skip("these tests count processes on gloo; on CUDA each needs a device of its own")
     import ray
 
-    from hfsdk.engine import ray_start
+    from hfsdk.engine.ray import ray_start
 
     if not ray.is_initialized():
         ray_start.start(12)

@@ -7,7 +7,7 @@ import pytest
 from hfsdk.doctor import doctor_gpus
 from hfsdk.doctor.doctor_gpus import Facts, Gpu, judge, parse_smi
 from hfsdk.doctor.machine import MISSING, Report, doctor
-from hfsdk.engine import gpus
+from hfsdk.engine.process import gpus
 
 GOOD = Facts(
     driver="580.95.05", gpus=(Gpu(0, "NVIDIA H100 80GB HBM3", 85 * 10**9, 84 * 10**9),), torch="2.13.0+cu130", torch_sees=1,

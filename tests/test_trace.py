@@ -8,7 +8,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.trace import Span, Trace
-from hfsdk.viz.timelines import timelines_view
+from hfsdk.viz.timeline.several import timelines_view
 
 S = 10**9
 

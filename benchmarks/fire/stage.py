@@ -20,7 +20,7 @@ from hfsdk.algorithms import ppo
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Alternative
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 OPENINGS = ["the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long",
             "i laughed and", "dull"]  # fmt: skip

@@ -23,7 +23,7 @@ import hfsdk as hf
 MODULES = ("data", "testing", "viz")
 """Submodules of ``hf`` whose functions a user types; those of ``protocols`` are its constants and one class."""
 
-ROOTS = ("session.what_if.WhatIf", "session.session.Session", "planner.calibration.Calibration")
+ROOTS = ("session.what_if.WhatIf", "session.session.Session", "planner.perf.calibration.Calibration")
 """Classes that nothing in ``hf.__all__`` names but a user holds; others are found by what methods return."""
 
 SESSION_HALF = (

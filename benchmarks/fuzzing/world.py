@@ -144,7 +144,7 @@ def _pairs(world: World) -> Any:
 
 
 def _lengths(world: World) -> Any:
-    from hfsdk.engine.simulated_lengths import ResponseLengths
+    from hfsdk.engine.simulation.simulated_lengths import ResponseLengths
 
     return ResponseLengths()
 
@@ -168,7 +168,7 @@ def _frame(world: World) -> Any:
 
 
 def _calibration(world: World) -> Any:
-    from hfsdk.planner.calibration import Calibration
+    from hfsdk.planner.perf.calibration import Calibration
 
     return Calibration(perf=hf.PerfModel(), constants=(), observations=(), bands={"": (0.8, 1.2)})
 

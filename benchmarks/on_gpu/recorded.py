@@ -25,8 +25,8 @@ from safetensors import safe_open
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Table
-from hfsdk.engine.hosted import HostedRole
-from hfsdk.engine.microbatch import plan_update
+from hfsdk.engine.calls.microbatch import plan_update
+from hfsdk.engine.worker.hosted import HostedRole
 from on_gpu import stage
 from on_gpu.stage import QWEN_1_5B, SMALL, Setting, write_model
 
@@ -130,7 +130,7 @@ def record(sizes: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    from hfsdk.engine import cpu_support_megatron
+    from hfsdk.engine.training import cpu_support_megatron
 
     cpu_support_megatron.install()
     record(tuple(sys.argv[1:]) or ("small", "large"))

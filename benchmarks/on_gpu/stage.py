@@ -17,10 +17,10 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.hosted import HostedRole
-from hfsdk.engine.microbatch import plan_pass, plan_update
-from hfsdk.engine.safepoint import SafePoint
-from hfsdk.engine.worker import Worker, WorkerSetup
+from hfsdk.engine.calls.microbatch import plan_pass, plan_update
+from hfsdk.engine.process.safepoint import SafePoint
+from hfsdk.engine.worker.hosted import HostedRole
+from hfsdk.engine.worker.worker import Worker, WorkerSetup
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 
 NEVER = SafePoint(lambda: False)

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import DEVICES
 from hfsdk.core.trace import Span
-from hfsdk.engine import deterministic, packed_attention, tasks, vocab_parallel
-from hfsdk.engine.clocks import EventClock, WallClock
-from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
-from hfsdk.engine.recorder import Recorder
-from hfsdk.engine.rendezvous import join as join_world
+from hfsdk.engine.process import deterministic, tasks
+from hfsdk.engine.process.clocks import EventClock, WallClock
+from hfsdk.engine.process.recorder import Recorder
+from hfsdk.engine.process.rendezvous import join as join_world
+from hfsdk.engine.training import packed_attention, vocab_parallel
+from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
 from on_gpu import recorded, weights
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 

@@ -14,7 +14,7 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Weights
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine import bridge, transport
+from hfsdk.engine.weights import bridge, transport
 from hfsdk.resharding.boxes import VOCAB_TABLES, padded_vocab, vllm_boxes
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from on_gpu.stage import QWEN_1_5B, Setting, role, rows, update, worker

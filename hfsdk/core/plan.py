@@ -1,4 +1,4 @@
-"""What is to be run and how it is best placed: ``Workload`` and ``Plan``. Found by ``hfsdk.planner.search``; only data here.
+"""What is to be run and how it is best placed: ``Workload`` and ``Plan``. Found by ``hfsdk.planner.search.search``; only data here.
 
 A plan says which roles share which devices, in which layouts, and what is predicted of one step: when each call runs, what every
 device holds, what it costs. Beside it stand the runners-up, each with why it lost, and the placements that do not fit into memory::
@@ -33,7 +33,7 @@ MOST_SAMPLES = 1_000_000
 Samples = Annotated[int, Within(1, MOST_SAMPLES)]
 
 LENGTH_KINDS = ("full", "uniform", "lognormal")
-"""Names of distributions of response lengths (see ``hfsdk.engine.simulated_runtime.ResponseLengths``)."""
+"""Names of distributions of response lengths (see ``hfsdk.engine.simulation.simulated_runtime.ResponseLengths``)."""
 
 Layouts = Mapping[str, Layout]
 """Use of a layout, ``"train"`` (or inference of frozen models) and ``"rollout"`` -> the filled layout."""

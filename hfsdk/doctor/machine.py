@@ -122,7 +122,7 @@ def _access() -> list[Finding]:
     """Look who can reach a Ray of this user's."""
     if _version("ray") is None or _version("psutil") is None or sys.platform == "win32":
         return []
-    from hfsdk.engine import ray_state
+    from hfsdk.engine.ray import ray_state
 
     return [Finding("network", seen.name, OK if seen.good else NOTE, seen.text) for seen in ray_state.look()]
 
@@ -175,7 +175,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _devices() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     found = [Finding("machine", "cores", OK, f"{cores} ({platform.machine()})")]
-    from hfsdk.engine.gpus import has_driver
+    from hfsdk.engine.process.gpus import has_driver
 
     if not has_driver():
         return [*found, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]

@@ -20,7 +20,7 @@ from hfsdk.core.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.text import printable
-from hfsdk.engine.messages import Logs, Look, Submit
+from hfsdk.engine.calls.messages import Logs, Look, Submit
 from hfsdk.models.host import CallClient, Host
 from hfsdk.models.primitive import Primitive
 

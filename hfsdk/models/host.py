@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hfsdk.core.pending import Client, Lease
 
 if TYPE_CHECKING:
-    from hfsdk.engine.messages import Submit
+    from hfsdk.engine.calls.messages import Submit
     from hfsdk.models.handle import ModelHandle
 
 

@@ -26,9 +26,9 @@ import numpy as np
 from hfsdk.core.checks import checked
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ClusterSpec, ModelSpec
-from hfsdk.planner.perf_model import PerfModel
-from hfsdk.planner.setup import Links, Setup, parameters
-from hfsdk.planner.systems import DEEPSPEED_CHAT, HYBRIDFLOW, NEMO_ALIGNER, OPENRLHF, SystemTraits
+from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.perf.setup import Links, Setup, parameters
+from hfsdk.planner.perf.systems import DEEPSPEED_CHAT, HYBRIDFLOW, NEMO_ALIGNER, OPENRLHF, SystemTraits
 
 ROLES = ("actor", "reference", "critic", "reward")
 TRAINED = ("actor", "critic")

@@ -13,15 +13,15 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Alternative, Rejected
 from hfsdk.core.roles import GENERATING, RoleSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.cache import with_least
-from hfsdk.planner.leaf import describe
-from hfsdk.planner.memory import role_bytes
-from hfsdk.planner.perf_model import PerfModel
-from hfsdk.planner.pools import Kind
-from hfsdk.planner.recorded import RecordedCall
-from hfsdk.planner.search import Found
-from hfsdk.planner.setup import Setup
-from hfsdk.planner.tables import LayoutsOf, process_bytes, rollouts_of, trains_of, with_layouts
+from hfsdk.planner.perf.cache import with_least
+from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.perf.setup import Setup
+from hfsdk.planner.search.leaf import describe
+from hfsdk.planner.search.pools import Kind
+from hfsdk.planner.search.recorded import RecordedCall
+from hfsdk.planner.search.search import Found
+from hfsdk.planner.search.tables import LayoutsOf, process_bytes, rollouts_of, trains_of, with_layouts
 
 DEFAULT_ERROR = 0.3
 """Relative error of a predicted call where the model is not calibrated: what is asked of presets alone (docs/perf-model.md)."""

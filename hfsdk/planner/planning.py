@@ -20,12 +20,12 @@ from hfsdk.planner.explain import (
     preset_grouping,
     rejected_presets,
 )
-from hfsdk.planner.items import Item, Job
-from hfsdk.planner.perf_model import PerfModel
-from hfsdk.planner.pools import Kind, kinds_of
-from hfsdk.planner.recorded import Recorded
-from hfsdk.planner.search import FAMILY, FROM_MEMORY, SHARING_CORES, Found, Search
-from hfsdk.planner.tables import LayoutsOf, Tables, process_bytes
+from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.search.items import Item, Job
+from hfsdk.planner.search.pools import Kind, kinds_of
+from hfsdk.planner.search.recorded import Recorded
+from hfsdk.planner.search.search import FAMILY, FROM_MEMORY, SHARING_CORES, Found, Search
+from hfsdk.planner.search.tables import LayoutsOf, Tables, process_bytes
 
 MOST_NODES = 1024
 """Nodes up to which the smallest cluster that would do is looked for."""

@@ -16,9 +16,9 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.history import Branch, History, Mark, Row
 from hfsdk.core.rows import Rows
 from hfsdk.core.snapshot import Snapshot
-from hfsdk.engine import messages as m
-from hfsdk.engine.host_memory import check_room
-from hfsdk.engine.lineage import MAIN, Change
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.host_memory import check_room
+from hfsdk.engine.controller.lineage import MAIN, Change
 from hfsdk.models import RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores
 from hfsdk.session.client import uninterrupted

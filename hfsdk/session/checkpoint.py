@@ -9,8 +9,8 @@
 
 A save writes a new ``state-N`` beside the old one and, when every file of it is complete, replaces ``session.json`` in one step, so
 that the folder holds a complete save at every moment; older states are removed afterwards. A role's ranks write in the background
-(``hfsdk.engine.megatron_checkpoint``), each its share: its pool is held only while they copy. Their checksums are made on the way
-to the disk.
+(``hfsdk.engine.training.megatron_checkpoint``), each its share: its pool is held only while they copy. Their checksums are made on
+the way to the disk.
 
 Nothing is removed or replaced but what the folder's own index, or the note of a save that was killed, names.
 """
@@ -38,9 +38,9 @@ from hfsdk.core.pending import Awaited
 from hfsdk.core.protocol import ONE_TO_ALL
 from hfsdk.core.roles import state_bytes
 from hfsdk.core.text import printable
-from hfsdk.engine import messages as m
-from hfsdk.engine.host_memory import check_room
-from hfsdk.engine.interrupts import held
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.host_memory import check_room
+from hfsdk.engine.process.interrupts import held
 from hfsdk.session.checkpoint_index import (
     Index,
     Listed,

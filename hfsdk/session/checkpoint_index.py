@@ -5,7 +5,7 @@
     folder/
       session.json              the complete saves, the last one last, each with the checksum of its save.json
       state-3/save.json         every file of this save with size and checksum, its roles, the session's counters and history
-      state-3/actor/...         a trained role (``hfsdk.engine.megatron_checkpoint``)
+      state-3/actor/...         a trained role (``hfsdk.engine.training.megatron_checkpoint``)
 
 Format 2 had one save and no checksums: its ``session.json`` was the ``save.json`` as well.
 """
@@ -25,7 +25,7 @@ from typing import Any
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, parse_files
-from hfsdk.engine.lineage import MAIN
+from hfsdk.engine.controller.lineage import MAIN
 
 STATE = re.compile(r"state-([0-9]{1,18})")
 """Name of a save's folder; ``.partial`` behind it while it is built."""

@@ -29,7 +29,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
 from hfsdk.core.runtime import Kept
 from hfsdk.core.table import Table
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session.events import Aside, EventRelay
 from hfsdk.session.lines import user_line
 from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer

@@ -17,10 +17,10 @@ from hfsdk.core.placement import Placement, Pool, is_shadow
 from hfsdk.core.plan import Layouts, Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec, nearest
-from hfsdk.engine.gpus import default_dtype
+from hfsdk.engine.process.gpus import default_dtype
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
-from hfsdk.planner.cache import sized
+from hfsdk.planner.perf.cache import sized
 
 ModelSource = str | Path | ModelSpec | ModelHandle
 """A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""
@@ -131,7 +131,7 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
         raise LayoutError(f"{role.name}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp only")
     context_tokens(spec, role.rollout_options)
     if ground.on_cpu and spec.head_dim not in RUN_EVERYWHERE:
-        from hfsdk.engine.rollout import check_model
+        from hfsdk.engine.generation.rollout import check_model
 
         check_model(spec, "cpu")
     return replace(role, rollout=layout)

@@ -9,7 +9,7 @@ from hfsdk.core.checks import checked
 from hfsdk.core.dataflow import Call, CallFlow, Dataflow, Edge
 from hfsdk.core.errors import OptionError
 from hfsdk.core.spec import ClusterSpec
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
 

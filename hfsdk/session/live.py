@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import KEPT_STEPS
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session.client import ControllerClient
 
 

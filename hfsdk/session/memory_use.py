@@ -10,7 +10,7 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Span, Trace
-from hfsdk.planner.memory import DeviceMemory, device_bytes
+from hfsdk.planner.perf.memory import DeviceMemory, device_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,11 +14,11 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Alternative, Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.models import ModelHandle
 from hfsdk.models.reward import SCORER_NUMBERS
-from hfsdk.planner.memory import check_fits
 from hfsdk.planner.notices import costly
+from hfsdk.planner.perf.memory import check_fits
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.declarations import Declarations, H

@@ -15,12 +15,12 @@ from hfsdk.core.placement import PRESETS
 from hfsdk.core.plan import Plan, Workload, check_workload
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec, nearest
-from hfsdk.engine.startup import without_collector
+from hfsdk.engine.process.startup import without_collector
 from hfsdk.models import ModelHandle
 from hfsdk.models.actor import context_tokens
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.planning import plan_step
-from hfsdk.planner.recorded import Recorded
+from hfsdk.planner.search.recorded import Recorded
 from hfsdk.session.recording import record_step
 
 OPTIONS = ("top", "by_placement", "shadows", "error")

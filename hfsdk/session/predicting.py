@@ -9,11 +9,11 @@ from typing import Annotated
 from hfsdk.core.checks import Length, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import Trace
-from hfsdk.engine import messages as m
-from hfsdk.engine.rerun import LEFT_OUT, Rerun, TwinRun, run_twin
-from hfsdk.planner.calibration import Calibration, Measured
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.controller.rerun import LEFT_OUT, Rerun, TwinRun, run_twin
 from hfsdk.planner.explain import relative_errors
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.calibration import Calibration, Measured
+from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.placing import Placing
 from hfsdk.session.start import start_simulated

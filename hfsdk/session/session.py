@@ -20,11 +20,11 @@ from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.text import printable
-from hfsdk.engine import messages as m
-from hfsdk.engine.interrupts import held
-from hfsdk.engine.model_folders import eos_token_ids
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.process.interrupts import held
+from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.branching import Branching
 from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.client import ControllerClient, Sender
@@ -110,7 +110,7 @@ class Session(Branching, Predicting):
                 call raises it where a GPU has no such kernels.
             ModelNotFoundError: Ray is not installed here; the message says which extra brings it.
         """
-        from hfsdk.engine.controller import Controller
+        from hfsdk.engine.controller.controller import Controller
 
         options = {
             "start_timeout_s": start_timeout_s, "collective_timeout_s": collective_timeout_s, "deterministic": deterministic

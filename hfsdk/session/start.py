@@ -11,10 +11,10 @@ from hfsdk.core.errors import ModelNotFoundError, OptionError
 from hfsdk.core.plan import LENGTH_KINDS, Lengths
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.spec import ClusterSpec
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.perf_model import PerfModel
 
 if TYPE_CHECKING:
-    from hfsdk.engine.simulated_runtime import SimulatedRuntime
+    from hfsdk.engine.simulation.simulated_runtime import SimulatedRuntime
 
 
 Seconds = Annotated[float, Within(0.1, 10**6)]
@@ -42,7 +42,7 @@ def start_runtime(devices: int | str | None, **options: Any) -> tuple[Runtime, l
     if isinstance(devices, str) and devices.startswith("ray://"):
         raise OptionError("a Ray Client address (ray://) cannot run worker groups; give the cluster's own address, host:6379")
     try:
-        from hfsdk.engine.ray_runtime import RayRuntime
+        from hfsdk.engine.ray.ray_runtime import RayRuntime
     except ModuleNotFoundError as error:
         raise ModelNotFoundError(
             f"real work needs the package {error.name!r}, which is not installed here: pip install 'hfsdk[cpu]' or 'hfsdk[cuda]' "
@@ -104,8 +104,8 @@ def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: Per
             f"response_lengths are one of {', '.join(map(repr, LENGTH_KINDS))}, or have a method draw(sampling, seed, positions, "
             f"copies) that gives every sample's length, as ResponseLengths has; got {shown(response_lengths)}"
         )
-    from hfsdk.engine.simulated_runtime import SimulatedRuntime
-    from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
+    from hfsdk.engine.simulation.simulated_runtime import SimulatedRuntime
+    from hfsdk.planner.perf.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
 
     on_cpu = cluster.devices[0].name.startswith("cpu")
     return SimulatedRuntime(

@@ -21,7 +21,7 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.rows import Row
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session.branching import ORDER
 from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.lines import calls_of, user_line

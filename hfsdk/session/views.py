@@ -15,8 +15,8 @@ from hfsdk.core.runtime import DeviceStatus
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.text import printable
 from hfsdk.core.trace import Span, Trace, Traced
-from hfsdk.engine import messages as m
-from hfsdk.planner.memory import role_bytes
+from hfsdk.engine.calls import messages as m
+from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
 from hfsdk.session.roles import RoleBook

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from hfsdk.core.errors import OptionError
-from hfsdk.viz.comparison import ComparisonPicture, comparison_view
-from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
-from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
-from hfsdk.viz.experiment import ExperimentPicture, experiment_view
+from hfsdk.viz.comparison.view import ComparisonPicture, comparison_view
+from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
+from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
+from hfsdk.viz.experiment.view import ExperimentPicture, experiment_view
 from hfsdk.viz.frame import Picture
-from hfsdk.viz.lineage import LineagePicture, lineage_view
-from hfsdk.viz.memory import MemoryPicture, memory_view
-from hfsdk.viz.placement import PlacementPicture, placement_view
-from hfsdk.viz.plan import PlanPicture, plan_view
-from hfsdk.viz.reshard_view import reshard_view
-from hfsdk.viz.resharding import ReshardPicture
-from hfsdk.viz.timeline import TimelinePicture, timeline_view
-from hfsdk.viz.tokens import TokensPicture, tokens_view
-from hfsdk.viz.what_if import WhatIfPicture, what_if_view
+from hfsdk.viz.lineage.view import LineagePicture, lineage_view
+from hfsdk.viz.memory.view import MemoryPicture, memory_view
+from hfsdk.viz.placement.view import PlacementPicture, placement_view
+from hfsdk.viz.plan.view import PlanPicture, plan_view
+from hfsdk.viz.resharding.drawing import ReshardPicture
+from hfsdk.viz.resharding.view import reshard_view
+from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+from hfsdk.viz.tokens.view import TokensPicture, tokens_view
+from hfsdk.viz.what_if.view import WhatIfPicture, what_if_view
 
 PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.core.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),

@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hfsdk.viz.dashboard import DashboardPicture, dashboard_view
-from hfsdk.viz.dataflow import DataflowPicture, dataflow_view
+from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
+from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
-from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, snapshot_html
-from hfsdk.viz.timeline import TimelinePicture, timeline_view
-from hfsdk.viz.what_if import show_live
+from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+from hfsdk.viz.what_if.view import show_live
 
 WALL_CLOCK_NS = 10**18
 """Spans before this (2001) are on the virtual clock of a simulation."""

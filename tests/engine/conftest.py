@@ -2,7 +2,7 @@
 
 import pytest
 
-from hfsdk.engine import gpus
+from hfsdk.engine.process import gpus
 
 
 @pytest.fixture

@@ -3,14 +3,16 @@
 import atexit
 import os
 
-from hfsdk.engine import cpu_support_vllm, startup
+from hfsdk.engine.generation import cpu_support_vllm
+from hfsdk.engine.process import startup
 
 os.environ.update(cpu_support_vllm.environment(num_threads=1) | {"PYTHONWARNINGS": "ignore"})
 with startup.making_what_stays():
-    from hfsdk.engine import cpu_support_megatron
+    from hfsdk.engine.training import cpu_support_megatron
 
     cpu_support_megatron.install()
-    from hfsdk.engine import hosted, rollout  # noqa: F401
+    from hfsdk.engine.generation import rollout
+    from hfsdk.engine.worker import hosted  # noqa: F401
 
     rollout.import_engine()
 

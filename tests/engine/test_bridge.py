@@ -13,10 +13,10 @@ from test_role_state import MODELS, spec_of
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.runtime import Weights
-from hfsdk.engine import bridge
-from hfsdk.engine.bridge import Route
-from hfsdk.engine.role_state import SCALAR_HEAD, Shard
-from hfsdk.engine.shadow_plan import plan_between, received_by_link
+from hfsdk.engine.calls.shadow_plan import plan_between, received_by_link
+from hfsdk.engine.weights import bridge
+from hfsdk.engine.weights.bridge import Route
+from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard
 from hfsdk.resharding.boxes import megatron_boxes, padded_vocab, vllm_boxes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -46,7 +46,7 @@ class Layout(Harness):
 
     def whole(self, trainer):
         """The role's state under Hugging Face names, on rank 0; put together by other code than what is tested."""
-        from hfsdk.engine import megatron_model
+        from hfsdk.engine.training import megatron_model
 
         state = state_of(trainer)
         parts = {kind: {n: held[kind] for n, held in state["optimizer"].items() if kind in held} for kind in KINDS}
@@ -71,7 +71,7 @@ class Layout(Harness):
 
 
 def save(h, trainer, name, folder, meanwhile=lambda: None):
-    from hfsdk.engine.megatron_checkpoint import begin_save, finish_save
+    from hfsdk.engine.training.megatron_checkpoint import begin_save, finish_save
 
     saving = begin_save(name, trainer.share(), trainer.shard, h.groups, folder)
     meanwhile()
@@ -84,7 +84,7 @@ def save(h, trainer, name, folder, meanwhile=lambda: None):
 
 
 def load(trainer, folder):
-    from hfsdk.engine.megatron_checkpoint import load, read_summary
+    from hfsdk.engine.training.megatron_checkpoint import load, read_summary
 
     share = trainer.blank_share(read_summary(folder))
     load(folder, share, trainer.shard)

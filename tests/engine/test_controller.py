@@ -4,7 +4,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.errors import CallError, CheckpointError, ColumnError, DependencyError, WorkerDiedError
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 
 def score(completions):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine import deterministic, gpus
+from hfsdk.engine.process import deterministic, gpus
 
 
 def run(code, **environment):
@@ -87,7 +87,7 @@ def test_torch_refuses_what_has_no_order_but_not_inside_vllm():
     pytest.importorskip("torch")
     code = """
 import json, torch
-from hfsdk.engine import deterministic
+from hfsdk.engine.process import deterministic
 found = [torch.are_deterministic_algorithms_enabled()]
 with deterministic.any_algorithm():
     found.append(torch.are_deterministic_algorithms_enabled())
@@ -105,5 +105,8 @@ print(json.dumps([found, torch.utils.deterministic.fill_uninitialized_memory]))
 
 
 def test_it_asks_before_torch_is_imported():
-    code = "import sys, json, hfsdk.engine.deterministic; print(json.dumps([m for m in ('torch', 'vllm') if m in sys.modules]))"
+    code = (
+        "import sys, json, hfsdk.engine.process.deterministic; "
+        "print(json.dumps([m for m in ('torch', 'vllm') if m in sys.modules]))"
+    )
     assert run(code) == []

@@ -16,13 +16,14 @@ from spawn import run
 from test_bridge import blank, boxes_of, check_taken, cut, full_of, roles
 from torch.distributed import distributed_c10d as c10d
 
-from hfsdk.engine import direct, rendezvous, transport
-from hfsdk.engine.bridge import Route
-from hfsdk.engine.direct import NOTHING, Links, Way
-from hfsdk.engine.rendezvous import Link
-from hfsdk.engine.role_state import SCALAR_HEAD, Shard
-from hfsdk.engine.safepoint import PeerFailed, SafePoint
-from hfsdk.engine.shadow_plan import plan_between
+from hfsdk.engine.calls.shadow_plan import plan_between
+from hfsdk.engine.process import rendezvous
+from hfsdk.engine.process.rendezvous import Link
+from hfsdk.engine.process.safepoint import PeerFailed, SafePoint
+from hfsdk.engine.weights import direct, transport
+from hfsdk.engine.weights.bridge import Route
+from hfsdk.engine.weights.direct import NOTHING, Links, Way
+from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard
 from hfsdk.resharding.reshard_plan import Move
 
 NEVER = SafePoint(lambda: False)
@@ -165,7 +166,7 @@ def failing(rank, world_size, folder):
 
 
 def test_a_rank_that_fails_lets_all_others_go(tmp_path):
-    from hfsdk.engine.ray_links import PEER_LEFT
+    from hfsdk.engine.ray.ray_links import PEER_LEFT
 
     found = run(failing, 4, str(tmp_path))
     assert found[1][0] == "TroubleError"
@@ -214,7 +215,7 @@ def written_bytes():
 @pytest.mark.parametrize("dies", [0, 1], ids=["giver", "taker"])
 def test_a_rank_that_dies_with_a_message_half_way_lets_the_other_go(dies, tmp_path):
     """Gloo itself does not tell: what is half written, or half read, waits for the group's limit."""
-    from hfsdk.engine.ray_links import PEER_LEFT
+    from hfsdk.engine.ray.ray_links import PEER_LEFT
 
     context, pipes, processes = multiprocessing.get_context("forkserver"), [], []
     for rank in range(2):
@@ -344,7 +345,7 @@ def half_done(rank, world_size, folder):
 
 
 def test_it_is_done_on_all_ranks_or_on_none(tmp_path):
-    from hfsdk.engine.ray_links import PEER_LEFT
+    from hfsdk.engine.ray.ray_links import PEER_LEFT
 
     *others, last = run(half_done, 4, str(tmp_path))
     assert last == "trouble"

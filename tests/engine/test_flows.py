@@ -8,10 +8,10 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.runtime import Bundle, Order, Part, Stored
-from hfsdk.engine import messages as m
-from hfsdk.engine.controller import MOST_FLOWS
-from hfsdk.engine.dispatch import picks_for
-from hfsdk.engine.flows import column_bytes, transfers_of, weights_taken
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.dispatch import picks_for
+from hfsdk.engine.controller.controller import MOST_FLOWS
+from hfsdk.engine.controller.flows import column_bytes, transfers_of, weights_taken
 
 LENGTHS = np.array([1, 2, 3, 4, 5, 6])
 

@@ -15,20 +15,20 @@ from hfsdk.core.errors import PlacementError
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.rollout_sizes import most_seqs
 from hfsdk.core.spec import DEVICES, ModelSpec
-from hfsdk.engine import gpus
+from hfsdk.engine.process import gpus
 
 GIB = 2**30
 H100 = int(79.6 * GIB)
 
 
 def test_dynamo_is_left_alone_where_there_is_a_driver(driver):
-    from hfsdk.engine import cpu_support_vllm
+    from hfsdk.engine.generation import cpu_support_vllm
 
     assert "TORCHDYNAMO_DISABLE" not in cpu_support_vllm.environment()
 
 
 def test_without_a_driver_nothing_is_compiled(monkeypatch, tmp_path):
-    from hfsdk.engine import cpu_support_vllm
+    from hfsdk.engine.generation import cpu_support_vllm
 
     monkeypatch.setattr(gpus, "DRIVER_FILE", tmp_path / "none")
     assert cpu_support_vllm.environment()["TORCHDYNAMO_DISABLE"] == "1"
@@ -147,7 +147,7 @@ def test_a_rollout_sleeps_beside_its_trainer_on_a_gpu_once_a_process(device_type
 
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_vllm_is_told_to_sleep_where_there_are_gpus(sleeps):
-    rollout = pytest.importorskip("hfsdk.engine.rollout")
+    rollout = pytest.importorskip("hfsdk.engine.generation.rollout")
     from vllm.engine.arg_utils import EngineArgs
 
     def told(share):
@@ -160,7 +160,7 @@ def test_vllm_is_told_to_sleep_where_there_are_gpus(sleeps):
 
 
 def test_vllm_has_a_sleep_mode_on_cuda_alone_and_keeps_what_it_is_not_told_to_give_up():
-    """What ``hfsdk.engine.vllm_sleep`` takes for granted of vLLM."""
+    """What ``hfsdk.engine.generation.vllm_sleep`` takes for granted of vLLM."""
     pytest.importorskip("vllm")
     from vllm.device_allocator import DEFERRABLE_TAGS
     from vllm.platforms.interface import Platform, PlatformEnum
@@ -179,7 +179,7 @@ def test_vllm_has_a_sleep_mode_on_cuda_alone_and_keeps_what_it_is_not_told_to_gi
 
 @pytest.mark.parametrize(("timeout", "limit_s"), [(None, None), (timedelta(seconds=90), 90), (timedelta(seconds=0.2), 1)])
 def test_vllms_ranks_wait_for_each_other_as_long_as_the_session_says(timeout, limit_s):
-    rollout = pytest.importorskip("hfsdk.engine.rollout")
+    rollout = pytest.importorskip("hfsdk.engine.generation.rollout")
     from vllm.config import ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
@@ -194,7 +194,7 @@ def test_vllms_ranks_wait_for_each_other_as_long_as_the_session_says(timeout, li
 @pytest.mark.parametrize("tp", [1, 2, 8])
 @pytest.mark.parametrize("share", [None, 0.41])
 def test_what_vllm_is_told(tp, share):
-    rollout = pytest.importorskip("hfsdk.engine.rollout")
+    rollout = pytest.importorskip("hfsdk.engine.generation.rollout")
     from vllm.engine.arg_utils import EngineArgs
 
     spec = ModelSpec.from_folder(MODELS["tiny"].place())
@@ -224,7 +224,7 @@ def test_what_torch_is_told_when_a_pool_is_joined(monkeypatch, gpu, backend, sto
     import torch
     import torch.distributed as dist
 
-    from hfsdk.engine import rendezvous
+    from hfsdk.engine.process import rendezvous
 
     told, world = {}, SimpleNamespace(bound_device_id="bound")
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: told.update(more, backend=backend))
@@ -249,7 +249,7 @@ def test_a_result_on_a_gpu_arrives_on_the_cpu(monkeypatch):
 
     import cloudpickle
 
-    from hfsdk.engine import tasks
+    from hfsdk.engine.process import tasks
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     moved = []
@@ -272,7 +272,7 @@ def test_a_result_on_a_gpu_arrives_on_the_cpu(monkeypatch):
 
 
 def test_it_asks_before_torch_and_ray_are_imported():
-    code = "import sys, hfsdk.engine.gpus; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
+    code = "import sys, hfsdk.engine.process.gpus; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
@@ -293,7 +293,7 @@ def test_weights_go_straight_from_gpus_to_other_gpus(givers, takers, cpus, direc
 
 @pytest.mark.parametrize("name", ["H100", "cpu"])
 def test_a_session_asks_for_the_way_between_two_pools_by_their_devices(name):
-    ray_runtime = pytest.importorskip("hfsdk.engine.ray_runtime")
+    ray_runtime = pytest.importorskip("hfsdk.engine.ray.ray_runtime")
     from hfsdk.core.placement import Pool
 
     made = ray_runtime.RayRuntime.__new__(ray_runtime.RayRuntime)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hfsdk.core.layout import Layout
-from hfsdk.engine import rendezvous
-from hfsdk.engine.megatron_groups import RoleGroups, forget_groups, group_of
+from hfsdk.engine.process import rendezvous
+from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups, group_of
 
 
 @pytest.fixture

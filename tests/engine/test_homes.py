@@ -10,7 +10,7 @@ import hfsdk as hf
 from hfsdk.core.errors import WorkerDiedError
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import StateGoneError, TransferBrokenError
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 APART = {"actor": 1, "critic": 1}
 

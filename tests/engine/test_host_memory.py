@@ -8,8 +8,8 @@ from hfsdk.core.errors import CheckpointError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine import host_memory
-from hfsdk.engine.host_memory import HostRoom, check_room, free_host_bytes, kept_bytes, needed_by_node, rooms
+from hfsdk.engine.calls import host_memory
+from hfsdk.engine.calls.host_memory import HostRoom, check_room, free_host_bytes, kept_bytes, needed_by_node, rooms
 
 GB = 10**9
 

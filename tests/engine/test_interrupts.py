@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hfsdk.engine.interrupts import deliver, held
+from hfsdk.engine.process.interrupts import deliver, held
 
 
 def press():

@@ -7,7 +7,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import KEPT_STEPS
-from hfsdk.engine import ledger
+from hfsdk.engine.controller import ledger
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_calls_that_wait_find_their_inputs_however_many_steps_were_submitted_sin
 
 
 def test_versions_that_nobody_refers_to_are_gone(session):
-    from hfsdk.engine.lineage import Version
+    from hfsdk.engine.controller.lineage import Version
 
     def count():
         gc.collect()

@@ -8,7 +8,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.errors import CallError, DependencyError, PlacementError, SessionClosedError, WorkerDiedError
 from hfsdk.core.runtime import Outcome, TransferBrokenError
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 APART = {"actor critic": 1, "actor.rollout critic.inference": 1}
 PROMPTS = ["one", "two"]

@@ -8,7 +8,7 @@ import torch
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import _yarn_get_concentration_factor_from_config
 
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine import cpu_support_megatron, megatron_rope
+from hfsdk.engine.training import cpu_support_megatron, megatron_rope
 
 SIZES = {
     "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,

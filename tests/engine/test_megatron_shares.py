@@ -70,8 +70,8 @@ def torn(trainer, share):
 
 def through_pieces(h, parcels, name, distributed):
     """Return what a role of another layout has, that took the pieces of all shares."""
-    from hfsdk.engine import bridge
-    from hfsdk.engine.shares import fill
+    from hfsdk.engine.weights import bridge
+    from hfsdk.engine.weights.shares import fill
 
     trainer = h.trainer(name, seed=7, distributed=distributed)
     share = trainer.blank_share(parcels[0][0])
@@ -82,7 +82,7 @@ def through_pieces(h, parcels, name, distributed):
 
 
 def check(rank, world_size, root, layouts):
-    from hfsdk.engine.keepsake import Keepsake
+    from hfsdk.engine.worker.keepsake import Keepsake
 
     found = {}
     for layout in layouts:
@@ -147,8 +147,8 @@ def save_as_before(h, trainer, folder):
     """Write what was written before there were shares: dp rank 0 whole tensors, the other dp ranks files of nothing."""
     from dataclasses import replace
 
-    from hfsdk.engine.megatron_checkpoint import begin_save, finish_save
-    from hfsdk.engine.shares import Strip
+    from hfsdk.engine.training.megatron_checkpoint import begin_save, finish_save
+    from hfsdk.engine.weights.shares import Strip
 
     state, share = state_of(trainer), trainer.share()
     tensors = [("weights", name, tensor) for name, tensor in state["weights"].items()]

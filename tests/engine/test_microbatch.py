@@ -3,7 +3,7 @@ import pytest
 
 from hfsdk.core.errors import OptionError
 from hfsdk.core.protocol import balanced_split
-from hfsdk.engine.microbatch import plan_pass, plan_update
+from hfsdk.engine.calls.microbatch import plan_pass, plan_update
 
 
 def lengths(n, seed=0, low=1, high=40):

@@ -20,7 +20,7 @@ class Part(Here):
     """A role's layout on a part of the processes."""
 
     def __init__(self, layout, root, first):
-        from hfsdk.engine import megatron_groups
+        from hfsdk.engine.training import megatron_groups
 
         before = megatron_groups.RoleGroups
         megatron_groups.RoleGroups = partial(before, first=first)
@@ -34,9 +34,9 @@ def move(h, trainer, rank, links, link):
     """Give or take one state as the worker does; return what was counted."""
     import torch.distributed as dist
 
-    from hfsdk.engine.direct import NOTHING
-    from hfsdk.engine.moves import inventory, way_of_state
-    from hfsdk.engine.safepoint import SafePoint
+    from hfsdk.engine.process.safepoint import SafePoint
+    from hfsdk.engine.weights.direct import NOTHING
+    from hfsdk.engine.weights.moves import inventory, way_of_state
 
     gives, said = rank < 2, [None] * 4
     if gives:
@@ -57,8 +57,8 @@ def move(h, trainer, rank, links, link):
 
 
 def moves(rank, world_size, root, folder, pairs):
-    from hfsdk.engine.direct import Links
-    from hfsdk.engine.rendezvous import Link
+    from hfsdk.engine.process.rendezvous import Link
+    from hfsdk.engine.weights.direct import Links
 
     links, link, found = Links(), Link(0, ("old", "new"), f"file://{folder}/link", world_size, timeout_s=60.0), {}
     for old, new in pairs:

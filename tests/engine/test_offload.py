@@ -3,8 +3,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from hfsdk.engine.offload import HostMemory, Lane, Offloaded
-from hfsdk.engine.recorder import Recorder
+from hfsdk.engine.process.recorder import Recorder
+from hfsdk.engine.weights.offload import HostMemory, Lane, Offloaded
 
 
 def test_tensors_leave_and_come_back_bit_for_bit():

@@ -13,11 +13,11 @@ pytest.importorskip("psutil")
 import psutil
 
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine import own_folders
+from hfsdk.engine.ray import own_folders
 
 MAKER = """
 import sys, time
-from hfsdk.engine import own_folders
+from hfsdk.engine.ray import own_folders
 print(own_folders.create("job", sys.argv[1]).path, flush=True)
 time.sleep(600)
 """

@@ -3,8 +3,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hfsdk.engine import packed_attention
-from hfsdk.engine.packed_attention import PackedAttention, attend_in_one, attend_packed, attend_row_by_row, choose
+from hfsdk.engine.training import packed_attention
+from hfsdk.engine.training.packed_attention import (
+    PackedAttention,
+    attend_in_one,
+    attend_packed,
+    attend_row_by_row,
+    choose,
+)
 
 
 def by_hand(query, key, value, offsets, scale, window=None):

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine import ray_access, ray_cluster, ray_start, ray_state
+from hfsdk.engine.ray import ray_access, ray_cluster, ray_start, ray_state
 
 NOBODY = 65534
 TOKEN = "0123456789abcdef" * 4

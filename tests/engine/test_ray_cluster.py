@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("ray")
 from hfsdk.core.spec import DEVICES, SHARED_MEMORY, ClusterSpec
-from hfsdk.engine.ray_cluster import _cores, _device
+from hfsdk.engine.ray.ray_cluster import _cores, _device
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from hfsdk.core.trace import Span
-from hfsdk.engine.clocks import EventClock, aligned
-from hfsdk.engine.recorder import Recorder
+from hfsdk.engine.process.clocks import EventClock, aligned
+from hfsdk.engine.process.recorder import Recorder
 
 CALL = Span(name="update", role="actor", call_id=7, method="update", step=3, start_ns=0, phase="learning")
 

@@ -10,8 +10,8 @@ from spawn import run
 from test_transport import QWEN2, SPEC, TIED, at, local_tensors, train_shard, weights
 
 from hfsdk.core.layout import Layout
-from hfsdk.engine import transport
-from hfsdk.engine.residency import Residency
+from hfsdk.engine.weights import transport
+from hfsdk.engine.weights.residency import Residency
 from hfsdk.resharding.boxes import padded_vocab, vllm_boxes, without
 from hfsdk.resharding.reshard_plan import ReshardPlan
 

@@ -10,8 +10,8 @@ import torch
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine.role_state import KINDS, SCALAR_HEAD, Shard, Summary
-from hfsdk.engine.shares import Share, Strip, divided, fill, pieces, rectangles
+from hfsdk.engine.weights.role_state import KINDS, SCALAR_HEAD, Shard, Summary
+from hfsdk.engine.weights.shares import Share, Strip, divided, fill, pieces, rectangles
 from hfsdk.resharding.boxes import padded_vocab
 
 LAYOUTS = ["tp1", "tp2 pp2", "pp4", "tp4", "tp2 dp2", "tp4 pp2", "dp3", "pp2 dp5"]

@@ -19,10 +19,11 @@ from hfsdk.core.roles import RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import least_cache_bytes
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged
-from hfsdk.engine import cpu_support_vllm, transport
-from hfsdk.engine.recorder import Recorder
-from hfsdk.engine.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
-from hfsdk.engine.safepoint import Cancelled, PeerFailed, SafePoint
+from hfsdk.engine.generation import cpu_support_vllm
+from hfsdk.engine.generation.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
+from hfsdk.engine.process.recorder import Recorder
+from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
+from hfsdk.engine.weights import transport
 from hfsdk.resharding.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.resharding.reshard_plan import ReshardPlan
 
@@ -499,9 +500,9 @@ def other_families(rank, world_size, folders, cases=LATER_FAMILIES):
     """The trainer's weights by the plan, before and after an update: vLLM's log-probs are the trainer's."""
     from hfsdk.core.roles import AdamW, RoleSpec
     from hfsdk.core.table import Table
-    from hfsdk.engine.megatron_groups import RoleGroups
-    from hfsdk.engine.microbatch import plan_pass, plan_update
-    from hfsdk.engine.trainer import Trainer
+    from hfsdk.engine.calls.microbatch import plan_pass, plan_update
+    from hfsdk.engine.training.megatron_groups import RoleGroups
+    from hfsdk.engine.training.trainer import Trainer
 
     group, responses = dist.new_group([0, 1]), []
     for family, mode, train, tp in cases:
@@ -627,7 +628,7 @@ def test_environment_is_known_before_torch_is_imported():
     import sys
 
     code = (
-        "import sys; from hfsdk.engine import cpu_support_vllm as cpu; "
+        "import sys; from hfsdk.engine.generation import cpu_support_vllm as cpu; "
         "print(cpu.environment(3)['OMP_NUM_THREADS'], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

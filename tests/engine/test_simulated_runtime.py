@@ -17,10 +17,10 @@ from hfsdk.core.runtime import Order, Pick, Runtime, Stored, Work
 from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.trace import Trace
-from hfsdk.engine.microbatch import plan_update
-from hfsdk.engine.simulated_runtime import ResponseLengths, SimulatedRow, SimulatedRuntime, SimulatedValue
-from hfsdk.planner.memory import role_bytes
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.engine.calls.microbatch import plan_update
+from hfsdk.engine.simulation.simulated_runtime import ResponseLengths, SimulatedRow, SimulatedRuntime, SimulatedValue
+from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.perf_model import PerfModel
 
 LLAMA = ModelSpec.preset("llama-70b")
 BIG = ClusterSpec.parse("16x8 A100-80GB")
@@ -420,7 +420,7 @@ def test_devices_report_predicted_memory():
 
 
 def test_on_gpus_the_rollout_sleeps_while_others_work():
-    """As ``hfsdk.engine.vllm_sleep`` has it: there once it generates, gone in any trainer's call on its devices."""
+    """As ``hfsdk.engine.generation.vllm_sleep`` has it: there once it generates, gone in any trainer's call on its devices."""
     driver = colocated()
     driver.put(prompts())
     estimate = role_bytes(driver.roles["actor"], 8)

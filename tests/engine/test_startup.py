@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from hfsdk.engine import startup
+from hfsdk.engine.process import startup
 
 
 class Knot:

@@ -9,8 +9,8 @@ import torch
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import FileSum
-from hfsdk.engine import summed_file
-from hfsdk.engine.summed_file import PIECE_BYTES, SummedFile
+from hfsdk.engine.weights import summed_file
+from hfsdk.engine.weights.summed_file import PIECE_BYTES, SummedFile
 
 SIZES = {
     "nothing": [], "empty writes": [0, 0], "short ones": [1, 30, 64] * 50, "up to a piece": [PIECE_BYTES - 1, 1, 1],

@@ -11,7 +11,7 @@ import hfsdk
 from hfsdk.core.errors import CallError, OptionError, RewardFunctionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.tasks import check_scores, run_task
+from hfsdk.engine.process.tasks import check_scores, run_task
 
 TINY = str(Path(hfsdk.__file__).parent / "assets" / "tiny")
 TABLE = Table({"prompt": Ragged.of([[72], [73]]), "response": Ragged.of([[72], [73]])})

@@ -24,7 +24,7 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine import environment
+from hfsdk.engine.worker import environment
 
 RUN_S = 300
 """Of the process that asks vLLM; on a quiet machine about a tenth of it."""
@@ -162,8 +162,8 @@ def ray_id(node):
 def started(monkeypatch, tmp_path):
     """Start a pool's workers; return, for each, Ray's options, the worker's arguments and its set-up."""
     pytest.importorskip("ray")
-    from hfsdk.engine import ray_cluster, ray_runtime
-    from hfsdk.engine.ray_links import PoolState
+    from hfsdk.engine.ray import ray_cluster, ray_runtime
+    from hfsdk.engine.ray.ray_links import PoolState
 
     class Recorded:
         def options(self, **options):
@@ -269,7 +269,7 @@ def test_a_worker_takes_its_gpu_and_has_nccl_connect_it(started, monkeypatch, na
     import torch
     import torch.distributed as dist
 
-    from hfsdk.engine import worker
+    from hfsdk.engine.worker import worker
 
     cluster = CLUSTERS[name]
     timeout_s = 90.0 if rank % 2 else None
@@ -327,10 +327,10 @@ def trainer_of():
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from hfsdk.engine import cpu_support_megatron, megatron_model, trainer
-    from hfsdk.engine.dispatch import mesh_of
-    from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
-    from hfsdk.engine.recorder import Recorder
+    from hfsdk.engine.calls.dispatch import mesh_of
+    from hfsdk.engine.process.recorder import Recorder
+    from hfsdk.engine.training import cpu_support_megatron, megatron_model, trainer
+    from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
 
     cpu_support_megatron.install()
     names = {torch.bfloat16: "torch.cuda.BFloat16Tensor", torch.float32: "torch.cuda.FloatTensor"}
@@ -359,7 +359,7 @@ def test_what_megatron_is_told(trainer_of, name, rank):
     import torch
     import torch.distributed as dist
 
-    from hfsdk.engine import megatron_optimizer
+    from hfsdk.engine.training import megatron_optimizer
 
     cluster = CLUSTERS[name]
     tp, pp, dp = (group_with(groups, rank) for groups in (cluster.tp, cluster.pp, cluster.dp))
@@ -409,7 +409,7 @@ def test_masters_are_shared_out_over_replicas_where_that_is_asked_for(trainer_of
     import torch
     import torch.distributed as dist
 
-    from hfsdk.engine import megatron_optimizer
+    from hfsdk.engine.training import megatron_optimizer
 
     cluster, rank = CLUSTERS[name], 1
     made = trainer_of(cluster, rank, optimizer=AdamW(distributed=True))

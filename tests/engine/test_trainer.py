@@ -224,8 +224,8 @@ def check_distributed(h):
 
 def check_refusals(h):
     """Losses that are not finite, raise, or are cancelled: every rank stops alike and nothing changes."""
-    from hfsdk.engine.safepoint import SafePoint
-    from hfsdk.engine.trainer import NonFiniteRows
+    from hfsdk.engine.process.safepoint import SafePoint
+    from hfsdk.engine.training.trainer import NonFiniteRows
 
     trainer, rows, plan = h.trainer("untied"), h.rows(), h.plan(mini_batches=2)
     trainer.update(rows, plan[:1], policy_loss)
@@ -297,7 +297,7 @@ def infer_outcome(h, trainer):
 
 
 def check_saving(h):
-    from hfsdk.engine.megatron_model import load_folder
+    from hfsdk.engine.training.megatron_model import load_folder
 
     found = {}
     for name in h.models:
@@ -391,8 +391,8 @@ def in_halves(h, dtype, alone):
 def check_errors(h):
     """Mistakes at construction, frozen roles, reward heads, and groups given back."""
     from hfsdk.core.layout import Layout
-    from hfsdk.engine.megatron_groups import RoleGroups
-    from hfsdk.engine.megatron_model import build_model, load_folder
+    from hfsdk.engine.training.megatron_groups import RoleGroups
+    from hfsdk.engine.training.megatron_model import build_model, load_folder
 
     def said(action):
         try:
@@ -676,7 +676,7 @@ def test_new_scalar_heads(results, layout):
 
 
 def token_batch():
-    from hfsdk.engine.loss_io import TokenBatch, with_temperature
+    from hfsdk.engine.training.loss_io import TokenBatch, with_temperature
 
     response = Ragged.of([[1, 2, 3], [], [4]])
     columns = {"prompt": Ragged.of([[1], [1, 2], [3]]), "response": response, "text": ["a", "b", "c"]}
@@ -704,7 +704,7 @@ def test_token_batch():
 
 
 def test_aggregations_by_hand():
-    from hfsdk.engine.loss_io import aggregate
+    from hfsdk.engine.training.loss_io import aggregate
 
     b = token_batch()
     expected = {"token_mean": 6 / 8, "sequence_mean": (1 + 0 + 3) / 6, "sequence_sum": 6 / 6, "fixed_length": 6 / 60}
@@ -717,7 +717,7 @@ def test_aggregations_by_hand():
 
 
 def test_one_loss_per_sample_is_told_from_one_per_token():
-    from hfsdk.engine.loss_io import ModelOutput, Tally, TokenBatch, evaluate, tell_apart
+    from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate, tell_apart
 
     response = Ragged.of([[1], [2]])
     rows = Table({"prompt": response, "response": response, "scores": np.array([1.0, 3.0])})

@@ -25,8 +25,8 @@ from whole_state import set_state, state_of
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.training_choices import TrainingChoices, choose_training
-from hfsdk.engine.microbatch import PassPlan
-from hfsdk.planner.memory import role_bytes
+from hfsdk.engine.calls.microbatch import PassPlan
+from hfsdk.planner.perf.memory import role_bytes
 
 LAYOUTS = {
     "tp2": 2, "pp2": 2, "dp2 zero": 2, "tp2 dp2 zero": 4, "tp2 pp2": 4, "pp2 dp2": 4,
@@ -134,7 +134,7 @@ def uneven(h, mini, last_of):
 
 def check_overlap(h):
     """Which buckets start where, with shares that are empty at the end, and that an interrupted pass leaves nothing behind."""
-    from hfsdk.engine.safepoint import SafePoint
+    from hfsdk.engine.process.safepoint import SafePoint
 
     fast, plain = h.trainer("untied", choices=choices_of(h)), h.trainer("untied")
     rows, plan = h.rows(), h.plan(mini_batches=2, max_tokens=60)
@@ -185,7 +185,7 @@ def check_overlap(h):
 
 def check_kept(h):
     """Bytes of what a forward pass keeps for the backward pass, of a trainer that does nothing of it and of one that does all."""
-    from hfsdk.engine.loss_io import ModelInput
+    from hfsdk.engine.training.loss_io import ModelInput
 
     found = []
     for trainer in both(h, "untied"):
@@ -342,8 +342,8 @@ def alone():
     dist = pytest.importorskip("torch.distributed")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from hfsdk.engine import cpu_support_megatron
-    from hfsdk.engine.megatron_groups import forget_groups
+    from hfsdk.engine.training import cpu_support_megatron
+    from hfsdk.engine.training.megatron_groups import forget_groups
 
     cpu_support_megatron.install()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
@@ -354,8 +354,8 @@ def alone():
 
 def built(name, layout, head="lm", dtype="bf16", **more):
     from hfsdk.core.spec import ModelSpec
-    from hfsdk.engine.megatron_groups import RoleGroups
-    from hfsdk.engine.megatron_model import build_model
+    from hfsdk.engine.training.megatron_groups import RoleGroups
+    from hfsdk.engine.training.megatron_model import build_model
 
     groups, spec = RoleGroups(Layout.parse(layout).fill(8).mesh()), replace(ModelSpec.preset(name), num_layers=4)
     groups.device = torch.device("meta")
@@ -389,8 +389,8 @@ def test_no_module_is_transformer_engines_wherever_that_is_installed(alone, monk
 @pytest.mark.parametrize("fused", [False, True])
 def test_step_counts_are_where_adamw_reads_them(alone, fused):
     """On a device of its own, which ``meta`` is as well."""
-    from hfsdk.engine import megatron_optimizer
-    from hfsdk.engine.megatron_groups import RoleGroups
+    from hfsdk.engine.training import megatron_optimizer
+    from hfsdk.engine.training.megatron_groups import RoleGroups
 
     model, groups = built("qwen2.5-7b", "tp4 dp2", dtype="fp32"), RoleGroups(Layout.parse("tp4 dp2").mesh())
     choices = TrainingChoices(fused_adamw=fused)
@@ -406,7 +406,7 @@ def test_step_counts_are_where_adamw_reads_them(alone, fused):
 
 def test_padding_makes_a_row_that_nobody_selects():
     from hfsdk.core.table import Ragged, Table
-    from hfsdk.engine.loss_io import ModelInput
+    from hfsdk.engine.training.loss_io import ModelInput
 
     rows = Table({"prompt": Ragged.of([[1, 2], [3]]), "response": Ragged.of([[4], [5, 6]])})
     plain, padded, whole = (ModelInput.of(rows, torch.device("cpu"), multiple=n) for n in (1, 4, 3))

@@ -25,7 +25,7 @@ KEPT = []
 
 
 def transitions(rank, world_size, tp, folders, root):
-    from hfsdk.engine.worker import Worker, WorkerSetup
+    from hfsdk.engine.worker.worker import Worker, WorkerSetup
 
     worker = Worker(rank)
     worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")
@@ -38,8 +38,8 @@ def transitions(rank, world_size, tp, folders, root):
 def transition(worker, train, tp, folder, loaded, exported):
     """Two rounds of generating and training, the second against exported weights; what is not bit-equal is returned by name."""
     from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions, Sampling
-    from hfsdk.engine.hosted import HostedRole
-    from hfsdk.engine.safepoint import SafePoint
+    from hfsdk.engine.process.safepoint import SafePoint
+    from hfsdk.engine.worker.hosted import HostedRole
 
     rank, world_size = worker.setup.rank, worker.setup.world_size
     spec = ModelSpec.from_folder(folder)
@@ -109,7 +109,7 @@ class Loss:
 
 
 def plan_of(hosted, rows):
-    from hfsdk.engine.microbatch import plan_update
+    from hfsdk.engine.calls.microbatch import plan_update
 
     lengths = rows.ragged("response").lengths
     return plan_update(rows.ragged("prompt").lengths + lengths, lengths, hosted.groups.dp_size, 1, 1, 256, seed=0)

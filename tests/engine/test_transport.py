@@ -10,7 +10,7 @@ from spawn import run
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine import transport
+from hfsdk.engine.weights import transport
 from hfsdk.resharding.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.resharding.reshard_plan import ReshardPlan
 

@@ -17,8 +17,8 @@ from hfsdk.core.errors import CallError
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine import vllm_sleep
-from hfsdk.engine.recorder import Recorder
+from hfsdk.engine.generation import vllm_sleep
+from hfsdk.engine.process.recorder import Recorder
 
 KV_CACHE_BYTES = 8 * 2**20
 
@@ -210,7 +210,7 @@ def sleep_on_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.gpu_worker import Worker
 
-    from hfsdk.engine import gpus
+    from hfsdk.engine.process import gpus
 
     for name in ("sleep", "wake_up", "discard"):
         setattr(CPUWorker, name, getattr(Worker, name))
@@ -228,8 +228,8 @@ class Whole:
 
     def __init__(self, rank, world_size, folder, name):
         from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
-        from hfsdk.engine.hosted import HostedRole
-        from hfsdk.engine.worker import Worker, WorkerSetup
+        from hfsdk.engine.worker.hosted import HostedRole
+        from hfsdk.engine.worker.worker import Worker, WorkerSetup
 
         self.worker = Worker(rank)
         self.worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")
@@ -246,7 +246,7 @@ class Whole:
 
     def generate(self, cancelled=False):
         from hfsdk.core.roles import Sampling
-        from hfsdk.engine.safepoint import SafePoint
+        from hfsdk.engine.process.safepoint import SafePoint
 
         table = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
         greedy = {"sampling": Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True), "n": 1, "seed": 0}
@@ -255,7 +255,7 @@ class Whole:
         return out["response"].flat.tolist()
 
     def update(self):
-        from hfsdk.engine.safepoint import SafePoint
+        from hfsdk.engine.process.safepoint import SafePoint
 
         rows = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
         rows = rows.with_columns({"response": Ragged.of([np.arange(5)] * len(PROMPTS), np.int64)})
@@ -265,7 +265,7 @@ class Whole:
 
 def phases(rank, world_size, folder):
     """Return by name what happened, for the test to judge."""
-    from hfsdk.engine.safepoint import Cancelled, PeerFailed
+    from hfsdk.engine.process.safepoint import Cancelled, PeerFailed
 
     plain = Whole(rank, world_size, folder, "plain")
     assert plain.rollout.in_place

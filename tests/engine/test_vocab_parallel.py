@@ -3,8 +3,8 @@ import torch
 import torch.distributed as dist
 from spawn import run
 
-from hfsdk.engine import vocab_parallel
-from hfsdk.engine.vocab_parallel import log_probs_and_entropy
+from hfsdk.engine.training import vocab_parallel
+from hfsdk.engine.training.vocab_parallel import log_probs_and_entropy
 
 N, VOCAB = 40, 260
 

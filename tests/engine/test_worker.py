@@ -25,8 +25,8 @@ def held():
 def come_and_go(rank, world_size):
     import torch.distributed as dist
 
-    from hfsdk.engine import cpu_support_megatron
-    from hfsdk.engine.worker import Worker, WorkerSetup
+    from hfsdk.engine.training import cpu_support_megatron
+    from hfsdk.engine.worker.worker import Worker, WorkerSetup
 
     cpu_support_megatron.install()
     worker = Worker(rank)

@@ -8,7 +8,7 @@ import torch
 from spawn import SpawnError, run
 
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.microbatch import plan_pass, plan_update
+from hfsdk.engine.calls.microbatch import plan_pass, plan_update
 
 LEARNING_RATE = 1e-3
 NUM_ROWS, EMPTY_ROW = 9, 4
@@ -70,7 +70,7 @@ class Reference:
     """Flat outputs over the response tokens of all rows, with the same loss functions as the trainer's."""
 
     def __init__(self, folder, rows, temperature):
-        from hfsdk.engine.loss_io import ModelOutput, TokenBatch
+        from hfsdk.engine.training.loss_io import ModelOutput, TokenBatch
 
         self.model = reference_model(folder)
         columns = {"log_probs": [], "entropy": [], "values": [], "scores": [], "logits": []}
@@ -94,7 +94,7 @@ class Reference:
         self.token_batch = partial(TokenBatch, num_tokens=len(rows.ragged("response").flat), num_rows=rows.num_rows)
 
     def gradient(self, rows, loss):
-        from hfsdk.engine.loss_io import aggregate
+        from hfsdk.engine.training.loss_io import aggregate
 
         b = self.token_batch(rows)
         returned = loss(self.out, b)
@@ -168,7 +168,7 @@ class Harness:
     def __init__(self, layout, root, world_size, models=()):
         """``models`` are those that checks of all models go over."""
         from hfsdk.core.layout import Layout
-        from hfsdk.engine.megatron_groups import RoleGroups, poison_parallel_state
+        from hfsdk.engine.training.megatron_groups import RoleGroups, poison_parallel_state
 
         self.models = models
         self.distributed = layout.endswith(" zero")
@@ -183,8 +183,8 @@ class Harness:
     def trainer(self, name, choices=None, **options):
         from hfsdk.core.roles import RoleSpec
         from hfsdk.core.spec import ModelSpec
-        from hfsdk.engine.recorder import Recorder
-        from hfsdk.engine.trainer import Trainer
+        from hfsdk.engine.process.recorder import Recorder
+        from hfsdk.engine.training.trainer import Trainer
 
         config = json.loads((self.root / name / "config.json").read_text())
         spec = ModelSpec.from_hf_config(config, name)

@@ -54,7 +54,8 @@ def take_cuda():
 
 def environment_of(rank):
     """Start with the environment that the worker's process has."""
-    from hfsdk.engine import environment, gpus
+    from hfsdk.engine.process import gpus
+    from hfsdk.engine.worker import environment
 
     os.environ.clear()
     os.environ.update(VARIABLES)
@@ -71,8 +72,8 @@ def told(rank):
 
     from hfsdk.core.roles import RolloutOptions
     from hfsdk.core.spec import ModelSpec
-    from hfsdk.engine.recorder import Recorder
-    from hfsdk.engine.rollout import Rollout
+    from hfsdk.engine.generation.rollout import Rollout
+    from hfsdk.engine.process.recorder import Recorder
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank["rank"], world_size=rank["world_size"])
     found = {}

@@ -21,7 +21,7 @@ def state_of(trainer):
 
 def set_state(trainer, state):
     """Take what :func:`state_of` returned on this rank, bit for bit, of either optimizer."""
-    from hfsdk.engine.megatron_optimizer import optimized
+    from hfsdk.engine.training.megatron_optimizer import optimized
 
     assert (state["layout"], state["rank"]) == (str(trainer.mesh.layout), trainer.groups.rank)
     with trainer.on_device("weights", "gradients", "optimizer"), torch.no_grad():
@@ -44,7 +44,7 @@ def _optimizer_of(trainer, weights):
     """Return the state of whole parameters; a parameter that is its own float32 master has its copy in ``weights``."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    from hfsdk.engine.megatron_optimizer import optimized
+    from hfsdk.engine.training.megatron_optimizer import optimized
 
     model, optimizer, groups = trainer.model, trainer._optimizer, trainer.groups
     if not isinstance(optimizer, DistributedOptimizer):

@@ -7,7 +7,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 
 def generated(actor, **options):

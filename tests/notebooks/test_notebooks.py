@@ -20,7 +20,7 @@ FEW_STEPS = 2
 
 START = """
 import ray
-from hfsdk.engine import ray_start
+from hfsdk.engine.ray import ray_start
 if not ray.is_initialized():
     ray_start.start(8)
 """

@@ -12,8 +12,8 @@ from system_helpers import OPENINGS, gap
 import hfsdk as hf
 from hfsdk import algorithms
 from hfsdk.core.roles import Sampling
-from hfsdk.engine.hosted import sample_seed
-from hfsdk.engine.vocab_parallel import log_probs_and_entropy
+from hfsdk.engine.training.vocab_parallel import log_probs_and_entropy
+from hfsdk.engine.worker.hosted import sample_seed
 
 
 def off_by(out, b):

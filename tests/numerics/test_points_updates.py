@@ -126,7 +126,7 @@ def test_point_31_epochs_are_reshuffled_and_cut_into_mini_batches_that_hold_each
 
 def step_beside_pytorch(rank, wanted):
     """Take steps with the gradient that is there; return how far PyTorch's own AdamW on the same parameters comes out."""
-    from hfsdk.engine import megatron_optimizer
+    from hfsdk.engine.training import megatron_optimizer
 
     trainer = rank._hosted.trainer
     before, role = trainer.share(), trainer.role

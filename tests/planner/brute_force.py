@@ -1,7 +1,7 @@
 """An independent, naive planner: enumerates every plan of the stated family and replays each call by call, in plain Python.
 
-It shares nothing with ``hfsdk.planner.search`` but the recorded calls, the performance model's ``method_costs`` and ``role_bytes``:
-set partitions, pools, layouts, rows of ranks, memory and the order of calls are all done again, slowly.
+It shares nothing with ``hfsdk.planner.search.search`` but the recorded calls, the performance model's ``method_costs`` and
+``role_bytes``: set partitions, pools, layouts, rows of ranks, memory and the order of calls are all done again, slowly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hfsdk.core.errors import LayoutError
 from hfsdk.core.layout import Layout
 from hfsdk.core.protocol import balanced_split
 from hfsdk.core.spec import DTYPE_BYTES
-from hfsdk.planner.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
+from hfsdk.planner.perf.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
 
 
 def partitions(items):
@@ -240,7 +240,7 @@ class BruteForce:
         return max([host_clock, *clock.values()])
 
     def sync(self, shadow, mine, theirs):
-        from hfsdk.planner.memory import rollout_parameters
+        from hfsdk.planner.perf.memory import rollout_parameters
 
         far = len({self.cluster.node_of(d) for d in (*mine, *theirs)}) > 1
         link = self.cluster.inter_node if far else self.cluster.intra_node

@@ -13,10 +13,10 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, CacheUnits, choose_sizes, least_cache_bytes, most_seqs
 from hfsdk.core.spec import DEVICES, ClusterSpec, ModelSpec
-from hfsdk.planner.cache import sized, sizes_alone, with_least
-from hfsdk.planner.memory import GPU_PROCESS_BYTES, check_fits, device_bytes, role_bytes
-from hfsdk.planner.search import FROM_MEMORY, Search
-from hfsdk.planner.setup import Setup
+from hfsdk.planner.perf.cache import sized, sizes_alone, with_least
+from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, check_fits, device_bytes, role_bytes
+from hfsdk.planner.perf.setup import Setup
+from hfsdk.planner.search.search import FROM_MEMORY, Search
 
 LLAMA_8B = ModelSpec.preset("llama3-8b")
 H100 = ClusterSpec.parse("1x8 H100")

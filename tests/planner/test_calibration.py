@@ -7,8 +7,8 @@ import hfsdk as hf
 from hfsdk.core.errors import OptionError
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Trace
-from hfsdk.planner.calibration import FITTED, HUBER, MOST_FITTED, Measured, fit
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.calibration import FITTED, HUBER, MOST_FITTED, Measured, fit
+from hfsdk.planner.perf.perf_model import PerfModel
 
 HIDDEN = PerfModel(
     train_efficiency=0.31, forward_efficiency=0.5, weight_efficiency=0.4, launch_s=1e-4, step_s=4e-3, link_efficiency=0.2,

@@ -10,7 +10,7 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.core.training_choices import TrainingChoices
-from hfsdk.planner.memory import adamw_temporary_bytes, check_fits, device_bytes, role_bytes, rollout_parameters
+from hfsdk.planner.perf.memory import adamw_temporary_bytes, check_fits, device_bytes, role_bytes, rollout_parameters
 
 SMOL = ModelSpec(
     name="SmolLM2-135M", num_layers=30, hidden_size=576, mlp_hidden_size=1536, num_heads=9, num_kv_heads=3, head_dim=64,
@@ -107,7 +107,7 @@ def test_adamw_has_a_temporary_for_each_parameter_it_steps_unless_it_is_fused(mo
         return [role_bytes(trained(SMOL, optimizer=AdamW(distributed=d)), 4) for d in (False, True)]
 
     assert [estimate.temporaries for estimate in both()] == [0, 0], "trainers on accelerators have the fused one"
-    monkeypatch.setattr("hfsdk.planner.memory.choose_training", lambda **_: TrainingChoices())
+    monkeypatch.setattr("hfsdk.planner.perf.memory.choose_training", lambda **_: TrainingChoices())
     one, shared = both()
     assert one.temporaries == 4 * SMOL.num_parameters() == 4 * shared.temporaries
     assert role_bytes(trained(SMOL), 1, on_cpu=True).temporaries == 0
@@ -178,7 +178,7 @@ def test_packed_rollout_holds_two_copies():
 @pytest.mark.parametrize("mode", ["packed", "shared"])
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_a_shadow_that_generates_has_no_trainer(mode, on_cpu):
-    """The engine makes a ``Trainer`` only where there is a ``train`` layout (``hfsdk/engine/hosted.py``)."""
+    """The engine makes a ``Trainer`` only where there is a ``train`` layout (``hfsdk/engine/worker/hosted.py``)."""
     actor = trained(SMOL_8_HEADS, "tp2", rollout=Layout(tp=2), rollout_options=RolloutOptions(cpu_weights=mode))
     shadow = replace(actor, name="actor.rollout", shadow_of="actor", train=None, optimizer=None)
     held = role_bytes(shadow, 4, on_cpu=on_cpu)

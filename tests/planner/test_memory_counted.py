@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine import cpu_support_megatron, megatron_model, megatron_optimizer
-from hfsdk.engine.megatron_groups import RoleGroups, forget_groups
-from hfsdk.planner.memory import adamw_temporary_bytes, role_bytes, rollout_parameters
+from hfsdk.engine.training import cpu_support_megatron, megatron_model, megatron_optimizer
+from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
+from hfsdk.planner.perf.memory import adamw_temporary_bytes, role_bytes, rollout_parameters
 from hfsdk.resharding.boxes import vllm_boxes
 
 RANKS = 8

@@ -10,10 +10,10 @@ import pytest
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.spec import DEVICES, ClusterSpec, LinkSpec, ModelSpec
-from hfsdk.engine.host_memory import kept_bytes
-from hfsdk.planner.decoding import slots
-from hfsdk.planner.perf_model import Links, PerfModel, Setup, reshard_bytes
-from hfsdk.planner.systems import DEEPSPEED_CHAT, NEMO_ALIGNER, SystemTraits
+from hfsdk.engine.calls.host_memory import kept_bytes
+from hfsdk.planner.perf.decoding import slots
+from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes
+from hfsdk.planner.perf.systems import DEEPSPEED_CHAT, NEMO_ALIGNER, SystemTraits
 from hfsdk.resharding.reshard_plan import ReshardPlan
 
 CLUSTER = ClusterSpec.parse("16x8 A100-80GB")

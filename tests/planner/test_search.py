@@ -12,14 +12,14 @@ from brute_force import BruteForce
 import hfsdk as hf
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ClusterSpec, LinkSpec, ModelSpec
-from hfsdk.planner import tables as tables_module
-from hfsdk.planner.cache import with_least
-from hfsdk.planner.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
-from hfsdk.planner.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.perf.cache import with_least
+from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
+from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.planning import plan_step
-from hfsdk.planner.pools import pack
-from hfsdk.planner.search import Best, Search
-from hfsdk.planner.tables import Tables
+from hfsdk.planner.search import tables as tables_module
+from hfsdk.planner.search.pools import pack
+from hfsdk.planner.search.search import Best, Search
+from hfsdk.planner.search.tables import Tables
 from hfsdk.session.recording import record_step
 
 SHARDED = hf.AdamW(distributed=True)
@@ -368,11 +368,11 @@ def test_a_search_that_ends_early_says_by_how_much_it_may_be_wrong(monkeypatch):
 
     whole = plan()
     assert "early" not in whole.search.family
-    monkeypatch.setattr("hfsdk.planner.search.MOST_FOR_ALL", (1, 1))
+    monkeypatch.setattr("hfsdk.planner.search.search.MOST_FOR_ALL", (1, 1))
     best = plan()
     assert best.search.family.endswith("the best plan is proven.")
     assert best.seconds == pytest.approx(whole.seconds, rel=1e-12)
-    monkeypatch.setattr("hfsdk.planner.search.MOST_FOR_BEST", (1, 1))
+    monkeypatch.setattr("hfsdk.planner.search.search.MOST_FOR_BEST", (1, 1))
     early = plan()
     gap = float(early.search.family.rsplit("at most ", 1)[1].removesuffix("%.")) / 100
     assert early.seconds * (1 - gap - 0.001) <= whole.seconds <= early.seconds

@@ -8,7 +8,7 @@ import pytest
 
 from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.planner.baselines import HYBRIDFLOW, SYSTEMS, best_plan, compare_placements, fits, ppo_step
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.perf_model import PerfModel
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SHARED = ("common", "published", "validate_perf")

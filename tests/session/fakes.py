@@ -18,7 +18,7 @@ from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.runtime import Kept
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Ragged, Table, kind_of, take
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session import Session
 
 CPU2 = ClusterSpec.parse("1x2 cpu")

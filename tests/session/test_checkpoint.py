@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import hfsdk as hf
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 TEXTS = [f"review number {i}" for i in range(10)]
 

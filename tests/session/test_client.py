@@ -13,7 +13,7 @@ import time
 import pytest
 
 import hfsdk as hf
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.events import EventRelay
 from tests.session.fakes import interrupts_after

@@ -35,7 +35,7 @@ class TestPairs:
         assert batch["sign"].tolist() == [-1, 1, -1, 1, 1, 1]
 
     def test_responses_end_with_the_models_own_token_once(self, session, actor):
-        from hfsdk.engine.model_folders import eos_token_ids
+        from hfsdk.engine.weights.model_folders import eos_token_ids
 
         (eos,) = eos_token_ids(session.tokenizer_folder)
         ids = {"prompt": [[1, 2]], "chosen": [[3, 4, eos]], "rejected": [[5]]}

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import hfsdk as hf
-from hfsdk.engine.messages import Look
+from hfsdk.engine.calls.messages import Look
 from hfsdk.session import branching, checkpoint, comparing, folder_lock, placing, running, training
 
 FILES = {module.__file__ for module in (training, running, placing, branching, comparing)}

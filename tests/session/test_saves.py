@@ -23,8 +23,8 @@ from fakes import interrupts_after
 
 import hfsdk as hf
 from hfsdk.core.rows import Rows
-from hfsdk.engine import messages as m
-from hfsdk.engine.host_memory import HostRoom
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.host_memory import HostRoom
 from hfsdk.session import checkpoint, checkpoint_index
 from hfsdk.session.folder_lock import LOCK, FolderLock
 from hfsdk.viz.drawn import picture_of
@@ -467,7 +467,7 @@ def test_a_sample_of_two_million_tokens_makes_a_small_page(session):
 
     from hfsdk.core.table import Ragged, Table
     from hfsdk.core.tokens import Tokens
-    from hfsdk.viz.tokens import tokens_view
+    from hfsdk.viz.tokens.view import tokens_view
 
     n = 2_000_000
     rng = np.random.default_rng(0)

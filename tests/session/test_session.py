@@ -12,7 +12,7 @@ from fakes import CPU2
 import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.core.spec import PRESETS, ClusterSpec
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session import Session
 
 

@@ -12,7 +12,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.errors import ModelNotFoundError, OptionError, SimulatedValueError
 from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec
-from hfsdk.planner.perf_model import PerfModel
+from hfsdk.planner.perf.perf_model import PerfModel
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "2x8 A100-80GB"
@@ -245,7 +245,7 @@ def test_offload_is_laid_down(session):
 
 @pytest.mark.parametrize("device", ["cpu", "A100-80GB"])
 def test_shared_weights_move_again_after_a_pass(device):
-    """On a GPU the engines never share: the option says nothing there (``hfsdk.engine.rollout.Rollout.in_place``)."""
+    """On a GPU the engines never share: the option says nothing there (``hfsdk.engine.generation.rollout.Rollout.in_place``)."""
     with hf.Session.simulated(f"1x2 {device}") as session:
         found = {}
         for mode in ("packed", "shared"):

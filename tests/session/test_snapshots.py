@@ -6,7 +6,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.experiment import Experiment
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.session.running import MEASURED
 from hfsdk.viz.tables import snapshot_html
 

@@ -9,7 +9,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from tests.session.fakes import interrupts_after
 
 TEXTS = [f"review number {i}" for i in range(10)]

@@ -48,7 +48,7 @@ class Shown:
     """A worker that says what it was given and what it sees."""
 
     def look(self):
-        from hfsdk.engine.gpus import Seen
+        from hfsdk.engine.process.gpus import Seen
 
         given = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -57,7 +57,7 @@ class Shown:
 
 def main():
     import hfsdk as hf
-    from hfsdk.engine.gpus import SHOW_ALL
+    from hfsdk.engine.process.gpus import SHOW_ALL
 
     cluster, nodes = start()
     workers = [

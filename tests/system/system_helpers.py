@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import hfsdk as hf
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 OPENINGS = [
     "the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long and too",

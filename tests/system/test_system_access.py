@@ -19,7 +19,7 @@ STARTS = """
 import json, os, signal, sys, threading, time, warnings
 import psutil
 import hfsdk as hf
-from hfsdk.engine import ray_start
+from hfsdk.engine.ray import ray_start
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 me, places = psutil.Process(), []
@@ -101,7 +101,7 @@ def processes_of(ray):
 
 
 def test_rays_folder_is_closed_to_other_users_and_its_sockets_fit(ray_here):
-    from hfsdk.engine import ray_access, ray_start
+    from hfsdk.engine.ray import ray_access, ray_start
 
     folder = ray_start._folder.path
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -112,7 +112,7 @@ def test_rays_folder_is_closed_to_other_users_and_its_sockets_fit(ray_here):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_another_user_can_neither_list_nor_read_nor_rename(ray_here):
-    from hfsdk.engine import ray_access, ray_start
+    from hfsdk.engine.ray import ray_access, ray_start
 
     folder = ray_start._folder.path
     log = next(folder.glob("r/session_2*/logs/raylet.out"))
@@ -151,8 +151,8 @@ def test_calls_without_the_token_or_with_a_wrong_one_are_refused(ray_here):
     grpc = pytest.importorskip("grpc")
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-    from hfsdk.engine.ray_access import token_file
-    from hfsdk.engine.ray_cluster import ask_alive
+    from hfsdk.engine.ray.ray_access import token_file
+    from hfsdk.engine.ray.ray_cluster import ask_alive
 
     address = ray_here.get_runtime_context().gcs_address
     assert ask_alive(address) == "token"
@@ -172,7 +172,7 @@ def test_interrupted_starts_and_killed_drivers_leave_nothing(ray_here):
     """Ctrl-C while Ray starts, connects and starts workers; then a worker is killed, which is not printed; then the driver."""
     import psutil
 
-    from hfsdk.engine import own_folders
+    from hfsdk.engine.ray import own_folders
 
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, env=env, timeout=380, check=False)

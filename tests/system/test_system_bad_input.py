@@ -14,7 +14,7 @@ from system_helpers import call_id, check_works, fingerprint, lengths_reward, pp
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.assets import model_folder
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ def value_loss(out, b):
 
 def slow_writes(rank):
     """Make the files of this worker's saves take half a minute."""
-    from hfsdk.engine import megatron_checkpoint
+    from hfsdk.engine.training import megatron_checkpoint
 
     quick = megatron_checkpoint._Writer.write
 

@@ -6,7 +6,7 @@ from system_helpers import gap
 from test_system_shadows import PROMPTS, at, check_by_plan, declared, likelihood, shadow_parameters, trained_weights
 
 import hfsdk as hf
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 from hfsdk.resharding.boxes import vllm_boxes
 
 
@@ -85,7 +85,7 @@ def end_in_the_next_transfer(session, ray, device):
         import os
         import signal
 
-        from hfsdk.engine import transport
+        from hfsdk.engine.weights import transport
 
         transport._Run._copy = lambda self, step: os.kill(os.getpid(), signal.SIGKILL)
 

@@ -11,7 +11,7 @@ import pytest
 from system_helpers import call_id, check_works, lengths_reward, long_generation, pids
 
 import hfsdk as hf
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 
 def broken_loss(out, b):

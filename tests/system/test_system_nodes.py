@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from system_helpers import own_processes, until
 
-from hfsdk.engine import model_folders, rendezvous
-from hfsdk.engine.model_folders import Manifest, Receiver
+from hfsdk.engine.process import rendezvous
+from hfsdk.engine.weights import model_folders
+from hfsdk.engine.weights.model_folders import Manifest, Receiver
 
 RUN_S = 420
 """On a quiet machine about a fifth of it."""

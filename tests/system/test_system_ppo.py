@@ -9,7 +9,7 @@ from system_helpers import check_works, gap, ppo_batch, ppo_step
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.core.batch import PER_TOKEN
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 EOS = 258
 RAGGED = {
@@ -144,8 +144,8 @@ def check_bytes_are_those_that_were_mapped(flow):
 
 def test_columns_do_not_pass_through_the_controller(live, monkeypatch):
     """Counted by the runtime, and weighed here: what came back from Ray during a step is metadata."""
-    from hfsdk.engine import ray_runtime
-    from hfsdk.engine.ray_worker import Answer
+    from hfsdk.engine.ray import ray_runtime
+    from hfsdk.engine.ray.ray_worker import Answer
 
     batch = live.session.batch(prompt=[[1] * 200] * 64, response=[[2] * 200] * 64).wait()
     weights, get = [], ray_runtime.ray.get

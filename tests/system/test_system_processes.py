@@ -22,11 +22,11 @@ from hfsdk.core.protocol import PROTOCOLS
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Kept
 from hfsdk.core.table import Table
-from hfsdk.engine import messages as m
+from hfsdk.engine.calls import messages as m
 
 TWO_SESSIONS = """
 import json, hfsdk as hf
-from hfsdk.engine.messages import Look
+from hfsdk.engine.calls.messages import Look
 import psutil
 
 def used(session, role):

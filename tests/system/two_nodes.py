@@ -75,7 +75,7 @@ def main(holder, address, cache):
         return hfsdk.__file__, os.getpid(), rank._hosted.worker.setup.store.split(":")[0]
 
     def folder(rank):
-        from hfsdk.engine.model_folders import home
+        from hfsdk.engine.weights.model_folders import home
 
         return rank._hosted.groups is not None and [str(p) for p in sorted((home() / "models" / "fetched").glob("*"))]
 

@@ -25,9 +25,9 @@ from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.running import Run
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
-from hfsdk.viz.placement import PlacementPicture, placement_view
-from hfsdk.viz.plan import PlanPicture, plan_view
-from hfsdk.viz.what_if import WhatIfPicture, what_if_view
+from hfsdk.viz.placement.view import PlacementPicture, placement_view
+from hfsdk.viz.plan.view import PlanPicture, plan_view
+from hfsdk.viz.what_if.view import WhatIfPicture, what_if_view
 from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
 

@@ -12,7 +12,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
 from hfsdk.core.layout import Layout
-from hfsdk.viz.dataflow import DataflowPicture, DataflowView, dataflow_view
+from hfsdk.viz.dataflow.view import DataflowPicture, DataflowView, dataflow_view
 from hfsdk.viz.frame import bytes_text
 from tests.viz.test_frame import NASTY, check
 

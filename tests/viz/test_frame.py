@@ -21,11 +21,11 @@ from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import frame, hooks
 from hfsdk.viz.curves import curves_svg
 from hfsdk.viz.frame import Picture, js_literal
-from hfsdk.viz.placement import PlacementPicture, PlacementView, placement_view
+from hfsdk.viz.placement.view import PlacementPicture, PlacementView, placement_view
 from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
-from hfsdk.viz.timeline import TimelinePicture, TimelineView, timeline_view
-from hfsdk.viz.timeline_svg import MARK_FIELDS, PARENT, PREDICTED, RUNNING
+from hfsdk.viz.timeline.drawing import MARK_FIELDS, PARENT, PREDICTED, RUNNING
+from hfsdk.viz.timeline.view import TimelinePicture, TimelineView, timeline_view
 from tests.viz import demo
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -348,7 +348,7 @@ for name in ("anywidget", "ipywidgets", "matplotlib", "IPython", "torch"):
     assert name not in sys.modules, name
 sys.modules["anywidget"] = None
 from hfsdk.viz.frame import LivePicture
-from hfsdk.viz.timeline import TimelinePicture, timeline_view
+from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
 from hfsdk.core.trace import Trace
 try:
     LivePicture(TimelinePicture(timeline_view(Trace.of([]))))

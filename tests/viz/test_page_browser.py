@@ -22,7 +22,7 @@ from hfsdk.core.trace import Trace
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text, html_page, seconds_text
-from hfsdk.viz.placement import PlacementPicture, placement_view
+from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from tests.viz import demo, harness
 from tests.viz.bad_pictures import drained_trace, flow_of, held_trace, plan_of, rows_of, run_of
 

@@ -11,7 +11,8 @@ import pytest
 import hfsdk as hf
 from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport, TransportReport
 from hfsdk.viz.frame import bytes_text
-from hfsdk.viz.reshard_view import (
+from hfsdk.viz.resharding.drawing import ParameterPicture
+from hfsdk.viz.resharding.view import (
     BOX_RANKS,
     COPIED,
     IN_PLACE,
@@ -21,7 +22,6 @@ from hfsdk.viz.reshard_view import (
     ReshardView,
     reshard_view,
 )
-from hfsdk.viz.resharding import ParameterPicture
 from tests.viz.test_frame import check
 
 SPEC = hf.ModelSpec(

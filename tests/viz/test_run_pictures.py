@@ -19,12 +19,12 @@ from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Span, Trace
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.running import Run
-from hfsdk.viz.comparison import ComparisonView
-from hfsdk.viz.dashboard import MOST_POINTS, DashboardView, dashboard_view
+from hfsdk.viz.comparison.view import ComparisonView
+from hfsdk.viz.dashboard.view import MOST_POINTS, DashboardView, dashboard_view
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text
-from hfsdk.viz.memory import MemoryView
-from hfsdk.viz.timeline import TimelineView, timeline_view
+from hfsdk.viz.memory.view import MemoryView
+from hfsdk.viz.timeline.view import TimelineView, timeline_view
 from tests.viz import demo
 from tests.viz.bad_pictures import HOSTILE, drained_trace, held_trace, rows_of, run_of
 from tests.viz.test_frame import check

@@ -285,7 +285,7 @@ def test_credit_shows_what_arrives_at_the_chosen_token(show: Any) -> None:
 
 @pytest.mark.parametrize("count", [1500, 9000])
 def test_clip_slider_counts_as_the_loss_does(show: Any, count: int) -> None:
-    from hfsdk.viz.clip import ClipPicture, view_of
+    from hfsdk.viz.clip.view import ClipPicture, view_of
 
     rng = np.random.default_rng(0)
     old, advantages = (rng.normal(-1, 1, count).astype(np.float32) for _ in range(2))

@@ -18,8 +18,17 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.table import Ragged
 from hfsdk.core.tokens import MOST_TOKENS, SHOWN_TOKENS
 from hfsdk.session.tokenizer import StandInTokenizer, byte_alphabet
-from hfsdk.viz import hooks, tokenmath
-from hfsdk.viz.tokens import TokensPicture, clipped_tokens, field_values, sample_text, strength, tokens_view, visible
+from hfsdk.viz import hooks
+from hfsdk.viz.tokens import tokenmath
+from hfsdk.viz.tokens.view import (
+    TokensPicture,
+    clipped_tokens,
+    field_values,
+    sample_text,
+    strength,
+    tokens_view,
+    visible,
+)
 from tests.viz import token_batches as made
 
 

@@ -1,0 +1,241 @@
+"""The narrow waist: every message ``Session`` and handles send to the ``Controller``. Small, frozen, picklable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hfsdk.core.pending import ColumnRef
+from hfsdk.core.placement import Placement
+from hfsdk.core.protocol import TransferProtocol
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Kept
+from hfsdk.core.table import Table
+
+
+@dataclass(frozen=True)
+class Declare:
+    """Add a role, or replace the one of this name. Reply: whether anything changed."""
+
+    role: RoleSpec
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Free a role and forget it."""
+
+    role: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Put roles on pools and load them; roles that lived elsewhere, or in another layout, move with their state."""
+
+    placement: Placement
+    roles: tuple[RoleSpec, ...]
+    """Every placed role, its layouts filled for its pool."""
+    fresh: bool = False
+    """Whether roles that move start again from their initial weights."""
+    wait: bool = True
+    """Whether the reply comes when they are loaded; otherwise when they are on their way (see :class:`AwaitLoads`)."""
+
+
+@dataclass(frozen=True)
+class AwaitLoads:
+    """Wait until the roles of the last :class:`Place` are loaded; raises what was lost on the way."""
+
+
+@dataclass(frozen=True, eq=False)
+class Put:
+    """Store a local table. Reply: the id under which its columns are known."""
+
+    table: Table
+
+
+@dataclass(frozen=True, eq=False)
+class Submit:
+    """Start a call of a role's method, or a CPU task (``role="session"``). Reply: its id."""
+
+    role: str
+    method: str
+    phase: str
+    inputs: Mapping[str, ColumnRef]
+    writes: tuple[str, ...]
+    num_rows: int
+    protocol: TransferProtocol | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    line: str = ""
+    function: str = ""
+    timeout_s: float | None = None
+    result: str = "first"
+    """Which ranks' small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for calls. Reply: whether all are done; raises the failure of one that is not."""
+
+    call_ids: tuple[int, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fetch:
+    """Bring columns of done calls. Reply: a Table."""
+
+    columns: Mapping[str, ColumnRef]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask for a call's ``"state"``, ``"result"``, ``"writer"`` or ``"stored"``; the state of one no longer kept is ``"gone"``."""
+
+    call_id: int
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class AskColumn:
+    """Ask for a column's ColumnInfo. Reply: None while it is pending."""
+
+    ref: ColumnRef
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop calls at their next safe point, and what depends on them."""
+
+    call_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """Nobody refers to these calls' columns any more."""
+
+    call_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Ask for ``"calls"``, ``"running"``, ``"spans"``, ``"dataflow"``, ``"devices"``, ``"roles"``, ``"placement"``, ...
+
+    ``"step"`` gives the number of the current step, ``"first_step"`` that of the oldest whose calls are kept.
+    ``"controller_bytes"`` gives the column bytes that passed through the controller.
+    ``"dataflow"`` gives a :class:`~hfsdk.core.dataflow.CallFlow` for every call of a step and for those whose columns they read.
+    ``"reruns"`` gives a :class:`~hfsdk.engine.controller.rerun.Rerun` for every call of a step that is done, while they are kept.
+    ``"changes"`` gives a :class:`~hfsdk.engine.controller.lineage.Change` for every optimizer step or update that is in no row of
+    the history (:class:`InRow`), in the order of submission.
+    ``"roles"`` gives name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet).
+    """
+
+    what: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Ask what a worker of a role printed."""
+
+    role: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class InRow:
+    """These calls' step has a row of its own in the history, so that ``"changes"`` leaves them out."""
+
+    call_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """The next call is of another step, if something was learned in this one; a generation after learning says so by itself."""
+
+
+@dataclass(frozen=True)
+class Recover:
+    """Remember where a role's last checkpoint lies, and of which update it is, for rebuilding its pool."""
+
+    role: str
+    folder: str
+    num_updates: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Ask whether the files of a role's last ``save_state`` are complete; raises what keeps them from it.
+
+    Reply: ``None`` until they are, then the size and checksum of each, as far as whoever wrote them knows it.
+    """
+
+    role: str
+
+
+@dataclass(frozen=True)
+class AskHostRoom:
+    """Ask what copies of trained roles, which are placed, would take of each node's host memory, and what it has.
+
+    Reply: a ``HostRoom`` for every node that is to copy something.
+    """
+
+    roles: tuple[str, ...]
+    unless_kept: bool
+    """Whether roles are left out whose state a snapshot has already."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Keep the state of trained roles as it is behind everything submitted so far.
+
+    Reply: a :class:`~hfsdk.core.runtime.Kept` for each; that of an earlier snapshot where nothing has changed the role since.
+    """
+
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """Give trained roles kept states back; what is trained from then on belongs to ``branch``."""
+
+    kept: tuple[Kept, ...]
+    branch: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """A snapshot is not needed any more; what no other one refers to is freed."""
+
+    kept: tuple[Kept, ...]
+
+
+@dataclass(frozen=True)
+class Close:
+    """End everything."""
+
+
+Message = (
+    Declare
+    | Remove
+    | Place
+    | Put
+    | Submit
+    | Wait
+    | Fetch
+    | Ask
+    | AskColumn
+    | Cancel
+    | Release
+    | Look
+    | Logs
+    | NextStep
+    | AwaitLoads
+    | InRow
+    | Recover
+    | Saved
+    | AskHostRoom
+    | Snapshot
+    | Rewind
+    | Forget
+    | Close
+)

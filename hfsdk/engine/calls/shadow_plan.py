@@ -1,0 +1,67 @@
+"""By which plan a shadow gets its role's weights, and over which links; planned without an engine."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Bundle
+from hfsdk.core.spec import ModelSpec
+from hfsdk.engine.calls.dispatch import mesh_of
+from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
+
+
+def plan_between(trained: RoleSpec, shadow: RoleSpec) -> ReshardPlan:
+    """Return the plan by which a shadow that generates gets its weights; its ranks are numbered after the trained role's."""
+    model, train, rollout = trained.model, trained.train, shadow.rollout
+    assert model is not None
+    assert train is not None
+    assert rollout is not None
+    return _plan(model, train, rollout, trained.dtype, (*trained.nodes, *shadow.nodes))
+
+
+@lru_cache(maxsize=8)
+def _plan(model: ModelSpec, train: Layout, rollout: Layout, dtype: str, nodes: tuple[int, ...]) -> ReshardPlan:
+    return ReshardPlan.between(model, train, rollout, dtype, nodes=nodes or None, apart=True)
+
+
+def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]]:
+    """Return the bytes that every rank of a shadow receives from ranks on its node and from others.
+
+    One that infers has the whole model on every rank; it comes over the slowest link that the rank may need.
+    """
+    _, near, far = LINKS
+    if shadow.rollout is None:
+        assert trained.model is not None
+        size, ranks = trained.model.num_bytes(trained.dtype), mesh_of(shadow).ranks
+        crosses = [any(node != shadow.nodes[rank] for node in trained.nodes) if shadow.nodes else False for rank in ranks]
+        return [{near: 0 if crosses[rank] else size, far: size if crosses[rank] else 0} for rank in ranks]
+    plan = plan_between(trained, shadow)
+    nodes, first = np.asarray(plan.nodes), plan.train.size
+    found = []
+    for rank in range(first, plan.num_ranks):
+        received = int(plan.matrix[nodes == nodes[rank], rank].sum())
+        found.append({near: received, far: plan.bytes_received(rank) - received})
+    return found
+
+
+def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bundle], ...]:
+    """Return, for every rank of a trained role, references to what it gives a shadow by the plan; they refer to ``content``.
+
+    One that infers is said to get the whole model from the first rank.
+    """
+    assert trained.model is not None
+    sent: list[list[Bundle]] = [[] for _ in mesh_of(trained).ranks]
+    if shadow.rollout is None:
+        everyone = tuple(mesh_of(shadow).ranks)
+        sent[0].append(Bundle(0, everyone, content, trained.model.num_bytes(trained.dtype)))
+        return tuple(sent)
+    plan = plan_between(trained, shadow)
+    first = plan.train.size
+    for source, target in np.argwhere(plan.matrix[:first, first:]).tolist():
+        sent[source].append(Bundle(source, (target,), content, int(plan.matrix[source, first + target])))
+    return tuple(sent)

@@ -1,0 +1,223 @@
+"""The controller's part in snapshots: states of trained roles that are kept, given back and freed.
+
+A state is kept once however many snapshots refer to it: nothing but the calls in ``TOUCHES`` changes a role, so a snapshot without
+one of them since the last refers to the same state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hfsdk.core.errors import CheckpointError, HfsdkError, StaleBatchError
+from hfsdk.core.placement import Pool
+from hfsdk.core.runtime import Kept, Runtime
+from hfsdk.engine.calls.messages import Submit
+from hfsdk.engine.controller.lineage import Lineage, Version
+from hfsdk.engine.controller.records import CallRecord, RoleRecord
+
+CHANGES = ("update", "step", "load_state")
+"""Methods that make a new version of a role's weights."""
+
+TOUCHES = (*CHANGES, "run", "call")
+"""Methods after which a role's state may be another: also those that run the user's own function on its ranks."""
+
+LEARNS = ("update", "forward_backward")
+"""Methods that train on a batch."""
+
+Post = Callable[[RoleRecord, Callable[[Pool], None]], Callable[[], None]]
+"""Runs a function on a role's lane, with the role loaded; returns what waits for it."""
+
+
+@dataclass(eq=False)
+class _Held:
+    kept: Kept
+    version: Version
+    num_users: int
+
+
+class Keeping:
+    """See the module's text; the controller calls it under its lock, but for ``forget``, which may come from anywhere.
+
+    Attributes:
+        lineage: which versions of the weights there were.
+    """
+
+    def __init__(self, runtime: Runtime, roles: Mapping[str, RoleRecord], post: Post) -> None:
+        self.lineage = Lineage()
+        self._runtime, self._roles, self._post = runtime, roles, post
+        self._held: dict[int, _Held] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    # -- snapshots
+
+    def keep(self, names: Sequence[str]) -> tuple[Kept, ...]:
+        """Keep the state of roles, behind what is on their lanes."""
+        found: dict[str, Kept] = {}
+        waits = []
+        with self._lock:
+            for record in (self._roles[name] for name in names):
+                held = None if record.kept is None else self._held.get(record.kept.number)
+                if held is not None:
+                    held.num_users += 1
+                    found[record.spec.name] = held.kept
+        made: dict[str, Kept] = {}
+        for record in (self._roles[name] for name in names if name not in found):
+            self._next += 1
+            waits.append(self._post(record, self._keeper(record, self._next, made)))
+        try:
+            for wait in waits:
+                wait()
+        except BaseException:
+            for kept in made.values():
+                self._runtime.forget(kept)
+            self.forget(found.values())
+            raise
+        with self._lock:
+            for name, kept in made.items():
+                self._roles[name].kept = kept
+                self._held[kept.number] = _Held(kept, self.head(self._roles[name]), 1)
+        return tuple((found | made)[name] for name in names)
+
+    def _keeper(self, record: RoleRecord, number: int, made: dict[str, Kept]) -> Callable[[Pool], None]:
+        def keep(pool: Pool) -> None:
+            made[record.spec.name] = self._runtime.keep(record.spec.name, pool, number)
+
+        return keep
+
+    def check(self, states: Iterable[Kept]) -> None:
+        """Refuse states that are not there any more, before anything changes.
+
+        Raises:
+            CheckpointError: names them.
+        """
+        for kept in states:
+            if kept.number not in self._held:
+                raise CheckpointError(f"{kept.role}'s state was let go with its snapshot; take another with session.snapshot(...)")
+            if not self._runtime.holds(kept):
+                devices = ", ".join(map(str, kept.devices))
+                raise CheckpointError(
+                    f"{kept.role}'s state is gone with a worker that ended (it lay in the host memory of device {devices}); "
+                    "nothing was changed. Load a checkpoint with session.load(...)."
+                )
+
+    def give_back(self, states: Sequence[Kept], branch: str) -> None:
+        """Give roles their states back; the lanes are empty, the states were checked."""
+        waits = []
+        for kept in states:
+            record, held = self._roles[kept.role], self._held[kept.number]
+            waits.append((record, held, self._post(record, self._giver(record, kept))))
+        failure: HfsdkError | None = None
+        for record, held, wait in waits:
+            record.changes += 1
+            try:
+                wait()
+            except HfsdkError as error:
+                failure = failure or error
+                continue
+            record.num_updates, record.version, record.kept = held.kept.num_updates, held.version, held.kept
+        if failure is not None:
+            raise failure
+        self.lineage.branch = branch
+
+    def _giver(self, record: RoleRecord, kept: Kept) -> Callable[[Pool], None]:
+        return lambda pool: self._runtime.restore(record.spec, pool, kept)
+
+    def forget(self, states: Iterable[Kept]) -> None:
+        """Free what no other snapshot refers to."""
+        for kept in states:
+            with self._lock:
+                held = self._held.get(kept.number)
+                if held is None:
+                    continue
+                held.num_users -= 1
+                if held.num_users > 0:
+                    continue
+                del self._held[kept.number]
+            with suppress(HfsdkError):  # the session is being closed
+                self._runtime.forget(kept)
+
+    def has(self, kept: Kept) -> bool:
+        """Whether a state was not let go."""
+        return kept.number in self._held
+
+    def newest(self, record: RoleRecord) -> Kept | None:
+        """Return the newest state that a role's weights come from and whose workers are still there; ``None`` where none is."""
+        if record.version is None:
+            return None
+        with self._lock:
+            mine = [held for held in self._held.values() if held.kept.role == record.spec.name]
+        mine = [held for held in mine if record.version.descends_from(held.version)]
+        for held in sorted(mine, key=lambda held: (held.version.number, held.kept.number), reverse=True):
+            with suppress(HfsdkError):  # the session is being closed
+                if self._runtime.holds(held.kept):
+                    return held.kept
+        return None
+
+    # -- lineage
+
+    def head(self, record: RoleRecord) -> Version:
+        """Return the version of a role's weights as submitted so far."""
+        if record.version is None:
+            record.version = self.lineage.first(record.spec.name)
+        return record.version
+
+    def stamp(self, record: CallRecord, role: RoleRecord | None, sources: Iterable[CallRecord]) -> None:
+        """Note which weights a call sees, itself or in what it reads, and the version that it makes.
+
+        What a generation reads does not count: it is on-policy whatever its prompts were made of.
+        """
+        record.branch = self.lineage.branch
+        seen: set[Version] = set()
+        if record.call.phase != "generation":
+            seen.update(*(source.saw for source in sources))
+        if role is not None and role.spec.trainable:
+            before = self.head(role)
+            seen.add(before)
+            if record.call.method in TOUCHES:
+                role.kept = None
+            if record.call.method in CHANGES:
+                record.made = role.version = self.lineage.next(before, before.num_updates + _num_steps(record))
+        record.saw = frozenset(seen)
+
+    def check_fresh(self, message: Submit, sources: Sequence[CallRecord]) -> None:
+        """Refuse to train on what weights of another branch wrote.
+
+        Raises:
+            StaleBatchError: names the branches and the updates.
+        """
+        if message.method not in LEARNS:
+            return
+        now = [known.version for known in self._roles.values() if known.version is not None]
+        for source in sources:
+            found = self.lineage.stale(source.saw, now)
+            if found is not None:
+                raise StaleBatchError(_stale_words(message, source, *found, self.lineage.branch))
+
+    def changed(self, role: RoleRecord, num_updates: int) -> None:
+        """Note that a role's weights became others without a call: initial ones, or those of a checkpoint."""
+        if role.spec.trainable:
+            role.version, role.kept = self.lineage.next(self.head(role), num_updates), None
+
+
+def _num_steps(record: CallRecord) -> int:
+    """Return the optimizer steps that a call is to take."""
+    options = record.request.options if record.request else {}
+    if record.call.method == "update":
+        return int(options.get("epochs", 1)) * int(options.get("mini_batches", 1))
+    return int(record.call.method == "step")
+
+
+def _stale_words(message: Submit, source: CallRecord, old: Version, head: Version, branch: str) -> str:
+    columns = ", ".join(source.call.writes) or "its columns"
+    common = old.shared_with(head)
+    left = f", which left that line at update {common.num_updates}" if common is not None else ""
+    where = f" ({source.call.line})" if source.call.line else ""
+    return (
+        f"{message.role}.{message.method} was given a batch of another branch: {source.call}{where} wrote {columns} on branch "
+        f"{source.branch!r} with {old.role} at update {old.num_updates}; the session is on branch {branch!r}{left}. Generate anew, "
+        "e.g. actor.generate(prompts[k]), or take the batch over as data of your own: batch.adopt()."
+    )

@@ -1,0 +1,93 @@
+"""A lane of the controller: the thread that runs a pool's calls, one after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hfsdk.core.errors import CallError, HfsdkError, SessionClosedError
+from hfsdk.engine.controller.records import CallRecord, raised
+
+WAIT_S = 0.2
+"""How often a waiting caller looks whether the lane still runs."""
+
+
+class Owner(Protocol):
+    """What a lane asks of its controller."""
+
+    def check_open(self) -> None:
+        """Raise SessionClosedError once the session is closed."""
+        ...
+
+    def run_record(self, record: CallRecord) -> None:
+        """Run one call to its end."""
+        ...
+
+
+class Lane(threading.Thread):
+    """Runs what it is given, one after the other, in submission order.
+
+    Attributes:
+        last: set once what was put on it last is over, and so all before that.
+    """
+
+    def __init__(self, controller: Owner, name: str) -> None:
+        super().__init__(name=f"hfsdk-lane-{name}", daemon=True)
+        self._controller = controller
+        self._queue: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
+        self._adding = threading.Lock()
+        self.last = threading.Event()
+        self.last.set()
+        self.start()
+
+    def put(self, record: CallRecord) -> None:
+        """Add a call."""
+        self._add(lambda: self._controller.run_record(record))
+
+    def post(self, function: Callable[[], None], after: Sequence[threading.Event] = ()) -> Callable[[], None]:
+        """Add a function, which runs once ``after`` are set; return another one that waits for it and raises what it raised."""
+        failure: list[HfsdkError] = []
+
+        def guarded() -> None:
+            try:
+                self._controller.check_open()
+                for event in after:
+                    while not event.wait(WAIT_S):
+                        self._controller.check_open()
+                function()
+            except HfsdkError as error:
+                failure.append(error)
+            except Exception as error:  # the lane must outlive a defect of our own, and the user must hear of it
+                failure.append(CallError(f"hfsdk failed inside: {error!r}", details=traceback.format_exc()))
+
+        def wait() -> None:
+            while not done.wait(WAIT_S):
+                if not self.is_alive():
+                    raise SessionClosedError("the session was closed meanwhile")
+            if failure:
+                raise raised(failure[0])
+
+        done = self._add(guarded)
+        return wait
+
+    def _add(self, run: Callable[[], None]) -> threading.Event:
+        with self._adding:
+            self.last = over = threading.Event()
+            self._queue.put((run, over))
+        return over
+
+    def stop(self) -> None:
+        """End after what is already queued."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Work through the queue."""
+        while (item := self._queue.get()) is not None:
+            run, over = item
+            try:
+                run()
+            finally:
+                over.set()

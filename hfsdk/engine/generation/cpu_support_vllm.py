@@ -1,0 +1,338 @@
+"""Everything that vLLM needs to be told on a machine without a GPU. On CUDA every function here does nothing.
+
+===================================  ==========================================================================
+vLLM's CPU backend                   here
+===================================  ==========================================================================
+compiles the sampler                 ``environment()`` and :func:`prepare` turn dynamo off
+binds memory to a NUMA node,         :func:`construction` keeps both from happening while the engine is built
+makes torch.set_num_threads a no-op
+names its shared memory ``//-tp:0``  :func:`construction` gives a name per job; unlinked as soon as all ranks joined
+makes a message queue per replica    :func:`construction` leaves it out: the ranks need no lead, and it outlives them
+looks for its kernels per engine     :func:`construction` lets it do so once per process
+hides weights in packed kernels      :class:`CpuWeights`: plain ones (``shared``), or packed again after each update
+===================================  ==========================================================================
+
+Packed kernels are private copies in oneDNN's own order: writes to the weight are not seen, and vLLM's own reload leaves
+a tied output layer stale. So an update goes through plain tensors::
+
+    weight_targets()   every Linear gets an empty plain weight; the old packed copy is freed
+    ... the transport writes into them ...
+    finish_update()    layer by layer: pack, free the plain weight   (peak: one copy of the weights and one layer)
+
+Importing this module imports neither torch nor vLLM, so that :func:`environment` can be asked before both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.engine.process import gpus
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SEGMENTS = Path("/dev/shm")
+"""Where POSIX shared memory appears as files."""
+
+GIVE_BACK_EVERY = 16
+"""Updates of packed weights after which what they left free in the heap is returned to the system; that takes about 4 ms."""
+
+_SEGMENT_PREFIX = "hfsdk."
+
+
+def on_cpu() -> bool:
+    """Whether this process has no CUDA device, so that vLLM runs its CPU backend."""
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def environment(num_threads: int = 1) -> dict[str, str]:
+    """Return the variables a worker process must have before it imports torch, vLLM or megatron.
+
+    ``HF_HUB_OFFLINE`` is left to the user: models are local folders, for which no hub is asked.
+    ``OMP_NUM_THREADS`` matters because vLLM's kernels ask OpenMP, not torch, on threads that never set a number; it is
+    read when torch is imported. Dynamo is left alone where there is an NVIDIA driver.
+    """
+    return ({} if gpus.has_driver() else {"TORCHDYNAMO_DISABLE": "1"}) | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": str(num_threads),
+    }
+
+
+def prepare() -> None:
+    """Set what is still missing of :func:`environment`, before vLLM is imported for the first time.
+
+    Raises:
+        RuntimeError: vLLM was imported with its engine in another process, which cannot share this one's groups.
+    """
+    needed = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if "vllm" in sys.modules and os.environ.get(needed) != "0":
+        raise RuntimeError(
+            f"vLLM was imported with {needed}={os.environ.get(needed)!r}; the rollout needs '0'. Put "
+            "cpu_support_vllm.environment() into the worker's environment before it starts."
+        )
+    os.environ[needed] = "0"
+    if not on_cpu():
+        return
+    for name, value in environment().items():
+        if name != "OMP_NUM_THREADS":
+            os.environ.setdefault(name, value)
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # says that there is no Triton for CPU
+    import torch._dynamo.config
+
+    torch._dynamo.config.disable = True  # the variable comes too late where dynamo was imported already
+
+
+# --- shared memory of tensor-parallel ranks ---------------------------------------------------------------------------
+
+
+def segment_name(job_id: str, token: str) -> str:
+    """Return the first part of the names of a job's shared-memory segments."""
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in job_id)
+    return f"{_SEGMENT_PREFIX}{safe}.{token}"
+
+
+def remove_segments(job_id: str, token: str = "*") -> list[str]:
+    """Unlink this job's shared-memory segments, wherever killed ranks left some; return their names.
+
+    ``token`` picks those of one engine. Not to be called for a whole job while another of its engines is being built.
+    """
+    removed = []
+    for path in SEGMENTS.glob(segment_name(job_id, token) + "-*") if SEGMENTS.is_dir() else ():
+        path.unlink(missing_ok=True)
+        removed.append(path.name)
+    return removed
+
+
+# --- building the engine ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def construction(name: str, rank: int) -> Iterator[list[nn.Module]]:
+    """Patch vLLM while an engine is built; the yielded list collects the layers whose weights stay plain (CPU).
+
+    ``name`` becomes the first part of the shared-memory names; it must be equal on the ranks of a replica.
+    """
+    with _without_queues():
+        if not on_cpu():
+            yield []
+            return
+        with _construction_on_cpu(name, rank) as plain:
+            yield plain
+
+
+@contextmanager
+def _without_queues() -> Iterator[None]:
+    """Have no group of vLLM's make a queue for Python objects, which ranks in lockstep do not send (on CUDA too).
+
+    For ranks on several nodes it would listen on an address of its own choosing.
+    """
+    import vllm.distributed.parallel_state as parallel_state
+
+    make_group = parallel_state.init_model_parallel_group
+
+    def without_queue(*args: Any, **options: Any) -> Any:
+        return make_group(*args, **options | {"use_message_queue_broadcaster": False})
+
+    with _replaced(parallel_state, "init_model_parallel_group", without_queue):
+        yield
+
+
+@contextmanager
+def _construction_on_cpu(name: str, rank: int) -> Iterator[list[nn.Module]]:
+    import torch
+    import vllm.model_executor.layers.utils as layer_utils
+    from vllm.platforms import current_platform
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    plain: list[nn.Module] = []
+
+    def keep_plain(layer: nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+        plain.append(layer)
+
+    def distributed_args(_: Any) -> tuple[str, int, int]:
+        return f"env://:{name}", rank, rank  # vLLM takes what follows the last colon as its identity
+
+    current_platform.import_kernels()  # registers torch.ops._C: the build of it that this processor has instructions for
+    replace_kernels = current_platform.register_triton_kernel_overrides
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    with (
+        _replaced(layer_utils, "dispatch_cpu_unquantized_gemm", keep_plain),
+        _replaced(ExecutorWithExternalLauncher, "_distributed_args", distributed_args),
+        _replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None),
+        _replaced(current_platform, "register_triton_kernel_overrides", partial(_once, replace_kernels)),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", FutureWarning)  # vLLM walks over torch's deprecated names
+        try:
+            yield plain
+        finally:
+            torch.set_num_threads = set_num_threads
+            torch.set_num_threads(num_threads)
+
+
+@functools.cache
+def _once(replace_kernels: Callable[[], None]) -> None:
+    """Replace vLLM's Triton kernels, unless it was done in this process: it looks for them in all modules."""
+    replace_kernels()
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def shared_groups_kept(kept: bool) -> Iterator[None]:
+    """Let one engine shut down without ending the groups that vLLM's other engines of this process use (on CUDA too)."""
+    if not kept:
+        yield
+        return
+    import vllm.v1.engine.core as core
+
+    with _replaced(core, "cleanup_dist_env_and_memory", lambda: None):
+        yield
+
+
+@contextmanager
+def pools_kept(kept: bool) -> Iterator[None]:
+    """Let one engine shut down without ending the memory pools of another of this process that sleeps (CUDA alone)."""
+    if not kept:
+        yield
+        return
+    from vllm.device_allocator import cumem
+
+    with _replaced(cumem.CuMemAllocator, "release_pools", lambda allocator: None):
+        yield
+
+
+@contextmanager
+def default_group_kept() -> Iterator[None]:
+    """Let vLLM destroy its own process groups, but not the default one, which is the trainer's (on CUDA too)."""
+    import torch
+
+    destroy = torch.distributed.destroy_process_group
+
+    def only_given(group: Any = None) -> None:
+        if group is not None and torch.distributed.is_initialized():
+            destroy(group)
+
+    with _replaced(torch.distributed, "destroy_process_group", only_given):
+        yield
+
+
+@contextmanager
+def process_state_kept() -> Iterator[None]:
+    """Give back the trainer's random state, grad mode, default dtype and environment as they were (on CUDA too)."""
+    import torch
+
+    grad, dtype, before = torch.is_grad_enabled(), torch.get_default_dtype(), dict(os.environ)
+    with torch.random.fork_rng(devices=random_devices()):
+        try:
+            yield
+        finally:
+            torch.set_grad_enabled(grad)
+            torch.set_default_dtype(dtype)
+            for name in set(os.environ) - set(before):
+                if not name.startswith(("VLLM_", "TORCHINDUCTOR_")):
+                    del os.environ[name]
+            os.environ.update(before)
+
+
+def random_devices() -> list[int]:
+    """Return the CUDA devices with a random state of this process."""
+    import torch
+
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class CpuWeights:
+    """The weights of a vLLM model on CPU: plain (``"shared"``) or packed into oneDNN kernels (``"packed"``).
+
+    Args:
+        model: vLLM's model, just built under :func:`construction`.
+        plain: the layers that :func:`construction` collected.
+        mode: ``"packed"`` or ``"shared"``.
+    """
+
+    def __init__(self, model: nn.Module, plain: list[nn.Module], mode: str) -> None:
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+        self._model = model
+        tables = [m for m in plain if isinstance(m, VocabParallelEmbedding) and not isinstance(m, ParallelLMHead)]
+        in_tables = {id(m.weight) for m in tables}
+        multiplied = [m for m in plain if m not in tables] if mode == "packed" else []
+        self._tied = [m for m in multiplied if id(m.weight) in in_tables]
+        """Output layers that multiply with an embedding table, which must stay plain for look-ups."""
+        self._linears = [(m, m.weight.shape, m.weight.dtype) for m in multiplied if id(m.weight) not in in_tables]
+        self.packs = mode == "packed"
+        self.packed_bytes = 0
+        """Bytes of weights held in packed kernels (besides the plain parameters)."""
+        self._num_packed = 0
+
+    def open(self) -> None:
+        """Give every packed layer an empty plain weight again and free its packed copy."""
+        import torch
+
+        for layer in self._tied:
+            layer.cpu_linear = _not_packed
+        for layer, shape, dtype in self._linears:
+            layer.cpu_linear = _not_packed
+            if layer.weight.shape != shape:
+                layer.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        self.packed_bytes = 0
+
+    def close(self) -> None:
+        """Pack every layer's plain weight and free it, except where a table needs it."""
+        self.packed_bytes = 0
+        dispatch = _dispatch()
+        for layer in self._tied:
+            self.packed_bytes += layer.weight.nbytes
+            dispatch(layer, False)
+        for layer, _, _ in self._linears:
+            self.packed_bytes += layer.weight.nbytes
+            dispatch(layer, True)
+        self._num_packed += 1
+        if self._num_packed % GIVE_BACK_EVERY == 0:
+            _give_back()
+
+
+def _give_back() -> None:
+    """Let glibc return the pages between what is still used: pieces that are freed and made again scatter over its heap."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _dispatch() -> Callable[[nn.Module, bool], None]:
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    return dispatch_cpu_unquantized_gemm
+
+
+def _not_packed(*_: Any) -> Tensor:
+    raise RuntimeError("the rollout's weights are being updated; call finish_update() before generating")

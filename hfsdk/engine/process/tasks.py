@@ -1,0 +1,200 @@
+"""CPU tasks: the user's functions over columns (rewards, advantages, metrics), run in a process of their own.
+
+Nothing here knows Ray; the runtime decides where it runs and kills it when it takes too long.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
+from hfsdk.core.functions import Shipped
+from hfsdk.core.table import Column, Ragged, Table, as_column
+
+USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+"""What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
+
+
+def run_task(
+    method: str, table: Table, options: Mapping[str, Any], writes: Sequence[str]
+) -> tuple[dict[str, Column], Any]:
+    """Run one task and return (columns, small result).
+
+    Raises:
+        RewardFunctionError: the reward function raised or did not return one finite number per sample.
+        CallError: another function raised, or returned other columns than it said.
+    """
+    shipped: Shipped = options["function"]
+    function = shipped.load()
+    if method in ("compute_scores", "compute_costs"):
+        given = _rewards(function, shipped.name, table, options["tokenizer"])
+        if options.get("per_token"):
+            per_token = _check_token_scores(given, shipped.name, table.ragged("response").lengths.tolist())
+            sums = [sum(row) for row in per_token]
+            columns = {options["as"]: np.asarray(sums, dtype=np.float32)}
+            return {**columns, f"token_{options['as']}": Ragged.of(per_token, np.float32)}, None
+        scores = check_scores(given, shipped.name, table.num_rows)
+        return {options["as"]: np.asarray(scores, dtype=np.float32)}, None
+    try:
+        value = function(table)
+    except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
+        raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
+    if method == "reduce":
+        return {}, as_it_travels(value, shipped.name)
+    return _checked_columns(value, shipped.name, table.num_rows, writes), None
+
+
+def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]) -> dict[str, Column]:
+    if not isinstance(value, Mapping) or set(value) != set(writes):
+        got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        raise CallError(f"{name} must return a dict with exactly the columns {sorted(writes)}; it returned {got}")
+    columns: dict[str, Column] = {}
+    for column_name, column in value.items():
+        ready = as_column(column)
+        if len(ready) != num_rows:
+            raise CallError(
+                f"{name} returned {len(ready)} entries for column {column_name!r}; the batch has {num_rows} samples"
+            )
+        if isinstance(ready, list):
+            as_it_travels(ready, f"{name} (column {column_name!r})")
+        columns[column_name] = ready
+    return columns
+
+
+def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: str) -> Any:
+    decode = text_decoder(tokenizer)
+    prompts = [decode(row.tolist()) for row in table.ragged("prompt")]
+    completions = [decode(row.tolist()) for row in table.ragged("response")]
+    given: dict[str, Any] = {"prompts": prompts, "completions": completions}
+    given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
+    given.update({n: list(c) for n, c in table.items() if n not in ("prompt", "response") and not isinstance(c, Ragged)})
+    accepted = inspect.signature(function).parameters
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+        given = {n: c for n, c in given.items() if n in accepted}
+    try:
+        return function(**given)
+    except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
+        raise RewardFunctionError(f"{name} raised {error!r}", details=user_traceback(error)) from None
+
+
+def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[list[float]]:
+    """Check that a per-token reward function gave one finite number per token of each sample."""
+    if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)) or len(scores) != len(lengths):
+        got = len(scores) if isinstance(scores, (Sequence, np.ndarray)) else type(scores).__name__
+        raise RewardFunctionError(
+            f"{name} must return a list of {len(lengths)} lists, one number per token of each completion; it returned {got}"
+        )
+    found = []
+    for i, (row, length) in enumerate(zip(scores, lengths, strict=True)):
+        try:
+            found.append(check_scores(row, name, length))
+        except RewardFunctionError as error:
+            raise RewardFunctionError(
+                f"sample {i} has {length} tokens (completion_ids[{i}]): {error}".replace("completions", "tokens")
+            ) from None
+    return found
+
+
+def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
+    """Check that a reward function gave one finite number per sample.
+
+    Raises:
+        RewardFunctionError: says what it gave, and for which sample.
+    """
+    if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)):
+        wanted = f"a list of {num_samples} numbers"
+        raise RewardFunctionError(
+            f"{name} must return {wanted}, one per completion; it returned {type(scores).__name__}"
+        )
+    if len(scores) != num_samples:
+        raise RewardFunctionError(
+            f"{name} returned {len(scores)} scores for {num_samples} completions; return one per completion"
+        )
+    checked = []
+    for i, score in enumerate(scores):
+        if isinstance(score, (str, bytes)) or not isinstance(score, (int, float, np.number, np.bool_)):
+            raise RewardFunctionError(
+                f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number"
+            )
+        number = score if isinstance(score, int) else float(score)  # an int may be too large for a float
+        if not abs(number) <= LARGEST_SCORE:  # NaN neither
+            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number (in float32)")
+        checked.append(float(number))
+    return checked
+
+
+LARGEST_SCORE = float(np.finfo(np.float32).max)
+"""Scores are kept in float32."""
+
+
+def as_it_travels(value: Any, name: str) -> Any:
+    """Return a copy of what a user's function returned, made by pickling it, as it comes to the caller.
+
+    A copy, because it may be a view of weights that are given up as soon as the function is over. Tensors on a GPU arrive on the
+    CPU: the caller may have no GPU, and the worker's is full.
+
+    Raises:
+        CallError: it cannot; says what to return instead.
+    """
+    import pickle
+
+    import cloudpickle
+
+    try:
+        return pickle.loads(_to_host(cloudpickle, value))
+    except Exception as error:  # whatever an object's pickling raises
+        raise CallError(
+            f"{name} returned {type(value).__name__}, which cannot travel to the notebook ({error}). Return plain things: "
+            "numbers, texts, arrays, or lists and dicts of them."
+        ) from None
+
+
+def _to_host(cloudpickle: Any, value: Any) -> bytes:
+    """Pickle a value with its tensors as those of the CPU; modules that hold tensors are objects like any other."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return bytes(cloudpickle.dumps(value))
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, found: Any) -> Any:
+            if isinstance(found, torch.Tensor) and found.is_cuda:
+                return found.cpu().__reduce_ex__(5)
+            return super().reducer_override(found)
+
+    written = io.BytesIO()
+    Pickler(written).dump(value)
+    return written.getvalue()
+
+
+@lru_cache(maxsize=8)
+def text_decoder(folder: str) -> Callable[[list[int]], str]:
+    """Return a function from token ids to text, special tokens left out, from ``folder/tokenizer.json``.
+
+    Raises:
+        ColumnError: the folder has no tokenizer.
+    """
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise ColumnError(f"{folder} has no tokenizer.json, so tokens cannot be turned into text for a reward function")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback from the user's own frames on; all of it where there are none."""
+    own = str(Path(__file__).parents[2])
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, f in enumerate(frames) if not f.filename.startswith(own) and "site-packages" not in f.filename), 0)
+    last = traceback.format_exception_only(error)
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames[first:]), *last]).rstrip()

@@ -1,0 +1,230 @@
+"""The nodes that Ray has, and which device number is on which of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import ray
+from ray._private import accelerators
+
+import hfsdk.engine as engine
+from hfsdk.core.errors import PlacementError
+from hfsdk.core.spec import DEVICES, ClusterSpec, DeviceSpec
+from hfsdk.engine.process.gpus import check_count
+
+PACKAGE = Path(engine.__file__).parents[1]
+"""This package's folder."""
+
+ANSWER_S = 5.0
+"""How long a cluster's address may take to answer."""
+
+GIGABYTES = {
+    "V100": 16, "P100": 16, "T4": 16, "A10G": 24, "L4": 24, "L40S": 48, "RTX-PRO-6000": 96, "H20": 96, "B200": 180, "B300": 270,
+}  # fmt: skip
+"""Memory of accelerators that are no presets, by Ray's names of them (``ray/util/accelerators``), from data sheets; the least where
+there are several."""
+ACCELERATORS = {
+    "A100": ("A100-80GB", 0), "A100-80G": ("A100-80GB", 0), "A100-40G": ("A100-80GB", 40),
+    **{name: (name, gigabytes) for name, gigabytes in GIGABYTES.items()},
+}  # fmt: skip
+"""Ray's name of an accelerator -> the device preset, and its gigabytes where they are others. Names that are not here are those of
+presets; what is no preset is planned for as an H100, but for its memory where that is known."""
+
+SHIPPED: dict[str, Any] = {"py_modules": [str(PACKAGE)], "excludes": ["**/__pycache__"]}
+"""Ray's runtime environment that gives every node of a cluster the user's version of this package."""
+
+
+Access = Literal["open", "token", "unknown"]
+"""Whom a cluster answers."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or what Ray takes for one, with devices of a session."""
+
+    number: int
+    """Its number in the session's ``ClusterSpec``."""
+    ray_id: str
+    address: str
+    here: bool
+    """Whether the user's process is on it."""
+
+    def __str__(self) -> str:
+        return f"node {self.number} ({self.address})"
+
+
+def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, tuple[Node, ...]]:
+    """Return the devices Ray has and, for each, its node: GPUs or, without any, CPU workers spread evenly over the nodes.
+
+    The user's own node comes first. With ``shares_cpus`` (Ray runs on this machine alone, for hfsdk) sessions may take more
+    workers together than there are processors.
+
+    Args:
+        num_devices: how many; ``None`` for all.
+        shares_cpus: see above.
+
+    Raises:
+        PlacementError: Ray has fewer.
+    """
+    mine = ray.get_runtime_context().get_node_id()
+    known = [node for node in ray.nodes() if node["Alive"]]
+    known.sort(key=lambda n: (n["NodeID"] != mine, n["NodeManagerAddress"], n["NodeID"]))
+    kind = "GPU" if any(n["Resources"].get("GPU", 0) for n in known) else "CPU"
+    room = [int(n["Resources"].get(kind, 0)) for n in known]
+    total = sum(room)
+    if kind == "GPU":
+        check_count(num_devices, total)
+        counts = _packed(room, num_devices or total)
+    elif shares_cpus:
+        counts = [num_devices or max(1, room[0])] + [0] * (len(room) - 1)
+    else:
+        count = num_devices or total
+        if not 0 < count <= total:
+            raise PlacementError(
+                f"{count} devices asked for; Ray has {total} CPUs and no GPU. "
+                "Ask for fewer, or close the session that started Ray and make one with more devices."
+            )
+        counts = _spread(room, count)
+    used = [(node, count) for node, count in zip(known, counts, strict=True) if count]
+    devices = tuple((_device(node, kind, count, node["NodeID"] == mine),) * count for node, count in used)
+    nodes = [
+        Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == mine)
+        for number, (node, _) in enumerate(used)
+    ]
+    cores = tuple(_cores(node, count, node["NodeID"] == mine) for node, count in used) if kind == "CPU" else ()
+    each = tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
+    return ClusterSpec.of(devices, node_cores=cores), each
+
+
+def _packed(room: Sequence[int], count: int) -> list[int]:
+    """Fill one node after the other: GPUs of one node have the faster links."""
+    taken: list[int] = []
+    for free in room:
+        taken.append(min(free, count - sum(taken)))
+    return taken
+
+
+def _spread(room: Sequence[int], count: int) -> list[int]:
+    """Give every node about the same, as far as it has room."""
+    taken = [0] * len(room)
+    while sum(taken) < count:
+        least = min((k for k, free in enumerate(room) if taken[k] < free), key=lambda k: taken[k])
+        taken[least] += 1
+    return taken
+
+
+def _device(node: Mapping[str, Any], kind: str, count: int, here: bool) -> DeviceSpec:
+    resources = node["Resources"]
+    if kind == "GPU":
+        name = next((k.split(":", 1)[1] for k in resources if k.startswith("accelerator_type:")), "GPU")
+        preset, gigabytes = ACCELERATORS.get(name, (name, 0))
+        known = DEVICES.get(preset) or replace(DEVICES["H100"], name=name)
+        return replace(known, memory_bytes=gigabytes * 10**9) if gigabytes else known
+    free = psutil.virtual_memory().available if here else int(resources.get("memory", 0))
+    return replace(DEVICES["cpu"], memory_bytes=free // count)
+
+
+def _cores(node: Mapping[str, Any], count: int, here: bool) -> int:
+    """Return the processors that a node's workers share: here all there are, whatever Ray was told to hand out."""
+    return max(1, os.cpu_count() or 1 if here else int(node["Resources"].get("CPU", count)))
+
+
+def ask_alive(address: str) -> Access:
+    """Ask a cluster whether it is there, without showing it a token; Ray itself would try for minutes.
+
+    Args:
+        address: ``host:port``.
+
+    Returns:
+        ``"open"`` where it answers anybody, ``"token"`` where it asks for a token, ``"unknown"`` where the package ``grpc``, which
+        asks it, is not installed.
+
+    Raises:
+        OSError: nothing listens there, or what listens is no cluster or keeps silent.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise OSError(f"{address!r} is no address host:port")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    try:
+        import grpc
+    except ModuleNotFoundError:
+        return "unknown"
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    request: Any = gcs_service_pb2  # generated, without types
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(request.CheckAliveRequest(), timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                return "token"
+            raise OSError(f"it did not answer within {ANSWER_S:g} s as a Ray cluster does ({error.code().name})") from None
+    return "open"
+
+
+def check_same(address: str) -> None:
+    """Check that the Ray of this process is the one at an address.
+
+    Raises:
+        PlacementError: it is another one.
+    """
+    mine = ray.get_runtime_context().gcs_address
+    (host, _, port), (my_host, _, my_port) = address.rpartition(":"), mine.rpartition(":")
+    try:
+        same = port == my_port and (my_host == host or socket.gethostbyname(host) in (my_host, "127.0.0.1"))
+    except OSError:
+        same = False
+    if not same:
+        raise PlacementError(
+            f"this process uses the Ray at {mine}, not {address}: close its session (or call ray.shutdown()) first, "
+            "or open the new session in another process"
+        )
+
+
+def num_gpus_here() -> int | None:
+    """Return how many GPUs a Ray that is started here reports; ``None`` where Ray's look at the driver fails."""
+    manager: Any = accelerators.get_accelerator_manager_for_resource("GPU")
+    try:
+        visible = manager.get_current_process_visible_accelerator_ids()
+        return int(manager.get_current_node_num_accelerators()) if visible is None else len(visible)
+    except Exception:  # of the driver's own library, which Ray brings along
+        return None
+
+
+def num_cores(node: Node) -> int:
+    """Return a node's processors, as Ray counts them."""
+    return next((int(n["Resources"].get("CPU", 1)) for n in ray.nodes() if n["NodeID"] == node.ray_id), 1)
+
+
+def check_present(nodes: Sequence[Node], devices: Sequence[int]) -> None:
+    """Check that the nodes of some devices are still there.
+
+    Args:
+        nodes: of every device of the session.
+        devices: the numbers of those that are wanted.
+
+    Raises:
+        PlacementError: names the node, its devices and those that are left.
+    """
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    lost = [device for device in devices if nodes[device].ray_id not in alive]
+    if not lost:
+        return
+    node = nodes[lost[0]]
+    gone = [d for d, other in enumerate(nodes) if other == node]
+    left = [d for d, other in enumerate(nodes) if other.ray_id in alive]
+    raise PlacementError(
+        f"devices {_listed(gone)} are on {node}, which has left the Ray cluster. Place the roles on devices {_listed(left)} "
+        "(an hf.Placement names devices), or start the node again and open a new session."
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,556 @@
+"""``SimulatedRuntime``: the same calls on a virtual clock. Lengths and times exist, values do not.
+
+Every device has a clock, CPU tasks have one, and every stored object knows which call's end made it ready; a call starts when all
+its devices are free and its inputs there::
+
+    pool "actor"     | generate ............ | log_probs .. |                       | update ..
+    pool "critic"    .                       | values ... |                         | update ....
+    CPU tasks        .                       | reward |   .         | advantages |
+                     ^ prompts ready at 0    ^ inputs ready         ^ when the last of its columns is there
+
+No process is started, no weight is made, no function of the user's is called. What a call would take is asked of a
+:class:`Costs` (``hfsdk.planner.perf.perf_model.PerfModel`` is one). Ranks that share rows share the answer; within an update every
+optimizer step waits for the slowest rank, as the gradient reduction makes it. Pools that share devices (interleaving) exclude each
+other, and workers that share cores slow each other down (``simulated_cores``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import CallError
+from hfsdk.core.files import FileSum
+from hfsdk.core.placement import Pool
+from hfsdk.core.roles import GENERATING, RoleSpec, needed
+from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
+from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Array, Column, Ragged, Table, concat, take
+from hfsdk.engine.calls.dispatch import mesh_of, one_array_each
+from hfsdk.engine.calls.host_memory import kept_bytes
+from hfsdk.engine.calls.microbatch import MiniBatchPlan
+from hfsdk.engine.calls.shadow_plan import exported, received_by_link
+from hfsdk.engine.simulation.simulated_asks import MEASURED_LENGTHS, Costs, Estimate, Question, Rows
+from hfsdk.engine.simulation.simulated_cores import SharedCores
+from hfsdk.engine.simulation.simulated_keeping import read_checkpoint, write_checkpoint
+from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
+from hfsdk.engine.simulation.simulated_reports import transport_reports
+from hfsdk.engine.simulation.simulated_spans import Held, Phases, SimulatedSpans, Timeline
+from hfsdk.engine.simulation.simulated_values import (
+    TOKEN_ENDINGS,
+    SimulatedPart,
+    SimulatedRow,
+    SimulatedValue,
+    lengths_of,
+    real_column,
+    response_lengths,
+    store,
+    values_of,
+)
+from hfsdk.resharding.reshard_plan import LINKS
+
+__all__ = [
+    "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
+    "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
+]  # fmt: skip
+
+
+@dataclass(eq=False)
+class _Role:
+    spec: RoleSpec
+    pool: Pool
+    on_cpu: bool
+    num_updates: int = 0
+    synced: int = -1
+    """The number of updates that the rollout's weights have seen; -1 before the first transition."""
+    generating: bool = False
+    """Of mode ``shared``: whether the weights are with the rollout."""
+    resharded_s: float | None = None
+    """Seconds of the last transition, of a role apart those of its side of it; ``None`` before the first."""
+    apart: tuple[RoleSpec, RoleSpec] | None = None
+    """The trained role and the shadow between which it was."""
+    estimate: Estimate | None = None
+    awake: bool = False
+    """Of a rollout that sleeps (``hfsdk.engine.generation.vllm_sleep``): whether its weights and cache are there."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether only one engine's weights are there at a time (``hfsdk.engine.weights.residency``)."""
+        spec = self.spec
+        return self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Ranks that got the same rows, and the lengths of those rows."""
+
+    ranks: tuple[int, ...]
+    order: Order
+    prompts: Array
+    responses: Array
+
+
+class SimulatedRuntime:
+    """Implements :class:`hfsdk.core.runtime.Runtime`; see the module's text.
+
+    Args:
+        cluster: the devices to pretend.
+        costs: who predicts seconds.
+        response_lengths: ``"full"``, ``"uniform"``, ``"lognormal"`` or a :class:`ResponseLengths`.
+        memory: ``memory(role, pool_size)`` predicts a role's bytes on each device.
+        process_bytes: what a worker takes besides.
+    """
+
+    kind = "simulated"
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        costs: Costs,
+        response_lengths: str | ResponseLengths = "full",
+        memory: Callable[[RoleSpec, int], Estimate] | None = None,
+        process_bytes: int = 0,
+    ) -> None:
+        self.cluster = cluster
+        self.response_lengths = (
+            ResponseLengths(kind=response_lengths) if isinstance(response_lengths, str) else response_lengths
+        )
+        self._costs = costs
+        self._memory, self._process_bytes = memory, process_bytes
+        self._on_cpu = cluster.devices[0].name.startswith("cpu")
+        self._lock = threading.RLock()
+        self._cores = SharedCores(cluster) if cluster.shares_cores else None
+        self._last: dict[int, Timeline] = {}
+        """The last call on each device."""
+        self._last_task: Timeline | None = None
+        self._pools: dict[str, Pool] = {}
+        self._opened_s: dict[int, float] = {}
+        """Since when each device may be used: its pool was opened when others had been drained and closed."""
+        self._closed_s = 0.0
+        self._roles: dict[str, _Role] = {}
+        self._kept: dict[int, int] = {}
+        self._held: dict[Any, Mapping[int, Held]] = {}
+        self.questions: dict[int, tuple[Question, ...]] = {}
+        """What was asked of ``costs``, by call, where ``keep_questions`` is set."""
+        self.tasks: dict[int, tuple[int, int]] = {}
+        """The same of CPU tasks: rows and tokens."""
+        self.keep_questions = False
+
+    # -- pools and roles
+
+    def open_pool(self, pool: Pool) -> None:
+        """Start the clocks of its devices where the last closed pool ended."""
+        with self._lock:
+            self._pools[pool.name] = pool
+            self._opened_s |= dict.fromkeys(pool.devices, self._closed_s)
+
+    def close_pool(self, name: str, *, kill: bool = False) -> None:
+        """Forget the pool and the roles that live in it."""
+        with self._lock:
+            self._settle()
+            pool = self._pools.pop(name, None)
+            lines = [self._last[device] for device in pool.devices if device in self._last] if pool else []
+            self._closed_s = max([self._closed_s, *(line.now_s for line in lines)])
+            self._roles = {r: state for r, state in self._roles.items() if state.pool.name != name}
+            self._held.clear()
+
+    def rename_pool(self, old: str, new: str) -> None:
+        """Call a pool by another name."""
+        with self._lock:
+            self._pools[new] = replace(self._pools.pop(old), name=new)
+
+    def load(self, role: RoleSpec, pool: Pool, state: RoleState | None = None, source: Pool | None = None) -> None:
+        """Record the role; loading takes no virtual time."""
+        num_updates = read_checkpoint(role.restore, role.name) if role.restore else 0
+        if state is not None:
+            num_updates = state.handles[0]
+        elif source is not None:
+            num_updates = self._roles[role.name].num_updates
+        estimate = self._memory(role, pool.size) if self._memory else None
+        with self._lock:
+            devices = self.cluster.devices
+            on_cpu = any(devices[number].name.startswith("cpu") for number in pool.devices)
+            self._roles[role.name] = _Role(role, pool, on_cpu, num_updates, estimate=estimate)
+            self._held.clear()
+
+    def export(self, role: str, pool: Pool) -> RoleState:
+        """Return what the role has learned: its number of optimizer steps."""
+        with self._lock:
+            return RoleState((self._roles[role].num_updates,))
+
+    def keep(self, role: str, pool: Pool, number: int) -> Kept:
+        """Note what the role has learned; the bytes are those that its ranks would keep."""
+        with self._lock:
+            state = self._roles[role]
+            self._kept[number] = state.num_updates
+            sizes = tuple(kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
+            return Kept(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
+
+    def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:
+        """Return nothing: no host memory is spent."""
+        return {}
+
+    def holds(self, kept: Kept) -> bool:
+        """Return whether it was not forgotten."""
+        return kept.number in self._kept
+
+    def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
+        """Give the role its number of updates back; takes no virtual time."""
+        with self._lock:
+            state = self._roles[role.name]
+            state.num_updates, state.synced = self._kept[kept.number], -1
+
+    def forget(self, kept: Kept) -> None:
+        """Forget it."""
+        self._kept.pop(kept.number, None)
+
+    def release(self, role: str, pool: Pool) -> None:
+        """Forget the role."""
+        with self._lock:
+            if role in self._roles and self._roles[role].pool.devices == pool.devices:  # else it has moved
+                del self._roles[role]
+            self._held.clear()
+
+    # -- calls
+
+    def goes_direct(self, giver: Pool, taker: Pool) -> bool:
+        """Never: what a shadow takes is priced as it is taken, whoever waits for whom."""
+        return False
+
+    def call(self, work: Work) -> Outcome:
+        """Advance the pool's clock by what the call takes.
+
+        Raises:
+            CallError: the role is not loaded.
+        """
+        call, pool = work.call, work.pool
+        if pool is None or call.role not in self._roles:
+            raise CallError("the role is not loaded on a pool; call session.place(...) first", role=call.role, method=call.method)
+        with self._lock:
+            state = self._roles[call.role]
+            groups = self._groups(work.orders, call)
+            inputs = _inputs(g.order for g in groups)
+            line = self._begin(call, pool, inputs, work.weights)
+            if work.weights is not None:
+                state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
+                state.apart = work.weights.role, state.spec
+            if call.method in ("update", "forward_backward"):
+                self._lay_return(state, line)
+                results = self._train(state, line, work.orders, groups)
+            else:
+                results = self._run(state, line, work.orders, groups)
+            self._note_sleep(state, call.method)
+            line.held = self._held_after(state, pool)
+        responses = {rank: g.responses for g in groups for rank in g.ranks}
+        kept = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
+        tokens = sum(int(g.prompts.sum() + g.responses.sum()) for g in groups)
+        return Outcome(store(call, kept, line), results, self._spans(line, tokens))
+
+    def task(self, work: Work) -> Outcome:
+        """Advance the clock of CPU tasks; the function is not called."""
+        call, order = work.call, work.orders[0]
+        lengths = lengths_of(order)
+        tokens = int(sum(found.sum() for found in lengths.values()))
+        with self._lock:
+            inputs = _inputs([order])
+            before = [self._last_task] if self._last_task is not None else []
+            started = max((one.now_s for one in (*inputs, *before)), default=0.0)
+            line = self._last_task = Timeline(call, (), "", started)
+            line.lay([[0]], [{call.method: self._costs.host_task(len(order.rows), tokens)}], [{}])
+            if self._cores is not None:
+                self._cores.add(line, [*inputs, *before])
+            if self.keep_questions:
+                self.tasks[call.id] = len(order.rows), tokens
+        value = None if call.writes else SimulatedValue(call.function or str(call))
+        return Outcome(store(call, [(None, order, response_lengths(lengths))], line), (value,), self._spans(line, tokens))
+
+    def _begin(self, call: Call, pool: Pool, inputs: list[Timeline], weights: Weights | None) -> Timeline:
+        """Start a call: when its devices are free, its inputs there, and the weights that a shadow takes over."""
+        opened = max(self._opened_s.get(device, 0.0) for device in pool.devices)
+        needs = inputs + [bundle.content for bundle in weights.bundles] if weights is not None else inputs
+        before = list({id(line): line for d in pool.devices if (line := self._last.get(d)) is not None}.values())
+        ready = max((line.now_s for line in needs), default=opened)
+        free = max([opened, *(line.now_s for line in before)])
+        queued = max(0.0, free - ready) if needs and self._cores is None else 0.0
+        line = Timeline(call, pool.devices, pool.name, max(ready, free), self._costs.dispatch_s, queued)
+        if self._cores is not None:
+            self._cores.add(line, [*needs, *before], opened)
+        self._last |= dict.fromkeys(pool.devices, line)
+        return line
+
+    def _spans(self, line: Timeline, tokens: int) -> SimulatedSpans:
+        call = line.call
+        attrs: dict[str, float | int | str] = {"rows": call.num_rows, "tokens": tokens, "state": "done", "line": call.line}
+        if call.inputs:
+            attrs["after"] = " ".join(map(str, call.inputs))
+        return SimulatedSpans(line, attrs, self._settle)
+
+    def _settle(self) -> None:
+        if self._cores is not None:
+            with self._lock:
+                self._cores.settle()
+
+    def _note_sleep(self, now: _Role, method: str) -> None:
+        """Note whose rollout is awake after a call: who generates wakes; those on a trainer's devices sleep while it works."""
+        if method in GENERATING:
+            now.awake = True
+        elif needed(method):
+            for state in self._roles.values():
+                state.awake = state.awake and set(state.pool.devices).isdisjoint(now.pool.devices)
+
+    def _held_after(self, now: _Role, pool: Pool) -> Mapping[int, Held]:
+        """Return what every device of a pool holds after a call of a role."""
+        roles = [state for state in self._roles.values() if state.estimate is not None]
+        key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in roles))
+        if key not in self._held:
+            groups: dict[tuple[str, ...], Held] = {}
+            found = {}
+            for device in pool.devices:
+                here = [state for state in roles if device in state.pool.devices]
+                names = tuple(state.spec.name for state in here)
+                if names not in groups:
+                    groups[names] = _held(here, now, self._process_bytes, self._on_cpu)
+                found[device] = groups[names]
+            self._held[key] = found
+        return self._held[key]
+
+    def set_fresh(self, role: str) -> None:
+        """Say that a role's rollout has the trainer's weights."""
+        with self._lock:
+            state = self._roles[role]
+            state.synced, state.generating, state.resharded_s = state.num_updates, True, 0.0
+
+    def _ask(
+        self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[Rows], weights: Sequence[int], stale: bool = False
+    ) -> Sequence[Phases]:
+        """Ask what a method takes on each group of ranks."""
+        if self.keep_questions:
+            asked = Question(method, role, line.devices, tuple(rows), tuple(weights), stale)
+            self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), asked)
+        return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale)
+
+    def _groups(self, orders: Sequence[Order], call: Call) -> list[_Group]:
+        """Bring together the ranks that got the same rows."""
+        ranks: dict[int, list[int]] = {}
+        for rank, rows in enumerate(one_array_each([order.rows for order in orders])):
+            ranks.setdefault(id(rows), []).append(rank)
+        groups = []
+        for members in ranks.values():
+            order = orders[members[0]]
+            lengths = lengths_of(order)
+            prompts = lengths.get("prompt", np.zeros(len(order.rows), dtype=np.int64))
+            responses = self._draw(order) if call.method in GENERATING else response_lengths(lengths)
+            responses = np.zeros(len(order.rows), dtype=np.int64) if responses is None else responses
+            groups.append(_Group(tuple(members), order, prompts, responses))
+        return groups
+
+    def _draw(self, order: Order) -> Array:
+        options = order.options
+        if MEASURED_LENGTHS in options:
+            measured: Array = options[MEASURED_LENGTHS][order.rows]
+            return measured
+        copies = int(options.get("n", 1))
+        positions = values_of(order, "position")
+        if positions is None:
+            positions = order.rows // copies
+        seed = int(options.get("seed", 0))
+        return draw_lengths(self.response_lengths, options["sampling"], seed, positions, order.rows % copies)
+
+    def _lay_return(self, state: _Role, line: Timeline) -> None:
+        """Lay down the weights' way back to the trainer, where in mode ``shared`` they are with the rollout."""
+        if state.shares and state.generating:
+            none = np.zeros(0, dtype=np.int64)
+            costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
+            line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
+            state.generating = False
+
+    def _lay_sync(self, line: Timeline, trained: RoleSpec, shadow: RoleSpec) -> float:
+        """Lay down a shadow's taking over of weights: what the plan says that each rank gets, over the links it comes by.
+
+        Returns the seconds of the slowest rank.
+        """
+        links = dict(zip(LINKS[1:], (self.cluster.intra_node, self.cluster.inter_node), strict=True))
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for rank, received in enumerate(received_by_link(trained, shadow)):
+            alike.setdefault(tuple(received[name] for name in links), []).append(rank)
+        costs = [
+            sum(link.latency_s + count / link.bandwidth for link, count in zip(links.values(), counts, strict=True) if count)
+            for counts in alike
+        ]
+        attrs = [{"sync": {"bytes": sum(counts)}} for counts in alike]
+        line.lay(list(alike.values()), [{"sync": seconds} for seconds in costs], attrs)
+        return max(costs)
+
+    def _run(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
+        """Lay down a call that every group does once."""
+        method = line.call.method
+        own = method in GENERATING and not state.spec.shadow_of
+        stale = own and (state.synced != state.num_updates or (state.shares and not state.generating))
+        if needed(method):
+            self._lay_return(state, line)
+        rows = [(g.prompts, g.responses) for g in groups]
+        costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)
+        line.lay([g.ranks for g in groups], costs, [_numbers(g.prompts, g.responses) for g in groups])
+        if stale:
+            state.synced, state.generating, state.resharded_s = state.num_updates, True, costs[0].get("reshard", 0.0)
+        if method in ("run", "call"):  # they may change the weights
+            state.synced = -1
+        if method == "export_weights":
+            state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, orders[0].options["shadow"])
+            return exported(state.spec, orders[0].options["shadow"], line)
+        if method == "last_reshard":
+            return transport_reports(state.spec, state.resharded_s, state.apart)
+        result = self._result(state, line.call, orders[0].options, sum(costs[0].values()))
+        return (result,) * len(orders)
+
+    def _result(self, state: _Role, call: Call, options: Mapping[str, Any], seconds: float) -> Any:
+        """Return what each rank reports, and count updates and checkpoints."""
+        if call.method == "step":
+            state.num_updates += 1
+            return SimulatedRow(seconds=seconds)
+        if call.method == "save_state":
+            write_checkpoint(options["folder"], call.role, state.num_updates)
+            return SimulatedRow(num_updates=state.num_updates)
+        if call.method == "load_state":
+            state.num_updates, state.synced = read_checkpoint(options["folder"], call.role), -1
+            return SimulatedRow(num_updates=state.num_updates)
+        if call.method in ("run", "call", "grad_norm", "compute_loss", "census"):
+            return SimulatedValue(str(call))
+        return None
+
+    def _train(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
+        """Lay down forward and backward of every mini-batch, and after each the optimizer step (not in halves)."""
+        role = state.spec
+        plan: tuple[MiniBatchPlan, ...] = orders[0].options["plan"]
+        mesh = mesh_of(role)
+        shards: list[list[int]] = [[] for _ in range(mesh.layout.num_replicas)]
+        for rank, dp in enumerate(mesh.replicas):
+            shards[dp].append(rank)
+        prompts, responses = (np.zeros(line.call.num_rows, dtype=np.int64) for _ in range(2))
+        for group in groups:
+            prompts[group.order.rows], responses[group.order.rows] = group.prompts, group.responses
+        picked = [[np.array(mini.passes.rows_of(dp), dtype=np.int64) for dp in range(len(shards))] for mini in plan]
+        rows = [[(prompts[r], responses[r]) for r in by_dp] for by_dp in picked]
+        sizes = [len(shard) for shard in shards] * len(plan)
+        passes = self._ask(line, "forward_backward", role, [pair for by_dp in rows for pair in by_dp], sizes)
+        updates = line.call.method == "update"
+        steps = self._ask(line, "step", role, [rows[0][0]] * len(plan), [len(mesh.ranks)] * len(plan)) if updates else ()
+        results = []
+        for number, mini in enumerate(plan):
+            began = line.now_s
+            costs = passes[number * len(shards) : (number + 1) * len(shards)]
+            line.lay(shards, costs, [_numbers(p, r, mini_batch=number) for p, r in rows[number]])
+            line.lay([mesh.ranks] * updates, steps[number : number + updates], [{}] * updates)
+            results.append(SimulatedRow(
+                epoch=mini.epoch, mini_batch=mini.index, num_tokens=mini.num_tokens, num_samples=mini.num_rows,
+                seconds=line.now_s - began,
+            ))  # fmt: skip
+        if updates:
+            state.num_updates += len(plan)
+        return (results if updates else results[0],) * len(orders)
+
+    # -- columns
+
+    def put(self, table: Table) -> Part:
+        """Keep a local table; its values are real and can be fetched. It is ready at the start of time."""
+        lengths = {name: column.lengths if isinstance(column, Ragged) else None for name, column in table.items()}
+        return Part(np.arange(table.num_rows), SimulatedPart("your data", None, lengths, table), table.nbytes)
+
+    def fetch(self, picks: Sequence[Pick]) -> Table:
+        """Return columns of the user's own.
+
+        Raises:
+            SimulatedValueError: a column was written by a simulated call.
+        """
+        columns: dict[str, Column] = {}
+        for pick in picks:
+            for name, stored_name in pick.columns.items():
+                pieces = [
+                    take(real_column(handle, stored_name), rows)
+                    for handle, rows in zip(pick.handles, pick.local_rows, strict=True)
+                ]
+                columns[name] = concat(pieces) if pick.order is None else take(concat(pieces), pick.order)
+        return Table(columns)
+
+    # -- looking
+
+    def cancel(self, call_id: int, pool: Pool | None) -> None:
+        """Do nothing: a simulated call is over at once."""
+
+    def progress(self, pool: Pool) -> tuple[Progress | None, tuple[()]]:
+        """Return nothing: no simulated call is ever under way."""
+        return None, ()
+
+    def devices(self, pool: Pool) -> tuple[DeviceStatus, ...]:
+        """Return the pool's devices with predicted bytes, where a memory model was given."""
+        with self._lock:
+            states = [state for state in self._roles.values() if state.pool.name == pool.name]
+        held = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
+        roles = {state.spec.name: one.resident + (one.asleep if state.awake else 0) for state, one in held.items()}
+        asleep = {state.spec.name: 0 if state.awake else one.asleep for state, one in held.items() if one.asleep}
+        used = sum(roles.values()) if self._memory else None
+        return tuple(
+            DeviceStatus(device, rank, pool.name, None, used, roles, asleep=asleep) for rank, device in enumerate(pool.devices)
+        )
+
+    def saved(self, role: str, pool: Pool) -> Mapping[str, FileSum]:
+        """Return nothing, and not ``None``: what there is to write is written in the call."""
+        return {}
+
+    def logs(self, pool: Pool, rank: int) -> str:
+        """Say that there is nothing to read."""
+        return f"rank {rank} of pool {pool.name!r} is simulated: no process runs, so nothing was printed"
+
+    def controller_bytes(self) -> int:
+        """Return 0: there are no column bytes."""
+        return 0
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._roles.clear()
+            self._last.clear()
+
+
+def _inputs(orders: Iterable[Order]) -> list[Timeline]:
+    """Return the calls whose columns these orders read."""
+    found = {id(h.line): h.line for order in orders for pick in order.picks for h in pick.handles if h.line is not None}
+    return list(found.values())
+
+
+def _held(roles: Sequence[_Role], now: _Role, process_bytes: int, on_cpu: bool) -> Held:
+    """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
+    parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
+    for state in roles:
+        estimate = state.estimate
+        assert estimate is not None
+        masters = 4 * (state.spec.dtype != "fp32")
+        made = estimate.optimizer if state.num_updates else estimate.optimizer * masters // (masters + 8)
+        here = {
+            "weights": estimate.weights, "gradients": estimate.gradients, "optimizer": made,
+            "rollout": estimate.rollout_weights, "kv_cache": estimate.kv_cache,
+        }  # fmt: skip
+        if estimate.asleep and not state.awake:
+            here |= {"rollout": 0, "kv_cache": 0}
+            asleep += estimate.asleep
+        parts = {name: size + (0 if name in estimate.offloaded else here[name]) for name, size in parts.items()}
+    working = now.estimate.passes if now.estimate is not None else 0
+    gauge = "rss_bytes" if on_cpu else "allocated_bytes"
+    there = process_bytes + sum(parts.values())
+    parts |= {"asleep": asleep} if any(state.estimate is not None and state.estimate.asleep for state in roles) else {}
+    return Held({f"{name}_bytes": size for name, size in parts.items()}, gauge, there, working)
+
+
+def _numbers(prompts: Array, responses: Array, **more: int) -> dict[str, dict[str, int]]:
+    """Return the attributes of worker spans by their names."""
+    read, written = int(prompts.sum()), int(responses.sum())
+    both = {"rows": len(prompts), "tokens": read + written, **more}
+    return {
+        "prefill": {"rows": len(prompts), "tokens": read}, "decode": {"rows": len(prompts), "tokens": written},
+        "forward": both, "backward": both,
+    }  # fmt: skip

@@ -1,0 +1,365 @@
+"""A role's state in files, in the format of ``megatron.core.dist_checkpointing``: saved in any layout, loaded into any other.
+
+What is stored are the pieces (:mod:`hfsdk.engine.weights.role_state`) of every rank's share (:mod:`hfsdk.engine.weights.shares`),
+so that all ranks write and read, each its part and no number twice, under the names ``weights.<Hugging Face name>``,
+``exp_avg.<...>`` and so on, and a :class:`~hfsdk.engine.weights.role_state.Summary` in ``common.pt``. Saving has three parts, of
+which only the first needs the other ranks::
+
+    begin_save   every rank, in the call       who writes what is agreed; returns a Saving that holds CPU tensors
+    Saving       every rank, on its thread     __<rank>_0.distcp, then written-<rank>.pkl (which byte range holds what; checksum)
+    finish_save  rank 0, when all are written  .metadata and, last, metadata.json: now it is a checkpoint
+
+Megatron writes in processes that it forks, and spawns one more for their results. Ours hold gloo's threads, Ray's and vLLM's,
+whose locks a fork would copy in any state; hence the thread, which runs no collective.
+
+torch reads ``.metadata`` with plain pickle, which runs what a file says. Here every pickle is read by :class:`_Unpickler`, which
+knows the few names that a real file has, none of which does anything but hold numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreLoadPlanner,
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, Metadata
+from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageWriterTransforms, _write_item
+from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from hfsdk.core.errors import CheckpointError
+from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files
+from hfsdk.engine.training.megatron_groups import RoleGroups
+from hfsdk.engine.weights.role_state import Piece, Shard, Summary
+from hfsdk.engine.weights.shares import Share, fill, pieces
+from hfsdk.engine.weights.summed_file import SummedFile
+
+SUMMARY = "hfsdk"
+"""Key of the summary in ``common.pt``."""
+
+
+class Saving(threading.Thread):
+    """A rank's share of a save, written in the background.
+
+    Attributes:
+        error: what went wrong, once the thread has ended.
+    """
+
+    def __init__(self, role: str, folder: Path, rank: int, num_ranks: int) -> None:
+        super().__init__(name=f"hfsdk-save-{role}", daemon=True)
+        self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
+        self.error: CheckpointError | None = None
+        self.metadata: Any = None
+        """Which pieces there are, over all ranks; on rank 0."""
+        self.writer: _Writer | None = None
+
+    def run(self) -> None:
+        """Write this rank's files."""
+        assert self.writer is not None
+        try:
+            results, name, found = self.writer.write()
+            written = (results, name, found.num_bytes, found.crc32)
+            (self.folder / f"written-{self.rank}.pkl").write_bytes(pickle.dumps(written))
+        except Exception as error:  # whatever it is, the user is told by the thread that waits
+            self.error = _unwritable(self.folder, error)
+        finally:
+            self.writer = None if self.rank else self.writer  # its tensors go
+
+    def written(self) -> bool:
+        """Return whether this rank's files are complete.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+        if self.is_alive():
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+_writing, _writers = threading.Lock(), [0]
+
+
+@contextlib.contextmanager
+def one_checksum() -> Iterator[None]:
+    """Keep torch from counting a checksum of its own, which nobody reads and which takes as long as ours; any number of threads."""
+    with _writing:
+        _writers[0] += 1
+        torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        with _writing:
+            _writers[0] -= 1
+            if not _writers[0]:
+                torch.serialization.set_crc32_options(True)
+
+
+class _Writer(FileSystemWriterAsync):
+    """Keeps the plan and its tensors until :meth:`write`, which needs no other process."""
+
+    def prepare_write_data(self, plan: Any, planner: Any) -> None:
+        self._items = [(item, planner.resolve_data(item)) for item in plan.items]
+        self._file = f"{plan.storage_data.prefix}0.distcp"
+
+    def write(self) -> tuple[list[Any], str, FileSum]:
+        """Write the file; return where in it each item lies, its name, and what it must be when it is read again."""
+        results = []
+        with one_checksum(), SummedFile(Path(self.checkpoint_dir) / self._file) as file:
+            for item, tensor in self._items:
+                # torch.save stores whole storages, and the pieces are views; one copy at a time
+                copy, transforms = tensor.clone(), _StorageWriterTransforms()
+                results.append(_write_item(transforms, file, copy, item, self._file, SerializationFormat.TORCH_SAVE))
+                file.check()
+            self._items = []
+        return results, self._file, file.sum
+
+
+class _InThread(TorchDistSaveShardedStrategy):
+    """Megatron's strategy with our writer and the role's own group; plans only."""
+
+    def __init__(self, groups: RoleGroups, saving: Saving) -> None:
+        super().__init__("torch_dist", 1)
+        self._groups, self._saving = groups, saving
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
+        by_key, *_ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
+        writer = _Writer(checkpoint_dir)
+        planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+        converted = mcore_to_pyt_state_dict(by_key)
+        planned, *_ = save_state_dict_async_plan(converted, writer, self._groups.world, 0, planner)
+        self._saving.writer, self._saving.metadata = writer, planned[1]
+        return AsyncRequest(None, (), [])
+
+
+def begin_save(role: str, share: Share, shard: Shard, groups: RoleGroups, folder: Path) -> Saving:
+    """Agree with the role's ranks on who writes what, and start writing.
+
+    Args:
+        role: for the thread's name.
+        share: this rank's; it must not change until all is written.
+        shard: what of the role this rank holds.
+        groups: the role's.
+        folder: the role's own, new or empty; one that every rank sees.
+
+    Raises:
+        CheckpointError: on every rank, when one cannot write there.
+    """
+    saving = Saving(role, folder, groups.rank, groups.mesh.layout.size)
+    problem = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = str(error)
+    _agree(groups, folder, problem)
+    sharded = {str(i): _sharded(piece) for i, piece in enumerate(pieces(share, shard)) if piece.first}
+    content = {SUMMARY: asdict(share.summary), "pieces": sharded}
+    try:
+        dist_checkpointing.save(
+            content, str(folder), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
+        )  # the planner checks that the pieces cover every tensor once; Megatron's own check takes the default group
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    _agree(groups, folder, problem)
+    saving.start()
+    return saving
+
+
+def finish_save(saving: Saving) -> dict[str, FileSum]:
+    """Complete a checkpoint, on rank 0, when every rank's files are written; return what each of its files must be.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    assert saving.writer is not None
+    parts = [saving.folder / f"written-{rank}.pkl" for rank in range(saving.num_ranks)]
+    try:
+        written = [_unpickled(part) for part in parts]
+        saving.writer.finish(saving.metadata, [results for results, *_ in written])
+        for part in parts:
+            part.unlink()
+        save_config(CheckpointingConfig("torch_dist", 1), str(saving.folder))
+        sums = {name: FileSum(num_bytes, crc32) for _, name, num_bytes, crc32 in written}
+        small = [path for path in saving.folder.iterdir() if path.name not in sums]
+        return sums | {path.name: FileSum.of(path) for path in small}
+    except OSError as error:
+        raise _unwritable(saving.folder, error) from error
+
+
+def read_checked(folder: Path, groups: RoleGroups, *, checked: bool) -> Summary:
+    """Return what a folder's checkpoint holds, after its ranks have compared its files with their checksums; collective.
+
+    Args:
+        folder: the role's own.
+        groups: the role's; each of its ranks reads a share of the files.
+        checked: whether somebody has compared them already.
+
+    Raises:
+        CheckpointError: on every rank, when there is none, or a file is missing or damaged.
+    """
+    problem, summary = None, None
+    try:
+        if not checked:
+            _check_share(folder, groups)
+        summary = read_summary(folder)
+    except CheckpointError as error:
+        problem = str(error)
+    problems = [text for text in groups.gather_objects(problem) if text]
+    if problems or summary is None:
+        raise CheckpointError(problems[0])
+    return summary
+
+
+def _check_share(folder: Path, groups: RoleGroups) -> None:
+    state = folder.parent
+    file = state / SAVE
+    index: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # gone or damaged since: the save tells of itself
+        index = json.loads((state.parent / INDEX).read_bytes())
+    try:
+        if index.get("format") == WITHOUT_CHECKSUMS and index.get("state") == state.name:
+            return
+        listed = {name: FileSum(size, crc) for name, size, crc in index.get("saves", ())}
+        if state.name in listed:
+            check_files(state, {SAVE: listed[state.name]})
+        noted = parse_files(json.loads(file.read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint is damaged: {file} cannot be read: {error}") from None
+    mine = {name: found for name, found in noted.items() if name.split("/")[0] == folder.name}
+    check_files(state, mine, parts=sorted(mine)[groups.rank :: groups.mesh.layout.size])
+
+
+def read_summary(folder: Path) -> Summary:
+    """Return what a folder's checkpoint holds.
+
+    Raises:
+        CheckpointError: there is none, or it is of something else.
+    """
+    try:
+        common = torch.load(folder / "common.pt", map_location="cpu", weights_only=True)
+        saved = common[SUMMARY]
+        step = None if saved["step"] is None else float(saved["step"])
+        return Summary(int(saved["num_updates"]), tuple(map(str, saved["kinds"])), step)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} holds no state of a role, it has no common.pt: a simulated session saved it, or the copy lacks a part"
+        ) from None
+    except Exception as error:  # a damaged file, or one of another program: pickle raises anything
+        raise CheckpointError(f"{folder} holds no state of a role that can be read: {_first_line(error)}") from error
+
+
+def load(folder: Path, share: Share, shard: Shard) -> None:
+    """Fill a rank's share (see :meth:`hfsdk.engine.weights.shares.Share.blank`) from a checkpoint of any layout.
+
+    Collective over the pool, whose world is the role's: torch plans reading over the default group.
+
+    Raises:
+        CheckpointError: on every rank, when a tensor is missing or of another shape, or a file cannot be read.
+    """
+    wanted = pieces(share, shard)
+    sharded = [_sharded(piece) for piece in wanted]
+    by_key, *_ = _replace_state_dict_keys_with_sharded_keys({str(i): tensor for i, tensor in enumerate(sharded)})
+    planner = MCoreLoadPlanner(shapes_validation_sharded_tensors=sharded)
+    try:
+        _load_state_dict(mcore_to_pyt_state_dict(by_key, True), _Reader(folder), planner=planner)
+    except (CheckpointException, Exception) as error:  # the former is no Exception
+        raise CheckpointError(f"the state in {folder} cannot be loaded: {_first_line(error)}") from None
+    fill(share, shard, wanted)
+
+
+# -- pickles of others
+
+_TORCH = "torch.distributed.checkpoint"
+
+ALLOWED = frozenset({
+    ("torch", "Size"), ("torch", "float32"), ("torch", "float16"), ("torch", "bfloat16"), ("torch.serialization", "_get_layout"),
+    (f"{_TORCH}.filesystem", "_StorageInfo"), (f"{_TORCH}.storage", "WriteResult"),
+    *((f"{_TORCH}.metadata", name) for name in (
+        "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    )),
+    *((f"{_TORCH}.planner", name) for name in ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")),
+})  # fmt: skip
+"""What a checkpoint's pickles name: sizes, dtypes and places in files."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what torch and Megatron write of a checkpoint, and refuses every other name: nothing of a file is run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint of hfsdk does; nothing of it was run")
+        return super().find_class(module, name)
+
+
+def _unpickled(path: Path) -> Any:
+    return _Unpickler(io.BytesIO(path.read_bytes())).load()
+
+
+class _Reader(FileSystemReader):
+    """Reads a checkpoint's index by :class:`_Unpickler`, and files of its own folder alone; payloads are tensors alone."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        found = _unpickled(Path(self.path) / ".metadata")
+        if not isinstance(found, Metadata):
+            raise pickle.UnpicklingError(".metadata is no index of a checkpoint")
+        for name, tensor in found.state_dict_metadata.items():
+            if not isinstance(tensor, TensorStorageMetadata):  # torch would read it with plain pickle
+                raise pickle.UnpicklingError(f"{name} is no tensor")
+        for place in found.storage_data.values():
+            if Path(place.relative_path).name != place.relative_path or place.transform_descriptors:
+                raise pickle.UnpicklingError(f"{place.relative_path!r} is no file of the checkpoint")
+        if getattr(found, "storage_meta", None) is None:
+            found.storage_meta = StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+def _sharded(piece: Piece) -> ShardedTensor:
+    """Return a piece as Megatron describes it; the grid of pieces is irregular (``axis_fragmentations=None``)."""
+    size = tuple(piece.data.shape)
+    return ShardedTensor(
+        f"{piece.kind}.{piece.tensor}", piece.data, piece.data.dtype, size, piece.shape, piece.start, None,
+        replica_id=0 if piece.first else 1,
+    )  # fmt: skip
+
+
+def _agree(groups: RoleGroups, folder: Path, problem: str | None) -> None:
+    problems = [text for text in groups.gather_objects(problem) if text]
+    if problems:
+        raise _unwritable(folder, problems[0])
+
+
+def _unwritable(folder: Path, why: object) -> CheckpointError:
+    full = ""
+    with contextlib.suppress(OSError):
+        full = " (the disk is full)" if shutil.disk_usage(folder).free < 1 << 20 else ""
+    return CheckpointError(f"cannot save to {folder}: {getattr(why, 'strerror', None) or why}{full}")
+
+
+def _first_line(error: BaseException) -> str:
+    failures = getattr(error, "failures", None)
+    first = next(iter(failures.values()))[0] if failures else error
+    return f"{type(first).__name__}: {first}".splitlines()[0][:400]

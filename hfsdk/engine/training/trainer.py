@@ -1,0 +1,600 @@
+"""One role's Megatron model on one rank: inference passes, updates in micro-batches, and its whole state.
+
+One optimizer step (a mini-batch) on every rank; S marks a safe point, where ranks agree on cancel and failure::
+
+    for each micro-batch of this dp rank:   S | forward, loss, backward into the gradient buffer
+    (pp > 1: for each chunk of them):       S | Megatron's 1F1B schedule over the stages
+    once:                                   S | gather metrics, sum the buffers over dp, gradient norm, clip, AdamW
+
+Losses are divided by token and row counts of the *whole* mini-batch before the backward pass, and gradients are summed
+(not averaged) over dp, so any split into micro-batches or over ranks gives the same gradient. The step is refused on every
+rank when a loss or the gradient is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+from hfsdk.core.errors import CallError, CheckpointError, OptionError
+from hfsdk.core.layout import Mesh
+from hfsdk.core.roles import PARTS, AdamW, RoleSpec
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Array, Ragged, Table
+from hfsdk.core.training_choices import TrainingChoices, choose_training
+from hfsdk.engine.calls.microbatch import MiniBatchPlan
+from hfsdk.engine.process.recorder import Recorder
+from hfsdk.engine.process.safepoint import SafePoint
+from hfsdk.engine.process.tasks import user_traceback
+from hfsdk.engine.training import megatron_model, megatron_optimizer, megatron_sequence
+from hfsdk.engine.training.cpu_support_megatron import cuda_type_names
+from hfsdk.engine.training.loss_io import (
+    Loss,
+    ModelInput,
+    ModelOutput,
+    Tally,
+    Temperature,
+    TokenBatch,
+    evaluate,
+    tell_apart,
+    token_temperature,
+    with_temperature,
+)
+from hfsdk.engine.training.megatron_groups import RoleGroups
+from hfsdk.engine.training.megatron_overlap import Overlap
+from hfsdk.engine.training.megatron_pipeline import Pipeline
+from hfsdk.engine.training.megatron_shares import ShareOfModel
+from hfsdk.engine.training.vocab_parallel import log_probs_and_entropy
+from hfsdk.engine.weights.offload import Offloaded
+from hfsdk.engine.weights.role_state import Shard, Summary
+from hfsdk.engine.weights.shares import Share
+
+NEVER = SafePoint(lambda: False)
+"""A safe point of a call that nobody cancels."""
+
+
+class NonFiniteRows(Exception):  # noqa: N818 - raised on all ranks alike; the controller makes the user's error of it
+    """A loss or the gradient was NaN or infinite: the step was refused on every rank and nothing changed.
+
+    Attributes:
+        row_ids: the rows whose loss was not finite, over all ranks; empty when only the gradient was.
+    """
+
+    def __init__(self, row_ids: Sequence[int]) -> None:
+        super().__init__(list(row_ids))
+        self.row_ids = list(row_ids)
+
+    def __str__(self) -> str:
+        return f"the loss of rows {self.row_ids} is not finite" if self.row_ids else "the gradient is not finite"
+
+
+class Trainer:
+    """A role's model on this rank, with its optimizer unless the role is frozen.
+
+    Collective over the role's ranks, except :meth:`zero_grad`, :meth:`take_share` and :meth:`memory_bytes`. Rows are named by
+    ``rows.row_ids``; ``rows`` needs the ragged columns ``prompt`` and ``response`` and may hold just this dp rank's rows.
+
+    Attributes:
+        num_updates: optimizer steps done.
+        choices: what it does to be fast.
+    """
+
+    def __init__(
+        self, role: RoleSpec, mesh: Mesh, groups: RoleGroups, recorder: Recorder, choices: TrainingChoices | None = None
+    ) -> None:
+        """Build the model and load ``role.folder``; ``choices`` are those of the device and the layout where none are given.
+
+        Raises:
+            LayoutError: the layout does not fit the model.
+            ModelNotFoundError: the folder has no weights, or those of another model.
+        """
+        self.role, self.mesh, self.groups, self.recorder = role, mesh, groups, recorder
+        self.spec = role.model or ModelSpec.from_folder(role.folder)
+        on_cpu = groups.device.type == "cpu"
+        self.choices = choices or choose_training(on_cpu=on_cpu, tp=groups.tp_size, dp=groups.dp_size)
+        self.model = megatron_model.build_model(
+            self.spec, groups, role.head, role.dtype, self.spec.max_positions, role.recompute,
+            sequence_parallel=self.choices.sequence_parallel,
+        )  # fmt: skip
+        found = megatron_model.load_folder(self.model, self.spec, groups, role.folder)
+        if role.head == "scalar" and not found and role.kind != "critic":
+            megatron_model.init_scalar_head(self.model, role.seed)
+        self.num_updates = 0
+        self._reduced = False
+        self._ddp: DistributedDataParallel | None = None
+        self._optimizer: MegatronOptimizer | None = None
+        self._overlap: Overlap | None = None
+        if role.optimizer is None:
+            self.model.requires_grad_(False)
+            self.model.eval()
+        else:
+            self._ddp = megatron_optimizer.wrap(self.model, groups, role.optimizer, self.choices)
+            self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype, self.choices)
+            self._overlap = Overlap(self._ddp) if self.choices.overlap else None
+        self.pipeline = Pipeline(self.model, groups, recorder, self._overlap)
+        held: dict[str, Callable[[], Iterable[torch.Tensor]]] = {
+            "optimizer": partial(megatron_optimizer.state_tensors, self.model, self._optimizer),
+            "gradients": partial(megatron_optimizer.gradient_tensors, self._ddp),
+            "weights": partial(megatron_optimizer.weight_tensors, self.model, self._ddp),
+        }
+        self._offloaded = {
+            part: Offloaded(held[part], recorder, device=groups.device, part=part, often_zero=part == "gradients")
+            for part in held if part in role.offloads
+        }  # fmt: skip
+        """In the order in which they leave: which masters are the weights themselves is told while those are there."""
+
+    def log_probs(
+        self,
+        rows: Table,
+        micro_batches: Sequence[Sequence[int]],
+        temperature: Temperature = 1.0,
+        safe: SafePoint = NEVER,
+        entropy: bool = False,
+    ) -> dict[str, Ragged]:
+        """Return ``log_probs`` (and ``entropy``) of each response token given all before it; float32, ordered as ``rows``.
+
+        Like all passes, it returns them on the ranks of the last pipeline stage and nothing on the others.
+
+        Args:
+            rows: this dp rank's rows.
+            micro_batches: row numbers of each micro-batch; equally many micro-batches on every dp rank.
+            temperature: divides the logits: one number, one per row, or one per response token. 0 (greedy) counts as 1.
+            safe: where the call may stop.
+            entropy: whether to return it too.
+
+        Raises:
+            OptionError: a row without a prompt or too long, or micro-batches that do not cover the rows.
+        """
+        self._need_head("lm", "log_probs")
+
+        def read(table: Table, micro: ModelInput, out: torch.Tensor) -> list[torch.Tensor]:
+            found = self._output(table, micro, out, entropy=entropy)
+            return [x for x in (found.log_probs, found.entropy) if x is not None]
+
+        rows = with_temperature(rows, temperature)
+        names = ["log_probs", "entropy"] if entropy else ["log_probs"]
+        return dict(zip(names, self._infer(rows, micro_batches, safe, read, len(names)), strict=False))
+
+    @property
+    def scores_rows(self) -> bool:
+        """Whether the head is read at each row's last token (a reward or cost model), not before each response token."""
+        return self.role.head == "scalar" and self.role.kind in ("reward", "cost")
+
+    def values(
+        self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER
+    ) -> dict[str, Ragged]:
+        """Return ``values``: the scalar head's value of the state before each response token, ordered as ``rows``."""
+        self._need_head("scalar", "values")
+        found = self._infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1)
+        return dict(zip(["values"], found, strict=False))
+
+    def scores(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Array]:
+        """Return ``scores``: the scalar head at the last token of prompt plus response; one float32 per row."""
+        self._need_head("scalar", "scores")
+
+        found = self._infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1, per_row=True)
+        return dict(zip(["scores"], [column.flat for column in found], strict=False))
+
+    def update(
+        self,
+        rows: Table,
+        plan: Sequence[MiniBatchPlan],
+        loss: Loss,
+        temperature: Temperature = 1.0,
+        safe: SafePoint = NEVER,
+    ) -> list[dict[str, float]]:
+        """Take one optimizer step per mini-batch and return each one's metrics, the same on every rank.
+
+        Metrics: loss, grad_norm (before clipping), lr, num_tokens, num_samples, epoch, mini_batch, and what ``loss`` returns:
+        per-token tensors as token means, per-sample tensors as sample means, single numbers as means weighted by tokens,
+        names ending in ``_max`` as maxima. Micro-batches without a response token are left out.
+
+        Raises:
+            NonFiniteRows: on every rank; the mini-batch's step was refused, earlier ones stand.
+            Cancelled: at a safe point; the steps that were finished stand.
+            Exception: what ``loss`` raised, on its rank (``PeerFailed`` on the others).
+        """
+        found = []
+        total = sum(mini.passes.num_micro_batches for mini in plan)
+        done = 0
+        for mini in plan:
+            self.zero_grad()
+            try:
+                metrics = self._accumulate(rows, mini, loss, temperature, safe, (done, total), reduce=True)
+                metrics |= self.step()
+            except BaseException:
+                self.zero_grad()
+                raise
+            done += mini.passes.num_micro_batches
+            found.append(metrics)
+        return found
+
+    def forward_backward(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature = 1.0, safe: SafePoint = NEVER
+    ) -> dict[str, float]:
+        """Add one mini-batch's gradient to what is there and return its metrics; :meth:`step` applies it.
+
+        Raises:
+            NonFiniteRows: a loss was not finite, on every rank; the gradient is gone.
+        """
+        try:
+            return self._accumulate(rows, mini, loss, temperature, safe, (0, mini.passes.num_micro_batches))
+        except BaseException:
+            self.zero_grad()
+            raise
+
+    def compute_loss(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature = 1.0, safe: SafePoint = NEVER
+    ) -> float:
+        """Return a mini-batch's loss without a gradient."""
+        progress = (0, mini.passes.num_micro_batches)
+        return self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=False).loss
+
+    def zero_grad(self) -> None:
+        """Drop the gradient."""
+        ddp, optimizer = self._trainable()
+        if self._overlap is not None:
+            self._overlap.settle()
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        if self._overlap is not None:
+            self._overlap.over()
+        self._reduced = False
+
+    def grad_norm(self) -> float:
+        """Return the norm of the whole model's gradient, over all shards."""
+        _, optimizer = self._trainable()
+        self._reduce()
+        with torch.no_grad(), cuda_type_names():
+            optimizer.prepare_grads()
+            norm = float(optimizer.get_grad_norm())
+            optimizer.zero_grad()  # param.grad was the buffer; main_grad keeps the gradient
+        return norm
+
+    def step(self) -> dict[str, float]:
+        """Clip, set the learning rate, take one AdamW step and drop the gradient.
+
+        Returns:
+            ``grad_norm`` (before clipping) and ``lr``.
+
+        Raises:
+            NonFiniteRows: the gradient is not finite; nothing changed but the gradient is gone.
+        """
+        _, optimizer = self._trainable()
+        wanted: AdamW = self.role.optimizer
+        self._reduce()
+        with self.on_device("optimizer"), self.recorder.span("optimizer"), torch.no_grad(), cuda_type_names():
+            optimizer.prepare_grads()
+            norm = float(optimizer.get_grad_norm())
+            if not math.isfinite(norm):
+                self.zero_grad()
+                raise NonFiniteRows([])
+            if wanted.max_grad_norm:
+                clip_grad_by_total_norm_fp32(optimizer.get_parameters(), wanted.max_grad_norm, norm)
+            lr = wanted.lr_at(self.num_updates)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step_with_ready_grads()
+            self.num_updates += 1
+        self.zero_grad()
+        return {"grad_norm": norm, "lr": lr}
+
+    def gradients(self) -> dict[str, torch.Tensor] | None:
+        """Return the whole model's gradient under Hugging Face names, float32, on rank 0 (``None`` elsewhere)."""
+        ddp, _ = self._trainable()
+        self._reduce()
+        megatron_optimizer.gather_gradient(ddp, self.groups)
+        local = {name: parameter.main_grad for name, parameter in self.model.named_parameters()}
+        scalar = megatron_model.has_scalar_head(self.model)
+        return megatron_model.gather_tensors(local, self.spec, self.groups, scalar=scalar)
+
+    def weights(self) -> dict[str, torch.Tensor] | None:
+        """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere)."""
+        return megatron_model.gather_full(self.model, self.spec, self.groups)
+
+    def save_folder(self, folder: str | Path) -> None:
+        """Write a folder that transformers' ``from_pretrained`` reads."""
+        megatron_model.save_folder(self.model, self.spec, self.groups, folder, self.role.folder)
+
+    def local_tensors(self) -> dict[str, torch.Tensor]:
+        """Return this rank's parameters by Megatron name, for the weight transition."""
+        return megatron_model.local_tensors(self.model)
+
+    @property
+    def shard(self) -> Shard:
+        """Which part of the role's state this rank holds."""
+        scalar = megatron_model.has_scalar_head(self.model)
+        return Shard(spec=self.spec, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar)
+
+    def share(self) -> Share:
+        """Return a copy of this rank's share of the role's state, on the CPU."""
+        with self.on_device("weights", "optimizer"):
+            return self._shares.read(str(self.mesh.layout), self.num_updates)
+
+    def blank_share(self, known: Summary, device: str = "cpu") -> Share:
+        """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
+        kinds = known.kinds if self._optimizer is not None else ()
+        return Share.blank(str(self.mesh.layout), self.groups.rank, known, self._shares.strips(kinds), device)
+
+    @contextmanager
+    def giving_share(self) -> Iterator[Share]:
+        """Have this rank's share where it lies, to be read from; its summary is collective over dp."""
+        with self.on_device("weights", "optimizer"):
+            yield self._shares.in_place(str(self.mesh.layout), self.num_updates)
+
+    @contextmanager
+    def taking_share(self, known: Summary) -> Iterator[Share]:
+        """Have this rank's share where it lies, to be written; then every rank has what it needs of all. Collective over dp.
+
+        A state of which a part was written is of no use.
+        """
+        with self.on_device(*PARTS):
+            share = self._shares.begin(str(self.mesh.layout), known)
+            yield share
+            self._shares.complete(share)
+            if self._optimizer is not None:
+                self.zero_grad()
+        self.num_updates = known.num_updates
+
+    def take_share(self, share: Share) -> None:
+        """Restore what :meth:`share` returned on every rank, bit for bit.
+
+        Raises:
+            CheckpointError: the state is of another layout, rank or model; on every rank, and nothing changed.
+        """
+        self._need_own(share.layout, share.rank)
+        with self.on_device(*PARTS):
+            self._shares.write(share)
+            if self._optimizer is not None:
+                self.zero_grad()
+        self.num_updates = share.summary.num_updates
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
+        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
+
+    def offloaded_bytes(self) -> int:
+        """Return the bytes of this rank that are in host memory now, instead of on the device."""
+        return sum(part.host_bytes for part in self._offloaded.values())
+
+    @contextmanager
+    def on_device(self, *parts: str) -> Iterator[None]:
+        """Bring what is offloaded of ``"weights"``, ``"gradients"`` and ``"optimizer"`` to the device for a while."""
+        with ExitStack() as stack:
+            for part in (part for part in parts if part in self._offloaded):
+                stack.enter_context(self._offloaded[part].on_device())
+            yield
+
+    @contextmanager
+    def during(self, method: str) -> Iterator[None]:
+        """Bring what is offloaded and a call needs all along; AdamW's state travels beside the passes, its step waits for it."""
+        parts = [part for part in self.role.onloads(method) if part in self._offloaded]
+        with ExitStack() as stack:
+            for part in parts:
+                here = self._offloaded[part]
+                stack.enter_context(here.coming() if part == "optimizer" else here.on_device())
+            yield
+
+    def keep_weights(self) -> None:
+        """Leave the weights where they are from now on: another engine has them on the same storage."""
+        if "weights" in self._offloaded:
+            self._offloaded.pop("weights").stay()
+
+    # ---- inside
+
+    @property
+    def _shares(self) -> ShareOfModel:
+        return ShareOfModel(self.model, self._optimizer, self.groups)
+
+    def _need_own(self, layout: str, rank: int) -> None:
+        here = str(self.mesh.layout), self.groups.rank
+        if here != (layout, rank):
+            raise CheckpointError(
+                f"the state is of layout '{layout}' rank {rank}; role {self.role.name!r} has layout '{here[0]}' rank {here[1]} "
+                "here. Cut it into pieces and fill a blank share (shares.py)."
+            )
+
+    def _trainable(self) -> tuple[DistributedDataParallel, MegatronOptimizer]:
+        if self._ddp is None or self._optimizer is None:
+            raise OptionError(f"role {self.role.name!r} is frozen: it has no optimizer. Give it one, e.g. AdamW(lr=1e-5).")
+        return self._ddp, self._optimizer
+
+    def _need_head(self, head: str, method: str) -> None:
+        if self.role.head != head:
+            raise OptionError(f"{method} needs a model with head {head!r}; role {self.role.name!r} has {self.role.head!r}.")
+
+    def _problem(self, rows: Table, micro_batches: Sequence[Sequence[int]]) -> Exception | None:
+        """Return what is wrong with the input on this rank; it is raised at the first agreement."""
+        unknown = {i for ids in micro_batches for i in ids} - set(rows.row_ids.tolist())
+        if unknown:
+            return OptionError(f"the plan names rows {sorted(unknown)[:5]}, which this rank was not given")
+        temperature = token_temperature(rows)
+        if not (np.isfinite(temperature).all() and (temperature >= 0).all()):
+            return OptionError(f"temperature must be finite and at least 0; got {temperature.min()} to {temperature.max()}")
+        for name in ("prompt", "response"):
+            tokens = rows.ragged(name)
+            wrong = np.flatnonzero((tokens.flat < 0) | (tokens.flat >= self.spec.vocab_size))
+            if len(wrong):
+                row = int(np.searchsorted(tokens.offsets, wrong[0], side="right")) - 1
+                return OptionError(
+                    f"row {rows.row_ids[row]} has token id {tokens.flat[wrong[0]]} in {name!r}; {self.spec} has ids 0 to "
+                    f"{self.spec.vocab_size - 1}. Tokenize with the model's own tokenizer."
+                )
+        prompts = rows.ragged("prompt").lengths
+        total = prompts + rows.ragged("response").lengths
+        for i in np.flatnonzero((prompts < 1) | (total > self.spec.max_positions))[:1]:
+            return OptionError(
+                f"row {rows.row_ids[i]} has a prompt of {prompts[i]} tokens and {total[i]} in all; {self.spec} takes prompts "
+                f"of at least 1 token and {self.spec.max_positions} tokens in all. Shorten or drop it."
+            )
+        return None
+
+    def _output(self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False) -> ModelOutput:
+        """Read the model's logits or values, ``[N, columns]``."""
+        if self.scores_rows:
+            return ModelOutput(scores=out[:, 0])
+        if self.role.head == "scalar":
+            return ModelOutput(values=out[:, 0])
+        temperature_N = token_temperature(table)
+        if (temperature_N != 1).any():
+            out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
+        log_probs, found = log_probs_and_entropy(
+            out, micro.targets_N, self.spec.vocab_size, self.groups.tp, entropy=entropy
+        )
+        return ModelOutput(log_probs=log_probs, entropy=found)
+
+    def _infer(
+        self,
+        rows: Table,
+        micro_batches: Sequence[Sequence[int]],
+        safe: SafePoint,
+        read: Callable[[Table, ModelInput, torch.Tensor], list[torch.Tensor]],
+        num_columns: int,
+        *,
+        per_row: bool = False,
+    ) -> list[Ragged]:
+        """Run every micro-batch without gradient; returns the columns that ``read`` makes of the output, ordered as ``rows``.
+
+        They are there on the last pipeline stage; elsewhere the list is empty.
+        """
+        error = self._problem(rows, micro_batches)
+        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
+        order = [index[i] for ids in micro_batches for i in ids] if error is None else []
+        if error is None and sorted(order) != list(range(rows.num_rows)):
+            error = OptionError(f"the micro-batches hold {len(order)} rows and must hold each of the {rows.num_rows} once")
+        failed = [error] if error else []
+        parts: list[list[Array]] = [[np.zeros(0, np.float32)] for _ in range(num_columns)]
+
+        def finish(table: Table, micro: ModelInput, out: torch.Tensor) -> None:
+            for part, column in zip(parts, read(table, micro, out), strict=True):
+                part.append(column.float().cpu().numpy())
+
+        self._pass(rows, micro_batches, safe, finish, failed, (0, len(micro_batches)), last=per_row, train=False)
+        if not self.groups.is_last_stage:
+            return []
+        lengths = np.ones(rows.num_rows, np.int64) if per_row else rows.ragged("response").lengths
+        back = np.argsort(np.asarray(order, dtype=np.int64))
+        return [Ragged.from_lengths(np.concatenate(part), lengths[order]).take(back) for part in parts]
+
+    def _pass(
+        self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint,
+        finish: Callable[[Table, ModelInput, torch.Tensor], torch.Tensor | None], failed: list[Exception],
+        progress: tuple[int, int], *, last: bool, train: bool, reduce: bool = False,
+    ) -> None:  # fmt: skip
+        """Run micro-batches in chunks with a safe point before each and after all.
+
+        Args:
+            rows: this dp rank's rows.
+            micro_batches: row ids of each micro-batch.
+            safe: where the call may stop.
+            finish: takes (rows, input, output) of a micro-batch on the last pipeline stage.
+            failed: what is wrong (the input, before; ``finish`` adds to it): raised at the next agreement.
+            progress: micro-batches of the call done before these, and in all.
+            last: whether the output is wanted at each row's last token (and not before each response token).
+            train: whether ``finish`` returns a loss that is passed backward.
+            reduce: whether an optimizer step follows, so that the gradient can be summed over dp meanwhile.
+        """
+        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
+        multiple = self.groups.tp_size if self.choices.sequence_parallel else 1
+        for first in range(0, len(micro_batches), self.pipeline.chunk):
+            safe.agree(self.groups.world, next(iter(failed), None))
+            chunk = micro_batches[first : first + self.pipeline.chunk]
+            tables = [rows.take([index[i] for i in ids]) for ids in chunk if len(ids)]
+            tables = [table for table in tables if last or len(table.ragged("response").flat)]
+            inputs = [ModelInput.of(table, self.groups.device, last=last, multiple=multiple) for table in tables]
+            pairs = list(zip(tables, inputs, strict=True))
+            try:
+                done = progress[0] + first
+                self.pipeline.run(
+                    inputs, lambda i, out, pairs=pairs: finish(*pairs[i], out), train=train, first=done,
+                    reduce=reduce and first + len(chunk) == len(micro_batches),
+                )  # fmt: skip
+            except Exception as caught:  # told to the other ranks at the next agreement
+                failed.append(caught)
+            self.recorder.progress = {"micro_batches": progress[0] + first + len(chunk), "total": progress[1]}
+        megatron_sequence.free_gathered()
+        with self._agreeing():
+            safe.agree(self.groups.world, next(iter(failed), None))
+
+    def _agreeing(self) -> AbstractContextManager[Any]:
+        """Record that ranks tell each other how a pass went: those that are ahead wait here for the others."""
+        return self.recorder.span("agree") if self.mesh.layout.size > 1 else nullcontext()
+
+    def _accumulate(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
+        progress: tuple[int, int], *, reduce: bool = False,
+    ) -> dict[str, float]:  # fmt: skip
+        ddp, _ = self._trainable()
+        if self._reduced:
+            megatron_optimizer.keep_sum_once(ddp, self.groups)
+            self._reduced = False
+        tally = self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=True, reduce=reduce)
+        if tally.bad_rows:
+            raise NonFiniteRows(sorted(tally.bad_rows))
+        counts = {"num_tokens": mini.num_tokens, "num_samples": mini.num_rows, "epoch": mini.epoch}
+        return {"loss": tally.loss, **tally.metrics(), **counts, "mini_batch": mini.index}
+
+    def _run_micro_batches(
+        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
+        progress: tuple[int, int], *, train: bool, reduce: bool = False,
+    ) -> Tally:  # fmt: skip
+        """Run this dp rank's micro-batches and return the tally of all ranks."""
+        rows = with_temperature(rows, temperature)
+        micro_batches = mini.passes.micro_batches[self.groups.dp_rank]
+        mine = Tally()
+
+        failed: list[Exception] = []
+
+        def finish(table: Table, micro: ModelInput, out: torch.Tensor) -> torch.Tensor:
+            output = self._output(table, micro, out, entropy=True)  # collective over tp: on every rank, come what may
+            try:
+                if not failed:
+                    return loss_part(table, output)
+            except Exception as caught:  # the user's function may raise anything; told to the other ranks by _pass
+                failed.append(caught)
+            except (SystemExit, KeyboardInterrupt) as caught:  # would end the process, and with it the pool
+                failed.append(CallError(f"the loss raised {caught!r}", details=user_traceback(caught)))
+            return out.sum() * 0
+
+        def loss_part(table: Table, output: ModelOutput) -> torch.Tensor:
+            apart = table if self.scores_rows else tell_apart(table)
+            b = TokenBatch(apart, mini.num_tokens, mini.num_rows, self.groups.device)
+            part = evaluate(loss, output, b, mine)
+            if train and not part.requires_grad:
+                raise OptionError(
+                    "the loss does not depend on the model: it needs out.log_probs, out.entropy, out.values or out.scores"
+                )
+            return part
+
+        error = self._problem(rows, micro_batches)
+        failed += [error] if error else []
+        self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train, reduce=reduce)
+        merged = Tally()
+        with self._agreeing():
+            tallies = self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None)
+        for tally in tallies:
+            if tally is not None:
+                merged.merge(tally)
+        return merged
+
+    def _reduce(self) -> None:
+        """Sum the gradient over dp, once."""
+        ddp, _ = self._trainable()
+        if not self._reduced:
+            size = sum(buffer.grad_data.nbytes for buffer in ddp.buffers) if self.groups.dp_size > 1 else 0
+            with self.recorder.span("backward", bytes=size), torch.no_grad():
+                finalize_model_grads([ddp], pg_collection=self.groups.collection())
+            if self._overlap is not None:
+                self._overlap.over()
+            self._reduced = True
+

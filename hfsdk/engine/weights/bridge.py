@@ -1,0 +1,213 @@
+"""Weights on their way to another pool, whose processes share no process group with those who hold them.
+
+They go by the plan: every rank puts the boxes it is to give into its node's object store, those that the same ranks need as one
+object, and whoever needs an object maps it and copies its boxes to their places::
+
+    pool "train", tp2                  object stores                       pool "rollout", tp2 x 2: ranks 2 to 5 of the plan
+    rank 0: upper halves, norms  -->   for 2 and 4: upper halves     -->   rank 2 and rank 4
+    rank 1: lower halves, norms  -->   for 3 and 5: lower halves     -->   rank 3 and rank 5
+                                 -->   for 2, 3, 4 and 5: norms      -->   all four
+
+Nobody waits for anybody: the holders go on as soon as their objects stand, and the others read when they come to it. A role that
+moves for good leaves all its pieces (see ``role_state.py``) in one object per rank, for any layout to pick from.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Bundle, Weights
+from hfsdk.core.spec import DTYPE_BYTES
+from hfsdk.engine.calls.dispatch import mesh_of
+from hfsdk.engine.calls.shadow_plan import plan_between
+from hfsdk.engine.weights.role_state import SCALAR_HEAD, Piece, Shard, slices
+from hfsdk.resharding.boxes import Box, Offsets
+from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport, moves_between
+
+_AS_NUMPY = {torch.bfloat16: torch.int16}
+"""Dtypes that numpy does not have, and the dtype their bits travel as."""
+
+Packed = Sequence[tuple[Piece, Any, torch.dtype]]
+"""Pieces as they travel: (a piece whose values are left out, their bits as a numpy array, their dtype)."""
+
+
+def pack(pieces: Iterable[Piece]) -> list[tuple[Piece, Any, torch.dtype]]:
+    """Copy pieces into a form that is mapped without a copy where it arrives; only those of one replica are kept."""
+    nothing = torch.empty(0)
+    packed = []
+    for piece in pieces:
+        if piece.first:
+            held = piece.data.detach().cpu()
+            bits = held.view(_AS_NUMPY.get(held.dtype, held.dtype)).numpy()
+            packed.append((replace(piece, data=nothing), np.array(bits), held.dtype))
+    return packed
+
+
+@contextmanager
+def unpacked(holders: Iterable[Packed]) -> Iterator[list[Piece]]:
+    """Return the pieces of several holders; they are read-only, of which torch would warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield [
+            replace(piece, data=torch.from_numpy(bits).view(dtype)) for packed in holders for piece, bits, dtype in packed
+        ]
+
+
+def num_bytes_of(packed: Packed | Boxes) -> int:
+    """Return the bytes of the values."""
+    return sum(int(bits.nbytes) for _, bits, _ in packed)
+
+
+# ---- to a shadow, by the plan
+
+Key = tuple[str, Offsets, Offsets]
+"""A box of a local tensor of the rank that gives it: (name, start, size)."""
+
+Boxes = Sequence[tuple[Key, Any, torch.dtype]]
+"""What a bundle holds: (a box, its bits as a numpy array, their dtype)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """What one rank of a trained role gives to its shadow, or one rank of the shadow takes."""
+
+    name: str
+    """Of the role that the rank belongs to."""
+    rank: int
+    """The rank in the plan, where the shadow's ranks are numbered after the trained role's."""
+    num_sources: int
+    num_ranks: int
+    moves: tuple[Move, ...]
+    """Those of this rank."""
+    planned: tuple[int, ...]
+    """Bytes that go between this rank and every other one, by the plan."""
+
+    @classmethod
+    def between(cls, trained: RoleSpec, shadow: RoleSpec, *, source: int | None = None, target: int | None = None) -> Route:
+        """Return the route of rank ``source`` of the trained role, or of rank ``target`` of its shadow.
+
+        Both sides plan for themselves; a shadow that infers has a training layout, for which there is no
+        :class:`ReshardPlan`, but the same pieces and sources.
+        """
+        assert trained.train is not None
+        num_sources, num_ranks = trained.train.size, trained.train.size + mesh_of(shadow).layout.size
+        name, rank = (trained.name, source) if source is not None else (shadow.name, num_sources + (target or 0))
+        if shadow.rollout is not None:
+            plan = plan_between(trained, shadow)
+            moves = tuple(_moves_of(plan, rank))
+            planned = (plan.matrix[rank] + plan.matrix[:, rank]).tolist()
+        else:
+            nodes = (*trained.nodes, *shadow.nodes) or (0,) * num_ranks
+            of_all = moves_between(boxes_of(trained), boxes_of(shadow), nodes)
+            moves = tuple(move for move in of_all if rank in (move.source, move.target))
+            planned = [0] * num_ranks
+            for move in moves:
+                size = DTYPE_BYTES["fp32" if move.source_local == SCALAR_HEAD else trained.dtype]
+                planned[move.source + move.target - rank] += size * move.numel
+        return cls(name, rank, num_sources, num_ranks, moves, tuple(planned))
+
+    def check(self, peer: int, counted: int) -> None:
+        """Compare the bytes that went between this rank and another with the plan's.
+
+        Raises:
+            RuntimeError: they differ.
+        """
+        if counted != self.planned[peer]:
+            if self.rank < self.num_sources:
+                what = f"{self.name} rank {self.rank} has {counted} bytes for rank {peer - self.num_sources} of its shadow"
+            else:
+                what = f"{self.name} rank {self.rank - self.num_sources} received {counted} bytes from rank {peer} of its role"
+            raise RuntimeError(f"{what}; the plan says {self.planned[peer]}")
+
+
+def _moves_of(plan: ReshardPlan, rank: int) -> Iterator[Move]:
+    for section in plan.sections:
+        mine = [move for move in section.moves if rank in (move.source, move.target)]
+        yield from replace(section, moves=tuple(mine)).all_moves()
+
+
+def boxes_of(role: RoleSpec) -> list[tuple[Box, ...]]:
+    """Return what every rank of a role holds in Megatron's model."""
+    mesh, scalar = mesh_of(role), role.head == "scalar"
+    assert role.model is not None
+    return [Shard(spec=role.model, layout=mesh.layout, at=mesh.coordinates(r), scalar=scalar).boxes for r in mesh.ranks]
+
+
+@torch.no_grad()
+def give(
+    route: Route, tensors: Mapping[str, torch.Tensor], keep: Callable[[Any], Any], dtype: torch.dtype | None = None
+) -> tuple[list[Bundle], TransportReport]:
+    """Keep what a rank is to give, boxes that the same ranks need as one object; return references and what it came to.
+
+    Args:
+        route: of this rank.
+        tensors: its local tensors; what is kept may be views of them, so ``keep`` must copy.
+        keep: puts an object where the shadow finds it and returns a reference.
+        dtype: to cast to; by default the tensors' own.
+
+    Raises:
+        RuntimeError: the bytes are not those of the plan.
+    """
+    start = time.perf_counter()
+    needed_by: dict[Key, list[int]] = defaultdict(list)
+    for move in route.moves:
+        needed_by[move.source_local, move.source_start, move.size].append(move.target)
+    together: dict[tuple[int, ...], list[Key]] = defaultdict(list)
+    for key, these in needed_by.items():
+        together[tuple(sorted(these))].append(key)
+    bundles, counted = [], dict.fromkeys(range(route.num_sources, route.num_ranks), 0)
+    for ranks, keys in together.items():
+        boxes = [(key, *_bits(tensors[key[0]][slices(key[1], key[2])], dtype)) for key in keys]
+        num_bytes = num_bytes_of(boxes)
+        for rank in ranks:
+            counted[rank] += num_bytes
+        targets = tuple(rank - route.num_sources for rank in ranks)
+        bundles.append(Bundle(route.rank, targets, keep(boxes), num_bytes))
+    for rank, count in counted.items():
+        route.check(rank, count)
+    nothing = (0,) * route.num_ranks
+    return bundles, TransportReport(sum(counted.values()), 0, 0, 0, nothing, time.perf_counter() - start)
+
+
+def _bits(part: torch.Tensor, dtype: torch.dtype | None) -> tuple[Any, torch.dtype]:
+    """Return a tensor's values as they travel, and their dtype."""
+    held = part.detach().to(device="cpu", dtype=dtype).contiguous()
+    return held.view(_AS_NUMPY.get(held.dtype, held.dtype)).numpy(), held.dtype
+
+
+@torch.no_grad()
+def take(route: Route, weights: Weights, targets: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[int, ...]:
+    """Write what was given to a rank into its local tensors; return the bytes received from every rank of the plan.
+
+    Nothing is written, and ``targets`` not called, unless what came is what was planned.
+
+    Raises:
+        RuntimeError: what came is not what the plan says.
+    """
+    places = {(move.source, (move.source_local, move.source_start, move.size)): move for move in route.moves}
+    received = [0] * route.num_ranks
+    came = [(bundle.source, box) for bundle in weights.bundles for box in bundle.content]
+    for source, (key, bits, _) in came:
+        if (source, key) not in places:
+            raise RuntimeError(f"{route.name} got {key} from rank {source}, which the plan does not send there")
+        received[source] += int(bits.nbytes)
+    for peer, count in enumerate(received):
+        route.check(peer, count)
+    local = targets()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is mapped is read-only, of which torch would warn
+        for source, (key, bits, dtype) in came:
+            move = places[source, key]
+            target = local[move.target_local][slices(move.target_start, move.size)]
+            target.copy_(torch.from_numpy(bits).view(dtype))
+    return tuple(received)

@@ -1,0 +1,203 @@
+"""Weights straight from the ranks of a trained role to those of its shadow on another pool, while both pools are at it.
+
+The ranks of both pools are in one world of their own (a *link*), the trained role's first, as the plan numbers them; each gives and
+takes its boxes in the plan's rounds (see ``transport.py``), from parameter to parameter::
+
+    pool "train", tp2                       link of 4                          pool "rollout", tp2
+    rank 0: isend upper halves, norms  -->  0 to 2: upper halves, norms   -->  rank 2: irecv into vLLM's parameters
+    rank 1: isend lower halves         -->  1 to 3: lower halves, norms   -->  rank 3: irecv into vLLM's parameters
+
+On GPUs that is NCCL: by NVLink or CUDA IPC on a node, by the network between nodes, never through host memory. Giving lasts until
+everything is taken: a trained role whose weights go by the object store (``bridge.py``) is free as soon as its objects stand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Bundle
+from hfsdk.engine.calls.shadow_plan import plan_between
+from hfsdk.engine.process import rendezvous
+from hfsdk.engine.process.safepoint import PeerFailed
+from hfsdk.engine.weights import transport
+from hfsdk.engine.weights.bridge import Route, boxes_of
+from hfsdk.engine.weights.role_state import SCALAR_HEAD
+from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport, moves_between
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+GPU_LOOK_S = 0.0005
+"""How often the host looks whether a GPU has done what it was asked."""
+
+Tensors = Mapping[str, torch.Tensor]
+NOTHING: Tensors = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """How one rank gives or takes weights over a link."""
+
+    route: Route
+    """Of this rank: its number in the link, and what goes between it and every other one."""
+    plan: ReshardPlan | None
+    """For a shadow that generates."""
+    parts: tuple[tuple[str, tuple[Move, ...]], ...] = ()
+    """For one that infers, which has no such plan: (dtype, moves of all ranks); a scalar head is fp32 whatever the model is."""
+
+    @classmethod
+    def between(cls, trained: RoleSpec, shadow: RoleSpec, route: Route) -> Way:
+        """Plan as both sides do, each for itself, for the rank of ``route``."""
+        if shadow.rollout is not None:
+            return cls(route, plan_between(trained, shadow))
+        nodes = (*trained.nodes, *shadow.nodes) or (0,) * route.num_ranks
+        moves = moves_between(boxes_of(trained), boxes_of(shadow), nodes)
+        head = tuple(move for move in moves if move.source_local == SCALAR_HEAD)
+        rest = tuple(move for move in moves if move.source_local != SCALAR_HEAD)
+        return cls(route, None, ((trained.dtype, rest), ("fp32", head)) if head else ((trained.dtype, rest),))
+
+    def problem(self, sources: Tensors, targets: Tensors) -> Exception | None:
+        """Return what keeps this rank from giving or taking; ``None`` if nothing does."""
+        rank = self.route.rank
+        if self.plan is not None:
+            return transport.problem(self.plan, rank, sources, targets)
+        name = f"{self.route.name}'s moves"
+        found = (transport.problem_of_moves(moves, dtype, name, rank, sources, targets) for dtype, moves in self.parts)
+        return next((problem for problem in found if problem is not None), None)
+
+    def move(self, sources: Tensors, targets: Tensors, group: ProcessGroup) -> TransportReport:
+        """Give what is in ``sources``, or take into ``targets``; collective over the link. The tensors were found to fit.
+
+        Raises:
+            RuntimeError: the bytes are not those of the plan, or a rank is gone.
+        """
+        rank, num_ranks = self.route.rank, self.route.num_ranks
+        if self.plan is not None:
+            report = transport.execute(self.plan, rank, sources, targets, group, checked=True, apart=True)
+        else:
+            reports = [
+                transport.execute_moves(moves, dtype, rank, num_ranks, sources, targets, group) for dtype, moves in self.parts
+            ]
+            report = _sum(reports)
+        planned = sum(self.route.planned)
+        if rank < self.route.num_sources and report.bytes_sent != planned:
+            raise RuntimeError(f"{self.route.name} rank {rank} sent {report.bytes_sent} bytes; the plan says {planned}")
+        for peer, count in enumerate(report.received_from if rank >= self.route.num_sources else ()):
+            self.route.check(peer, count)
+        return report
+
+    def given(self) -> list[Bundle]:
+        """Return what this rank gave to every other, by the bytes alone: nothing of it stands anywhere."""
+        first, rank = self.route.num_sources, self.route.rank
+        return [Bundle(rank, (peer - first,), None, count) for peer, count in enumerate(self.route.planned) if count]
+
+
+def _sum(reports: list[TransportReport]) -> TransportReport:
+    """Add up what one rank did in turns."""
+    received = tuple(map(sum, zip(*(report.received_from for report in reports), strict=True)))
+    sent, seconds = sum(report.bytes_sent for report in reports), sum(report.seconds for report in reports)
+    return TransportReport(sent, sum(received), 0, 0, received, seconds)
+
+
+@dataclass(eq=False)
+class _Use:
+    """What a call does with a link."""
+
+    call_id: int
+    group: ProcessGroup | None = None
+    """``None`` until the ranks have met."""
+
+
+class Links:
+    """The links that a worker has joined, each made at its first use and kept for the next.
+
+    A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone, and what went
+    over it is there on all ranks or has failed on all.
+    """
+
+    def __init__(self) -> None:
+        self._joined: dict[int, tuple[rendezvous.Link, ProcessGroup]] = {}
+        self._in_use: _Use | None = None
+        self._cut_call = -1
+
+    @contextmanager
+    def using(self, link: rendezvous.Link, rank: int, call_id: int, gpu: int | None = None) -> Iterator[ProcessGroup]:
+        """Join a link, where that has not happened, and use it for a call; collective over both pools.
+
+        Args:
+            link: which.
+            rank: this process's in it.
+            call_id: of the call, for :meth:`cut`.
+            gpu: torch's number of this process's GPU; ``None`` without one. What was begun on it is over when this returns.
+
+        Raises:
+            PeerFailed: the link was cut meanwhile.
+        """
+        use = self._in_use = _Use(call_id)
+        is_cut: Callable[[], bool] = lambda: self._cut_call == call_id  # noqa: E731
+        try:
+            use.group = self._join(link, rank, gpu, is_cut)
+            yield use.group
+            if gpu is not None:
+                _await_stream(gpu, link.limit_s, is_cut)
+            if is_cut():
+                raise PeerFailed
+            use.group.allreduce([torch.zeros(1)]).wait()  # nobody goes on, perhaps to wait for its own pool, before all can
+        except BaseException as error:
+            self.leave(link.number)
+            if is_cut() and isinstance(error, RuntimeError):  # what gloo or NCCL said of it
+                raise PeerFailed from error
+            raise
+        finally:
+            self._in_use = None
+
+    def _join(self, link: rendezvous.Link, rank: int, gpu: int | None, is_cut: Callable[[], bool]) -> ProcessGroup:
+        if link.number not in self._joined:
+            for number in [number for number, (old, _) in self._joined.items() if old.pools == link.pools]:
+                self.leave(number)
+            self._joined[link.number] = link, rendezvous.meet(link, rank, gpu, is_cut)
+            if is_cut():  # while they connected
+                raise PeerFailed
+        return self._joined[link.number][1]
+
+    def cut(self, call_id: int) -> None:
+        """End what a call waits for, or will wait for, on its link; from another thread."""
+        self._cut_call = call_id
+        use = self._in_use
+        if use is not None and use.call_id == call_id and use.group is not None:
+            rendezvous.cut(use.group)
+
+    def leave(self, number: int) -> None:
+        """Leave a link, if it was joined."""
+        joined = self._joined.pop(number, None)
+        if joined is not None:
+            rendezvous.part(joined[1])
+
+    def leave_all(self) -> None:
+        """Leave every link; for a process that leaves its pool."""
+        for number in list(self._joined):
+            self.leave(number)
+
+
+def _await_stream(gpu: int, limit_s: float, is_cut: Callable[[], bool]) -> None:
+    """Wait until a GPU has done what it was asked: never in CUDA itself, as a kernel of NCCL waits for its peers for ever.
+
+    Raises:
+        RuntimeError: it did not within the limit.
+        PeerFailed: the link was cut; NCCL's abort has ended the kernels, or is about to.
+    """
+    done, end = torch.cuda.Event(), time.monotonic() + limit_s
+    done.record(torch.cuda.current_stream(gpu))
+    while not done.query():
+        if is_cut():
+            raise PeerFailed
+        if time.monotonic() > end:
+            raise RuntimeError(f"the weights were not there within {limit_s:g} s: a rank of the other pool hangs")
+        time.sleep(GPU_LOOK_S)

@@ -1,0 +1,79 @@
+"""A role that moves to a pool on other devices: its state, straight from the ranks that have it to those that shall.
+
+Nothing is copied on the way. What a rank gives is its share (``shares.py``) where it lies, weights, masters and moments; what one
+takes is written where its own share lies, and data-parallel ranks then give each other the rest::
+
+    pool "actor (before)", tp2        link of 4                       pool "actor", dp2, distributed AdamW
+    rank 0: upper halves         -->  boxes of Hugging Face's    -->  rank 2: first half of all weights, masters, moments
+    rank 1: lower halves         -->  tensors that both have     -->  rank 3: second half     <-- weights -->  rank 2
+
+Until the last byte is there the role goes on to live in the old pool: a move that fails costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hfsdk.core.spec import DTYPE_BYTES
+from hfsdk.engine.weights import shares
+from hfsdk.engine.weights.bridge import Route
+from hfsdk.engine.weights.direct import Tensors, Way
+from hfsdk.engine.weights.role_state import Shard, Summary
+from hfsdk.engine.weights.shares import Share
+from hfsdk.engine.weights.transport import TORCH_DTYPES
+from hfsdk.resharding.boxes import Box
+from hfsdk.resharding.reshard_plan import Move, moves_between
+
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What one rank gives of a state, or takes of it."""
+
+    summary: Summary
+    boxes: Mapping[str, tuple[Box, ...]]
+    """By dtype; a box's tensor is ``"kind name"``, and each has a local tensor of its own."""
+
+
+def inventory(share: Share, shard: Shard, *, gives: bool) -> tuple[Inventory, Tensors]:
+    """Return a rank's boxes and their values, views of the share's; all givers together give each number once."""
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    tensors: dict[str, torch.Tensor] = {}
+    for number, (strip, box, part, first) in enumerate(shares.parts(share, shard)):
+        if first or not gives:
+            local = str(number)
+            tensors[local] = part
+            boxes[NAMES[strip.dtype]].append(Box(f"{strip.kind} {box.tensor}", box.start, box.size, local, (0,) * part.dim()))
+    return Inventory(share.summary, {dtype: tuple(these) for dtype, these in boxes.items()}), tensors
+
+
+def way_of_state(
+    role: str, rank: int, given: Sequence[Inventory], taken: Sequence[Inventory], nodes: Sequence[int] = ()
+) -> Way:
+    """Plan, as every rank does for itself, how a state goes over a link.
+
+    Args:
+        role: its name.
+        rank: this rank in the link, the old place's ranks first.
+        given: by rank of the old place.
+        taken: by rank of the new one.
+        nodes: the number of every rank's node.
+    """
+    num_ranks = len(given) + len(taken)
+    parts: list[tuple[str, tuple[Move, ...]]] = []
+    mine: list[Move] = []
+    planned = [0] * num_ranks
+    for dtype in sorted({dtype for one in (*given, *taken) for dtype in one.boxes}):
+        held, needed = ([one.boxes.get(dtype, ()) for one in side] for side in (given, taken))
+        moves = moves_between(held, needed, nodes or (0,) * num_ranks)
+        parts.append((dtype, moves))
+        for move in moves:
+            if rank in (move.source, move.target):
+                mine.append(move)
+                planned[move.source + move.target - rank] += DTYPE_BYTES[dtype] * move.numel
+    return Way(Route(role, rank, len(given), num_ranks, tuple(mine), tuple(planned)), None, tuple(parts))

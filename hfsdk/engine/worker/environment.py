@@ -1,0 +1,28 @@
+"""The environment of a session's processes, set before torch, vLLM or megatron is imported: they read much of it once.
+
+What Ray is told beforehand, so that a worker sees all GPUs of its node, is ``gpus.SHOW_ALL``.
+"""
+
+from __future__ import annotations
+
+from hfsdk.engine.generation import cpu_support_vllm
+from hfsdk.engine.process import deterministic, gpus
+
+
+def of_process(num_threads: int) -> dict[str, str]:
+    """Return what every process of a session has in its environment."""
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "MKL_NUM_THREADS": str(num_threads),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TOKENIZERS_PARALLELISM": "false",
+    } | ({} if gpus.has_driver() else {"TORCHDYNAMO_DISABLE": "1"})
+
+
+def of_worker(num_threads: int, asked_deterministic: bool) -> dict[str, str]:
+    """Return what the worker process of a device has in its environment."""
+    engines = cpu_support_vllm.environment(num_threads) | deterministic.environment(asked_deterministic)
+    return of_process(num_threads) | engines

@@ -1,0 +1,406 @@
+"""One worker process per device: hosts every role placed there and carries out its share of each call.
+
+Plain Python over torch.distributed; the runtime that starts it (Ray) only moves orders in and columns out. The compute lane is
+one thread; the control lane (progress, cancel, memory) reads what it must and never touches a model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from hfsdk.core.dataflow import Call
+from hfsdk.core.errors import CallError, CheckpointError, HfsdkError
+from hfsdk.core.files import FileSum
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Weights
+from hfsdk.core.table import Column, Table
+from hfsdk.core.trace import Span
+from hfsdk.engine.process import deterministic, rendezvous, startup
+from hfsdk.engine.process.clocks import EventClock
+from hfsdk.engine.process.gpus import Seen
+from hfsdk.engine.process.recorder import Recorder
+from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
+from hfsdk.engine.process.tasks import user_traceback
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from hfsdk.engine.training.megatron_checkpoint import Saving
+    from hfsdk.engine.weights.direct import Links
+    from hfsdk.engine.weights.moves import Inventory
+    from hfsdk.engine.worker.hosted import HostedRole
+    from hfsdk.engine.worker.keepsake import Keepsake
+
+LOOKS = ("last_reshard", "census")
+"""Methods that use no weights, so that a shadow's may be old."""
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker is told when it joins a pool."""
+
+    device: int
+    rank: int
+    world_size: int
+    pool: str
+    job_id: str
+    store: str
+    """Where the pool's processes find each other: ``file://path`` or ``tcp://host:port``."""
+    num_threads: int = 1
+    address: str = ""
+    """Of this worker's node, where the pool is on several machines."""
+    collective_timeout_s: float | None = None
+    """How long a rank waits for the others in a collective; ``None``: torch's own limits."""
+    deterministic: bool = False
+    """Whether the same calls shall give the same bits; the process has the environment for it (``deterministic.environment``)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A role's state, which is too large to travel with an answer."""
+
+    content: Any
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A parcel on its way: where it lies."""
+
+    handle: Any
+    num_bytes: int
+
+
+@dataclass(eq=False)
+class Reply:
+    """How a rank's share of a call ended: ``"ok"``, ``"cancelled"``, ``"peer"`` (another rank failed) or ``"error"``."""
+
+    status: str
+    columns: Mapping[str, Column] | None = None
+    result: Any = None
+    error: HfsdkError | None = None
+    spans: tuple[Span, ...] = ()
+
+
+class Worker:
+    """The compute side of a worker process."""
+
+    def __init__(self, device: int, num_threads: int = 1) -> None:
+        self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
+        self.recorder = Recorder(device=device, rank=0, gauge=self._memory)
+        self._process = psutil.Process()
+        self.roles: dict[str, HostedRole] = {}
+        self.saves: dict[str, Saving] = {}
+        """The last save of each role; it goes on when the role is released."""
+        self.kept: dict[int, Keepsake] = {}
+        """States of roles that snapshots refer to; they stay when the role moves or is released."""
+        self._running_call = -1
+        self._cancel_asked = -1
+        self._store: Any = None
+        self._link_store: Any = None
+        self._links: Links | None = None
+        self._half_built = False
+        self.gpus: tuple[str, ...] = ()
+        """Ray's ids of the GPUs that it gave this process; set by the runtime."""
+        self._gpu: int | None = None
+        """Torch's number of its GPU, named wherever another thread than the compute lane asks."""
+        self.keep: Callable[[Any], Any] = lambda content: content
+        """Puts an object where other processes find it and returns a reference to it; set by the runtime."""
+
+    def serve_store(self, host: str, *, link: bool = False) -> str:
+        """Serve the store through which the next pool's processes find each other, until this one leaves it; return its URL.
+
+        With ``link`` it is for the ranks of two pools, this one's and another.
+        """
+        store, port = rendezvous.serve(host)
+        if link:
+            self._link_store = store  # of the last link that this process serves; ranks need it only until they have met
+        else:
+            self._store = store
+        return f"tcp://{host}:{port}"
+
+    def join(self, setup: WorkerSetup) -> None:
+        """Import the engines and join a pool's world; collective."""
+        with startup.making_what_stays():
+            import torch
+
+            from hfsdk.engine.training import cpu_support_megatron
+
+            cpu_support_megatron.install()
+            from hfsdk.engine.weights.direct import Links
+            from hfsdk.engine.worker import hosted  # noqa: F401
+
+        self._links = self._links or Links()  # before a call can be cancelled
+        self.setup = setup
+        self.recorder.rank, self.recorder.pool = setup.rank, setup.pool
+        torch.set_num_threads(self.setup.num_threads)
+        if self.gpus:
+            seen = Seen(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count(), torch.__version__)
+            self._gpu = seen.index(self.gpus)
+            torch.cuda.set_device(self._gpu)  # of this thread, the compute lane
+            if setup.deterministic:
+                self._be_deterministic()
+            self.recorder.clock = EventClock()
+        rendezvous.set_interface(setup.address)
+        rendezvous.join(setup.store, setup.rank, setup.world_size, self._gpu, setup.collective_timeout_s)
+
+    def _be_deterministic(self) -> None:
+        """Have every kernel of this process add in one order, before any of them has run.
+
+        Raises:
+            PlacementError: this GPU has none for it.
+        """
+        import torch
+
+        from hfsdk.engine.generation import rollout
+
+        deterministic.check_gpu(torch.cuda.get_device_name(self._gpu), torch.cuda.get_device_capability(self._gpu))
+        deterministic.switch_on()
+        rollout.use_batch_invariant_kernels()
+
+    def _memory(self) -> dict[str, int]:
+        """Return the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
+        found = {"rss_bytes": int(self._process.memory_info().rss)}
+        if self._gpu is not None:
+            import torch
+
+            away = self._away()
+            allocated, reserved = torch.cuda.memory_allocated(self._gpu), torch.cuda.memory_reserved(self._gpu)
+            found |= {"allocated_bytes": max(0, allocated - away), "reserved_bytes": max(0, reserved - away)}
+        return found
+
+    def _away(self) -> int:
+        """Return the bytes that torch counts as allocated and that others have, because rollouts sleep."""
+        return sum(hosted.rollout.away_bytes for hosted in list(self.roles.values()) if hosted.rollout is not None)
+
+    def leave(self) -> None:
+        """Free every role and leave the pool's world; the process is then as before :meth:`join`."""
+        import torch.distributed as dist
+
+        for role in list(self.roles):
+            self.release(role)
+        if self._links is not None:
+            self._links.leave_all()
+        if dist.is_initialized():
+            from hfsdk.engine.training.megatron_groups import forget_groups
+
+            forget_groups()
+            dist.destroy_process_group()
+        self._store = self._link_store = None
+
+    @property
+    def links(self) -> Links:
+        """The worlds that this process shares with those of other pools."""
+        assert self._links is not None  # it is in a pool
+        return self._links
+
+    @contextmanager
+    def link(self, link: rendezvous.Link, rank: int) -> Iterator[ProcessGroup]:
+        """Use a link for the running call; ``rank`` is this process's in it."""
+        with self.links.using(link, rank, self._running_call, self._gpu) as group:
+            yield group
+
+    def drop_link(self, number: int) -> None:
+        """Leave a link, as the other pool is gone."""
+        if self._links is not None:
+            self._links.leave(number)
+
+    def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> None:
+        """Build a role; collective over the pool.
+
+        Args:
+            role: what to build.
+            state: what :meth:`export` returned on the ranks of the place it comes from.
+            first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
+        """
+        from hfsdk.engine.worker.hosted import HostedRole
+
+        if self._half_built:  # the exception that ended it held its objects
+            startup.collect_everything()
+        if role.name in self.roles:
+            self.release(role.name)
+        self._lane()
+        self._half_built = True
+        self.roles[role.name] = HostedRole(role, self, state, first)
+        self._half_built = False
+
+    def rest(self) -> None:
+        """Have every rollout here that sleeps give up its memory: another phase begins, of whichever role."""
+        for hosted in self.roles.values():
+            hosted.rest()
+
+    def export(self, role: str) -> Parcel:
+        """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""
+        self._lane()
+        return self.roles[role].export()
+
+    def offer(self, role: str) -> Inventory:
+        """Say what this rank gives of a role's state to another pool; collective over this one."""
+        self._lane()
+        return self.roles[role].offer()
+
+    def need(self, role: str, given: Sequence[Inventory]) -> Inventory:
+        """Say what this rank takes of a state that the ranks of another pool offer."""
+        return self.roles[role].need(given[0].summary)
+
+    def keep_state(self, role: str, number: int) -> Keepsake:
+        """Copy this rank's part of a role's state and keep it; collective over the pool."""
+        self._lane()
+        self.kept[number] = self.roles[role].keep()
+        return self.kept[number]
+
+    def send_kept(self, number: int) -> Parcel:
+        """Return this rank's part of a kept state, in a form that any layout reads."""
+        return self.kept[number].parcel()
+
+    def restore(self, role: str, number: int, state: Sequence[Any]) -> None:
+        """Give a role a kept state; collective over the pool.
+
+        Args:
+            role: which; it is loaded.
+            number: of the state, which this rank has as it needs it, unless ``state`` is given.
+            state: what :meth:`send_kept` returned on the ranks of another place or layout.
+        """
+        self._lane()
+        if state:
+            self.roles[role].take_pieces(state)
+        else:
+            self.roles[role].restore(self.kept[number])
+
+    def release(self, role: str) -> None:
+        """Free a role."""
+        hosted = self.roles.pop(role, None)
+        if hosted is not None:
+            hosted.close()
+
+    def execute(
+        self,
+        call: Call,
+        read: Callable[[], Table],
+        options: Mapping[str, Any],
+        weights: Callable[[], Weights] | None = None,
+        version: int = 0,
+    ) -> Reply:
+        """Carry out this rank's share of a call; every way it can end is in the reply.
+
+        Args:
+            call: the call, for spans.
+            read: maps the input columns; runs inside the span ``fetch``.
+            options: the method's own.
+            weights: maps what the trained role's ranks have addressed to this rank; for a shadow that lacks it.
+            version: of the weights that a shadow must have by then.
+        """
+        self._lane()
+        self._running_call = call.id
+        template = Span(
+            name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step, start_ns=0, phase=call.phase
+        )
+        reply = Reply("ok")
+        try:
+            with self.recorder.call(template), self.recorder.span(call.method) as whole:
+                with self.recorder.span("fetch") as attrs:
+                    table = read()
+                    attrs["bytes"] = table.nbytes
+                hosted = self.roles[call.role]
+                if weights is not None:
+                    with self.recorder.span("sync") as attrs:
+                        taken = hosted.take_over(weights, version, self._safe_point(call.id))
+                        attrs.update(bytes=taken.bytes_received, sources=sum(count > 0 for count in taken.received_from))
+                if call.method not in LOOKS:
+                    hosted.check_version(version)
+                reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
+                whole.update(self._parts_of_memory())
+        except Cancelled:
+            reply.status = "cancelled"
+        except PeerFailed:
+            reply.status = "peer"
+        except Exception as error:  # everything is told to the controller, which knows the user's line
+            reply.status, reply.error = "error", _told(error)
+        self._running_call = -1
+        reply.spans = tuple(self.recorder.take()[0])
+        return reply
+
+    def cancel(self, call_id: int) -> None:
+        """Ask the running call to stop at its next safe point (control lane)."""
+        self._cancel_asked = call_id
+        if self._links is not None:
+            self._links.cut(call_id)
+
+    def progress(self) -> tuple[int, dict[str, float], list[Span]]:
+        """Return the running call, its counters and the spans running now (control lane)."""
+        with self.recorder._lock:
+            running = list(self.recorder.running)
+        return self._running_call, dict(self.recorder.progress), running
+
+    def memory(self) -> tuple[int, dict[str, int], dict[str, int], dict[str, int]]:
+        """Return what is there now (control lane).
+
+        That is: bytes this process uses, bytes of each role, bytes in host memory of each that offloads, and bytes that are nowhere
+        of each whose rollout can sleep, because it does.
+        """
+        import psutil
+        import torch
+
+        here = list(self.roles.items())
+        roles = {name: hosted.memory_bytes() for name, hosted in here}
+        offloaded = {name: hosted.offloaded_bytes() for name, hosted in here if hosted.spec.offloads}
+        asleep = {name: hosted.asleep_bytes() for name, hosted in here if hosted.rollout is not None and hosted.rollout.sleeps}
+        if self._gpu is not None:
+            used = max(0, int(torch.cuda.memory_allocated(self._gpu)) - self._away())
+        else:
+            used = int(psutil.Process(os.getpid()).memory_full_info().pss)
+        return used, roles, offloaded, asleep
+
+    def _parts_of_memory(self) -> dict[str, int]:
+        """Return the bytes of this worker's roles by what they are for (see ``hfsdk.core.trace``)."""
+        parts: Counter[str] = Counter()
+        for hosted in self.roles.values():
+            parts.update(hosted.memory_parts())
+            if hosted.rollout is not None and hosted.rollout.sleeps:
+                parts["asleep"] += hosted.asleep_bytes()
+        return {f"{name}_bytes": num for name, num in parts.items()}
+
+    def saved(self, role: str) -> bool:
+        """Return whether this rank's files of a role's last save are written (control lane).
+
+        Raises:
+            CheckpointError: they cannot be, or this process never began to.
+        """
+        if role not in self.saves:
+            raise CheckpointError(f"the worker that was writing {role}'s state ended; save again")
+        return self.saves[role].written()
+
+    def finish_save(self, role: str) -> Mapping[str, FileSum]:
+        """Complete a role's last save, on rank 0, when every rank has written (control lane); return what its files must be.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        from hfsdk.engine.training.megatron_checkpoint import finish_save
+
+        return finish_save(self.saves.pop(role))
+
+    def _safe_point(self, call_id: int) -> SafePoint:
+        asked: Callable[[], bool] = lambda: self._cancel_asked == call_id  # noqa: E731
+        return SafePoint(asked)
+
+    def _lane(self) -> None:
+        """Set what torch keeps per thread: actor methods do not run on the main thread."""
+        import torch
+
+        torch.set_num_threads(self.setup.num_threads)
+        torch.set_grad_enabled(True)
+
+
+def _told(error: Exception) -> HfsdkError:
+    """Return an error as the controller can send it on: hfsdk's own as it is, others with the user's frames, or all."""
+    if isinstance(error, HfsdkError):
+        return error
+    return CallError(f"{type(error).__name__}: {error}", details=user_traceback(error))

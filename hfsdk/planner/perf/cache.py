@@ -1,0 +1,123 @@
+"""``sized``: how many sequences and how much key/value cache every rollout gets, chosen once when roles are placed.
+
+What is left open comes from the memory that is there while a rollout generates, by the phases of :mod:`hfsdk.planner.perf.memory`.
+A rollout that sleeps beside its trainer has all that does not stay; one that never sleeps leaves room for the greediest call of any
+role on its device. Rollouts that are awake at the same time get equal parts::
+
+    80 GB        colocated, sleeps                            a pool of its own
+    8 %          kept free                                    kept free
+    generating   cache, rollout's weights                     cache
+    stays        weights, gradients, AdamW of all roles       rollout's weights
+    process      context, NCCL, graphs                        context, NCCL, graphs
+
+What fits with one longest sequence is never refused. Up to 8 GB (or 64 longest sequences) are taken at the price of the 8 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import RoleSpec, RolloutOptions, altered
+from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, choose_sizes, is_open, least_cache_bytes
+from hfsdk.core.spec import ClusterSpec, DeviceSpec
+from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, DeviceMemory, MemoryEstimate, device_bytes
+
+Free = tuple[int, int]
+"""Bytes for a cache and what vLLM works with: with a margin kept free, and without."""
+
+
+def sized(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> list[RoleSpec]:
+    """Return placed roles with the sizes of their rollouts; what was declared stays as it is. Pure."""
+    every = list(roles)
+    if not any(map(waits, every)):
+        return every
+    waiting = [role.name for role in every if waits(role) and not role.rollout_options.kv_cache_bytes]
+    free: dict[str, Free] = {}
+    held = device_bytes(map(with_least, every), placement, cluster) if waiting else ()
+    for device in {(d.exists, *((name, id(estimate)) for name, estimate in d.roles.items())): d for d in held}.values():
+        for name, there in free_bytes(device, waiting).items():
+            free[name] = _least([there, free.get(name, there)])
+    devices = cluster.devices
+
+    def with_sizes(role: RoleSpec) -> RoleSpec:
+        there = [devices[d] for d in placement.pool_of(role.name).devices]
+        return replace(role, rollout_options=_chosen(role, there, free.get(role.name, (0, 0))))
+
+    return [with_sizes(role) if waits(role) else role for role in every]
+
+
+def sizes_alone(role: RoleSpec, held: MemoryEstimate, devices: Collection[DeviceSpec]) -> RolloutOptions:
+    """Return the sizes of a role's rollout where no other role is on its devices.
+
+    Args:
+        role: in its layouts.
+        held: what it asks of each device, as ``role_bytes`` has it of :func:`with_least`.
+        devices: kinds of its devices.
+    """
+    if not waits(role):
+        return role.rollout_options
+    free = [
+        free_bytes(DeviceMemory(
+            device=0, device_name=device.name, pool="", exists=device.memory_bytes, process=GPU_PROCESS_BYTES,
+            roles={role.name: held},
+        ), [role.name])[role.name]
+        for device in devices
+    ]  # fmt: skip
+    return _chosen(role, devices, _least(free))
+
+
+def _least(free: Collection[Free]) -> Free:
+    return min(with_margin for with_margin, _ in free), min(at_most for _, at_most in free)
+
+
+def waits(role: RoleSpec) -> bool:
+    """Whether a role has a generating engine, and a size of it is left to be chosen."""
+    return role.kind == "actor" and role.rollout is not None and role.model is not None and is_open(role.rollout_options)
+
+
+def with_least(role: RoleSpec) -> RoleSpec:
+    """Return a role with the smallest cache that its rollout starts with on a GPU, where it is left to be chosen."""
+    if not waits(role):
+        return role
+    assert role.model is not None
+    assert role.rollout is not None
+    least = least_cache_bytes(role.model, role.rollout_options, role.rollout.tp, role.dtype)
+    return altered(role, rollout_options=replace(role.rollout_options, kv_cache_bytes=least))
+
+
+def _chosen(role: RoleSpec, devices: Iterable[DeviceSpec], free: Free) -> RolloutOptions:
+    """Return the sizes of a role's rollout on these devices with so many bytes free; processors keep their small cache."""
+    assert role.model is not None
+    assert role.rollout is not None
+    options, found, (with_margin, at_most) = role.rollout_options, [], free
+    for device in dict.fromkeys(devices):
+        if device.name.startswith("cpu"):
+            found.append(replace(options, max_num_seqs=options.max_num_seqs or LEAST_SEQS))
+        else:
+            found.append(choose_sizes(
+                options, role.model, device, tp=role.rollout.tp, dtype=role.dtype, free=with_margin, at_most=at_most
+            ))  # fmt: skip
+    return min(found, key=lambda o: (o.max_num_seqs, o.kv_cache_bytes))
+
+
+def free_bytes(device: DeviceMemory, waiting: Iterable[str]) -> Mapping[str, Free]:
+    """Return, for each rollout of a device that waits for its cache, the bytes for it and for what vLLM works with.
+
+    ``device`` counts the least cache for each of them (:func:`with_least`). Nobody gets less than that, whatever is free.
+    """
+    mine = {name: device.roles[name] for name in waiting if name in device.roles}
+    asleep = [name for name, estimate in mine.items() if estimate.asleep]
+    awake = [name for name in mine if name not in asleep]
+    greediest = max((e.working for e in device.roles.values()), default=0)
+    held = device.process + sum(e.resident for e in device.roles.values())
+
+    def part(name: str, exists: int) -> int:
+        room = exists - held
+        parts = [(room - mine[name].asleep, len(awake) + 1)] if name in asleep else [(room - greediest, len(awake))]
+        if name in awake:  # beside the one that sleeps, while that one generates
+            parts += [(room - mine[other].asleep, len(awake) + 1) for other in asleep]
+        return mine[name].kv_cache + max(0, min(left // shared_by for left, shared_by in parts))
+
+    return {name: (part(name, int(MAX_SHARE * device.exists)), part(name, device.exists)) for name in mine}

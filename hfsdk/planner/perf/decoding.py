@@ -1,0 +1,106 @@
+"""How long a replica decodes: slots, waves and steps, in one numpy expression per call.
+
+Rows are handed to slots longest first, so that a slot's rows follow one another and a step's active rows are known in closed form::
+
+    4 slots, responses 9 8 8 7 | 3 2 2        slot 0   9 + 3      steps 0-9: 4 active, a step costs the most
+                                              slot 1   8 + 2      ...
+                                              slot 2   8 + 2      the last step: 1 active, but all weights are read
+                                              slot 3   7
+
+Rows beyond the slots wait. Slots are limited by ``max_num_seqs`` and by how many of the longest rows the KV cache holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hfsdk.core.table import Array
+from hfsdk.planner.perf.setup import Setup
+
+if TYPE_CHECKING:
+    from hfsdk.planner.perf.perf_model import PerfModel
+
+
+_ACTIVE = np.arange(1.0, 1025.0)
+"""Active rows of a replica, made once."""
+
+
+def slots(setup: Setup, prompts: Array, responses: Array) -> int:
+    """Return how many rows one replica decodes at once."""
+    found = min(len(responses), setup.max_num_seqs)
+    if setup.kv_cache_bytes and found:
+        shards = min(setup.rollout_tp, setup.spec.num_kv_heads) * setup.rollout_pp
+        longest = float((prompts + responses).max()) * setup.spec.kv_bytes_per_token(setup.dtype) / shards
+        found = min(found, max(1, int(setup.kv_cache_bytes / longest)))
+    return found
+
+
+def decode_s(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) -> float:
+    """Return the seconds one replica takes to produce responses of these lengths.
+
+    A step costs the larger of reading the weights and of the active rows' arithmetic (rounded: hypot), tp all-reduces, and what a
+    layer and a step cost anyway; as rows end fewer are active, but the last one still reads all weights every step. In a
+    pipeline of p stages a row's next token starts when the last one is through, so p stage times are a step, until more
+    micro-batches than stages are under way. Keys and values of all earlier tokens are read once a token.
+    """
+    if not responses.any():
+        return 0.0
+    if not setup.traits.kv_cache:
+        return _without_cache(perf, setup, prompts, responses)
+    wide, spec = slots(setup, prompts, responses), setup.spec
+    ends = np.sort(responses)
+    if len(ends) > wide:  # ascending, so that the shortest rows stand in the first, incomplete round
+        ends = np.concatenate([np.zeros(-len(ends) % wide, ends.dtype), ends]).reshape(-1, wide).sum(0)
+    if ends[0] == ends[-1]:
+        steps, active = ends[:1], _ACTIVE[wide - 1 : wide] if wide <= len(_ACTIVE) else np.array([float(wide)])
+    else:
+        steps = ends.copy()
+        steps[1:] -= ends[:-1]
+        active = np.arange(wide, 0.0, -1.0)
+    per_step = _step_s(perf, setup, active)
+    read = float(responses @ (prompts + responses / 2)) * spec.kv_bytes_per_token(setup.dtype)
+    shards = min(setup.rollout_tp, spec.num_kv_heads)
+    stages, rows = setup.rollout_pp, setup.traits.generation_rows
+    if stages > 1:
+        # a stage reads its layers' part for the rows it has; rounds are as many stage times as _step_s counts
+        read *= float(_rounds(setup, float(wide))) * min(1.0, (rows or wide) / wide) / stages
+    cache = read / (shards * setup.device.memory_bandwidth * perf.kv_efficiency)
+    return float(steps @ per_step) + cache
+
+
+def _rounds(setup: Setup, active: float | Array) -> float | Array:
+    """Stage times from a row's token to its next."""
+    traits, stages = setup.traits, setup.rollout_pp
+    groups = np.ceil(active / traits.generation_rows) if traits.generation_rows else active * 0 + 1.0
+    return np.maximum(stages, groups * (traits.handover if stages > 1 else 1.0))
+
+
+def _step_s(perf: PerfModel, setup: Setup, active: Array) -> Array:
+    """Seconds of a step with ``active`` rows, without the KV cache."""
+    spec, tp, device, traits = setup.spec, setup.rollout_tp, setup.device, setup.traits
+    at_once = np.minimum(active, traits.generation_rows) if traits.generation_rows else active
+    stages = setup.rollout_pp
+    layers = spec.num_layers / stages
+    local = setup.matmul_parameters / (tp * stages)
+    layer_bytes = setup.layer_parameters * setup.bytes_each / tp
+    bandwidth = device.memory_bandwidth * perf.weight_efficiency / (1 + perf.weight_half_bytes / layer_bytes)
+    read = local * setup.bytes_each / bandwidth
+    arithmetic = 2.0 * local / (setup.peak_flops * perf.forward_efficiency) * at_once
+    message = at_once * (spec.hidden_size * setup.bytes_each)
+    links = setup.rollout_links or setup.links
+    reduce = perf._all_reduce(2 * layers * message, tp, links.tp, 2 * layers)
+    kernels = perf.layer_s if traits.cuda_graphs else perf.launch_s * device.launches
+    stage = np.hypot(read, arithmetic) + (reduce + layers * kernels)
+    if stages > 1:
+        stage = stage + message / perf._rate(links.pp) + links.pp.latency_s
+    return _rounds(setup, active) * stage + (perf.step_s + perf.row_s * active)
+
+
+def _without_cache(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) -> float:
+    """Seconds where every token is a forward pass over its whole context: the passes of all lengths on the way."""
+    steps = int(responses.max())
+    middle = prompts + responses / 2
+    one = perf.forward(setup.generating, middle)
+    return steps * (one + perf.step_s)

@@ -1,0 +1,388 @@
+"""How many bytes a role needs on each of its devices, and whether the declared roles fit: refused before it is spent.
+
+Weights, gradients and optimizer state follow Megatron-core's ``theoretical_memory_usage.py`` (bytes a parameter; d = data-parallel
+size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
+
+    trained in fp32    4 weights + 4 gradients + 8 / d Adam
+    trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
+    frozen             4 or 2 weights
+
+What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
+rollout beside its trainer sleeps: its weights and cache are there while it generates, and not while a trainer works there; while it
+is given weights that are offloaded, both are. AdamW has temporaries while it steps (:func:`adamw_temporary_bytes`); by then
+activations are gone, so the larger of the two counts::
+
+    between calls      stays     of weights, gradients, optimizer what is not offloaded
+    training           comes     weights, gradients, optimizer; the latter with AdamW(offload=True) for the step alone
+                       works     activations + logits, or temporaries (+ optimizer)
+    generating         comes     rollout_weights, kv_cache                            asked is the larger of the two phases
+
+Of several such rollouts on a device only one can sleep, and none is counted on to. A role without a ``train`` layout
+(``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
+
+Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
+layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
+either way once the rest of the layer that is computed again. Roles that share a device run one after the other, so what a
+pass needs while it runs counts once, for the greediest role.
+
+Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB resident, predicted 4.4; tp2: 2.6 and 2.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from hfsdk.core.checks import checked
+from hfsdk.core.errors import DeviceMemoryError
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import PARTS, RoleSpec
+from hfsdk.core.rollout_sizes import CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, longest_tokens
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
+from hfsdk.core.training_choices import choose_training
+from hfsdk.resharding.boxes import padded_vocab
+
+CPU_PROCESS_BYTES = 700 * 10**6
+"""A worker process on CPU with torch, megatron and vllm imported."""
+CUDA_CONTEXT_BYTES = 600 * 10**6
+"""CUDA's context with the kernels that were loaded, and the workspaces of cuBLAS: 32 MiB a handle and stream on Hopper (PyTorch,
+``aten/src/ATen/cuda/CublasHandlePool.cpp``). Not measured here."""
+NCCL_BYTES = 1_400 * 10**6
+"""Buffers of two communicators; one of eight A100 takes 688 MB once it was used (NCCL issue 964). Not measured here."""
+CUDA_GRAPH_BYTES = 500 * 10**6
+"""vLLM's graphs for batches of up to 64 sequences: 0.21 GiB for a 1B (vLLM pull request 11349), 0.36 GiB a rank on tp2 (gpustack's
+runner, pull request 251). Not measured here."""
+GPU_PROCESS_BYTES = CUDA_CONTEXT_BYTES + NCCL_BYTES + CUDA_GRAPH_BYTES
+"""A worker process on a GPU, beside the tensors of its roles."""
+ADAMW_TEMPORARY_BYTES = {"foreach": 4, "fused": 0}
+"""Bytes for each parameter that a rank steps, while it does: ``foreach`` makes the roots of all second moments before it uses one
+(``torch/optim/adam.py``, ``_multi_tensor_adam``), the fused kernel keeps them in registers."""
+LOGITS_COPIES = 2.5
+"""fp32 arrays of [micro-batch tokens, vocabulary] alive at once in the loss: logits, their exponentials, part of the gradient."""
+
+
+MOST_OFFLOADED = 6
+"""Most roles whose offloading a refusal may suggest at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of one role on one device."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    """Adam's moments and, in bf16, fp32 masters; with the distributed optimizer one data-parallel share.
+
+    The step adds nothing to them on accelerators, where it is fused (:mod:`hfsdk.core.training_choices`).
+    """
+    rollout_weights: int = 0
+    """The generating engine's copy; twice on CPU in mode ``packed``, in mode ``shared`` what it has beyond the trainer's."""
+    kv_cache: int = 0
+    activations: int = 0
+    """Of one micro-batch (with pp, of all micro-batches in flight)."""
+    logits: int = 0
+    """Of one micro-batch."""
+    temporaries: int = 0
+    """Of AdamW, while it steps (accelerators)."""
+    asleep: int = 0
+    """Of ``rollout_weights`` and ``kv_cache``, what is there only while the role generates (accelerators)."""
+    offloaded: tuple[str, ...] = ()
+    """Of ``"weights"``, ``"gradients"`` and ``"optimizer"``, what is in host memory while it is not used (accelerators)."""
+    for_steps: bool = False
+    """Whether the optimizer's part of that comes for the step alone, and not for the whole of an update."""
+
+    @property
+    def resident(self) -> int:
+        """Bytes held all the time."""
+        return sum(map(self.stays, PARTS)) + self.rollout_weights + self.kv_cache - self.asleep
+
+    def stays(self, part: str) -> int:
+        """Return the bytes of one of ``roles.PARTS`` that are held all the time."""
+        return 0 if part in self.offloaded else int(getattr(self, part))
+
+    @property
+    def working(self) -> int:
+        """Further bytes while the role's greediest call runs: one with passes of the trainer, or of generating."""
+        handing = self.rollout_weights + self.weights if self.asleep and "weights" in self.offloaded else 0
+        return max(self.passes, self.asleep, handing)
+
+    @property
+    def passes(self) -> int:
+        """Further bytes while the trainer works."""
+        comes = {part: int(getattr(self, part)) for part in self.offloaded}
+        step = self.temporaries + (comes.pop("optimizer", 0) if self.for_steps else 0)
+        return sum(comes.values()) + max(self.activations + self.logits, step)  # AdamW's step comes after the passes
+
+    @property
+    def total(self) -> int:
+        """``resident`` + ``working``."""
+        return self.resident + self.working
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """What the roles of a placement ask of one device, and what it has."""
+
+    device: int
+    device_name: str
+    pool: str
+    exists: int
+    process: int
+    """Bytes of the worker process itself."""
+    roles: dict[str, MemoryEstimate]
+
+    @property
+    def asked(self) -> int:
+        """Residents of all roles, the greediest role's working bytes, and the process."""
+        working = max((e.working for e in self.roles.values()), default=0)
+        return self.process + sum(e.resident for e in self.roles.values()) + working
+
+
+@checked
+def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> MemoryEstimate:
+    """Estimate the bytes of ``role`` on each device of a pool of ``pool_size`` (the fullest pipeline stage).
+
+    Raises:
+        LayoutError: the role's layout does not cover ``pool_size`` devices.
+    """
+    if role.model is None:
+        return MemoryEstimate()
+    spec, size = role.model, DTYPE_BYTES[role.dtype]
+    parameters = activations = logits = stepped = 0
+    shards, fused = 1, False
+    if role.train is not None:  # a shadow that generates has no trainer
+        layout = role.train.fill(pool_size)
+        parameters = _trainer_parameters(spec, layout, role.head)
+        activations, logits = _pass_bytes(role, spec, layout, on_cpu)
+        shards = layout.num_replicas if role.optimizer is not None and role.optimizer.distributed else 1
+        stepped = parameters // shards if role.trainable else 0
+        fused = choose_training(on_cpu=on_cpu, tp=layout.tp, dp=layout.num_replicas).fused_adamw
+    masters = 4 if role.dtype == "bf16" else 0
+    rollout_weights = kv_cache = 0
+    if role.kind == "actor" and role.rollout is not None:
+        tp = role.rollout.tp
+        copies = 2 if on_cpu and role.rollout_options.cpu_weights == "packed" else 1
+        rollout_weights = copies * size * rollout_parameters(spec, tp)
+        if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
+            rollout_weights = max(0, rollout_weights - size * parameters)
+        kv_cache = kv_cache_bytes(role, tp, on_cpu=on_cpu)
+    sleeps = not on_cpu and role.train is not None
+    return MemoryEstimate(
+        weights=size * parameters,
+        gradients=4 * parameters if role.trainable else 0,
+        optimizer=(masters + 8) * parameters // shards if role.trainable else 0,
+        rollout_weights=rollout_weights,
+        kv_cache=kv_cache,
+        activations=activations,
+        logits=logits,
+        asleep=rollout_weights + kv_cache if sleeps else 0,
+        temporaries=adamw_temporary_bytes(stepped, on_cpu=on_cpu, fused=fused),
+        offloaded=() if on_cpu else role.offloads,
+        for_steps=not on_cpu and role.optimizer is not None and role.optimizer.offload,
+    )
+
+
+@checked
+def adamw_temporary_bytes(parameters: int, *, on_cpu: bool, fused: bool = False) -> int:
+    """Return the bytes of AdamW's temporaries on a rank that steps so many parameters.
+
+    On CPU it steps one tensor after the other, with temporaries of that one: less than any pass has.
+    """
+    return 0 if on_cpu else parameters * ADAMW_TEMPORARY_BYTES["fused" if fused else "foreach"]
+
+
+@checked
+def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> tuple[DeviceMemory, ...]:
+    """Return what every placed device is asked for, in device order; roles without a model need no device."""
+    declared = [role for role in roles if role.model is not None]
+    devices, found = cluster.devices, []
+    homes = [(role, home, frozenset(home.devices)) for role in declared for home in [placement.pool_of(role.name)]]
+    estimates: dict[tuple[str, bool], MemoryEstimate] = {}
+    for pool in (p for p in placement.pools if not p.within):
+        for number in pool.devices:
+            spec = devices[number]
+            on_cpu = spec.name.startswith("cpu")
+            mine: dict[str, MemoryEstimate] = {}
+            for role, home, there in homes:
+                if number in there and pool.name in (home.name, home.within):
+                    key = role.name, on_cpu
+                    if key not in estimates:
+                        estimates[key] = role_bytes(role, home.size, on_cpu=on_cpu)
+                    mine[role.name] = estimates[key]
+            if sum(e.asleep > 0 for e in mine.values()) > 1:
+                mine = {name: replace(estimate, asleep=0) for name, estimate in mine.items()}
+            process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
+            found.append(DeviceMemory(
+                device=number, device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine,
+            ))  # fmt: skip
+    return tuple(sorted(found, key=lambda d: d.device))
+
+
+@checked
+def check_fits(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> None:
+    """Check that the declared roles fit into every device of the placement.
+
+    Raises:
+        DeviceMemoryError: with one table a pool: what is asked, what exists, and what to do.
+    """
+    declared = list(roles)
+    over = [d for d in device_bytes(declared, placement, cluster) if d.asked > d.exists]
+    if not over:
+        return
+    groups: dict[tuple[str, str, int], list[DeviceMemory]] = {}
+    for device in over:
+        groups.setdefault((device.pool, device.device_name, device.exists), []).append(device)
+    text = [_table(group) for group in groups.values()]
+    worst = max(over, key=lambda d: d.asked - d.exists)
+    pool_size = next(pool.size for pool in placement.pools if pool.name == worst.pool)
+    raise DeviceMemoryError(
+        f"the declared roles do not fit; asked and existing bytes per device, in GB:\n{chr(10).join(text)}\n"
+        f"{_advice(worst, [r for r in declared if r.name in worst.roles], pool_size)}"
+    )
+
+
+def _layer_parameters(spec: ModelSpec, tp: int, kv_shards: int) -> int:
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    split = 2 * query + 3 * spec.mlp_hidden_size
+    matrices_and_norms = spec.hidden_size * (split // tp + 2 * kv // kv_shards + 2)
+    biases = query // tp + 2 * kv // kv_shards if spec.qkv_bias else 0
+    biases += spec.hidden_size if spec.attention_bias else 0
+    biases += 2 * spec.mlp_hidden_size // tp + spec.hidden_size if spec.mlp_bias else 0
+    return matrices_and_norms + biases + (2 * spec.head_dim if spec.qk_norm else 0)
+
+
+def _trainer_parameters(spec: ModelSpec, layout: Layout, head: str) -> int:
+    """Parameters of a Megatron rank on the fullest stage: the embedding, and with pp=1 the head as well."""
+    vocab = padded_vocab(spec.vocab_size, layout.tp) // layout.tp * spec.hidden_size
+    own_head = spec.hidden_size if head == "scalar" else 0 if spec.tied_embeddings else vocab
+    ends = vocab + spec.hidden_size + (own_head if layout.pp == 1 else 0)
+    return spec.num_layers // layout.pp * _layer_parameters(spec, layout.tp, layout.tp) + ends
+
+
+def rollout_parameters(spec: ModelSpec, tp: int) -> int:
+    """Parameters of a vLLM rank; kv heads are replicated where tp exceeds them."""
+    vocab = padded_vocab(spec.vocab_size, tp) // tp * spec.hidden_size
+    ends = vocab * (1 if spec.tied_embeddings else 2) + spec.hidden_size
+    return spec.num_layers * _layer_parameters(spec, tp, min(tp, spec.num_kv_heads)) + ends
+
+
+def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -> tuple[int, int]:
+    """Return the bytes of activations and of logits of one micro-batch.
+
+    1F1B keeps up to pp micro-batches of L / pp layers on the first stage: as much as one micro-batch of L layers. Where
+    nothing is trained, one layer's outputs live at a time. Where trainers have sequence parallelism, it splits the 10 h of norms
+    and residuals as well.
+    """
+    size, tokens, tp, hidden = DTYPE_BYTES[role.dtype], role.micro_batch_tokens, layout.tp, spec.hidden_size
+    whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_replicas).sequence_parallel else 1
+    per_layer = 10 * hidden * whole + (8 * hidden + 4 * spec.mlp_hidden_size) / tp
+    again = {"": 0.0, "selective": 4 * spec.mlp_hidden_size / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
+    layers = spec.num_layers if role.trainable else 1
+    activations = tokens * ((per_layer - again) * layers + again) * size / 2
+    copies = LOGITS_COPIES if role.trainable else 2.0
+    width = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
+    return round(activations), round(tokens * width * 4 * copies)
+
+
+def kv_cache_bytes(role: RoleSpec, tp: int, *, on_cpu: bool) -> int:
+    """Return the bytes of key/value cache of one rank of the role's rollout, as declared or as the engine sizes it.
+
+    On accelerators :func:`hfsdk.planner.perf.cache.sized` chooses it; until then it is what a rollout should have at least.
+    """
+    assert role.model is not None
+    options = role.rollout_options
+    if options.kv_cache_bytes:
+        return options.kv_cache_bytes
+    one = longest_tokens(role.model, options) * role.model.kv_bytes_per_token(role.dtype) // min(tp, role.model.num_kv_heads)
+    return max(one, min((options.max_num_seqs or LEAST_SEQS) * one, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
+
+
+_COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits", "temporaries")
+
+
+def _table(group: Sequence[DeviceMemory]) -> str:
+    """Draw one table for devices that are all alike."""
+    first = group[0]
+    numbers = [d.device for d in group]
+    run = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
+    which = f"devices {numbers[0]}-{numbers[-1]}" if run else f"device{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    lines = [
+        f"{which} ({first.device_name}, pool {first.pool!r}): asked {_gb(first.asked)}, exists {_gb(first.exists)}, "
+        f"too much by {_gb(first.asked - first.exists)}",
+        "  " + " ".join([f"{'role':<12}", *(f"{name:>15}" for name in _COLUMNS)]),
+    ]
+    for name, estimate in first.roles.items():
+        values = {column: _gb(getattr(estimate, column)) for column in _COLUMNS}
+        values |= {part: f"({values[part]})" for part in estimate.offloaded}
+        lines.append("  " + " ".join([f"{name:<12}", *(f"{values[column]:>15}" for column in _COLUMNS)]))
+    lines.append(f"  {'process':<12} {_gb(first.process):>15}")
+    working = max(first.roles, key=lambda name: first.roles[name].working)
+    greediest = first.roles[working]
+    doing = "it generates" if greediest.working > greediest.passes else "its greediest call runs"
+    lines.append(f"  asked = all that stays, + {working}'s {_gb(greediest.working)} while {doing}, + process")
+    lines += [
+        f"  {name}'s rollout sleeps while it does not generate: its {_gb(estimate.asleep)} do not stay"
+        for name, estimate in first.roles.items() if estimate.asleep
+    ]  # fmt: skip
+    if any(estimate.offloaded for estimate in first.roles.values()):
+        lines.append("  (in parentheses: in host memory until the role's own calls need it)")
+    return "\n".join(lines)
+
+
+def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> str:
+    """Name the steps that help, those that help most first."""
+    options: dict[str, int] = {}
+    estimates = device.roles.values()
+    state = sum(e.weights + e.gradients + e.optimizer for e in estimates)
+    options["a larger tp or pp, or more devices in this pool"] = state
+    replicas = {r.name: (r.train or Layout()).fill(pool_size).num_replicas for r in roles}
+    repeated = [r.name for r in roles if r.optimizer is not None and not r.optimizer.distributed and replicas[r.name] > 1]
+    if repeated:
+        saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)
+        options["optimizer=AdamW(distributed=True)"] = round(saved)
+    if not device.device_name.startswith("cpu"):
+        masters = [device.roles[r.name].optimizer for r in roles if r.optimizer is not None and "optimizer" not in r.offloads]
+        options["optimizer=AdamW(offload=True)"] = sum(masters)
+        for word, trainable in (("trained", True), ("frozen", False)):
+            away = _offloading(device, [role for role in roles if role.trainable == trainable])
+            options[f"offload=True for {word} models"] = device.asked - away.asked
+    if any(r.trainable and r.recompute != "full" for r in roles):
+        options["recompute='full'"] = max(e.activations for e in estimates) * 3 // 4
+    if len(roles) > 1:
+        others = [e.resident for e in estimates]
+        options["fewer roles on a device, e.g. session.place('split')"] = sum(others) - max(others)
+    if any(r.dtype == "fp32" for r in roles):
+        options["dtype='bf16'"] = sum(e.weights + e.rollout_weights + e.activations for e in estimates) // 2
+    tokens = max(r.micro_batch_tokens for r in roles)
+    options[f"micro_batch_tokens below {tokens}"] = max(e.activations + e.logits for e in estimates)
+    options["smaller rollout_options (kv_cache_bytes, max_num_seqs)"] = sum(e.kv_cache for e in estimates)
+    if device.device_name.startswith("cpu"):
+        options["rollout_options.cpu_weights='shared'"] = sum(e.rollout_weights for e in estimates) // 2
+    ranked = [word for word in sorted(options, key=lambda w: -options[w]) if options[word] > device.asked // 50]
+    return f"What helps, most first: {'; '.join(ranked)}.{_fits_with_offload(device, roles)}"
+
+
+def _offloading(device: DeviceMemory, roles: Iterable[RoleSpec]) -> DeviceMemory:
+    """Return what would be asked of a device were these roles declared with ``offload=True``."""
+    away = {role.name: replace(role, offload=True).offloads for role in roles}
+    return replace(device, roles={name: replace(e, offloaded=away.get(name, e.offloaded)) for name, e in device.roles.items()})
+
+
+def _fits_with_offload(device: DeviceMemory, roles: Sequence[RoleSpec]) -> str:
+    """Say with which roles in host memory between their calls all would fit, the fewest, if with any."""
+    if device.device_name.startswith("cpu"):
+        return ""
+    can = [role for role in roles if not role.shadow_of and not role.offload]
+    for count in range(1, min(len(can), MOST_OFFLOADED) + 1):
+        asked = {some: _offloading(device, some).asked for some in combinations(can, count)}
+        best = min(asked, key=lambda some: asked[some])
+        if asked[best] <= device.exists:
+            return f" With offload=True for {' and '.join(role.name for role in best)} it fits: asked {_gb(asked[best])}."
+    return ""
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f}"

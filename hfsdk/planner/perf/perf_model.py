@@ -1,0 +1,411 @@
+"""How long a call takes, from the model's size, the layout and the device: a roofline, call by call.
+
+A pass of a pipeline stage over tokens, forward or backward (``docs/perf-model.md`` derives every term)::
+
+    stage     hypot(FLOPs / (tp peak e), weights read per micro-batch)  + traffic of everything that is not a matrix product
+              + tp all-reduces; at least the host's kernel launches
+    pass      micro-batches x slowest stage, and once all the others (the bubble), + hops between stages
+    train     forward + backward (twice the work, what is computed again, gradients), + dp reduction that nothing hides
+    decode    per step: hypot(weights read, FLOPs) + layers x overhead + tp all-reduces, and the KV cache read once a token
+    reshard   bytes the fullest rank lacks / its part of the link, and one copy of what it needs through its own memory
+
+A roofline model (as LLM-Viewer, arXiv 2402.16363) whose corner is rounded: ``hypot`` is within 8 % of the larger of its arguments
+a factor 2.4 from the corner, which is how measured layers bend (Vidur's profiles, arXiv 2405.05465: flat to 64 tokens on
+A100, FLOP-bound from 512). Nothing is looked up per configuration. What holds for any constants: the same input gives the same
+output, and more tokens, a larger model or less bandwidth never take less time.
+
+Symbols: P parameters, L layers, h hidden size, T tokens, tp/pp/dp the layout; a *row* is one sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import numpy as np
+
+from hfsdk.core.checks import NonNegative, Positive, Share, Within, check_fields, checked
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec, state_bytes
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
+from hfsdk.core.table import Array
+from hfsdk.planner.perf.decoding import decode_s
+from hfsdk.planner.perf.setup import Links, Setup, parameters
+from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
+
+if TYPE_CHECKING:
+    from hfsdk.planner.perf.calibration import Calibration, Measurable, Measured
+
+__all__ = ["Lengths", "Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
+
+SHARES = ("train_efficiency", "forward_efficiency", "weight_efficiency", "kv_efficiency", "link_efficiency")
+"""Constants of :class:`PerfModel` that are a share of what a device or a link has on paper."""
+
+MOST_SHARE = 10.0
+"""Largest such share: above 1 is where the paper's figure is a round one (the preset ``cpu``) and a run was faster."""
+
+Efficiency = Annotated[float, Within(above=0, most=MOST_SHARE)]
+
+Rows = tuple[Array, Array]
+"""Prompt lengths and response lengths of some rows."""
+
+
+class Lengths(NamedTuple):
+    """What a pass needs of its rows' lengths; whoever asks for many setups sums them once."""
+
+    tokens: float
+    squares: float
+    """Sum of the squares of the rows' lengths (attention)."""
+    longest: float
+
+    @classmethod
+    def of(cls, lengths: Array) -> Lengths:
+        """Sum the lengths of some rows."""
+        if not len(lengths):
+            return cls(0.0, 0.0, 0.0)
+        floats = lengths.astype(np.float64)
+        return cls(float(floats.sum()), float(floats @ floats), float(floats.max()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerfModel:
+    """Predicts seconds. Frozen: another calibration is another ``PerfModel``.
+
+    Example: ``PerfModel(train_efficiency=0.7).seconds("update", setup, prompts, responses)``.
+    """
+
+    train_efficiency: Efficiency = 0.55
+    """Share of peak FLOP/s of training's matrix products. Between what single layers reach (7B and 70B at 4096 tokens: 0.66-0.78 on
+    A100 and H100, kernel profiles of Vidur, arXiv 2405.05465) and what whole updates of RL systems do (0.27-0.40, verl's logs)."""
+    forward_efficiency: Efficiency = 0.75
+    """The same without a backward pass, and in prefill: what single layers reach (Vidur's profiles)."""
+    weight_efficiency: Efficiency = 0.82
+    """Share of memory bandwidth at which matrix products with few tokens read large weights. Same source: 0.78 on A100, 0.86 on
+    H100, where ``weight_half_bytes`` is taken out."""
+    weight_half_bytes: NonNegative = 32e6
+    """Bytes of one layer's weights on a device at which that share is halved. Same source: 7B reads at 0.75 with tp1 and at 0.48
+    with tp8 on A100, at 0.77 and 0.52 on H100."""
+    kv_efficiency: Efficiency = 0.75
+    """Share of memory bandwidth at which decode reads keys and values (FlashDecoding's kernels: 0.7-0.9)."""
+    activation_bytes: NonNegative = 60.0
+    """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are no matrix product, in bf16 and with
+    fused kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each
+    is written and nearly all are read once. Three times that where each operation is a kernel of its own."""
+    layer_s: NonNegative = 15e-6
+    """Fixed seconds a layer and decode step replayed as a CUDA graph: the short kernels between the matrix products."""
+    launch_s: NonNegative = 4e-4
+    """Seconds in which the host launches one layer's kernels where there is no graph: about 50 at 8 microseconds. On CPU, where the
+    host does the work as well, they come on top of it."""
+    agree_s: NonNegative = 4e-4
+    """Seconds in which ranks agree at the end of a pass, for each doubling of their number: that all are well, and what they
+    counted. The slowest makes the others wait."""
+    step_s: NonNegative = 1e-3
+    """Seconds of scheduling and sampling a decode step on the host."""
+    row_s: NonNegative = 2e-5
+    """The same for every row of the step."""
+    link_efficiency: Efficiency = 0.7
+    """Share of a link's bandwidth that collectives reach (0.6 on A100, 0.8 on H100 within a node: Vidur's profiles)."""
+    exposed_reduction: Share = 0.3
+    """Share of the gradient reduction that does not hide behind the backward pass."""
+    optimizer_bytes: NonNegative = 20.0
+    """Bytes of memory traffic of Adam per parameter it updates: read and write two moments and the master, read the gradient, write
+    the weight."""
+    storage_bandwidth: Positive = 1e9
+    """Bytes per second and replica to and from a checkpoint."""
+    dispatch_s: NonNegative = 5e-3
+    """Seconds between a call's start and its work on the devices."""
+    task_s: NonNegative = 10e-3
+    """Fixed seconds of a CPU task."""
+    task_token_s: NonNegative = 2e-7
+    """Seconds of a CPU task per token: decoding and the user's arithmetic."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    # -- passes
+
+    def forward(self, setup: Setup, lengths: Array | Lengths) -> float:
+        """Return the seconds of one forward pass of one dp rank over rows of these lengths (prompt + response)."""
+        return self._pass(setup, lengths, 1.0, 1.0, self.forward_efficiency)
+
+    def train(self, setup: Setup, lengths: Array | Lengths) -> tuple[float, float]:
+        """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
+
+        6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the backward pass also reads and writes the
+        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp.
+        """
+        lengths = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
+        forward = self._pass(setup, lengths, 1.0, 1.0, self.train_efficiency)
+        again = setup.forwards_again
+        backward = self._pass(setup, lengths, 2.0 + again, 2.0 + again, self.train_efficiency, reduces=1.0 + again)
+        num_micro = math.ceil(lengths.tokens / setup.micro_batch_tokens)
+        kept = (8 + 2 * setup.bytes_each) * num_micro * self._local(setup) / setup.device.memory_bandwidth
+        return forward, backward + kept + (self.exposed_reduction * self.reduction(setup) if lengths.tokens else 0.0)
+
+    def _pass(
+        self, setup: Setup, lengths: Array | Lengths, times: float, reads: float, efficiency: float, reduces: float = 1.0
+    ) -> float:
+        """Seconds of ``times`` forward passes' work in which weights are read ``reads`` times.
+
+        In layers' worth of work: m micro-batches take m of the slowest stage and, once, all the others (GPipe, arXiv 1811.06965;
+        1F1B has the same bubble), which is (m + pp - 1) stages where all are alike.
+        """
+        spec, layout, device, traits = setup.spec, setup.layout, setup.device, setup.traits
+        tokens, squared, longest = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
+        if not tokens:
+            return 0.0
+        tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
+        filling = min(tokens, float(setup.micro_batch_tokens)) / traits.interleave
+        num_micro = math.ceil(tokens / setup.micro_batch_tokens)
+        slowest, every, most = setup.stage_layers
+        layer_tokens = tokens * slowest + filling * (every - slowest)
+        layer_passes = num_micro * slowest + (every - slowest) / traits.interleave
+        # attention: causal, so half of the square; the bubble is filled by micro-batches of the longest rows
+        squares = squared * most + filling * longest * (spec.num_layers - most)
+        attention = 2.0 * spec.num_heads * spec.head_dim * squares
+        flops = 2.0 * setup.layer_parameters * layer_tokens + attention
+        arithmetic = times * flops / (tp * setup.peak_flops * efficiency)
+        weights = reads * layer_passes * setup.layer_parameters * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
+        share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
+        kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
+        traffic = kept * hidden * share * layer_tokens
+        if not traits.flash_attention:
+            traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
+        seconds = math.hypot(arithmetic, weights) + times * traffic / bandwidth
+        launching = times * layer_passes * self.launch_s
+        # the host of an accelerator runs ahead of it; where the device is the host, one comes after the other
+        seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
+        message = layer_tokens * hidden * setup.bytes_each
+        seconds += 2 * reduces * float(self._all_reduce(message, tp, setup.links.tp, layer_passes))
+        if traits.zero3:  # gathering the next layer's weights hides behind this layer's work
+            seconds = max(seconds, num_micro * (1 + (times > 1)) * self.gather(setup))
+        return seconds + self._hops(setup, tokens, filling, num_micro)
+
+    def _hops(self, setup: Setup, tokens: float, filling: float, num_micro: int) -> float:
+        """Seconds of activations between stages, of which each tp rank sends its part (as Megatron-LM does)."""
+        layout, link = setup.layout, setup.links.pp
+        if layout.pp == 1:
+            return 0.0
+        sent = (tokens + (layout.pp - 1) * filling) * setup.spec.hidden_size * setup.bytes_each / layout.tp
+        return sent / self._rate(link) + (num_micro + layout.pp - 1) * link.latency_s
+
+    def reduction(self, setup: Setup) -> float:
+        """Return the seconds of making the gradients alike over dp.
+
+        An all-reduce in fp32; with the distributed optimizer (ZeRO stage 1, arXiv 1910.02054) a reduce-scatter, and an all-gather
+        of the updated weights.
+        """
+        return self.reduced_bytes(setup) / self._rate(setup.links.dp)
+
+    def reduced_bytes(self, setup: Setup) -> float:
+        """Return the bytes that a rank sends for that."""
+        dp = setup.layout.num_replicas
+        sent = 4 + setup.bytes_each if setup.distributed or setup.traits.zero3 else 8
+        return (dp - 1) / dp * self._local(setup) * sent
+
+    def gather(self, setup: Setup) -> float:
+        """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
+        dp = setup.layout.num_replicas
+        return (dp - 1) / dp * self._local(setup) * setup.bytes_each / self._rate(setup.links.dp)
+
+    def optimizer(self, setup: Setup) -> float:
+        """Return the seconds of one optimizer step: memory traffic over this rank's share of the state.
+
+        Every dp rank updates all of its weights, or 1 / dp of them with ``AdamW(distributed=True)``.
+        """
+        shards = setup.layout.num_replicas if setup.distributed or setup.traits.zero3 else 1
+        clip = setup.links.dp.latency_s * (setup.layout.size > 1)
+        return self.optimizer_bytes * self._local(setup) / shards / setup.device.memory_bandwidth + clip
+
+    def agree(self, setup: Setup) -> float:
+        """Return the seconds in which a role's ranks agree at the end of a pass that all of them are well and what they counted."""
+        return self.agree_s * math.log2(setup.layout.size)
+
+    # -- generation
+
+    def prefill(self, setup: Setup, prompts: Array) -> float:
+        """Return the seconds one rollout replica takes to read its prompts: forward passes over chunks of them."""
+        tokens = float(prompts.sum())
+        if not tokens:
+            return 0.0
+        generating = setup.generating
+        chunks = math.ceil(tokens / generating.micro_batch_tokens)
+        return self._pass(generating, prompts, 1.0, 1.0, self.forward_efficiency) + chunks * self.step_s
+
+    def decode(self, setup: Setup, prompts: Array, responses: Array) -> float:
+        """Return the seconds one rollout replica takes to produce responses of these lengths (see ``planner.perf.decoding``)."""
+        return decode_s(self, setup, prompts, responses)
+
+    # -- weights on the move
+
+    def reshard(self, setup: Setup, received_bytes: float | None = None) -> float:
+        """Return the seconds of a weight transition on the slowest rank.
+
+        Args:
+            setup: the actor.
+            received_bytes: bytes the fullest rank receives, e.g. counted by a ``ReshardPlan``; by default in closed form.
+        """
+        layout = setup.layout
+        if received_bytes is None:
+            received_bytes = reshard_bytes(setup.spec, layout, setup.rollout_tp, setup.dtype, setup.rollout_pp)
+        link = setup.links.pp if layout.pp > 1 else setup.links.tp if layout.tp > 1 else setup.links.dp
+        link = setup.links.within if setup.rollout_pp > 1 else link  # stages are folded with their neighbours only
+        latency = link.latency_s * setup.spec.num_layers / setup.rollout_pp * (received_bytes > 0)
+        return received_bytes / self._rate(link) + latency + self.rewrite(setup)
+
+    def planned_reshard(self, setup: Setup, plan: ReshardPlan) -> float:
+        """Return the seconds of a planned weight transition: the rank whose bytes, link by link, take longest."""
+        matrix = plan.matrix
+        nodes = np.asarray(plan.nodes)
+        same = (nodes[:, None] == nodes[None, :]) & ~np.eye(plan.num_ranks, dtype=bool)
+        near, far = (matrix * same).sum(0), (matrix * (nodes[:, None] != nodes[None, :])).sum(0)
+        links = dict(zip(LINKS[1:], (setup.links.within, setup.links.across), strict=True))
+        seconds = sum(
+            received / self._rate(link) + (received > 0) * link.latency_s * setup.spec.num_layers
+            for received, link in zip((near, far), links.values(), strict=True)
+        )
+        return float(np.max(seconds)) + self.rewrite(setup)
+
+    def rewrite(self, setup: Setup) -> float:
+        """Return the seconds of copying what a rollout rank needs through its own memory once.
+
+        On CPU in mode ``shared`` only one engine's weights are there at a time: the trainer's come back at this price, with no
+        bytes over a link (``to_training``).
+        """
+        needed = setup.parameters * setup.bytes_each / setup.rollout_tp / setup.rollout_pp
+        return 2 * needed / setup.device.memory_bandwidth
+
+    def onload(self, setup: Setup, what: str) -> float:
+        """Return the seconds of bringing ``"weights"`` or ``"optimizer"`` from host memory (or back: the links are symmetric).
+
+        In bf16 the optimizer's part is the fp32 master and two moments, in fp32 the moments; sharded over dp with
+        ``AdamW(distributed=True)``.
+        """
+        each = float(setup.bytes_each)
+        if what == "optimizer":
+            each = (8 if setup.dtype == "fp32" else 12) / (setup.layout.num_replicas if setup.distributed else 1)
+        return self._local(setup) * each / (setup.device.host_bandwidth * self.link_efficiency)
+
+    def move(self, num_bytes: float, link: LinkSpec, messages: int = 1) -> float:
+        """Return the seconds of a batch's columns between pools: bytes of the fullest receiver over its link."""
+        return num_bytes / self._rate(link) + messages * link.latency_s
+
+    def host_task(self, num_rows: int, num_tokens: int) -> float:
+        """Return the seconds of a function of the user's over columns, in a CPU task."""
+        return self.task_s + num_rows * 1e-6 + num_tokens * self.task_token_s
+
+    # -- calls
+
+    def costs(
+        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, lengths: Lengths | None = None
+    ) -> dict[str, float]:
+        """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
+
+        ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights. ``lengths`` are
+        those of prompts and responses together, where they were summed before.
+        """
+        if method in ("generate", "chat"):
+            reshard = {"reshard": self.reshard(setup)} if stale else {}
+            return {**reshard, "prefill": self.prefill(setup, prompts), "decode": self.decode(setup, prompts, responses)}
+        if method in ("update", "forward_backward"):
+            forward, backward = self.train(setup, lengths or prompts + responses)
+            end = self._step(setup) if method == "update" else {}
+            return {"forward": forward, "backward": backward, **self._agree(setup), **end}
+        if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
+            return {"reshard": self.rewrite(setup)}
+        if method == "step":
+            return self._step(setup)
+        if method in ("save_pretrained", "save_state", "load_state"):
+            each = state_bytes(setup.dtype) if method.endswith("state") else setup.bytes_each
+            return {method: each * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
+        if method in ("run", "grad_norm", "last_reshard", "census"):
+            return {method: self.task_s}
+        found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
+        if "weights" in setup.offloads:
+            moved = self.onload(setup, "weights")
+            return {"onload": moved, **found, "offload": moved}
+        return found
+
+    def _agree(self, setup: Setup) -> dict[str, float]:
+        return {"agree": self.agree(setup)} if setup.layout.size > 1 else {}
+
+    def _step(self, setup: Setup) -> dict[str, float]:
+        if "optimizer" not in setup.offloads:
+            return {"optimizer": self.optimizer(setup)}
+        moved = self.onload(setup, "optimizer")
+        return {"onload": moved, "optimizer": self.optimizer(setup), "offload": moved}
+
+    def seconds(self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False) -> float:
+        """Return the seconds of a call on ranks that get rows of these lengths: the sum of :meth:`costs`."""
+        return sum(self.costs(method, setup, prompts, responses, stale).values())
+
+    def method_costs(
+        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False
+    ) -> list[Mapping[str, float]]:
+        """Return, for each group of ranks that share rows, the call's seconds by span name (see :meth:`costs`)."""
+        setup = _setup(role, cluster, tuple(devices))
+        return [self.costs(method, setup, prompts, responses, stale) for prompts, responses in rows]
+
+    # -- parts of formulas
+
+    def _rate(self, link: LinkSpec) -> float:
+        return link.bandwidth * self.link_efficiency
+
+    @staticmethod
+    def _local(setup: Setup) -> float:
+        """Parameters of a rank."""
+        return setup.parameters / (setup.layout.tp * setup.layout.pp)
+
+    def _all_reduce(self, num_bytes: Array | float, ranks: int, link: LinkSpec, messages: float) -> Array | float:
+        """Seconds of a ring: every byte crosses 2 (n - 1) / n times (Patarasuk and Yuan, 2009); short messages take a tree's hops.
+
+        Eager all-reduces of at most 64 KB on A100 and H100 take 21 us on 4 and 33-38 us on 8 devices (Vidur's profiles), which is
+        2 log2(n) hops of 5 us.
+        """
+        if ranks == 1:
+            return 0.0
+        return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * 2 * math.log2(ranks) * link.latency_s
+
+    @classmethod
+    @checked
+    def fit(
+        cls, measured: Measured | Measurable | Sequence[Measured | Measurable], *, start: PerfModel | None = None,
+        constants: Sequence[str] = (),
+    ) -> Calibration:  # fmt: skip
+        """Refit at most eight constants from measured steps: robust least squares on logarithms, held to the presets.
+
+        Args:
+            measured: a real session (its last step), what ``session.measured(step)`` returns, or several of these.
+            start: the constants before; by default the presets.
+            constants: which to fit; by default the eight of ``hfsdk.planner.perf.calibration.FITTED`` of which the steps say most.
+
+        Returns:
+            The fitted model with its report: errors by call before and after, bands, and constants the steps say nothing of.
+
+        Raises:
+            OptionError: nothing was measured, the trace was predicted, or too many or unknown constants.
+        """
+        from hfsdk.planner.perf.calibration import FITTED, fit
+
+        return fit(measured, start or cls(), constants or FITTED)
+
+
+@lru_cache(maxsize=1024)
+def _setup(role: RoleSpec, cluster: ClusterSpec, devices: tuple[int, ...]) -> Setup:
+    return Setup.of(role, cluster, devices)
+
+
+def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1) -> float:
+    """Return the bytes the fullest rank receives in a weight transition, in closed form.
+
+    A rank needs M / (tp_g pp_g). Where tp_g divides tp it holds M / (pp tp) of that, which with pp_g = 1 gives table 2 of
+    HybridFlow: (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank
+    holds nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
+    """
+    model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
+    nests = (train.tp == 1 or train.tp % rollout_tp == 0) and train.pp % rollout_pp == 0
+    held = model_bytes / (max(train.pp, rollout_pp) * max(train.tp, rollout_tp)) if nests else 0.0
+    return model_bytes / (rollout_tp * rollout_pp) - held

@@ -1,0 +1,219 @@
+"""``Setup``: a model on its devices, everything a formula of ``PerfModel`` needs but the tokens; ``Links``: what its axes cross.
+
+A node's network link is shared by all of its devices. A ring over data-parallel ranks crosses a node's border once each way, so
+with tp ranks side by side as many rings share it; a device gets its part::
+
+    tp2 dp2 on two nodes    node 0 [ a0 b0 ]          rings a and b of dp share the network: each gets half
+                                     |  |
+                            node 1 [ a1 b1 ]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rollout_sizes import LEAST_SEQS
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
+from hfsdk.core.table import Array
+from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
+from hfsdk.planner.perf.memory import kv_cache_bytes, role_bytes
+from hfsdk.planner.perf.systems import HFSDK, SystemTraits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The slowest link each axis of a layout crosses; bandwidths are one device's part."""
+
+    tp: LinkSpec
+    pp: LinkSpec
+    dp: LinkSpec
+    near: LinkSpec | None = None
+    """Between devices of a node; ``None`` takes ``tp``."""
+    far: LinkSpec | None = None
+    """Between nodes, one device's part when all of a node's devices receive; ``None`` takes ``pp``."""
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec, devices: Sequence[int], layout: Layout) -> Links:
+        """Find which axes cross nodes when ``layout`` (filled) lies on ``devices`` in rank order (tp, then dp, then pp)."""
+        node_of = [node for node, members in enumerate(cluster.node_devices) for _ in members]
+        on = np.array([node_of[d] for d in devices])
+        nodes = on.reshape(layout.pp, layout.num_replicas, layout.tp)
+        fullest = int(np.bincount(on).max())
+        near, network = cluster.links_of(np.unique(on).tolist())
+        found = []
+        for axis in range(3):
+            lines = np.moveaxis(nodes, axis, -1).reshape(-1, nodes.shape[axis])
+            if not (lines != lines[:, :1]).any():
+                found.append(near)
+                continue
+            together = max(1, nodes.shape[axis] // len(np.unique(lines[0])))  # ranks of one ring on a node
+            found.append(_part(network, max(1.0, fullest / together)))
+        pp, dp, tp = found
+        return cls(tp=tp, pp=pp, dp=dp, near=near, far=_part(network, fullest))
+
+    @property
+    def within(self) -> LinkSpec:
+        """Between devices of a node."""
+        return self.near or self.tp
+
+    @property
+    def across(self) -> LinkSpec:
+        """Between nodes, one device's part."""
+        return self.far or self.pp
+
+
+@lru_cache(maxsize=256)
+def _part(link: LinkSpec, sharers: float) -> LinkSpec:
+    return link if sharers == 1 else replace(link, bandwidth=link.bandwidth / sharers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A model on its devices: everything a formula needs but the tokens."""
+
+    spec: ModelSpec
+    layout: Layout
+    """Filled: training or inference."""
+    device: DeviceSpec
+    """The slowest of the pool."""
+    links: Links
+    dtype: str = "bf16"
+    head: str = "lm"
+    micro_batch_tokens: int = 2048
+    recompute: str = ""
+    """What the backward pass computes again, as ``RoleSpec`` has it."""
+    rollout: Layout | None = None
+    """Layout of the generating engine; ``None`` takes ``layout``'s tp."""
+    rollout_links: Links | None = None
+    """``None`` takes ``links``."""
+    max_num_seqs: int = LEAST_SEQS
+    """Rows decoded at once on one replica."""
+    kv_cache_bytes: int = 0
+    """Key/value cache of one rank; 0 has room for ``max_num_seqs`` rows of any length."""
+    batch_tokens: int = 4096
+    """Most prompt tokens the generating engine reads in one pass."""
+    distributed: bool = False
+    """Whether AdamW's state is sharded over dp."""
+    offloads: tuple[str, ...] = ()
+    """What stays in host memory while it is not used: ``"weights"``, ``"optimizer"``."""
+    traits: SystemTraits = HFSDK
+
+    @classmethod
+    def of(cls, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int]) -> Setup:
+        """Describe a role with a model on a pool's devices; sizes of its rollout that are open are those it has there alone."""
+        assert role.model is not None
+        layout = (role.train or Layout()).fill(len(devices))
+        every = cluster.devices
+        kinds = {id(every[d]): every[d] for d in devices}
+        device = min(kinds.values(), key=lambda d: (d.peak_flops, d.name))
+        on_cpu = device.name.startswith("cpu")
+        options, links, rollout_links, cache = role.rollout_options, Links.of(cluster, devices, layout), None, 0
+        if role.rollout is not None:
+            if waits(role) and not on_cpu:
+                options = sizes_alone(role, role_bytes(with_least(role), len(devices)), list(kinds.values()))
+            groups = role.rollout.tp * role.rollout.pp
+            if len(devices) % groups == 0:
+                rollout_links = Links.of(cluster, devices, replace(role.rollout, dp=len(devices) // groups))
+            cache = options.kv_cache_bytes or kv_cache_bytes(role, role.rollout.tp, on_cpu=on_cpu)
+        return cls(
+            spec=role.model, layout=layout, device=device, links=links, dtype=role.dtype, head=role.head,
+            micro_batch_tokens=role.micro_batch_tokens, recompute=role.recompute, rollout=role.rollout,
+            rollout_links=rollout_links, max_num_seqs=options.max_num_seqs or LEAST_SEQS, kv_cache_bytes=cache,
+            batch_tokens=options.max_num_batched_tokens, offloads=role.offloads,
+            distributed=role.optimizer is not None and role.optimizer.distributed,
+        )  # fmt: skip
+
+    @property
+    def rollout_tp(self) -> int:
+        """Tensor-parallel size of the generating engine."""
+        return self.layout.tp if self.rollout is None else self.rollout.tp
+
+    @property
+    def rollout_pp(self) -> int:
+        """Pipeline-parallel size of the generating engine (1 in hfsdk; other systems generate in stages)."""
+        return 1 if self.rollout is None else self.rollout.pp
+
+    @cached_property
+    def generating(self) -> Setup:
+        """The model as the generating engine has it: its layout is that of the rollout, nothing is trained.
+
+        Where rows are generated in groups (``traits.generation_rows``), ``batch_tokens`` is the longest prompt, and a pass of the
+        prefill reads a whole group.
+        """
+        layout = Layout(tp=self.rollout_tp, pp=self.rollout_pp, dp=1)
+        traits = replace(self.traits, zero3=False)
+        rows = self.traits.generation_rows
+        return replace(
+            self, layout=layout, links=self.rollout_links or self.links, traits=traits, offloads=(), recompute="",
+            micro_batch_tokens=self.batch_tokens if not rows else rows * self.batch_tokens,
+        )  # fmt: skip
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights."""
+        return parameters(self.spec)
+
+    @cached_property
+    def bytes_each(self) -> int:
+        """Bytes of one weight or activation."""
+        return DTYPE_BYTES[self.dtype]
+
+    @cached_property
+    def peak_flops(self) -> float:
+        """The device's FLOP/s in ``dtype``."""
+        return self.device.flops(self.dtype)
+
+    @cached_property
+    def matmul_parameters(self) -> int:
+        """Weights each token is multiplied with: the embedding is a lookup, and a scalar head has no vocabulary."""
+        table = self.spec.vocab_size * self.spec.hidden_size
+        tables = (0 if self.spec.tied_embeddings else 1) + (1 if self.head == "scalar" else 0)
+        return self.parameters - tables * table
+
+    @cached_property
+    def layer_parameters(self) -> float:
+        """Weights of one layer."""
+        ends = (1 if self.spec.tied_embeddings else 2) * self.spec.vocab_size * self.spec.hidden_size
+        return (self.parameters - ends) / self.spec.num_layers
+
+    @cached_property
+    def head_layers(self) -> float:
+        """The output layer's work, counted in layers."""
+        return self.matmul_parameters / self.layer_parameters - self.spec.num_layers
+
+    @cached_property
+    def stage_layers(self) -> tuple[float, float, float]:
+        """Layers' worth of work of the slowest pipeline stage, of all stages, and the most layers any stage has.
+
+        Layers divide as evenly as they can; the last stage has the output layer as well.
+        """
+        most = math.ceil(self.spec.num_layers / self.layout.pp)
+        last = self.spec.num_layers - most * (self.layout.pp - 1) + self.head_layers
+        last = max(last, math.floor(self.spec.num_layers / self.layout.pp) + self.head_layers)
+        return max(float(most), last), self.spec.num_layers + self.head_layers, most
+
+    @property
+    def forwards_again(self) -> float:
+        """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small beside them)."""
+        mlps = 3 * self.spec.num_layers * self.spec.hidden_size * self.spec.mlp_hidden_size
+        return {"": 0.0, "selective": mlps / self.matmul_parameters, "full": 1.0}[self.recompute]
+
+    def forward_flops(self, lengths: Array) -> float:
+        """Return the FLOPs of a pass over rows of these lengths: 2 per weight and token, and causal attention."""
+        spec = self.spec
+        tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
+        attention = 2 * spec.num_layers * spec.num_heads * spec.head_dim * squares / 2
+        return 2.0 * (tokens * self.matmul_parameters + attention)
+
+
+@lru_cache(maxsize=64)
+def parameters(spec: ModelSpec) -> int:
+    """Return the number of weights, counted once a spec."""
+    return spec.num_parameters()

@@ -1,0 +1,215 @@
+"""What is placed, and in which ways: items (roles and shadows), their jobs, and groupings (who shares devices with whom).
+
+The family of plans: every set partition of the items into pools; blocks of frozen models may instead lie side by side on parts of
+a pool that a trained or generating model uses (interleaving, arXiv 2312.11819); an actor may generate by a shadow, a critic infer
+by one (separation), on a pool other than its own. In 2312.11819's terms::
+
+    {actor critic reference reward}                          flattening, HybridFlow's colocate
+    {actor critic} with parts {reference}, {reward}          interleaving
+    {actor} {critic} {actor.rollout} {critic.inference} ...  separation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from hfsdk.core.layout import Layout
+from hfsdk.core.placement import SHADOWS
+from hfsdk.core.roles import GENERATING, RoleSpec, altered, needed
+from hfsdk.planner.search.recorded import CHANGING, Recorded, RecordedCall
+
+MOST_ITEMS = 6
+"""Shadows are in the family while roles and shadows together are no more: six have 203 set partitions, nine 21,147."""
+
+SHADOW_KINDS = {"rollout": "actor", "inference": "critic"}
+"""Ending of a shadow's name -> the kind of role that can have it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """A call as it is laid out; with shadows there is one more for every export of weights."""
+
+    item: str
+    """Who carries it out; empty for a CPU task."""
+    role: str
+    """Whose call it is in the trace: the item's name, or ``"session"``."""
+    method: str
+    call: RecordedCall | None
+    """``None`` for an export."""
+    after: tuple[int, ...]
+    """Numbers of the jobs it waits for, in the order of submission."""
+    stale: bool = False
+    """Of a generation: the weights have changed since the last one."""
+    away: bool = False
+    """Whether the weights are with the other engine where only one has them at a time (CPU, ``cpu_weights="shared"``)."""
+    sync: bool = False
+    """Of a shadow: it takes the weights over first."""
+    source: str = ""
+    """Of such: the role they come from."""
+
+    @property
+    def phase(self) -> str:
+        """Generation, preparation or learning."""
+        return self.call.phase if self.call else "generation"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Item:
+    """What is placed as one: a role, or a shadow of one (``actor.rollout``)."""
+
+    name: str
+    role: RoleSpec
+    """With ``rollout=None`` where a shadow generates."""
+    trained: RoleSpec | None = None
+    """Of a shadow, the role whose weights it takes."""
+    like: RoleSpec
+    """The role without its name and layouts: items alike in it cost the same."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it may live on a part of another pool: neither trained nor generating, and no shadow."""
+        return not (self.role.trainable or self.role.rollout or self.role.shadow_of)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Mode:
+    """Which shadows there are, and with them the items and the jobs in the order of submission."""
+
+    items: tuple[Item, ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def shadows(self) -> tuple[str, ...]:
+        """Names of the shadows."""
+        return tuple(item.name for item in self.items if item.role.shadow_of)
+
+    def jobs_of(self, item: str) -> list[int]:
+        """Return the numbers of an item's jobs."""
+        return [number for number, job in enumerate(self.jobs) if job.item == item]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Who shares devices with whom: blocks of item numbers, and of each the block it lies on a part of (-1: a pool of its own)."""
+
+    blocks: tuple[tuple[int, ...], ...]
+    hosts: tuple[int, ...]
+
+
+def modes_of(roles: Sequence[RoleSpec], recorded: Recorded, shadows: bool = True) -> list[Mode]:
+    """Return every way to have or not have shadows; only of roles whose calls a shadow would carry out, and of few."""
+    possible = [
+        f"{role.name}.{ending}" for ending, kind in SHADOW_KINDS.items() for role in roles
+        if shadows and role.kind == kind and role.trainable and recorded.of(role.name, (SHADOWS[ending],))
+    ]  # fmt: skip
+    return [
+        _mode(roles, recorded, [name for name, there in zip(possible, chosen, strict=True) if there])
+        for chosen in product((False, True), repeat=len(possible))
+        if not any(chosen) or len(roles) + sum(chosen) <= MOST_ITEMS
+    ]
+
+
+def _mode(roles: Sequence[RoleSpec], recorded: Recorded, shadows: Sequence[str]) -> Mode:
+    items = []
+    for role in roles:
+        generates = f"{role.name}.rollout" not in shadows
+        own = role if generates else altered(role, rollout=None)
+        items.append(Item(name=role.name, role=own, like=_like(own)))
+    for name in shadows:
+        base, _, ending = name.rpartition(".")
+        trained = next(role for role in roles if role.name == base)
+        shadow = altered(trained, name=name, optimizer=None, shadow_of=base)
+        shadow = altered(shadow, train=None) if ending == "rollout" else altered(shadow, train=Layout(), auto=())
+        items.append(Item(name=name, role=shadow, trained=trained, like=_like(shadow)))
+    return Mode(items=tuple(items), jobs=tuple(_jobs(recorded, shadows, _sharing(roles, shadows))))
+
+
+def _like(role: RoleSpec) -> RoleSpec:
+    return altered(
+        role, name="", folder="", train=None, rollout=Layout() if role.rollout else None, auto=(), seed=0, restore="", nodes=(),
+        timeout_s=60.0, generated_by="", shadow_of="shadow" if role.shadow_of else "",
+    )  # fmt: skip
+
+
+def _sharing(roles: Sequence[RoleSpec], shadows: Sequence[str]) -> set[str]:
+    """Return the roles whose trainer and rollout live side by side and, on CPU, have one copy of the weights between them."""
+    return {
+        role.name for role in roles
+        if role.rollout and role.rollout_options.cpu_weights == "shared" and f"{role.name}.rollout" not in shadows
+    }  # fmt: skip
+
+
+def _jobs(recorded: Recorded, shadows: Sequence[str], sharing: Collection[str]) -> Iterator[Job]:
+    """Yield the step's jobs; a shadow's first call after its role has changed waits for an export of the weights."""
+    number_of: dict[int, int] = {}
+    generating: set[str] = set()
+    """Roles of ``sharing`` whose weights are with the rollout; a step begins with the trainer's."""
+    fresh: set[str] = set()
+    """Roles whose rollout, and shadows that, have the weights as they are."""
+    number = 0
+    for call in recorded.calls:
+        after = tuple(number_of[i] for i in call.inputs if i in number_of)
+        by = next((f"{call.role}.{end}" for end, m in SHADOWS.items() if m == call.method and f"{call.role}.{end}" in shadows), "")
+        stale = call.method in GENERATING and not by and call.role not in fresh
+        sync = bool(by) and by not in fresh
+        if sync:
+            yield Job(item=call.role, role=call.role, method="export_weights", call=None, after=())
+            after, number = (*after, number), number + 1
+        item = "" if call.on_host else by or call.role
+        away = item in sharing and (bool(needed(call.method)) if item in generating else call.method in GENERATING)
+        yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after, stale=stale, away=away,
+                  sync=sync, source=call.role if sync else "")  # fmt: skip
+        if away:
+            generating ^= {item}
+        if stale or sync:
+            fresh.add(by or call.role)
+        if call.method in CHANGING:
+            fresh -= {call.role, *(f"{call.role}.{ending}" for ending in SHADOWS)}
+        number_of[call.id] = number
+        number += 1
+
+
+def groupings_of(mode: Mode) -> list[Grouping]:
+    """Return every way to share devices; a shadow never shares them with its role."""
+    names = [item.name for item in mode.items]
+    return list(_groupings(
+        tuple(item.frozen for item in mode.items),
+        tuple(names.index(item.role.shadow_of) if item.role.shadow_of else -1 for item in mode.items),
+    ))  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _groupings(frozen: tuple[bool, ...], shadow_of: tuple[int, ...]) -> tuple[Grouping, ...]:
+    """Return them by which items are frozen, and of each the item it is a shadow of (-1: none)."""
+    found = []
+    for blocks in _partitions(len(frozen)):
+        if any(shadow_of[i] in block for block in blocks for i in block):
+            continue
+        parts = [b for b, block in enumerate(blocks) if all(frozen[i] for i in block)]
+        hosts = [b for b in range(len(blocks)) if b not in parts]
+        for chosen in product((-1, *hosts), repeat=len(parts)):
+            homes = [-1] * len(blocks)
+            for part, host in zip(parts, chosen, strict=True):
+                homes[part] = host
+            if any(chosen.count(host) == 1 for host in hosts):  # nothing runs beside a part that is alone
+                continue
+            found.append(Grouping(blocks, tuple(homes)))
+    return tuple(found)
+
+
+def _partitions(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield the set partitions of 0, ..., count - 1 (Bell(4) = 15)."""
+    def grow(blocks: list[list[int]], number: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+        if number == count:
+            yield tuple(map(tuple, blocks))
+            return
+        for block in blocks:
+            block.append(number)
+            yield from grow(blocks, number + 1)
+            block.pop()
+        yield from grow([*blocks, [number]], number + 1)
+
+    yield from grow([], 0)

@@ -1,0 +1,114 @@
+"""When every job of a step starts and ends: the simulated runtime's rule, for many plans at once.
+
+Jobs run in the order of submission. A job starts when its pool is free, every pool that shares devices with it is free, and all
+that it reads is there; CPU tasks have a clock of their own::
+
+    end[j] = max(clock[pools that exclude j's], end[inputs of j]) + seconds[j]
+
+The makespan never falls when a job takes longer, so that least seconds of every job give a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+
+from hfsdk.core.table import Array
+from hfsdk.planner.search.items import Grouping, Mode
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """The jobs of one mode under each of its groupings."""
+
+    mode: Mode
+    groupings: Sequence[Grouping]
+
+    @cached_property
+    def most_blocks(self) -> int:
+        """Most pools of any grouping."""
+        return max(len(g.blocks) for g in self.groupings)
+
+    @cached_property
+    def block_of(self) -> Array:
+        """[grouping, job]: the block that carries a job out; the last number is that of CPU tasks."""
+        names = [item.name for item in self.mode.items]
+        found = np.full((len(self.groupings), len(self.mode.jobs)), self.most_blocks)
+        for g, grouping in enumerate(self.groupings):
+            homes = {names[i]: b for b, block in enumerate(grouping.blocks) for i in block}
+            found[g] = [homes.get(job.item, self.most_blocks) for job in self.mode.jobs]
+        return found
+
+    @cached_property
+    def excludes(self) -> Array:
+        """[grouping, job, block]: whether a job waits for a block's clock: its own, that of its host, those of its parts."""
+        count = self.most_blocks + 1
+        shares = np.broadcast_to(np.eye(count, dtype=bool), (len(self.groupings), count, count)).copy()
+        for g, grouping in enumerate(self.groupings):
+            for part, host in enumerate(grouping.hosts):
+                if host >= 0:
+                    shares[g, part, host] = shares[g, host, part] = True
+        found: Array = shares[np.arange(len(self.groupings))[:, None], self.block_of]
+        return found
+
+    def waits(self, grouping: int) -> Array:
+        """Return which jobs (columns) each job (row) waits for: those it reads, and earlier ones on devices that it shares."""
+        found = np.zeros((len(self.mode.jobs), len(self.mode.jobs)), dtype=bool)
+        for j, job in enumerate(self.mode.jobs):
+            found[j, list(job.after)] = True
+            found[j, :j] |= self.excludes[grouping, j][self.block_of[grouping, :j]]
+        return found
+
+    @cached_property
+    def has_parts(self) -> Array:
+        """[grouping]: whether any block lies on a part of another."""
+        return np.array([any(host >= 0 for host in g.hosts) for g in self.groupings])
+
+    def ends(self, seconds: Array, grouping: Array | int) -> Array:
+        """Return when every job ends.
+
+        Args:
+            seconds: [plan, job].
+            grouping: numbers of groupings, [plan], or one of all plans, which is quicker.
+
+        Returns:
+            Seconds from the step's start, [plan, job].
+        """
+        if not isinstance(grouping, np.ndarray):
+            return np.stack(self._ends_alike(seconds, grouping), axis=1)
+        count, num_jobs = seconds.shape
+        rows = np.arange(count)
+        clocks = np.zeros((count, self.most_blocks + 1))
+        blocks = self.block_of[grouping]
+        excludes = self.excludes[grouping] if self.has_parts[grouping].any() else None
+        ends = np.empty((count, num_jobs))
+        for j in range(num_jobs):
+            own = blocks[:, j]
+            start = clocks[rows, own] if excludes is None else (clocks * excludes[:, j]).max(1)
+            for source in self.mode.jobs[j].after:
+                start = np.maximum(start, ends[:, source])
+            ends[:, j] = start + seconds[:, j]
+            clocks[rows, own] = ends[:, j]
+        return ends
+
+    def _ends_alike(self, seconds: Array, grouping: int) -> list[Array]:
+        """Return the same by job, of plans that share their devices alike."""
+        clocks: dict[int, Array] = {}
+        ends: list[Array] = []
+        by_job = np.ascontiguousarray(seconds.T)
+        for j, (job, own) in enumerate(zip(self.mode.jobs, self.block_of[grouping].tolist(), strict=True)):
+            before = clocks if self.has_parts[grouping] else (own,)
+            start = [clocks[b] for b in before if b in clocks and self.excludes[grouping, j, b]] + [ends[k] for k in job.after]
+            ends.append(reduce(np.maximum, start) + by_job[j] if start else by_job[j])
+            clocks[own] = ends[-1]
+        return ends
+
+    def makespan(self, seconds: Array, grouping: Array | int) -> Array:
+        """Return the seconds of the step, [plan]; arguments as of :meth:`ends`."""
+        if not isinstance(grouping, np.ndarray):
+            return reduce(np.maximum, self._ends_alike(seconds, grouping))
+        ends: Array = self.ends(seconds, grouping).max(1)
+        return ends

@@ -1,0 +1,216 @@
+"""What a mode's plans can be at best: for every set of items and pool size, each job's least seconds. Feeds the search's bounds.
+
+A job of an item that shares its devices with others has at least the seconds of the item's fastest layout among those that leave
+room for the others' least bytes. With devices left idle a larger pool is never worse, so the least over all smaller sizes bounds a
+whole range of sizes (``least``); a size itself has ``exact``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from hfsdk.core.table import Array
+from hfsdk.planner.perf.cache import waits
+from hfsdk.planner.search.items import Grouping, Mode
+from hfsdk.planner.search.pools import Kind
+from hfsdk.planner.search.replay import Replay
+from hfsdk.planner.search.tables import Candidates, Tables, room
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """A grouping, and of every block the kind of nodes it lies on."""
+
+    grouping: int
+    kinds: tuple[int, ...]
+
+
+class Space:
+    """All plans of one mode on a cluster's kinds of nodes; see the module's text.
+
+    Attributes:
+        mode: items and jobs.
+        kinds: of nodes.
+        arrangements: ways to share devices and to choose kinds; the search adds sizes, then layouts.
+        sizes_are_open: whether sizes of a rollout come from the memory of GPUs.
+    """
+
+    def __init__(self, mode: Mode, groupings: Sequence[Grouping], kinds: Sequence[Kind], tables: Tables, everything: bool) -> None:
+        self.mode, self.groupings, self.kinds, self.tables = mode, list(groupings), list(kinds), tables
+        self.replay = Replay(mode, self.groupings)
+        self.jobs_of = [mode.jobs_of(item.name) for item in mode.items]
+        self.everything = everything or sum(item.role.rollout is not None for item in mode.items) > 1
+        self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
+        self._found: dict[tuple[int, int, int], Candidates] = {}
+        self._pads: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
+        self.arrangements = [a for g, grouping in enumerate(self.groupings) for a in self._arrange(g, grouping)]
+
+    def timed_by(self, tables: Tables) -> Space:
+        """Return the same plans with other seconds for rollouts whose sizes are open, and the same bytes."""
+        other = copy(self)
+        other.tables = tables
+        same = {i for i, item in enumerate(self.mode.items) if not waits(item.role)}
+        other._found = {key: found for key, found in self._found.items() if key[0] in same}
+        other._pads = {key: found for key, found in self._pads.items() if key[0] in same}
+        for name in ("exact", "least", "work"):
+            other.__dict__.pop(name, None)
+        return other
+
+    def _arrange(self, number: int, grouping: Grouping) -> list[Arrangement]:
+        """Choose a kind for every block: parts lie on their hosts' kind; the whole cluster is one pool alone, without parts."""
+        free = [b for b, host in enumerate(grouping.hosts) if host < 0]
+        found = []
+        for chosen in product(range(len(self.kinds)), repeat=len(free)):
+            if any(self.kinds[k].whole for k in chosen) and len(grouping.blocks) > 1:
+                continue
+            kinds = dict(zip(free, chosen, strict=True))
+            found.append(Arrangement(number, tuple(kinds[b if h < 0 else h] for b, h in enumerate(grouping.hosts))))
+        return found
+
+    # -- candidates
+
+    def candidates(self, item: int, kind: int, size: int) -> Candidates:
+        """Return an item's layouts on a pool of the size with this number."""
+        key = item, kind, size
+        if key not in self._found:
+            jobs = [self.mode.jobs[j] for j in self.jobs_of[item]]
+            devices, one = int(self.kinds[kind].sizes[size]), self.mode.items[item]
+            depends = one.trained is not None and self.tables.far(self.kinds[kind], devices) is None  # on where its weights are
+            self._found[key] = self.tables.candidates(one, jobs, self.kinds[kind], devices, everything=self.everything or depends)
+        return self._found[key]
+
+    def _padded(self, item: int, kind: int) -> tuple[Array, Array, Array]:
+        """Return seconds [size, candidate, job], resident and working [size, candidate]; infinite where there is no candidate."""
+        if (item, kind) in self._pads:
+            return self._pads[item, kind]
+        found = [self.candidates(item, kind, s) for s in range(len(self.kinds[kind].sizes))]
+        most = max(1, *map(len, found))
+        seconds = np.full((len(found), most, len(self.jobs_of[item])), np.inf)
+        resident, working = np.full((len(found), most), np.inf), np.full((len(found), most), np.inf)
+        for s, one in enumerate(found):
+            seconds[s, : len(one)], resident[s, : len(one)], working[s, : len(one)] = one.seconds, one.resident, one.working
+        self._pads[item, kind] = seconds, resident, working
+        return seconds, resident, working
+
+    # -- tables of bounds: one row for every (kind, block); row 0 is that of a block that is not there
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(kind, items) of every row but the first."""
+        found = {(k, b) for a in self.arrangements for k, b in zip(a.kinds, self.groupings[a.grouping].blocks, strict=True)}
+        return sorted(found)
+
+    @cached_property
+    def rows(self) -> Array:
+        """[arrangement, block]: the row of each block."""
+        number = {block: n for n, block in enumerate(self.blocks, start=1)}
+        found = np.zeros((len(self.arrangements), self.replay.most_blocks), dtype=np.int64)
+        for n, a in enumerate(self.arrangements):
+            for b, (kind, block) in enumerate(zip(a.kinds, self.groupings[a.grouping].blocks, strict=True)):
+                found[n, b] = number[kind, block]
+        return found
+
+    @cached_property
+    def grouping_of(self) -> Array:
+        """[arrangement]: its grouping."""
+        return np.array([a.grouping for a in self.arrangements])
+
+    @cached_property
+    def hosts(self) -> Array:
+        """[arrangement, block]: the block it lies on a part of, or -1."""
+        found = np.full((len(self.arrangements), self.replay.most_blocks), -1)
+        for n, a in enumerate(self.arrangements):
+            hosts = self.groupings[a.grouping].hosts
+            found[n, : len(hosts)] = hosts
+        return found
+
+    @cached_property
+    def kind_of(self) -> Array:
+        """[arrangement, block]: its kind; -1 for a block that is not there."""
+        found = np.full((len(self.arrangements), self.replay.most_blocks), -1)
+        for n, a in enumerate(self.arrangements):
+            found[n, : len(a.kinds)] = a.kinds
+        return found
+
+    @cached_property
+    def sizes(self) -> Array:
+        """[row, size number]: devices; infinite beyond a kind's last size, nothing in row 0."""
+        most = max(len(kind.sizes) for kind in self.kinds)
+        found = np.full((len(self.blocks) + 1, most), np.inf)
+        found[0] = 0
+        for n, (kind, _) in enumerate(self.blocks, start=1):
+            found[n, : len(self.kinds[kind].sizes)] = self.kinds[kind].sizes
+        return found
+
+    @cached_property
+    def num_sizes(self) -> Array:
+        """[row]: how many sizes there are."""
+        return np.array([1, *(len(self.kinds[kind].sizes) for kind, _ in self.blocks)])
+
+    @cached_property
+    def exact(self) -> Array:
+        """[row, size number, job]: least seconds on a pool of this size; 0 for others' jobs, infinite where nothing fits."""
+        found = np.zeros((*self.sizes.shape, len(self.mode.jobs)))
+        found[1:] = np.where(np.isfinite(self.sizes[1:, :, None]), 0.0, np.inf)
+        for n, (kind, block) in enumerate(self.blocks, start=1):
+            count = len(self.kinds[kind].sizes)
+            parts = [self._padded(i, kind) for i in block]
+            least = [resident.min(1) for _, resident, _ in parts]
+            for i, (seconds, resident, working) in zip(block, parts, strict=True):
+                others = np.sum([x for j, x in zip(block, least, strict=True) if j != i], axis=0) if len(block) > 1 else 0.0
+                fits = resident + working + np.reshape(others, (-1, 1)) <= room(self.kinds[kind])
+                best = np.where(fits[:, :, None], seconds, np.inf).min(1)
+                best[~fits.any(1)] = np.inf
+                found[n, :count, self.jobs_of[i]] = best.T
+                if not self.jobs_of[i]:  # a role without a call has to fit all the same
+                    found[n, :count][~fits.any(1)] = np.inf
+        return found
+
+    @cached_property
+    def least(self) -> Array:
+        """The same over all sizes up to this one."""
+        return np.minimum.accumulate(self.exact, axis=1)
+
+    @cached_property
+    def work(self) -> Array:
+        """[row]: seconds of all jobs on the largest pool of the kind, as far as they fit there."""
+        rows = np.arange(len(self.num_sizes))
+        seconds = self.least[rows, self.num_sizes - 1]
+        found: Array = np.where(np.isfinite(seconds), seconds, 0.0).sum(1)
+        return found
+
+    @cached_property
+    def held(self) -> tuple[Array, Array]:
+        """[row, size number]: least bytes held all the time, and least working bytes, over all sizes up to this one."""
+        resident, working = np.zeros(self.sizes.shape), np.zeros(self.sizes.shape)
+        for n, (kind, block) in enumerate(self.blocks, start=1):
+            count = len(self.kinds[kind].sizes)
+            parts = [self._padded(i, kind) for i in block]
+            resident[n, :count] = np.sum([r.min(1) for _, r, _ in parts], axis=0)
+            working[n, :count] = np.max([w.min(1) for _, _, w in parts], axis=0)
+        return np.minimum.accumulate(resident, axis=1), np.minimum.accumulate(working, axis=1)
+
+    @cached_property
+    def rooms(self) -> Array:
+        """[kind]: bytes of a device that roles can have."""
+        return np.array([room(kind) for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def devices(self) -> Array:
+        """[kind]: how many devices there are; the last entry, for a block that is not there, is 0."""
+        return np.array([*(kind.num_devices for kind in self.kinds), 0], dtype=float)
+
+    @cached_property
+    def fixed(self) -> Array:
+        """[job]: seconds of CPU tasks; 0 for others."""
+        perf, found = self.tables.perf, np.zeros(len(self.mode.jobs))
+        for j, job in enumerate(self.mode.jobs):
+            if not job.item and job.call is not None:
+                found[j] = perf.host_task(job.call.num_rows, job.call.num_read_tokens)
+        return found

@@ -1,0 +1,466 @@
+"""What every call takes in every layout on pools of every size: predicted once, looked up by the search.
+
+For an item on a pool the *candidates* are its layouts that fit the model and, alone, the device. Those that are no better than
+another in the seconds of any call and in either kind of bytes cannot make a plan better, and are dropped::
+
+    actor (generate, log_probs, update) on 16 devices      seconds              resident   working
+        tp8 pp2 dp1, rollout tp8                           41.0   9.1  31.0      52 GB       6 GB
+        tp4 pp4 dp1, rollout tp4                           33.9   9.0  30.2      61 GB       5 GB   <- faster, fuller: both stay
+        tp2 pp8 dp1, rollout tp8                           41.2   9.9  34.1      52 GB       6 GB   <- dropped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from hfsdk.core.errors import LayoutError
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import GENERATING, RoleSpec, altered
+from hfsdk.core.rollout_sizes import LEAST_SEQS
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
+from hfsdk.core.table import Array
+from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
+from hfsdk.planner.perf.decoding import slots
+from hfsdk.planner.perf.memory import (
+    CPU_PROCESS_BYTES,
+    GPU_PROCESS_BYTES,
+    MemoryEstimate,
+    kv_cache_bytes,
+    role_bytes,
+    rollout_parameters,
+)  # fmt: skip
+from hfsdk.planner.perf.perf_model import Lengths, Links, PerfModel, Setup
+from hfsdk.planner.search.items import Item, Job
+from hfsdk.planner.search.pools import Kind, kinds_of, pack
+from hfsdk.planner.search.recorded import UNSPLIT, RecordedCall
+
+EMPTY = np.zeros(0, dtype=np.int64)
+Shard = tuple[Array, Array, Lengths]
+"""Prompt and response lengths of a rank's rows, and both together, summed once for all layouts."""
+NOTHING: list[Shard] = [(EMPTY, EMPTY, Lengths.of(EMPTY))]
+LAYOUT_FREE = ("parameters", "bytes_each", "peak_flops", "matmul_parameters", "layer_parameters", "head_layers")
+"""What a setup works out of its model and device alone; thousands of setups share it."""
+MOST_SETUPS = 50_000
+"""Setups that are remembered; a search over 4,096 devices makes about 10,000."""
+SETUP_FIELDS = tuple(f.name for f in fields(Setup))
+Phases = list[tuple[str, float]]
+"""(span name, seconds), in order."""
+LayoutsOf = Mapping[str, Layout]
+"""``"train"`` and ``"rollout"`` -> filled layouts."""
+Fitting = tuple[tuple[LayoutsOf, ...], Array, Array]
+"""Layouts, and bytes resident and working of each."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Candidates:
+    """The layouts of an item on a pool of some size."""
+
+    layouts: tuple[LayoutsOf, ...]
+    seconds: Array
+    """[candidate, job of the item]; what is taken over from a trained role comes over the faster link where it might."""
+    resident: Array
+    """Bytes held all the time, [candidate]."""
+    working: Array
+    """Further bytes while its greediest call runs, [candidate]."""
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    def take(self, keep: Array) -> Candidates:
+        """Return those with these numbers."""
+        return Candidates(
+            layouts=tuple(self.layouts[i] for i in keep), seconds=self.seconds[keep], resident=self.resident[keep],
+            working=self.working[keep],
+        )  # fmt: skip
+
+
+def process_bytes(kind: Kind) -> int:
+    """Return the bytes of a worker process."""
+    return CPU_PROCESS_BYTES if kind.on_cpu else GPU_PROCESS_BYTES
+
+
+def room(kind: Kind) -> int:
+    """Return the bytes of a device that roles can have."""
+    return kind.device.memory_bytes - process_bytes(kind)
+
+
+@dataclass(eq=False, kw_only=True)
+class Known:
+    """What a cluster's layouts are whatever a step does: setups, links and bytes. A search takes them over from the one before."""
+
+    kinds: tuple[Kind, ...]
+    numbers: Iterator[int] = field(default_factory=count)
+    likes: dict[RoleSpec, int] = field(default_factory=dict)
+    """Each role has a number of its own, also where a what-if's thread and a cell search at the same time."""
+    setups: dict[Any, Setup] = field(default_factory=dict)
+    links: dict[Any, Links] = field(default_factory=dict)
+    bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
+    fitting: dict[Any, Fitting] = field(default_factory=dict)
+    leads: dict[Hashable, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=dict)
+    """By what was searched for: the placements that were best; the next search looks at them first."""
+
+
+@lru_cache(maxsize=4)
+def _known(cluster: ClusterSpec) -> Known:
+    return Known(kinds=kinds_of(cluster))
+
+
+def known_of(cluster: ClusterSpec) -> Known:
+    """Return what was found of a cluster's layouts so far; anew where it has become much."""
+    found = _known(cluster)
+    if len(found.setups) > MOST_SETUPS:
+        _known.cache_clear()
+        found = _known(cluster)
+    return found
+
+
+@dataclass(eq=False)
+class Tables:
+    """Predicts seconds and bytes of items and remembers them; see the module's text."""
+
+    cluster: ClusterSpec
+    perf: PerfModel
+    least: bool = False
+    """Whether rollouts whose cache is open are asked to have the smallest one, and not what they should have."""
+    alone: bool = True
+    """Whether they are timed with the cache that they have beside their own role alone, and not with what they should have."""
+    num_predicted: int = 0
+    """Layouts of items on pools whose calls were predicted."""
+    known: Known = field(init=False)
+    _shares_cores: bool = field(init=False)
+    _items: dict[Item, int] = field(default_factory=dict)
+    _found: dict[Any, Candidates] = field(default_factory=dict)
+    _rows: dict[Any, list[Shard]] = field(default_factory=dict)
+    _costs: dict[Any, Phases] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.known, self._shares_cores = known_of(self.cluster), self.cluster.shares_cores
+
+    def but(self, *, least: bool = False, alone: bool = True) -> Tables:
+        """Return tables with other sizes for rollouts; what does not depend on those is shared."""
+        return replace(self, least=least, alone=alone, num_predicted=0)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of the cluster's nodes."""
+        return self.known.kinds
+
+    def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
+        """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
+        about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
+        sizes = (self.alone, self.least) if waits(item.role) and not kind.on_cpu else ()
+        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything, sizes
+        if key not in self._found:
+            self._found[key] = self._candidates(item, jobs, kind, size, everything)
+        return self._found[key]
+
+    def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool) -> Candidates:
+        layouts, resident, working = self._fitting(item, kind, size)
+        seconds = [[self.seconds(item, job, each, kind, size) for job in jobs] for each in layouts]
+        self.num_predicted += len(layouts)
+        found = Candidates(
+            layouts=layouts, seconds=np.array(seconds).reshape(len(layouts), len(jobs)), resident=resident, working=working
+        )
+        return found if everything or len(layouts) < 2 else found.take(_undominated(found))
+
+    def _fitting(self, item: Item, kind: Kind, size: int) -> Fitting:
+        """Return the layouts that the memory of a pool's devices allows, with resident and working bytes."""
+        role = item.role
+        key = self._like(item), role.train, role.rollout, role.auto, kind, size, self.least
+        if key not in self.known.fitting:
+            rows: list[tuple[LayoutsOf, int, int]] = []
+            most = room(kind)
+            layers = _layer_bytes(role) if role.train is not None else 0.0
+            for layouts in self.layouts(item, kind, size):
+                train = layouts.get("train")
+                if train is not None and layers > most * train.tp * train.pp:
+                    continue  # said at once what the memory model says of most layouts of a large model
+                held = self.bytes_of(item, layouts, kind, size)
+                if held.total <= most:
+                    rows.append((layouts, held.resident, held.working))
+            resident, working = (np.array([row[i] for row in rows], dtype=float) for i in (1, 2))
+            self.known.fitting[key] = tuple(row[0] for row in rows), resident, working
+        return self.known.fitting[key]
+
+    # -- layouts
+
+    def layouts(self, item: Item, kind: Kind, size: int) -> Iterator[LayoutsOf]:
+        """Yield the layouts of an item that cover a pool: as declared, or every one that fits the model (tp within a node)."""
+        role = item.role
+        assert role.model is not None
+        rollouts = [None] if role.rollout is None else rollouts_of(role, kind, size)
+        trains = [None] if role.train is None else trains_of(role, kind, size)
+        for train in trains:
+            for rollout in rollouts:
+                yield {use: layout for use, layout in (("train", train), ("rollout", rollout)) if layout is not None}
+
+    # -- bytes
+
+    def bytes_of(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, least: bool = False) -> MemoryEstimate:
+        """Return what an item asks of each device of its pool, with the smallest cache (``least``) or what it should have."""
+        role, least = item.role, (least or self.least) and not kind.on_cpu
+        train, rollout = layouts.get("train"), layouts.get("rollout")
+        sharded = role.optimizer is not None and role.optimizer.distributed
+        shape = (train.tp, train.pp, train.dp if sharded else 0) if train else (0, 0, 0)
+        key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu, least
+        if key not in self.known.bytes:
+            role = with_layouts(role, layouts)
+            self.known.bytes[key] = role_bytes(with_least(role) if least else role, size, on_cpu=kind.on_cpu)
+        return self.known.bytes[key]
+
+    # -- seconds
+
+    def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
+        """Return the seconds of a job on its slowest rank, from its start; a sync over the faster link it may take."""
+        far = self.far(kind, size)
+        return self.perf.dispatch_s + sum(seconds for _, seconds in self.phases(item, job, layouts, kind, size, far=far))
+
+    def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool | None) -> Phases:
+        """Return the same by the names of spans, in order, without what lies before the first one."""
+        found, slower = self._phases(item, job, layouts, kind, size, far), self.slowdown(kind, size)
+        return found if slower == 1.0 else [(name, seconds * slower) for name, seconds in found]
+
+    def slowdown(self, kind: Kind, size: int) -> float:
+        """Return how many times as long calls take because all workers of a pool are at work and share a node's cores."""
+        if not self._shares_cores:
+            return 1.0
+        cores = [(len(node), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes]
+        return max(1.0, *(min(size, workers) / there for workers, there in cores))
+
+    def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool | None) -> Phases:
+        found: Phases = []
+        if job.sync:
+            found.append(("sync", self.sync_s(item, layouts, far=far)))
+        call = job.call
+        if job.away and job.method not in GENERATING and kind.on_cpu:  # the trainer's weights come back first
+            found += self._priced("to_training", self.setup(item, layouts, kind, size, rollout=True), NOTHING, None)
+        if call is None:
+            return self._priced("export_weights", self.setup(item, layouts, kind, size), NOTHING, None)
+        if job.method in ("update", "forward_backward"):
+            return found + self._training(item, call, self.setup(item, layouts, kind, size))
+        if job.method in GENERATING and "rollout" in layouts:
+            return found + self._generation(item, job, layouts, kind, size)
+        setup = self.setup(item, layouts, kind, size)
+        by = {"DP": size, "MICRO_DP": size // layouts["rollout"].tp if "rollout" in layouts else size}
+        parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, setup.layout.num_replicas)
+        return found + self._priced(call.method, setup, self._slowest(call, parts), (call.id, parts))
+
+    def far(self, kind: Kind, size: int) -> bool | None:
+        """Whether other pools lie on other nodes than a pool of this size; ``None`` where that depends on which pool it is."""
+        if len(self.cluster.node_devices) == 1:
+            return False
+        return True if size >= kind.node_size else None
+
+    def sync_s(self, item: Item, layouts: LayoutsOf, *, far: bool | None) -> float:
+        """Return the seconds in which the fullest rank of a shadow takes over its weights (as the simulated runtime has it).
+
+        One that generates gets the weights that its rank of the rollout needs, one that infers the whole model. Where ``far`` is
+        not known the least that it may take: a cluster's network may be faster than the links in its nodes.
+        """
+        if far is None:
+            return min(self.sync_s(item, layouts, far=True), self.sync_s(item, layouts, far=False))
+        link = self.cluster.inter_node if far else self.cluster.intra_node
+        assert item.role.model is not None
+        rollout = layouts.get("rollout")
+        size = DTYPE_BYTES[item.role.dtype]
+        count = rollout_parameters(item.role.model, rollout.tp) if rollout else num_parameters(item.role.model)
+        return link.latency_s + size * count / link.bandwidth
+
+    def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
+        """Moving stale weights does not depend on the rows; generating depends on the trainer's layout by the cache it leaves."""
+        assert job.call is not None
+        tp = layouts["rollout"].tp
+        setup, parts = self.setup(item, layouts, kind, size, rollout=True), size // tp
+        rows = self._slowest(job.call, parts)
+        key = self._like(item), kind, size, tp, job.call.id, tuple(slots(setup, p, r) for p, r, _ in rows)
+        if key not in self._costs:
+            self._costs[key] = self._priced(job.method, setup, rows, (job.call.id, parts))
+        moved: Phases = []
+        if job.stale or (job.away and kind.on_cpu):
+            before = dict(self._priced("generate", setup, NOTHING, "fresh"))
+            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced("generate", setup, NOTHING, "stale", stale=True)]
+        return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]
+
+    def _training(self, item: Item, call: RecordedCall, setup: Setup) -> Phases:
+        """Every optimizer step waits for the dp rank that is slowest in its mini-batch."""
+        dp, total = setup.layout.num_replicas, dict[str, float]()
+        for number, rows in enumerate(call.mini_batches):
+            mark = call.id, dp, ("rows", len(rows)) if call.alike else number
+            steps = self._priced("step", setup, NOTHING, None) if call.method == "update" else []
+            for name, seconds in self._priced("forward_backward", setup, self._slowest(call, dp, rows, mark), mark) + steps:
+                total[name] = total.get(name, 0.0) + seconds
+        return list(total.items())
+
+    def _slowest(self, call: RecordedCall, parts: int, rows: Array | None = None, mark: Any = None) -> list[Shard]:
+        key = mark or (call.id, parts)
+        if key not in self._rows:
+            self._rows[key] = [(p, r, Lengths.of(p + r)) for p, r in call.slowest_rows(parts, rows)]
+        return self._rows[key]
+
+    def _priced(
+        self, method: str, setup: Setup, rows: Sequence[Shard], mark: object, *, stale: bool = False
+    ) -> Phases:
+        """Return the phases of the slowest of some ranks; ``mark`` says which rows they are."""
+        key = id(setup), method, mark, stale
+        if key not in self._costs:
+            every = [list(self.perf.costs(method, setup, p, r, stale, both).items()) for p, r, both in rows]
+            self._costs[key] = every[0] if len(every) == 1 else max(every, key=lambda phases: sum(s for _, s in phases))
+        return self._costs[key]
+
+    # -- setups
+
+    def setup(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, rollout: bool = False) -> Setup:
+        """Return ``Setup.of`` the item on a pool of this size, at a fraction of its price."""
+        train = layouts.get("train") or Layout(dp=size)
+        tp = layouts["rollout"].tp if rollout else 0
+        alone = self.alone and tp > 0 and waits(item.role)  # of the others every table has the same
+        key = self._like(item), kind, size, train.tp, train.pp, tp, alone
+        if key not in self.known.setups:
+            self.known.setups[key] = self._setup(item, layouts, train, tp, kind, size)
+        return self.known.setups[key]
+
+    def _setup(self, item: Item, layouts: LayoutsOf, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
+        least = (self._like(item), kind, rollout_tp)
+        if least not in self.known.setups:
+            few = max(1, rollout_tp)
+            small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
+            role = altered(item.role, train=small["train"], rollout=small.get("rollout"))
+            home = kind.devices if kind.whole else kind.devices[:few]
+            if kind.whole:
+                rollout = Layout(tp=few, dp=len(home) // few) if rollout_tp else None
+                role = altered(role, train=Layout(dp=len(home)), rollout=rollout)
+            self.known.setups[least] = Setup.of(role, self.cluster, home)
+        changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
+        if rollout_tp:
+            changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
+            changes["rollout_links"] = self.links(changes["rollout"], kind, size)
+            if waits(item.role) and not kind.on_cpu:
+                role = with_layouts(item.role, layouts)
+                options = role.rollout_options
+                if self.alone:
+                    options = sizes_alone(role, self.bytes_of(item, layouts, kind, size, least=True), self._devices(kind))
+                changes["max_num_seqs"] = options.max_num_seqs or LEAST_SEQS
+                changes["kv_cache_bytes"] = options.kv_cache_bytes or kv_cache_bytes(role, rollout_tp, on_cpu=False)
+        base = self.known.setups[least]
+        made = object.__new__(Setup)
+        made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
+        for name in LAYOUT_FREE:
+            made.__dict__[name] = getattr(base, name)
+        return made
+
+    def _devices(self, kind: Kind) -> Sequence[DeviceSpec]:
+        return list(dict.fromkeys(self.cluster.devices)) if kind.whole else [kind.device]
+
+    def links(self, layout: Layout, kind: Kind, size: int) -> Links:
+        """Return ``Links.of`` a layout on a pool of this size; pools whose axes cross nodes alike share the answer."""
+        key = kind, _crossings(layout, kind.node_size, size) if not kind.whole else layout
+        if key not in self.known.links:
+            home = kind.devices if kind.whole else (pack(kind, [size]) or [()])[0]
+            self.known.links[key] = Links.of(self.cluster, home, layout)
+        return self.known.links[key]
+
+    def _like(self, item: Item) -> int:
+        if item not in self._items:
+            self._items[item] = self.known.likes.setdefault(item.like, next(self.known.numbers))
+        return self._items[item]
+
+
+def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
+    """Return the role in these layouts."""
+    return altered(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
+
+
+@lru_cache(maxsize=64)
+def num_parameters(spec: ModelSpec) -> int:
+    """Return a model's weights; counting its tensors takes longer than a prediction."""
+    return spec.num_parameters()
+
+
+def _layer_bytes(role: RoleSpec) -> float:
+    """Bytes of the layers' weights, and of their gradients where they are trained: what a role holds at least, over all ranks."""
+    spec = role.model
+    assert spec is not None
+    if role.offload:
+        return 0.0
+    layers = num_parameters(spec) - 2 * spec.vocab_size * spec.hidden_size
+    return layers * (DTYPE_BYTES[role.dtype] + 4 * role.trainable)
+
+
+def trains_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
+    """Return a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
+    assert role.model is not None
+    assert role.train is not None
+    return _every_train(role.model, kind.node_size, size) if "train" in role.auto else _declared(role.train, size)
+
+
+def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
+    """Return a role's rollout layouts on a pool, as :func:`trains_of`."""
+    assert role.model is not None
+    assert role.rollout is not None
+    if "rollout" not in role.auto:
+        return _declared(role.rollout, size)
+    return [Layout(tp=tp, dp=size // tp) for tp in _fitting_tp(role.model, kind.node_size, size)]
+
+
+def _declared(layout: Layout, size: int) -> Sequence[Layout]:
+    try:
+        return [layout.fill(size)]
+    except LayoutError:
+        return []
+
+
+@lru_cache(maxsize=1024)
+def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]:
+    return [
+        Layout(tp=tp, pp=pp, dp=size // tp // pp)
+        for tp in _fitting_tp(spec, node_size, size)
+        for pp in range(1, min(spec.num_layers, size // tp) + 1)
+        if spec.num_layers % pp == 0 and size // tp % pp == 0
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Sequence[int]:
+    """Tp within a node: a pool inside one lies side by side there, one of several nodes begins anew with each."""
+    fitting = [tp for tp in range(1, min(node_size, size) + 1) if size % tp == 0 and (size <= node_size or node_size % tp == 0)]
+    return [tp for tp in fitting if _divides(spec, tp)]
+
+
+def _divides(spec: ModelSpec, tp: int) -> bool:
+    try:
+        Layout(tp=tp).check_model(spec)
+    except LayoutError:
+        return False
+    return True
+
+
+def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:
+    """Return which axes of a layout on whole nodes cross nodes, and how many ranks of a line along each share a node."""
+    if size <= node_size:
+        return (size,)
+    block = layout.tp * layout.num_replicas
+    found: list[object] = [node_size]
+    for stride, length in ((1, layout.tp), (layout.tp, layout.num_replicas), (block, layout.pp)):
+        span = stride * length
+        crosses = length > 1 and (node_size % span != 0)
+        nodes = (span - stride) // node_size + 1 if stride <= node_size else length
+        found.append(length // nodes if crosses else 0)
+        found.append(crosses)
+    return tuple(found)
+
+
+def _undominated(found: Candidates) -> Array:
+    """Return the numbers of the candidates than which no other is at least as good in everything."""
+    numbers = np.column_stack([found.seconds, found.resident, found.working])
+    order = np.lexsort(numbers.T[::-1])
+    ordered = numbers[order]
+    no_worse = (ordered[:, None] <= ordered[None]).all(2)  # [i, j]: i is at least as good as j in everything
+    beaten = np.triu(no_worse, 1).any(0)  # by one before it in order: of two alike the first stays
+    kept: Array = np.sort(order[~beaten])
+    return kept

@@ -1,0 +1,4 @@
+"""Predicted beside measured, or one trace beside another: view and drawing.
+
+May import core, resharding and what stands in ``viz/`` itself.
+"""

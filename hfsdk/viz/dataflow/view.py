@@ -1,0 +1,308 @@
+"""The dataflow picture: calls as boxes, the columns between them as lines with their bytes.
+
+::
+
+    inputs      | generation           | preparation                | learning
+    [your data] | [actor.generate    ] | [critic.compute_values   ] | [critic.update          ]
+    [ prompt  o-+-o prompt      1 kB ] | o response        4.1 kB ] | o response +2    5.5 kB ]
+                | [ writes 5.5 kB    o-+-o ...                      | o advantages +3  8.2 kB ]
+
+Every line ends at a row of the reading call's box, which names the columns and their bytes. Opening one (a click, or Enter)
+shows who read which rows from whom: a matrix of the ranks that wrote and the ranks that read.
+
+The view is ``Dataflow.view()`` with geometry and colours; ``static/dataflow.js`` and :mod:`hfsdk.viz.dataflow.drawing` draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from hfsdk.core.dataflow import PHASES
+from hfsdk.core.placement import is_shadow
+from hfsdk.viz.dataflow.drawing import drawing
+from hfsdk.viz.dataflow.layering import WIDTH, arrange
+from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_colors, seconds_text
+from hfsdk.viz.plain import plain
+
+MOST_CALLS = 120
+"""Of more calls in a step, only the last ones are drawn."""
+TASK_COLOR = "#77808a"
+
+ALL_ROWS = "every rank reads all rows"
+RULES = {
+    "ONE_TO_ALL": (ALL_ROWS, "every rank"),
+    "THREE_D": ("rows are split over dp, all tp and pp ranks of a dp rank read the same", "tp 0 of each dp rank's last pp rank"),
+    "MICRO_DP": ("rows are split over the rollout replicas, all ranks of one read the same", "the first rank of each replica"),
+    "PP_ONLY": (ALL_ROWS, "tp 0, dp 0 of every pp rank"),
+    "DP": ("rows are split over all ranks", "every rank"),
+    "ALL_TO_ALL": (ALL_ROWS, "every rank"),
+}
+"""Protocol -> how its rows are read, and from whom its columns are kept."""
+
+
+class CallView(TypedDict):
+    """One box."""
+
+    row: int | None
+    """In ``to_pandas()``; ``None`` for what comes from outside of the step."""
+    id: int
+    name: str
+    role: str
+    kind: Literal["model", "task", "data"]
+    color: str
+    state: str
+    predicted: bool
+    phase: str
+    title: str
+    under: str
+    """Second line: time and place in the user's code."""
+    out: str
+    """Last line: what it writes."""
+    x: float
+    y: float
+    width: float
+    height: float
+    details: list[list[str | None]]
+
+
+class EdgeView(TypedDict):
+    """One line, and the matrix behind it."""
+
+    row: int
+    source: int
+    target: int
+    kind: Literal["columns", "weights"]
+    predicted: bool
+    color: str
+    label: str
+    bytes: str
+    port_y: float
+    path: str
+    title: str
+    details: list[list[str | None]]
+    columns: list[str]
+    column_bytes: list[int | None]
+    num_bytes: int | None
+    bytes_read: int | None
+    network_bytes: int | None
+    by: str
+    writers: list[dict[str, Any]]
+    readers: list[dict[str, Any]]
+    cells: list[list[Any]]
+    words: list[str]
+
+
+class DataflowView(TypedDict):
+    """All the picture needs."""
+
+    picture: Literal["dataflow"]
+    title: str
+    summary: str
+    width: float
+    height: float
+    calls: list[CallView]
+    edges: list[EdgeView]
+    bands: list[dict[str, Any]]
+    roles: list[dict[str, Any]]
+    nodes: int
+    note: str
+    left_out: int
+
+
+def dataflow_view(data: Mapping[str, Any]) -> DataflowView:
+    """Turn ``Dataflow.view()`` into the view of the picture."""
+    calls, edges, left_out = _shown(plain(data["calls"]), plain(data["edges"]))
+    colors = _colors(calls)
+    by_id = {call["id"]: call for call in calls}
+    rows = {call["id"]: number for number, call in enumerate(c for c in plain(data["calls"]) if not c["input"])}
+    boxes: list[Any] = [_box(call, rows.get(call["id"]), colors) for call in calls]
+    lines: list[Any] = [_line(edge, by_id, colors, data["nodes"]) for edge in edges]
+    width, height, bands = arrange(boxes, lines)
+    for band in bands:
+        band["color"] = PHASE_COLORS.get(band["phase"], TASK_COLOR)
+    view: DataflowView = {
+        "picture": "dataflow", "title": plain(str(data["title"])), "summary": _summary(calls, edges), "width": width,
+        "height": height, "calls": boxes, "edges": lines, "bands": bands,
+        "roles": _roles(calls, colors), "nodes": data["nodes"],
+        "note": _note(data["controller_bytes"], calls), "left_out": left_out,
+    }  # fmt: skip
+    return view
+
+
+class DataflowPicture(Picture):
+    """Calls and what flows between them. ``DataflowPicture(dataflow_view(session.dataflow.view()))``."""
+
+    name = "dataflow"
+
+    def to_text(self) -> str:
+        """Return one line per call and one per edge, in order."""
+        view = self.view
+        lines = [f"{view['title']}: {view['summary']}", f"  {view['note']}"]
+        for call in view["calls"]:
+            lines.append(f"#{call['id']} {call['name']}  {call['under']}".rstrip())
+            for edge in view["edges"]:
+                if edge["target"] == call["id"]:
+                    lines.append(f"    <- #{edge['source']} {', '.join(edge['columns'])}: {edge['bytes']}")
+        return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """Return the static drawing."""
+        return drawing(self.view)
+
+
+def _shown(calls: list[Any], edges: list[Any]) -> tuple[list[Any], list[Any], int]:
+    """Return the last calls, and the edges and inputs that belong to them."""
+    mine = [call for call in calls if not call["input"]]
+    keep = {call["id"] for call in mine[-MOST_CALLS:]}
+    kept = [dict(edge, row=row) for row, edge in enumerate(edges) if edge["target"] in keep]
+    keep |= {edge["source"] for edge in kept}
+    return [c for c in calls if c["id"] in keep], kept, max(0, len(mine) - MOST_CALLS)
+
+
+def _colors(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    names = dict.fromkeys(call["role"] for call in calls)
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in names if is_shadow(name))
+    names = dict.fromkeys([*owners, *names])
+    names.pop("session", None)
+    kinds = {name: f"shadow of {name.rpartition('.')[0]}" if is_shadow(name) else name for name in names}
+    return {"session": TASK_COLOR, **role_colors(kinds)}
+
+
+def _roles(calls: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> list[dict[str, Any]]:
+    names = dict.fromkeys(call["role"] for call in calls)
+    return [{"name": "the session (CPU tasks, your data)" if n == "session" else n, "color": colors[n]} for n in names]
+
+
+def _box(call: Mapping[str, Any], row: int | None, colors: Mapping[str, str]) -> dict[str, Any]:
+    kind = "data" if call["method"] == "put" else "model" if call["pool"] else "task"
+    function = call["function"].split("@")[0]
+    short = call["name"].replace("compute_", "")
+    titles = ["your data"] if kind == "data" else [f"{call['name']} {function}".rstrip(), f"{short} {function}".rstrip(), short]
+    room = int((WIDTH - 20) / 6.9)
+    title = next((t for t in titles if len(t) <= room), titles[-1][: room - 1] + "…")
+    columns = call["writes"]
+    known = [size for size in columns.values() if size is not None]
+    size = bytes_text(sum(known)) if known else "not written yet"
+    out = f"{len(columns)} column{'s' * (len(columns) != 1)}, {size}" if columns else ""
+    return {
+        "row": row, "id": call["id"], "name": titles[0], "role": call["role"], "kind": kind,
+        "color": colors[call["role"]], "state": call["state"], "predicted": call["predicted"], "title": title,
+        "phase": "" if call["input"] else call["phase"] or "?",
+        "under": _under(call, kind), "out": out, "details": _call_details(call, kind),
+    }  # fmt: skip
+
+
+def _under(call: Mapping[str, Any], kind: str) -> str:
+    if call["input"]:
+        return f"{count_text(call['rows'])} rows" + ("" if kind == "data" else f", step {call['step']}")
+    time = seconds_text(call["seconds"]) if call["state"] == "done" and call["seconds"] is not None else call["state"]
+    return " · ".join(part for part in (time, call["line"]) if part)
+
+
+def _call_details(call: Mapping[str, Any], kind: str) -> list[list[str | None]]:
+    pool = f"pool {call['pool']}, {call['ranks']} rank{'s' * (call['ranks'] != 1)}"
+    where = pool if call["pool"] else "a process on the user's node"
+    rows: list[list[str | None]] = [
+        ["call", f"#{call['id']}, step {call['step']}"], ["state", call["state"]], ["started at", call["line"] or None],
+        ["time" + " (predicted)" * call["predicted"], seconds_text(call["seconds"]) if call["seconds"] is not None else None],
+        ["rows", count_text(call["rows"])], ["runs in", where],
+    ]  # fmt: skip
+    if kind == "data":
+        rows = [["call", f"#{call['id']}"], ["rows", count_text(call["rows"])], ["lies in", "the user's node's object store"]]
+    if call["layout"]:
+        rows.append(["layout", call["layout"]])
+    if call["protocol"]:
+        rows.append(["protocol", call["protocol"]])
+    if call["function"]:
+        rows.append(["function", call["function"]])
+    if call["fetched"] is not None:
+        rows.append(["mapped by its ranks, measured", bytes_text(call["fetched"])])
+    if call["resharded"] is not None:
+        rows.append(["weights resharded before it" + " (predicted)" * call["predicted"], bytes_text(call["resharded"])])
+    return rows + [[f"writes {name}", bytes_text(size) if size is not None else None] for name, size in call["writes"].items()]
+
+
+def _line(
+    edge: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]], colors: Mapping[str, str], num_nodes: int
+) -> dict[str, Any]:
+    source, target = by_id[edge["source"]], by_id[edge["target"]]
+    planned = edge["num_bytes"] is not None
+    more = len(edge["columns"]) - 1
+    words = f"{_name(source)} → {_name(target)}"
+    far = edge["network_bytes"]
+    details: list[list[str | None]] = [
+        ["columns", ", ".join(edge["columns"]) or "none"],
+        ["bytes, each row once", bytes_text(edge["num_bytes"]) if planned else None],
+        ["bytes read, all ranks", bytes_text(edge["bytes_read"]) if planned else None],
+    ]  # fmt: skip
+    if num_nodes > 1:
+        details.append(["of these across nodes", bytes_text(far) if far is not None else None])
+    missing = "not read yet" if target["state"] in ("pending", "running") else "not known"
+    return {
+        "row": edge["row"], "source": edge["source"], "target": edge["target"], "kind": edge["kind"],
+        "predicted": target["predicted"], "color": colors[source["role"]],
+        "label": (edge["columns"] or ["nothing"])[0] + (f" +{more}" if more > 0 else ""),
+        "bytes": bytes_text(edge["num_bytes"]) if planned else missing,
+        "title": words, "details": details, "columns": edge["columns"], "column_bytes": edge["column_bytes"],
+        "num_bytes": edge["num_bytes"], "bytes_read": edge["bytes_read"], "network_bytes": far, "by": edge["by"],
+        "writers": edge["writers"], "readers": edge["readers"], "cells": edge["cells"],
+        "words": _words(edge, source, target, num_nodes) if planned else [],
+    }  # fmt: skip
+
+
+def _name(call: Mapping[str, Any]) -> str:
+    return f"your data #{call['id']}" if call["method"] == "put" else f"{call['name']} #{call['id']}"
+
+
+def _words(edge: Mapping[str, Any], source: Mapping[str, Any], target: Mapping[str, Any], num_nodes: int) -> list[str]:
+    """Say by which rules the matrix came about, and which way the bytes went."""
+    if edge["kind"] == "weights":
+        return [
+            "Every holder put its part of the weights into its node's object store.",
+            "Every rank of the shadow maps all of them and copies what falls into its boxes; the bytes are what it copied"
+            + (" (predicted)." if target["predicted"] else ", as it measured them."),
+        ]
+    words = [f"Written: {_rule(source, 1)}.", f"Read: {_rule(target, 0)}."]
+    far, read = edge["network_bytes"], edge["bytes_read"]
+    if num_nodes > 1:
+        words.append(
+            f"{bytes_text(read - far)} are mapped from the same node's object store without a copy, {bytes_text(far)} are read "
+            "across the network (an object crosses whole, once to each node)."
+        )
+    else:
+        words.append(
+            "Everyone maps the objects in the node's object store: nothing travels. Rows of several objects are put together where "
+            "they are read."
+        )
+    return words
+
+
+BALANCED = ("compute_log_probs", "compute_values", "compute_scores", "compute_costs", "update", "forward_backward", "compute_loss")
+
+
+def _rule(call: Mapping[str, Any], part: int) -> str:
+    if not call["pool"]:
+        return "by the user's process, as one object" if call["method"] == "put" else "by one process, which has all rows"
+    name = call["protocol"] or "THREE_D"
+    rule = ("as its own scatter says", "as its own gather says")[part] if name not in RULES else RULES[name][part]
+    if part:
+        return f"{name}, kept from {rule}" if name in RULES else f"{name}, {rule}"
+    balanced = "; every dp rank has about as many tokens" if call["method"] in BALANCED and name == "THREE_D" else ""
+    return f"{name}, {rule}{balanced}"
+
+
+def _note(controller_bytes: int | None, calls: Sequence[Mapping[str, Any]]) -> str:
+    if controller_bytes is None:
+        return "Column bytes through the controller: not measured"
+    simulated = any(call["predicted"] for call in calls)
+    how = "simulated: there are none" if simulated else "counted over the session"
+    return f"Column bytes through the controller: {count_text(controller_bytes)} ({how})"
+
+
+def _summary(calls: Sequence[Mapping[str, Any]], edges: Sequence[Mapping[str, Any]]) -> str:
+    mine = [call for call in calls if not call["input"]]
+    by_phase = [f"{sum(c['phase'] == p for c in mine)} in {p}" for p in PHASES if any(c["phase"] == p for c in mine)]
+    total = sum(edge["num_bytes"] or 0 for edge in edges if edge["kind"] == "columns")
+    words = f"{len(mine)} call{'s' * (len(mine) != 1)}" + (f" ({', '.join(by_phase)})" if by_phase else "")
+    return f"{words}, {len(edges)} edges that carry {bytes_text(total)}"

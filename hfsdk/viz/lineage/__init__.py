@@ -1,0 +1,4 @@
+"""Branches of a session: snapshots, rewinds, forks: view and drawing.
+
+May import core, resharding and what stands in ``viz/`` itself.
+"""
