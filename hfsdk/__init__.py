@@ -9,13 +9,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.core import upward
 from hfsdk.doctor.machine import doctor  # at once: loaded later, the module would hide the function
 from hfsdk.engine.process.interrupts import held
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hfsdk import data, testing, viz
     from hfsdk.algorithms import (
         DPO,
@@ -209,11 +206,4 @@ def _register_displays() -> None:
     ON_OPEN.append(show_progress)
 
 
-def _write_report(session: Session, path: Path, batch: Batch | None) -> Path:
-    from hfsdk.viz.session_report import session_report
-
-    return session_report(session, path, batch)
-
-
-upward.write_report[:] = [_write_report]
 _register_displays()

@@ -1,4 +1,7 @@
-"""RLHF algorithms; each reads like its paper. Their numerics are in `hfsdk.algorithms.rlmath`, which needs torch."""
+"""RLHF algorithms; each reads like its paper. Their numerics are in `hfsdk.algorithms.rlmath`, which needs torch.
+
+May import: core.
+"""
 
 from hfsdk.algorithms.dpo import DPO
 from hfsdk.algorithms.grpo import GRPO

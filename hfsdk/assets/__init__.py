@@ -7,6 +7,8 @@
 | movie reviews | 10,603 rated snippets | the source package of vaderSentiment 3.3.2 | MIT |
 
 ``python -m hfsdk.assets prepare | list | verify`` does it ahead of time; `model_folder` does it at first use.
+
+May import: core.
 """
 
 from hfsdk.assets.cache import home

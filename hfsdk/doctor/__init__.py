@@ -1,6 +1,6 @@
 """What this machine has and lacks for hfsdk: ``hf.doctor()``.
 
-May import core, assets, and (inside functions) engine.process and engine.ray.
+May import: core, assets, engine.process, engine.ray.
 """
 
 from hfsdk.doctor.machine import doctor

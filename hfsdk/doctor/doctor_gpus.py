@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from hfsdk.doctor.machine import MISSING, NOTE, OK, Finding
+from hfsdk.doctor.finding import MISSING, NOTE, OK, Finding
 
 DRIVERS = {"13": 580, "12": 525}
 """CUDA's first number -> the oldest driver that runs it (NVIDIA, CUDA compatibility, table 1)."""

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hfsdk.assets import MODELS
 from hfsdk.assets.catalog import NamedModel
-
-OK, MISSING, NOTE = "ok", "missing", "note"
+from hfsdk.doctor import doctor_gpus
+from hfsdk.doctor.finding import MISSING, NOTE, OK, Finding
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,6 @@ NETWORK = (
     "Over several machines torch's store, gloo and NCCL listen on the nodes' addresses, without encryption and without "
     "authentication: use a network that only these machines are on."
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
-
-    topic: str
-    name: str
-    state: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -179,8 +169,6 @@ def _devices() -> list[Finding]:
 
     if not has_driver():
         return [*found, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
-    from hfsdk.doctor import doctor_gpus
-
     return [*found, *doctor_gpus.judge(doctor_gpus.look())]
 
 

@@ -1,4 +1,7 @@
-"""Typed handles of the models in an RLHF dataflow, and the user's own primitives."""
+"""Typed handles of the models in an RLHF dataflow, and the user's own primitives.
+
+May import: core, resharding, engine.calls.
+"""
 
 from hfsdk.models.actor import ActorModel
 from hfsdk.models.critic import CriticModel

@@ -1,1 +1,4 @@
-"""Prediction: time and memory of a plan. Knows no runtime."""
+"""Prediction: time and memory of a plan. Knows no runtime.
+
+May import: core.
+"""

@@ -1,4 +1,7 @@
-"""The session: devices, roles, prompts, training, checkpoints."""
+"""The session: devices, roles, prompts, training, checkpoints.
+
+May import: core, resharding, assets, algorithms, planner, models, viz, engine.
+"""
 
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import Run

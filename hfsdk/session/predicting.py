@@ -10,7 +10,8 @@ from hfsdk.core.checks import Length, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import Trace
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.controller.rerun import LEFT_OUT, Rerun, TwinRun, run_twin
+from hfsdk.engine.controller.rerun import Rerun
+from hfsdk.engine.controller.twin import LEFT_OUT, TwinRun, run_twin
 from hfsdk.planner.explain import relative_errors
 from hfsdk.planner.perf.calibration import Calibration, Measured
 from hfsdk.planner.perf.perf_model import PerfModel

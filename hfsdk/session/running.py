@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.core import upward
 from hfsdk.core.checks import Index, checked
 from hfsdk.core.errors import CallCancelledError, OptionError, SessionClosedError
+from hfsdk.core.exiting import exiting
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Row, Rows
 from hfsdk.core.trace import KEPT_STEPS, Trace
@@ -160,7 +160,7 @@ class Run:
 
     def leave(self) -> None:
         """Stop for good because the interpreter ends; nothing is shown any more."""
-        upward.exiting.set()
+        exiting.set()
         self.close()
 
     def _need_background(self, what: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, overload
 
-from hfsdk.core import upward
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, NonNegative, Title, Within, checked
 from hfsdk.core.errors import OptionError
@@ -440,7 +439,9 @@ class Session(Branching, Predicting):
         if target.suffix != ".html" or not target.parent.is_dir():
             raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")
         self._client.check_open()
-        return upward.write_report[0](self, target, batch)
+        from hfsdk.session.report import session_report  # the pictures are loaded when one is asked for
+
+        return session_report(self, target, batch)
 
     @checked
     def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:

@@ -16,10 +16,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk.algorithms.step import ALREADY_TOLD
-from hfsdk.core import upward
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
+from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.branching import ORDER
@@ -163,7 +163,7 @@ class _Loop:
     def _in_background(self, line: str) -> None:
         with suppress(Exception), calls_of(line):  # the run keeps what failed, and run.wait() raises it
             self.attend(False, _Interrupts(self.run.pause))
-        if not upward.exiting.is_set():
+        if not exiting.is_set():
             atexit.unregister(self._leave)
 
     def _leave(self) -> None:

@@ -2,6 +2,8 @@
 
 Nothing is loaded here. ``hfsdk.viz.frame`` says how a picture is built; ``register_hooks`` teaches a running IPython to
 draw the nouns, which themselves only return plain view data.
+
+May import: core, resharding.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from html import escape
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from hfsdk.core import upward
 from hfsdk.core.checks import Within, checked
 from hfsdk.core.errors import OptionError
+from hfsdk.core.exiting import exiting
 from hfsdk.core.files import as_path, export
 from hfsdk.core.placement import is_shadow
 from hfsdk.viz.plain import clean, plain
@@ -402,7 +402,7 @@ class LivePicture:
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if upward.exiting.is_set():
+        if exiting.is_set():
             return
         handle.update(self.picture.bundle(), raw=True)
         self._widget.close()
@@ -411,7 +411,7 @@ class LivePicture:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._pending is not None or self._closed)
-                if self._closed or upward.exiting.is_set():
+                if self._closed or exiting.is_set():
                     return
                 view, self._pending = self._pending, None
             assert view is not None

@@ -1,4 +1,6 @@
 """What a call is on its way: messages to the controller, the rows each rank gets, micro-batches, what shadows are sent.
 
-Pure. May import core and resharding.
+Pure.
+
+May import: core, resharding.
 """

@@ -5,24 +5,14 @@ Kept are references and lengths, no columns and none of the user's functions, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from hfsdk.core.dataflow import Call
 from hfsdk.core.functions import Shipped
-from hfsdk.core.pending import ColumnRef
-from hfsdk.core.placement import Placement
-from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Stored
-from hfsdk.core.table import Array, Ragged, Table
-from hfsdk.core.trace import Span
+from hfsdk.core.table import Array
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.simulation.simulated_runtime import MEASURED_LENGTHS, Question, SimulatedRuntime
-
-LEFT_OUT = ("run", "save_pretrained", "save_state", "load_state", "export_weights", "num_updates")
-"""Methods that a twin does not carry out: they write files, do what nobody can know, or come by themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,74 +44,3 @@ class Rerun:
         """Note what a call that generates has written."""
         info = stored.columns.get("response") if stored is not None else None
         return self if info is None or info.lengths is None else replace(self, responses=info.lengths)
-
-
-@dataclass(frozen=True, eq=False)
-class TwinRun:
-    """What a twin has to say of a step."""
-
-    spans: tuple[Span, ...]
-    questions: Mapping[int, tuple[Question, ...]]
-    """Number of a call in the original -> what was asked of the performance model for it."""
-    tasks: Mapping[int, tuple[int, int]]
-    """The same of CPU tasks: rows and tokens."""
-
-
-def run_twin(
-    reruns: Sequence[Rerun], runtime: SimulatedRuntime, placement: Placement | None, roles: Sequence[RoleSpec],
-    functions: Sequence[RoleSpec], fresh: Sequence[str],
-) -> TwinRun:  # fmt: skip
-    """Carry calls out again on a simulated runtime, in their order.
-
-    Args:
-        reruns: the calls of a step.
-        runtime: the twin's.
-        placement: of the roles that are models.
-        roles: as they are placed, shadows included.
-        functions: roles that are functions.
-        fresh: roles whose rollout has the trainer's weights at the beginning.
-    """
-    from hfsdk.engine.controller.controller import Controller
-
-    controller = Controller(runtime)
-    try:
-        for role in functions:
-            controller.send(m.Declare(role))
-        if placement is not None:
-            controller.send(m.Place(placement, tuple(roles)))
-        for name in fresh:
-            runtime.set_fresh(name)
-        shadow_of = {role.name: role.shadow_of for role in roles if role.shadow_of}
-        new_id: dict[int, int] = {}
-        for rerun in (r for r in reruns if r.call.method not in LEFT_OUT):
-            new_id[rerun.call.id] = controller.send(_again(rerun, controller, new_id, shadow_of))
-        for number in new_id.values():
-            controller.send(m.Wait((number,), 60.0))
-        spans = tuple(controller.send(m.Look("spans")))
-    finally:
-        controller.send(m.Close())
-    questions = {old: runtime.questions[new] for old, new in new_id.items() if new in runtime.questions}
-    return TwinRun(spans, questions, {old: runtime.tasks[new] for old, new in new_id.items() if new in runtime.tasks})
-
-
-def _again(rerun: Rerun, controller: object, new_id: Mapping[int, int], shadow_of: Mapping[str, str]) -> m.Submit:
-    """Return the message that starts a call again on the twin; what it read from outside the step becomes data of the user's."""
-    request, inputs = rerun.request, {}
-    outside = {name: ref for name, ref in request.inputs.items() if ref.call_id not in new_id}
-    for name, ref in request.inputs.items():
-        if name not in outside:
-            inputs[name] = replace(ref, call_id=new_id[ref.call_id])
-    if outside:
-        put = controller.send(m.Put(Table({name: _blank(rerun.lengths[name], request.num_rows) for name in outside})))  # type: ignore[attr-defined]
-        inputs |= {name: ColumnRef(put, name) for name in outside}
-    options = dict(request.options)
-    if rerun.responses is not None:
-        options[MEASURED_LENGTHS] = rerun.responses
-    role = shadow_of.get(request.role, request.role)
-    return replace(request, role=role, inputs={name: inputs[name] for name in request.inputs}, options=options)
-
-
-def _blank(lengths: Array | None, num_rows: int) -> Array | Ragged:
-    if lengths is None:
-        return np.zeros(num_rows, dtype=np.int64)
-    return Ragged.from_lengths(np.zeros(int(lengths.sum()), dtype=np.int8), lengths)

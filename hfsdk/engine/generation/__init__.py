@@ -1,4 +1,4 @@
 """Generation by vLLM: the rollout, its sleep and its step loop. The home of ``vllm``.
 
-May import core, resharding, calls, process, weights.
+May import: core, assets, resharding, engine.calls, engine.process, engine.weights.
 """

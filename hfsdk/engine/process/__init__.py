@@ -1,4 +1,4 @@
 """One process of the engine: its devices, clocks and spans, safe points, interrupts, rendezvous, the tasks it runs.
 
-May import core, resharding, calls.
+May import: core, engine.calls.
 """

@@ -13,12 +13,11 @@ import psutil
 import ray
 from ray._private import accelerators
 
-import hfsdk.engine as engine
 from hfsdk.core.errors import PlacementError
 from hfsdk.core.spec import DEVICES, ClusterSpec, DeviceSpec
 from hfsdk.engine.process.gpus import check_count
 
-PACKAGE = Path(engine.__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 """This package's folder."""
 
 ANSWER_S = 5.0

@@ -1,4 +1,4 @@
 """The performance model: seconds and bytes of calls, from specifications or fitted to measured spans.
 
-May import core and resharding.
+May import: core, resharding.
 """

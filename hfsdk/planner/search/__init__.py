@@ -1,4 +1,4 @@
 """The search for the best placement, layouts and sizes: exact over its family, bounded by tables of least seconds.
 
-May import core, resharding, planner.perf.
+May import: core, planner.perf.
 """

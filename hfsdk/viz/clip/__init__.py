@@ -1,4 +1,4 @@
 """The ratio's histogram and what is clipped: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain, viz.tokens.
 """

@@ -1,4 +1,4 @@
 """Predicted beside measured, or one trace beside another: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain.
 """

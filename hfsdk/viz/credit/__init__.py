@@ -1,4 +1,4 @@
 """How one sample's score flows back over its tokens: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain, viz.tokens.
 """

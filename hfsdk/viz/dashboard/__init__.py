@@ -1,4 +1,4 @@
 """A training run while it goes on: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain, viz.curves.
 """

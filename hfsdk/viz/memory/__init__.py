@@ -1,4 +1,4 @@
 """Who holds what on each device: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain.
 """

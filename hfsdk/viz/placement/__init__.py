@@ -1,4 +1,4 @@
 """Which pools lie on which devices, and what fills their memory: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain.
 """

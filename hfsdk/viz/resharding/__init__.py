@@ -1,4 +1,4 @@
 """Weights from the trainer's ranks to the rollout's: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain.
 """

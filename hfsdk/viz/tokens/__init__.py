@@ -1,4 +1,4 @@
 """Prompts and responses token by token: view and drawing.
 
-May import core, resharding and what stands in ``viz/`` itself.
+May import: core, resharding, viz.frame, viz.plain.
 """

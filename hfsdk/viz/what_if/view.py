@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypedDict
 
-from hfsdk.core import upward
+from hfsdk.core.exiting import exiting
 from hfsdk.viz.frame import NOTEBOOK_HINT, Picture, count_text, esm, static
 from hfsdk.viz.plain import finite, plain
 from hfsdk.viz.plan.drawing import PlanDrawing
@@ -164,7 +164,7 @@ class LiveWhatIf:
                 self._wake.wait_for(lambda: self._closed or self._asked is not None or self._settled is not None)
                 asked, settled = self._asked, self._settled
                 self._asked = self._settled = None
-            if self._closed or upward.exiting.is_set():
+            if self._closed or exiting.is_set():
                 return
             try:
                 if asked is not None:
@@ -191,7 +191,7 @@ class LiveWhatIf:
         return dict(plain(what_if_view(self._what_if.view(), live=True, request=self._request)))
 
     def _save(self) -> None:
-        if self._handle is not None and not upward.exiting.is_set():
+        if self._handle is not None and not exiting.is_set():
             self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from hfsdk.viz.tables import batch_html, metrics_html, session_html
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
-    from hfsdk.session import Session
+    from hfsdk.session.session import Session
 
 
 def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
