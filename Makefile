@@ -81,8 +81,9 @@ test: setup browser  ## pytest in two processes; make test ARGS="-k layout"
 fire: setup  ## five minutes of kills, interrupts, damage, full disks and bad input; make fire ARGS="--minutes 60"
 	@$(BIN)/python benchmarks/under_fire.py --minutes 5 --check $(ARGS)
 
-lint: setup  ## ruff and mypy
+lint: setup  ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy hfsdk
 
 bench: setup  ## run every benchmark and check its numbers

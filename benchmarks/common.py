@@ -1,8 +1,8 @@
 """What the benchmarks share: measured figures against their targets, as a table, as JSON, and as an exit code.
 
-    report = Report("overhead", "2 processes of one thread")
-    report.add("warm step", 2.41, "s", at_most=3.0)
-    return report.finish(arguments)        # prints; 1 with --check when a target is missed
+report = Report("overhead", "2 processes of one thread")
+report.add("warm step", 2.41, "s", at_most=3.0)
+return report.finish(arguments)        # prints; 1 with --check when a target is missed
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ def run_here(names: list[str], rehearse: bool) -> None:
     torch.set_num_threads(1)
     cpu_support_megatron.install()
     from on_gpu.stage import Setting
+
     if set(names) & set(FULL):
         from on_gpu.whole import STAGES
     else:

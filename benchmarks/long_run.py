@@ -119,9 +119,7 @@ def run(arguments: Any) -> int:
     return finish(arguments, reached, readings, walls)
 
 
-def finish(
-    arguments: Any, marks: Sequence[int], readings: dict[int, dict[str, dict[str, float]]], walls: Sequence[float]
-) -> int:
+def finish(arguments: Any, marks: Sequence[int], readings: dict[int, dict[str, dict[str, float]]], walls: Sequence[float]) -> int:
     """Print the table and judge it."""
     report = Report("long_run", "simulated, 1 process" if arguments.simulated else "1 worker of one thread")
     seconds = {mark: statistics.median(walls[max(0, mark - WINDOW) : mark]) for mark in marks}

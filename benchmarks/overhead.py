@@ -191,9 +191,7 @@ def one_call(started: float) -> None:
         def returned() -> list[float]:
             inputs, shipped = batch.need(names, "total"), Shipped.of(total)
             options = {"function": shipped, "writes": (), "arguments": {}}
-            lease = client.submit(
-                Submit("critic", "call", "preparation", inputs, (), ROWS, hf.protocols.DP, options, result="all")
-            )
+            lease = client.submit(Submit("critic", "call", "preparation", inputs, (), ROWS, hf.protocols.DP, options, result="all"))
             client.wait([lease.call_id], None)
             return list(client.result(lease.call_id))
 

@@ -131,9 +131,7 @@ def _step_of(made: Setup, num_rows: int, length: int) -> Callable[[PerfModel], f
 
 _PUZZLE = re.compile(r"train TP(\d+) PP(\d+) DP(\d+), micro_batch (\d+), generation micro-batch (\d+); bulk_switch=(\w+)")
 _SHADOW = re.compile(r"generation layout TP(\d+) PP(\d+) when shadow on")
-PUZZLE = SystemTraits(
-    name="PUZZLE", cuda_graphs=False, flash_attention=False, sequence_parallel=False, handover=2.0
-)
+PUZZLE = SystemTraits(name="PUZZLE", cuda_graphs=False, flash_attention=False, sequence_parallel=False, handover=2.0)
 """Megatron-LM for training and for generation; fp16, no recompute, no flash attention (notes). That sending waits is inferred: with
 as many micro-batches as stages generation takes twice as long as with half as many."""
 QUANTITIES = {"generation_time": "generation", "inference_time": "forward", "train_time": "train", "reshard_time": "reshard",

@@ -3,7 +3,7 @@
 import ast
 import sys
 
-SESSION = '''
+SESSION = """
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 session = hf.Session(devices=2)
@@ -22,7 +22,7 @@ actor.update(batch, ppo.PolicyLoss(clip=0.2), mini_batches=2).to_pandas()[["rati
 actor.reshard_plan
 session.trace
 session.close()
-'''
+"""
 
 
 def main() -> None:

@@ -118,10 +118,7 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> float:
         torch.optim.Muon(matrices, lr=args.lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / 50, 1 - step / args.steps))
-        for o in optimizers
-    ]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / 50, 1 - step / args.steps)) for o in optimizers]
     batches = rows(data.movie_reviews("train")["text"][:], args.batch_size, args.length, args.addition_share, args.seed)
     start = time.process_time()
     for step in range(args.steps):

@@ -42,8 +42,20 @@ HOMES = {
     ],
 }
 TORCH_AT_MODULE_LEVEL = ["engine/*", "algorithms/rlmath.py"]  # rlmath is pure torch, and itself imported lazily
-HEAVY = ["torch", "ray", "megatron", "vllm", "ipywidgets", "anywidget", "matplotlib", "datasets", "transformers",
-         "tensorboard", "wandb", "mlflow"]
+HEAVY = [
+    "torch",
+    "ray",
+    "megatron",
+    "vllm",
+    "ipywidgets",
+    "anywidget",
+    "matplotlib",
+    "datasets",
+    "transformers",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+]
 
 
 KNOWN = [
@@ -52,7 +64,8 @@ KNOWN = [
     "hfsdk.models.handle, hfsdk.models.host",
     "hfsdk.planner.perf.calibration, hfsdk.planner.perf.decoding, hfsdk.planner.perf.perf_model",
     ", ".join(
-        f"hfsdk.session.{name}" for name in (
+        f"hfsdk.session.{name}"
+        for name in (
             *("branching", "checkpoint", "comparing", "evaluation", "placing", "predicting", "report", "session", "tracking"),
             "training",
         )
@@ -62,7 +75,6 @@ KNOWN = [
     "hfsdk.viz.tokens.drawing, hfsdk.viz.tokens.view",
 ]
 """Cycles that are still to be broken; no new one joins them."""
-
 
 
 @dataclass(frozen=True)

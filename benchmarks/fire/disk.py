@@ -162,9 +162,12 @@ def _fill(folder: Path, room: int) -> None:
 def _disk(stage: Stage, folder: Path, size: int, how: str, name: str) -> Iterator[bool]:
     """Give a folder, on a small disk where that is possible; says whether it is one."""
     folder.mkdir()
-    mounted = how == "tmpfs" and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
-    ).returncode
+    mounted = (
+        how == "tmpfs"
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+        ).returncode
+    )
     try:
         yield mounted
     finally:

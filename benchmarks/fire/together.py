@@ -149,9 +149,7 @@ def _two_sessions(stage: Stage, note: Note) -> None:
         other.actor("tiny")
         other.critic("tiny")
         other.place("colocate")
-        found = at_once(
-            [lambda: stage.step(), lambda: [other.save(folder) for _ in range(5)], lambda: stage.session.save(folder)]
-        )
+        found = at_once([lambda: stage.step(), lambda: [other.save(folder) for _ in range(5)], lambda: stage.session.save(folder)])
     if isinstance(found[0], hf.HfsdkError):
         raise TrialError("unusable", f"the step failed: {found[0]}")
     if found[0] != stage.expected["dp2"]:
@@ -195,7 +193,13 @@ def _two_processes(stage: Stage, note: Note) -> None:
 
 
 CASES = (
-    _threads_save, _two_processes, _threads_call, _two_sessions, _save_and_save_behind, _place_while_called, _a_listener_that_calls
+    _threads_save,
+    _two_processes,
+    _threads_call,
+    _two_sessions,
+    _save_and_save_behind,
+    _place_while_called,
+    _a_listener_that_calls,
 )
 
 

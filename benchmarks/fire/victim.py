@@ -1,6 +1,6 @@
 """The user's process of ``drivers``: loads what there is, then learns and saves for ever; says what it does, a line of JSON each.
 
-    python -m fire.victim FOLDER BEHIND
+python -m fire.victim FOLDER BEHIND
 """
 
 from __future__ import annotations

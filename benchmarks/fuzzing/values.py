@@ -109,7 +109,9 @@ def _torch(name: str, *args: Any) -> Any:
 def wrong() -> st.SearchStrategy[Any]:
     """Return the strategy of wrong values."""
     return st.one_of(
-        st.sampled_from(NUMBERS), st.sampled_from(TEXTS), safe_text(),
+        st.sampled_from(NUMBERS),
+        st.sampled_from(TEXTS),
+        safe_text(),
         st.sampled_from(range(len(MAKERS))).map(lambda i: MAKERS[i]()),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -95,9 +94,10 @@ def log_probs_of_a_large_vocabulary(setting: Setting) -> None:
     peaks = {}
     for count in (many // 4, many):
         batch = torch.randn(count, width, device=setting.device, dtype=torch.bfloat16, requires_grad=True)
-        work: Callable[[], None] = lambda batch=batch, count=count: (  # noqa: E731
+
+        def work(batch: torch.Tensor = batch, count: int = count) -> None:
             vocab_parallel.log_probs_and_entropy(batch, targets[:count], width)[0].sum().backward()
-        )
+
         peaks[count] = setting.peak_bytes(work) - batch.nbytes  # beside the logits and their gradient
         setting.note(**{f"peak_gb_{count}": peaks[count] / 1e9})
         del batch

@@ -48,9 +48,7 @@ class DPO:
     @property
     def loss(self) -> DPOLoss:
         """The actor's loss."""
-        return DPOLoss(
-            beta=self.beta, kind=self.kind, label_smoothing=self.label_smoothing, sft_coef=self.sft_coef
-        )
+        return DPOLoss(beta=self.beta, kind=self.kind, label_smoothing=self.label_smoothing, sft_coef=self.sft_coef)
 
     @checked
     def step(self, models: Any, pairs: Batch) -> Step:

@@ -91,9 +91,7 @@ class OnPolicy:
     def respond(self, models: Any, prompts: Batch) -> Batch:
         """Generate ``n`` responses per prompt."""
         need_roles(models, self.roles)
-        batch: Batch = models.actor.generate(
-            prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n
-        )
+        batch: Batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)
         return batch
 
     def with_log_probs(self, models: Any, batch: Batch) -> Batch:
@@ -105,9 +103,7 @@ class OnPolicy:
 
     def learn(self, models: Any, batch: Batch) -> Metrics:
         """Train the actor on a batch that has advantages."""
-        found: Metrics = models.actor.update(
-            batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches
-        )
+        found: Metrics = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return found
 
     def metrics(self, step: Step) -> dict[str, float]:
@@ -148,6 +144,4 @@ class KLReward:
         if not self.kl_coef:
             return torch.zeros(int(columns.lengths(table).sum()), dtype=torch.float64), {}
         old_T, ref_T = columns.flat(table, "old_log_probs"), columns.flat(table, "ref_log_probs")
-        return rlmath.kl_estimate(old_T, ref_T, self.kl), {
-            "kl": columns.on_tokens(table, rlmath.kl_estimate(old_T, ref_T, "k1"))
-        }
+        return rlmath.kl_estimate(old_T, ref_T, self.kl), {"kl": columns.on_tokens(table, rlmath.kl_estimate(old_T, ref_T, "k1"))}

@@ -36,9 +36,7 @@ MAX_CLAMPED_K3 = 10.0
 """With ``clamp="both"`` the estimate k3 itself is cut at +-10 too, as verl has it."""
 
 
-def kl_estimate(
-    log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1", clamp: str = "above"
-) -> Tensor:
+def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1", clamp: str = "above") -> Tensor:
     """Estimate KL(policy || reference) per token, from tokens that the policy sampled.
 
     With ``log r = ref_log_probs - log_probs``, so ``r = reference / policy`` (Schulman's note; Ziegler eq. 2 uses k1):
@@ -215,9 +213,7 @@ def identical_in_group(scores_N: Tensor, group_N: Tensor) -> Tensor:
     return (lowest == highest)[index_N]
 
 
-def group_advantages(
-    scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6, alone: str = "zero"
-) -> Tensor:
+def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6, alone: str = "zero") -> Tensor:
     """Return how much better each response is than the mean of its group, in standard deviations (GRPO, section 4.1.2).
 
     ``(score - mean) / (std + epsilon)``, the standard deviation unbiased (divided by n - 1), as TRL and verl have it.
@@ -253,9 +249,7 @@ def group_advantages(
     return centred_N / (torch.where(size_N > 1, deviation_N, 1.0) + epsilon)
 
 
-def increase_variance(
-    scores_N: Tensor, group_N: Tensor, low: float | None = None, high: float | None = None
-) -> Tensor:
+def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
     """Move the scores of each group as far apart as their order, their mean and a range allow (Yang et al. 2025, GRPOVI).
 
     It solves ``max sum z_i^2`` over ``low <= z_i <= high`` with the group's mean kept and ``z_i >= z_j`` where ``r_i > r_j``
@@ -332,9 +326,7 @@ def bradley_terry(better_P: Tensor, worse_P: Tensor, margin_P: Tensor | float = 
     return -log_sigmoid(better_P - worse_P - margin_P)
 
 
-def dpo_loss(
-    chosen_P: Tensor, rejected_P: Tensor, beta: float, kind: str = "sigmoid", label_smoothing: float = 0.0
-) -> Tensor:
+def dpo_loss(chosen_P: Tensor, rejected_P: Tensor, beta: float, kind: str = "sigmoid", label_smoothing: float = 0.0) -> Tensor:
     """Return DPO's loss per pair from the log-ratios ``log pi(y|x) - log pi_ref(y|x)`` of both responses.
 
     ========  ====================================================================  =======================
@@ -444,9 +436,7 @@ def policy_loss_terms(
     return loss_T, ratio_T, clipped_T, dual_clipped_T
 
 
-def truncated_weights(
-    old_log_probs_T: Tensor, rollout_log_probs_T: Tensor, cap: float
-) -> tuple[Tensor, Tensor]:
+def truncated_weights(old_log_probs_T: Tensor, rollout_log_probs_T: Tensor, cap: float) -> tuple[Tensor, Tensor]:
     """Return ``min(pi_trainer / pi_rollout, cap)`` per token: truncated importance sampling (Yao et al. 2025).
 
     The tokens were drawn by the generating engine, whose probabilities are not quite the trainer's. A loss times these
@@ -465,9 +455,7 @@ def truncated_weights(
     return weights_T.clamp(max=cap), weights_T > cap
 
 
-def value_loss_terms(
-    values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None
-) -> tuple[Tensor, Tensor]:
+def value_loss_terms(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
     """Return half the squared error of the critic per token, clipped around the old values.
 
     ``0.5 * max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)`` (OpenAI baselines' PPO; N details).

@@ -68,9 +68,7 @@ class Advantages:
         found["token_costs"] = rlmath.token_rewards(costs_N, kl_T, lengths_N, -half, self.score_clip)
         values_T, cost_values_T = columns.flat(table, "values"), columns.flat(table, "cost_values")
         advantages_T, found["returns"] = rlmath.gae(found["rewards"], values_T, lengths_N, self.gamma, self.lam)
-        cost_advantages_T, found["cost_returns"] = rlmath.gae(
-            found["token_costs"], cost_values_T, lengths_N, self.gamma, self.lam
-        )
+        cost_advantages_T, found["cost_returns"] = rlmath.gae(found["token_costs"], cost_values_T, lengths_N, self.gamma, self.lam)
         found["cost_advantages"] = cost_advantages_T
         mixed_T = rlmath.lagrangian(advantages_T, cost_advantages_T, self.multiplier)
         found["advantages"] = rlmath.whiten(mixed_T) if self.whiten else mixed_T
@@ -109,9 +107,7 @@ def advantages(
         OptionError: an argument is out of its range.
         ColumnError: a column is missing; at the first look: a score or a cost is not finite.
     """
-    fn = Advantages(
-        multiplier=multiplier, gamma=gamma, lam=lam, kl_coef=kl_coef, kl=kl, score_clip=score_clip, whiten=whiten
-    )
+    fn = Advantages(multiplier=multiplier, gamma=gamma, lam=lam, kl_coef=kl_coef, kl=kl, score_clip=score_clip, whiten=whiten)
     return batch.map(fn, reads=fn.reads, writes=fn.writes)
 
 
@@ -193,9 +189,7 @@ class SafeRLHF(OnPolicy):
         critic = models.critic.update(batch, ValueLoss(clip=self.value_clip), **often)
         actor = self.learn(models, batch)
         ptx_loss, ptx = self._imitate(models)
-        moved = models.cost.adapt_multiplier(
-            batch, limit=self.cost_limit, lr=self.multiplier_lr, most=self.most_multiplier
-        )
+        moved = models.cost.adapt_multiplier(batch, limit=self.cost_limit, lr=self.multiplier_lr, most=self.most_multiplier)
         return SafeStep(batch, critic, actor, cost_critic, multiplier, moved, ptx, ptx_loss)
 
     def _imitate(self, models: Any) -> tuple[Value | None, Metrics | None]:

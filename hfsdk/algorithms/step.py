@@ -136,11 +136,7 @@ def _not_models(models: object, role: str, roles: Sequence[str]) -> OptionError:
 
 def with_old_log_probs(models: Any, batch: Batch, source: str) -> Batch:
     """Return the batch with ``old_log_probs``: ``"recompute"`` by the trainer, or ``"rollout"``, the generating engine's own."""
-    return (
-        models.actor.compute_log_probs(batch)
-        if source == "recompute"
-        else batch.alias("old_log_probs", "rollout_log_probs")
-    )
+    return models.actor.compute_log_probs(batch) if source == "recompute" else batch.alias("old_log_probs", "rollout_log_probs")
 
 
 def ended(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -180,9 +176,7 @@ def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = RATIO_
                 'with old_log_probs="rollout", at the two engines (rollout_gap)'
             )
     if not abs(first["approx_kl"]) <= tolerance:
-        broken.append(
-            f"approx_kl is {first['approx_kl']:.3g} in the first mini-batch, where it must be 0 (within {tolerance:g})"
-        )
+        broken.append(f"approx_kl is {first['approx_kl']:.3g} in the first mini-batch, where it must be 0 (within {tolerance:g})")
     if first["clip_fraction"] != 0.0:
         broken.append(f"clip_fraction is {first['clip_fraction']:.3g} in the first mini-batch, where it must be 0")
     return broken

@@ -314,11 +314,7 @@ class Batch(Pending):
             "token": [text for row in response for text in self._client.token_texts(row.tolist())],
         }
         for name, column in table.items():
-            if (
-                isinstance(column, Ragged)
-                and name not in ("prompt", "response")
-                and np.array_equal(column.lengths, lengths)
-            ):
+            if isinstance(column, Ragged) and name not in ("prompt", "response") and np.array_equal(column.lengths, lengths):
                 data[name] = column.flat
         return pd.DataFrame(data)
 
@@ -326,9 +322,7 @@ class Batch(Pending):
     def inspect(self, row: int) -> pd.DataFrame:
         """Return one sample token by token: a row per response token with every per-token column; waits."""
         if not 0 <= row < self.num_rows:
-            raise ColumnError(
-                f"sample {row!r} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})"
-            )
+            raise ColumnError(f"sample {row!r} does not exist; the batch has {self.num_rows} samples (0 to {self.num_rows - 1})")
         return self.take([row]).to_pandas("tokens").drop(columns="sample")
 
     @checked

@@ -173,6 +173,7 @@ def _complaint(what: str, name: str, rule: Rule, value: object, refused: Refused
     found = f"{name}{refused.at}={shown(refused.value if refused.at else value)}"
     return f"{what + ': ' if what else ''}{name} must be {refused.wanted or rule.one}; got {found}"
 
+
 # -- reading annotations
 
 

@@ -339,9 +339,7 @@ class Dataflow:
         for call in self.calls:
             mine = [edge for edge in self.edges if edge.target == call.id]
             sources = ", ".join(f"{'+'.join(e.columns)} <- #{e.source}{_bytes(e.num_bytes)}" for e in mine)
-            lines.append(
-                f"#{call.id} {call} [{call.phase}] writes {', '.join(call.writes) or '-'}  ({sources or 'no input'})"
-            )
+            lines.append(f"#{call.id} {call} [{call.phase}] writes {', '.join(call.writes) or '-'}  ({sources or 'no input'})")
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:

@@ -102,9 +102,7 @@ class History:
         if name not in known:
             raise OptionError(f"there is no branch {shown(name)}; the session has {', '.join(map(repr, known))}")
         while name:
-            found += [
-                (i, row) for i, (row, order) in enumerate(self._ordered()) if row.get("branch") == name and order <= before
-            ]
+            found += [(i, row) for i, (row, order) in enumerate(self._ordered()) if row.get("branch") == name and order <= before]
             name, before = known[name].parent, min(before, known[name].order)
         return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 

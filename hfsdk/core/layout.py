@@ -65,9 +65,7 @@ class Layout:
         for word in text.split():
             match = _AXIS.match(word)
             if not match or match[1] in sizes:
-                raise LayoutError(
-                    f"layout {shown(text)} does not parse at {shown(word)}; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'"
-                )
+                raise LayoutError(f"layout {shown(text)} does not parse at {shown(word)}; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'")
             sizes[match[1]] = int(match[2])
         if not sizes:
             raise LayoutError("an empty layout; write e.g. 'tp2', 'dp2' or 'tp2 pp1 dp2'")

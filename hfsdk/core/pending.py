@@ -101,9 +101,7 @@ class Client(Protocol):
         """Store local columns in the cluster."""
         ...
 
-    def task(
-        self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int
-    ) -> Lease:
+    def task(self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int) -> Lease:
         """Run a function over columns in a CPU task."""
         ...
 
@@ -258,6 +256,4 @@ class Metrics(Pending):
         if self.state != "done":
             return f"<Metrics {self.state}: {self._client.writer(self.call_ids[0])}>"
         last = self.rows[-1] if self.rows else {}
-        return (
-            f"Metrics({len(self.rows)} mini-batches; last: " + ", ".join(f"{k}={v:.4g}" for k, v in last.items()) + ")"
-        )
+        return f"Metrics({len(self.rows)} mini-batches; last: " + ", ".join(f"{k}={v:.4g}" for k, v in last.items()) + ")"

@@ -192,23 +192,16 @@ class Placement:
                         f"device {device} is in pools {taken[pool.within, device]!r} and {pool.name!r}; pools may not overlap"
                     )
                 if not 0 <= device < num_devices:
-                    raise PlacementError(
-                        f"pool {pool.name!r} asks for device {device}; the session has {num_devices} devices"
-                    )
+                    raise PlacementError(f"pool {pool.name!r} asks for device {device}; the session has {num_devices} devices")
                 taken[pool.within, device] = pool.name
             if not pool.devices:
                 raise PlacementError(f"pool {pool.name!r} has no device; give it at least one")
         missing = [r for r in roles if r not in self.roles]
         if missing:
-            raise PlacementError(
-                f"the placement forgets {listed(missing)}; it places {listed(self.roles)}. Name every role."
-            )
+            raise PlacementError(f"the placement forgets {listed(missing)}; it places {listed(self.roles)}. Name every role.")
         unknown = [r for r in self.roles if r not in roles and not (is_shadow(r) and r.rpartition(".")[0] in roles)]
         if unknown:
-            raise PlacementError(
-                f"the placement names {listed(unknown)}, which the session does not have; roles: {listed(roles)}"
-            )
-
+            raise PlacementError(f"the placement names {listed(unknown)}, which the session does not have; roles: {listed(roles)}")
 
     def _check_part(self, pool: Pool) -> None:
         """Check that a pool within another one is a run of its devices."""

@@ -129,9 +129,11 @@ class Rule:
     one: str
     many: str
 
+
 def is_whole(value: object) -> bool:
     """Whether a value is a whole number (numpy's too; ``True`` is none)."""
     return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
+
 
 def shown(value: object, most: int = 80) -> str:
     """Return a value's ``repr`` in one line of at most about ``most`` characters, however large it is."""
@@ -230,6 +232,7 @@ def _function(args: tuple[Any, ...]) -> Rule:
 
 def _is_checkable(kind: type) -> bool:
     return kind.__module__ == "collections.abc" or bool(getattr(kind, "_is_runtime_protocol", False))
+
 
 # -- single values
 

@@ -306,9 +306,7 @@ def _qwen(name: str, sizes: Sizes) -> ModelSpec:
 
 PRESETS: dict[str, ModelSpec] = {
     **{name: _preset(name, sizes, vocab_size=32000, max_positions=4096) for name, sizes in LLAMA_SIZES.items()},
-    **{
-        name: _preset(name, sizes, vocab_size=128256, max_positions=8192, rope_theta=5e5) for name, sizes in LLAMA3_SIZES.items()
-    },
+    **{name: _preset(name, sizes, vocab_size=128256, max_positions=8192, rope_theta=5e5) for name, sizes in LLAMA3_SIZES.items()},
     **{name: _qwen(name, sizes) for name, sizes in QWEN_SIZES.items()},
     **{
         name: _preset(name, sizes, vocab_size=49152, max_positions=8192, rope_theta=1e5, tied_embeddings=True)

@@ -269,7 +269,6 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in value)
 
 
-
 class Table(Mapping[str, Column]):
     """Equal-length columns in memory; read-only as a mapping.
 

@@ -374,4 +374,3 @@ def stable_seed(*parts: object) -> int:
 
     digest = hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % 2**31
-

@@ -249,8 +249,13 @@ def placed(
 
 
 def _fastest(
-    traits: SystemTraits, pools: Mapping[str, int], pool: str, options: list[Layout],
-    perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec,
+    traits: SystemTraits,
+    pools: Mapping[str, int],
+    pool: str,
+    options: list[Layout],
+    perf: PerfModel,
+    spec: ModelSpec,
+    cluster: ClusterSpec,
 ) -> Layout | None:
     best, least = None, np.inf
     work, room = PpoWorkload(), USABLE * cluster.devices[0].memory_bytes - WORKING_BYTES

@@ -203,7 +203,7 @@ def _check_declared(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> None:
             told = ", ".join(map(str, sizes[:6])) + (f", ..., {sizes[-1]}" if len(sizes) > 6 else "")
             raise LayoutError(
                 f"{role.name}'s declared layouts ({declared}) together cover no pool of this cluster; pools have {told} devices. "
-                "Leave them out (\"auto\"), or give sizes whose product is one of these."
+                'Leave them out ("auto"), or give sizes whose product is one of these.'
             )
 
 

@@ -535,9 +535,7 @@ class ReshardPlan:
             held = megatron_boxes(self.spec, self.train, at.tp, at.pp) if at else []
             before = sorted((box for box in held if box.tensor in tensors), key=lambda box: box.local_start)
             mine = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
-            after = [
-                _row(move.tensor, self._first_row(move), move.size[0], move.source, own=move.source == rank) for move in mine
-            ]
+            after = [_row(move.tensor, self._first_row(move), move.size[0], move.source, own=move.source == rank) for move in mine]
             ranks.append({
                 "rank": rank, "before": [_row(box.tensor, box.start[0], box.size[0], rank, own=True) for box in before],
                 "after": after,
@@ -762,9 +760,7 @@ _Holders = list[tuple[tuple[int, ...], Box]]
 """Ranks that hold a box."""
 
 
-def moves_between(
-    held: Sequence[Sequence[Box]], needed: Sequence[Sequence[Box]], nodes: Sequence[int]
-) -> tuple[Move, ...]:
+def moves_between(held: Sequence[Sequence[Box]], needed: Sequence[Sequence[Box]], nodes: Sequence[int]) -> tuple[Move, ...]:
     """Plan how ranks, each with the boxes it needs, get them from other ranks, numbered before them, with the boxes they hold.
 
     The boxes may be of any engine on either side; a :class:`ReshardPlan` is for those of Megatron and vLLM.

@@ -213,9 +213,7 @@ class ControllerClient:
         """Store local columns in the cluster."""
         return Lease(self.send(m.Put(table)), self.release)
 
-    def task(
-        self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int
-    ) -> Lease:
+    def task(self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int) -> Lease:
         """Run a function over columns in a CPU task."""
         phase = "preparation" if method == "map" else "inspection"  # a look at a batch is no part of the step
         message = m.Submit(

@@ -269,5 +269,3 @@ class Declarations(ABC):
         if optimizer is not None:
             role = replace(role, optimizer=optimizer)
         return self._declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))
-
-

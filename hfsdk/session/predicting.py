@@ -103,9 +103,7 @@ def twin_of(session: Placing, client: ControllerClient, trace: Trace, step: int,
     runtime = start_simulated(session.cluster, None, perf)
     runtime.keep_questions = True
     functions = [handle.role for handle in session._book.functions]
-    return run_twin(
-        reruns, runtime, session._placement, tuple(session._specs.values()), functions, _fresh(trace, reruns, session)
-    )
+    return run_twin(reruns, runtime, session._placement, tuple(session._specs.values()), functions, _fresh(trace, reruns, session))
 
 
 def _fresh(trace: Trace, reruns: Iterable[Rerun], session: Placing) -> list[str]:

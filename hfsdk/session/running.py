@@ -311,5 +311,3 @@ def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: 
     if price_per_second > 0:
         found["cost"] = price_per_second * seconds
     return found
-
-

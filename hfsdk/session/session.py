@@ -269,9 +269,7 @@ class Session(Branching, Predicting):
         """
         return self._examples(Pairs, source, batch_size, seed, max_tokens, shuffle)
 
-    def _examples(
-        self, cls: type[E], source: Any, batch_size: int, seed: int | None, max_tokens: int | None, shuffle: bool
-    ) -> E:
+    def _examples(self, cls: type[E], source: Any, batch_size: int, seed: int | None, max_tokens: int | None, shuffle: bool) -> E:
         self._client.check_open()
         options = ExampleOptions(
             batch_size=batch_size, seed=self.seed if seed is None else seed, max_tokens=max_tokens, shuffle=shuffle

@@ -80,9 +80,7 @@ class PlacementPicture:
         """Return one row per role and device: role, pool, device, rank, coordinates, replica, and the bytes of the view."""
         import pandas as pd
 
-        rows = [
-            {"role": role["name"], "pool": role["pool"], **shard} for role in self.view()["roles"] for shard in role["shards"]
-        ]
+        rows = [{"role": role["name"], "pool": role["pool"], **shard} for role in self.view()["roles"] for shard in role["shards"]]
         return pd.DataFrame(rows)
 
     def _statuses(self) -> Sequence[DeviceStatus]:
@@ -91,9 +89,7 @@ class PlacementPicture:
         found: Sequence[DeviceStatus] = self._client.send(m.Look("devices"))
         return found
 
-    def _role(
-        self, role: RoleSpec, states: Mapping[str, tuple[str, int]], measured: Mapping[int, DeviceStatus]
-    ) -> dict[str, Any]:
+    def _role(self, role: RoleSpec, states: Mapping[str, tuple[str, int]], measured: Mapping[int, DeviceStatus]) -> dict[str, Any]:
         state, updates = states.get(role.name, ("declared", -1 if role.shadow_of else 0))
         known = updates >= 0 and role.shadow_of in states
         data: dict[str, Any] = {

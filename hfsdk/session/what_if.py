@@ -105,8 +105,15 @@ class WhatIf:
     """
 
     def __init__(
-        self, answer: Answer, cluster: ClusterSpec, workload: Workload, *, roles: Sequence[str], rollouts: Sequence[str],
-        max_tokens: int, models: Mapping[str, ModelSpec] | None = None,
+        self,
+        answer: Answer,
+        cluster: ClusterSpec,
+        workload: Workload,
+        *,
+        roles: Sequence[str],
+        rollouts: Sequence[str],
+        max_tokens: int,
+        models: Mapping[str, ModelSpec] | None = None,
     ) -> None:
         """Ask for the plan of a session's own cluster (see ``Session.what_if``)."""
         self._answer, self._cluster, self._workload = answer, cluster, workload

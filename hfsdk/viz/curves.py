@@ -16,7 +16,10 @@ LINE, SECOND = "#3b76c4", "#e08a1e"
 
 
 def curves_svg(
-    frame_rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "training", *,
+    frame_rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+    title: str = "training",
+    *,
     predicted: bool = False,
 ) -> str:
     """Return small multiples, one panel per column, as one SVG.
@@ -42,9 +45,7 @@ def curves_svg(
     down = math.ceil(len(columns) / PANELS_PER_ROW)
     width, height = across * (PANEL_WIDTH + 16), 24 + down * (PANEL_HEIGHT + 18)
     summary = f"{len(columns)} curves over {len(rows)} steps: {', '.join(columns)}"
-    return svg_document(
-        width, height, title, summary, svg_text(4, 15, title, font_weight=600, font_size=13) + "".join(panels)
-    )
+    return svg_document(width, height, title, summary, svg_text(4, 15, title, font_weight=600, font_size=13) + "".join(panels))
 
 
 def advantages_figure(
@@ -77,9 +78,7 @@ def advantages_figure(
         ) from error
 
     at = range(len(tokens))
-    figure, axes = plt.subplots(
-        3, 1, figsize=(max(6.0, min(18.0, 0.34 * len(tokens) + 2)), 5.4), sharex=True, layout="constrained"
-    )
+    figure, axes = plt.subplots(3, 1, figsize=(max(6.0, min(18.0, 0.34 * len(tokens) + 2)), 5.4), sharex=True, layout="constrained")
     plt.close(figure)  # the caller shows it; pyplot keeps no second copy
     for axis, name in zip(axes, ("reward", "value", "advantage"), strict=True):
         axis.set_ylabel(name)
@@ -90,9 +89,7 @@ def advantages_figure(
     _signed_bars(axes[0], rewards)
     axes[1].plot(at, values, color=SECOND, marker="o", markersize=3.5, linewidth=1.4, label="values")
     if returns is not None:
-        axes[1].plot(
-            at, returns, color="#2a9d8f", marker="s", markersize=3, linewidth=1.2, linestyle="--", label="returns"
-        )
+        axes[1].plot(at, returns, color="#2a9d8f", marker="s", markersize=3, linewidth=1.2, linestyle="--", label="returns")
         axes[1].legend(frameon=False, fontsize=8, loc="best")
     _signed_bars(axes[2], advantages)
     labels = [_token_label(t) for t in tokens]
@@ -117,9 +114,7 @@ def _panel(name: str, xs: list[float | None], ys: list[float | None], predicted:
     parts = [svg_text(left, 13, name, font_weight=600)]
     known = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
     if not known:
-        box = tag(
-            "rect", x=left, y=top, width=right - left, height=bottom - top, class_="none edge", stroke_dasharray="3 3"
-        )
+        box = tag("rect", x=left, y=top, width=right - left, height=bottom - top, class_="none edge", stroke_dasharray="3 3")
         missing = svg_text(
             (left + right) / 2,
             (top + bottom) / 2,
@@ -144,9 +139,7 @@ def _panel(name: str, xs: list[float | None], ys: list[float | None], predicted:
         parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
         parts.append(svg_text(left - 5, y + 3.5, f"{value:.4g}", text_anchor="end", font_size=9.5, class_="sub"))
     for x, anchor in ((x0, "start"), (x1, "end")) if x1 > x0 else ((x0, "middle"),):
-        parts.append(
-            svg_text(point(x, low)[0], bottom + 12, f"{x:.6g}", text_anchor=anchor, font_size=9.5, class_="sub")
-        )
+        parts.append(svg_text(point(x, low)[0], bottom + 12, f"{x:.6g}", text_anchor=anchor, font_size=9.5, class_="sub"))
     parts.append(svg_text((left + right) / 2, bottom + 12, "step", text_anchor="middle", font_size=9.5, class_="sub"))
     line = {"stroke": LINE, "stroke_dasharray": "4 3"} if predicted else {"stroke": LINE}
     dot = {"stroke": LINE, "class_": "paper"} if predicted else {"fill": LINE}
@@ -154,9 +147,7 @@ def _panel(name: str, xs: list[float | None], ys: list[float | None], predicted:
         places = [point(x, y) for x, y in run]
         if len(places) > 1:
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-            parts.append(
-                tag("polyline", points=points, fill="none", stroke_width=1.6, stroke_linejoin="round", **line)
-            )
+            parts.append(tag("polyline", points=points, fill="none", stroke_width=1.6, stroke_linejoin="round", **line))
         if len(known) <= 40 or len(places) == 1:
             parts += [tag("circle", cx=x, cy=y, r=2.2, **dot) for x, y in places]
     last_x, last_y = point(*known[-1])

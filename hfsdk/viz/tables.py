@@ -101,9 +101,7 @@ def session_html(data: Mapping[str, Any]) -> str:
     messages = [str(m) for m in data.get("messages") or []]
     if messages:
         items = "".join(f'<div class="hf-wrap">{escape(_cut(m))}</div>' for m in messages[-20:])
-        parts.append(
-            f"<details><summary>{len(messages)} message{'s' * (len(messages) != 1)}</summary>{items}</details>"
-        )
+        parts.append(f"<details><summary>{len(messages)} message{'s' * (len(messages) != 1)}</summary>{items}</details>")
     return _wrap("session", parts)
 
 
@@ -134,11 +132,7 @@ def metrics_html(rows: Sequence[Mapping[str, float]]) -> str:
     body = []
     for i in keep:
         if i is None:
-            body.append(
-                [
-                    f'<td colspan="{len(names) + 1}" class="hf-left hf-dim">and {len(rows) - MAX_METRIC_ROWS} more rows</td>'
-                ]
-            )
+            body.append([f'<td colspan="{len(names) + 1}" class="hf-left hf-dim">and {len(rows) - MAX_METRIC_ROWS} more rows</td>'])
         else:
             body.append([_cell(str(i)), *(_number(rows[i].get(name)) for name in names)])
     title = f"Metrics: {len(rows)} row{'s' * (len(rows) != 1)}"
@@ -195,11 +189,7 @@ def _progress_row(call: Mapping[str, Any]) -> str:
     if not short and state in ("running", "done"):
         color = ";background:var(--hf-good)" if state == "done" else ""
         share = 1.0 if state == "done" else (done / total if done is not None and total else None)
-        bar = (
-            '<i class="hf-go"></i>'
-            if share is None
-            else f'<i style="width:{100 * max(0.0, min(1.0, share)):.1f}%{color}"></i>'
-        )
+        bar = '<i class="hf-go"></i>' if share is None else f'<i style="width:{100 * max(0.0, min(1.0, share)):.1f}%{color}"></i>'
         track = f'<span class="hf-track">{bar}</span>'
     facts = [] if short or done is None else [_count(call)]
     facts += [] if seconds is None else [seconds_text(seconds)]

@@ -98,7 +98,7 @@ def tis(trl, correction, space, cap):
 
 
 def main(folder):
-    (trl, trl_origin), = (read(folder, "trl", file) for file in TRL_FILES)
+    ((trl, trl_origin),) = (read(folder, "trl", file) for file in TRL_FILES)
     (core, core_origin), (helpers, helpers_origin), (correction, correction_origin) = (
         read(folder, "verl", file) for file in VERL_FILES
     )
@@ -107,7 +107,10 @@ def main(folder):
         "origin": "tests/data/make_choice_oracles.py; numbers only, computed by the files named here",
         "trl_origin": [trl_origin],
         "verl_origin": [core_origin, helpers_origin, correction_origin],
-        "far": verl_far(space), "alone": verl_alone(space), "empty": verl_empty(space), "tis": tis(trl, correction, space, 2.0),
+        "far": verl_far(space),
+        "alone": verl_alone(space),
+        "empty": verl_empty(space),
+        "tis": tis(trl, correction, space, 2.0),
     }
     path = Path(__file__).with_name("peer_choices.json")
     path.write_text(json.dumps(oracle, indent=1) + "\n", encoding="utf-8")

@@ -104,9 +104,7 @@ def verl_case(core, helpers, lengths, seed):
     options = {"kl_coef": 0.1, "gamma": 0.99, "lam": 0.9, "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 1.5}
     options |= {"value_clip": 0.15, "fixed_length": 7}
     tools = types.SimpleNamespace(
-        **functions(
-            helpers, {"masked_sum", "masked_mean", "masked_var", "masked_whiten", "clip_by_value"}, {"torch": torch}
-        )
+        **functions(helpers, {"masked_sum", "masked_mean", "masked_var", "masked_whiten", "clip_by_value"}, {"torch": torch})
     )
     space = {"torch": torch, "np": np, "verl_F": tools, "Optional": None}
     names = {
@@ -127,9 +125,7 @@ def verl_case(core, helpers, lengths, seed):
 
     rewards = -options["kl_coef"] * space["kl_penalty"](x["old_log_probs"], x["ref_log_probs"], "k1") * real
     rewards[torch.arange(len(lengths)), torch.tensor(lengths) - 1] += scores
-    advantages, returns = space["compute_gae_advantage_return"](
-        rewards, x["values"], real, options["gamma"], options["lam"]
-    )
+    advantages, returns = space["compute_gae_advantage_return"](rewards, x["values"], real, options["gamma"], options["lam"])
 
     aggregate, space["agg_loss"] = space["agg_loss"], lambda loss_mat, loss_mask, **_: loss_mat
     clip = {
@@ -141,9 +137,7 @@ def verl_case(core, helpers, lengths, seed):
         x["old_log_probs"], log_probs, advantages * real, real, cliprange=options["clip_low"], **clip
     )
     gradient = torch.autograd.grad(policy[mask].sum(), log_probs)[0]
-    value, value_clip_fraction = space["compute_value_loss"](
-        x["new_values"], returns, x["values"], real, options["value_clip"]
-    )
+    value, value_clip_fraction = space["compute_value_loss"](x["new_values"], returns, x["values"], real, options["value_clip"])
     modes = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean", "sequence_sum": "seq-mean-token-sum"}
     losses = {ours: float(aggregate(policy.detach(), real, theirs)) for ours, theirs in modes.items()}
     losses["fixed_length"] = float(

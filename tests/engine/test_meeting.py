@@ -216,4 +216,3 @@ def test_placing_anew_drains_what_waits(session, watched):
     assert late.wait(20)
     generate(session).wait(20)
     assert session.client.send(m.Look("roles"))["actor"][2] == 1
-

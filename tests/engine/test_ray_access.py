@@ -227,9 +227,7 @@ def test_an_address_file_that_others_may_have_had_a_hand_in_is_not_believed(home
 @as_root
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="the system does not say who listens")
 def test_a_port_of_an_old_cluster_that_another_user_listens_at_gets_nothing(home):
-    stranger = subprocess.Popen(
-        ["python3", "-c", STRANGER], stdout=subprocess.PIPE, text=True, user=NOBODY, group=NOBODY, cwd="/"
-    )
+    stranger = subprocess.Popen(["python3", "-c", STRANGER], stdout=subprocess.PIPE, text=True, user=NOBODY, group=NOBODY, cwd="/")
     try:
         poison(home, f"127.0.0.1:{stranger.stdout.readline().strip()}")
         with pytest.raises(PlacementError, match="listens at"):

@@ -93,9 +93,7 @@ def change(model, factor=1.2):
     g = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(
-                (factor - 1) * parameter.std(correction=0).clamp(min=0.1) * torch.randn(parameter.shape, generator=g)
-            )
+            parameter.add_((factor - 1) * parameter.std(correction=0).clamp(min=0.1) * torch.randn(parameter.shape, generator=g))
         assert model(torch.arange(40)[None]).logits.std() >= 1.0
 
 
@@ -201,9 +199,7 @@ def check_refusals(rollout):
     one = np.zeros(1, np.int64)
     refuse(r"row 0 has a prompt of 0 tokens.*1 to 120", prompts=Ragged.of([[]], np.int32), seeds=one)
     refuse(r"prompt of 121 tokens", prompts=Ragged.of([[1] * 121], np.int32), seeds=one)
-    refuse(
-        r"row 1 has token id 260.*0 to 259", prompts=Ragged.of([[1], [2, 260]], np.int32), seeds=np.zeros(2, np.int64)
-    )
+    refuse(r"row 1 has token id 260.*0 to 259", prompts=Ragged.of([[1], [2, 260]], np.int32), seeds=np.zeros(2, np.int64))
     refuse(r"6 prompts, 2 seeds", seeds=np.zeros(2, np.int64))
 
 

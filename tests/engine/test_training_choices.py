@@ -108,9 +108,7 @@ def check_updates(h):
 
 
 def check_offload(h):
-    stays, leaves = (
-        h.trainer("untied", choices=choices_of(h), optimizer=h.adamw(offload=offload)) for offload in (False, True)
-    )
+    stays, leaves = (h.trainer("untied", choices=choices_of(h), optimizer=h.adamw(offload=offload)) for offload in (False, True))
     for trainer in (stays, leaves):
         trainer.update(h.rows(), h.plan(mini_batches=2), policy_loss)
     middle = state_of(leaves)

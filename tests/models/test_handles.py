@@ -32,9 +32,7 @@ def test_generate_sends_one_call_and_returns_the_columns(actor, controller):
     assert {"response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group"} <= set(batch.columns)
 
 
-@pytest.mark.parametrize(
-    "prompts", ["Hello", ["Hello", "there"], [72, 101], [[72], [101, 108]], [np.array([72, 101])]], ids=str
-)
+@pytest.mark.parametrize("prompts", ["Hello", ["Hello", "there"], [72, 101], [[72], [101, 108]], [np.array([72, 101])]], ids=str)
 def test_prompts_may_be_texts_or_tokens(actor, prompts):
     batch = actor.generate(prompts, max_new_tokens=4)
     expected = 2 if isinstance(prompts, list) and len(prompts) == 2 and not isinstance(prompts[0], int) else 1

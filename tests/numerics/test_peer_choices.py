@@ -78,9 +78,7 @@ class TestTruncatedImportanceSampling:
         assert row["tis_mean"] == pytest.approx(1, abs=FP32)
         assert row["tis_clip_fraction"] == 0
         moved = batch["rollout_log_probs"].map(batch["rollout_log_probs"].flat - np.float32(np.log(1.5)))
-        other = live.actor.forward_backward(
-            batch.with_columns(rollout_log_probs=list(moved)), ppo.PolicyLoss(tis_cap=2.0)
-        ).rows[0]
+        other = live.actor.forward_backward(batch.with_columns(rollout_log_probs=list(moved)), ppo.PolicyLoss(tis_cap=2.0)).rows[0]
         live.actor.run(forget_gradient)
         assert other["tis_mean"] == pytest.approx(1.5, abs=FP32)
         assert other["policy_loss"] == pytest.approx(1.5 * row["policy_loss"], abs=1e-5)

@@ -94,9 +94,7 @@ class FakeModels:
         self.critic = SimpleNamespace(
             compute_values=lambda b: b.logged("critic.compute_values", "values"), update=self.update("critic")
         )
-        self.reference = SimpleNamespace(
-            compute_log_probs=lambda b: b.logged("reference.compute_log_probs", "ref_log_probs")
-        )
+        self.reference = SimpleNamespace(compute_log_probs=lambda b: b.logged("reference.compute_log_probs", "ref_log_probs"))
         self.reward = SimpleNamespace(compute_scores=lambda b: b.logged("reward.compute_scores", "scores"))
 
     def generate(self, prompts, **sampling):

@@ -53,16 +53,12 @@ class TestPeers:
         loss, ratio, clipped, _ = rlmath.policy_loss_terms(
             t(case["log_probs"]), t(case["old_log_probs"]), advantages, o["cliprange"], o["cliprange"]
         )
-        value_loss, value_clipped = rlmath.value_loss_terms(
-            t(case["new_values"]), t(case["values"]), returns, o["cliprange_value"]
-        )
+        value_loss, value_clipped = rlmath.value_loss_terms(t(case["new_values"]), t(case["values"]), returns, o["cliprange_value"])
         ours = {"kl": kl, "rewards": rewards, "advantages": advantages, "returns": returns, "ratio": ratio}
         ours |= {"policy_loss": loss, "value_loss": value_loss, "pg_loss": loss.mean(), "vf_loss": value_loss.mean()}
         ours |= {"pg_clipfrac": clipped.double().mean(), "vf_clipfrac": value_clipped.double().mean()}
         for name, value in ours.items():
-            torch.testing.assert_close(
-                value, t(expected[name]), rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            torch.testing.assert_close(value, t(expected[name]), rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
         assert 0 < expected["pg_clipfrac"] < 1, "the case must exercise clipping"
 
     @pytest.mark.parametrize("case", ORACLE["verl"], ids=["four rows", "two rows"])
@@ -73,21 +69,15 @@ class TestPeers:
         rewards = rlmath.token_rewards(t(case["scores"]), rlmath.kl_estimate(old, ref, "k1"), lengths, o["kl_coef"])
         advantages, returns = rlmath.gae(rewards, t(case["values"]), lengths, o["gamma"], o["lam"])
         advantages = rlmath.whiten(advantages)
-        loss, _, clipped, dual = rlmath.policy_loss_terms(
-            log_probs, old, advantages, o["clip_low"], o["clip_high"], o["dual_clip"]
-        )
+        loss, _, clipped, dual = rlmath.policy_loss_terms(log_probs, old, advantages, o["clip_low"], o["clip_high"], o["dual_clip"])
         gradient = torch.autograd.grad(loss.sum(), log_probs)[0]
-        value_loss, value_clipped = rlmath.value_loss_terms(
-            t(case["new_values"]), t(case["values"]), returns, o["value_clip"]
-        )
+        value_loss, value_clipped = rlmath.value_loss_terms(t(case["new_values"]), t(case["values"]), returns, o["value_clip"])
         ours = {"rewards": rewards, "advantages": advantages, "returns": returns, "policy_loss": loss.detach()}
         ours |= {"policy_gradient": gradient, "clip_fraction": clipped.double().mean()}
         ours |= {"dual_clip_fraction": dual.double().mean()}
         ours |= {"value_loss": value_loss, "value_clip_fraction": value_clipped.double().mean()}
         for name, value in ours.items():  # verl divides by count + 1e-8
-            torch.testing.assert_close(
-                value, t(expected[name]), rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            torch.testing.assert_close(value, t(expected[name]), rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
     @pytest.mark.parametrize("kind", KL_KINDS)
     def test_verl_kl_values_and_gradients(self, kind):
@@ -188,9 +178,7 @@ class TestRewards:
         torch.testing.assert_close(rewards, t([-0.1, -0.2, 9.7, -0.4, 19.5]))
 
     def test_point_19_empty_response_keeps_its_score_to_itself(self):
-        rewards = rlmath.token_rewards(
-            t([7.0, 10.0, 8.0, 20.0]), torch.zeros(3).double(), lens(0, 2, 0, 1), kl_coef=0.5
-        )
+        rewards = rlmath.token_rewards(t([7.0, 10.0, 8.0, 20.0]), torch.zeros(3).double(), lens(0, 2, 0, 1), kl_coef=0.5)
         assert rewards.tolist() == [0.0, 10.0, 20.0]
         assert rlmath.token_rewards(t([7.0]), t([]), lens(0), kl_coef=1.0).tolist() == []
 
@@ -325,9 +313,7 @@ class TestPolicyLoss:
         assert gradient[2] == 0
 
     def test_a_far_ratio_stays_finite(self):
-        loss, ratio, _, _ = rlmath.policy_loss_terms(
-            torch.tensor([0.0]), torch.tensor([-500.0]), torch.tensor([-1.0]), 0.2, 0.2
-        )
+        loss, ratio, _, _ = rlmath.policy_loss_terms(torch.tensor([0.0]), torch.tensor([-500.0]), torch.tensor([-1.0]), 0.2, 0.2)
         assert torch.isfinite(loss).all()
         assert ratio.item() == pytest.approx(math.exp(20), rel=1e-5)
 

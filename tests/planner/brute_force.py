@@ -96,6 +96,7 @@ class BruteForce:
 
     def devices(self, sizes, hosts):
         """First fit, largest first; parts the same way inside their host."""
+
         def fill(nodes, wanted):
             found = {}
             for b in sorted(wanted, key=lambda b: (-sizes[b], b)):

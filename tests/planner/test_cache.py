@@ -32,9 +32,7 @@ def actor(train="tp8", rollout="tp1", model=LLAMA_8B, name="actor", **more):
 
 
 def frozen(name="reference", train="tp8", **more):
-    return RoleSpec(
-        name=name, kind="reference", model=LLAMA_8B, train=Layout.parse(train).fill(8), dtype="bf16", **more
-    )
+    return RoleSpec(name=name, kind="reference", model=LLAMA_8B, train=Layout.parse(train).fill(8), dtype="bf16", **more)
 
 
 def shadow_of(role):
@@ -106,6 +104,7 @@ def test_with_nothing_free_there_is_room_for_one_longest_sequence(free):
 
 def test_no_margin_is_kept_at_the_price_of_8_gb():
     """What a rollout had before sizes came from memory it has still, where the plan has room for it."""
+
     def made(at_most, **given):
         return choose_sizes(RolloutOptions(**given), LLAMA_8B, DEVICES["H100"], tp=1, dtype="bf16", free=10**9, at_most=at_most)
 

@@ -494,9 +494,7 @@ def test_a_tracker_on_a_full_disk_is_given_up_and_training_goes_on(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         try:
             with pytest.warns(UserWarning, match="TensorBoard is given up for this run"):
-                run = session.train(
-                    hf.PPO(max_new_tokens=4), prompts, steps=6, track=hf.TensorBoard(str(tmp_path)), progress=False
-                )
+                run = session.train(hf.PPO(max_new_tokens=4), prompts, steps=6, track=hf.TensorBoard(str(tmp_path)), progress=False)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert len(run.rows) == 6

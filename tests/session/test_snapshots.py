@@ -382,8 +382,14 @@ def test_a_baseline_judges(tmp_path):
     with pytest.raises(hf.OptionError, match=r"has PPO as PPO\(\); got PPO\(2\)"):
         hf.testing.assert_not_below(path, experiment({0: [1.0]}, options="PPO(2)"))
     entry = '{"format": 1, "steps": 4, "algorithms": {"PPO": %s}}'
-    for bad in ("{}", "[]", '{"format": 1, "steps": 4, "algorithms": []}', entry % '{"options": "PPO()"}',
-                entry % '{"options": "PPO()", "final_scores": {}}', entry % '{"options": "PPO()", "final_scores": {"0": "x"}}'):
+    for bad in (
+        "{}",
+        "[]",
+        '{"format": 1, "steps": 4, "algorithms": []}',
+        entry % '{"options": "PPO()"}',
+        entry % '{"options": "PPO()", "final_scores": {}}',
+        entry % '{"options": "PPO()", "final_scores": {"0": "x"}}',
+    ):
         (tmp_path / "bad.json").write_text(bad)
         with pytest.raises(hf.OptionError, match="is no baseline"):
             hf.testing.assert_not_below(tmp_path / "bad.json", good)

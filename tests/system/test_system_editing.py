@@ -71,10 +71,12 @@ def test_a_reward(live, batch, cell):
         def helper(text):
             return 1 / len(text[:0])  # the line that fails
         """)
-    live.session.reward(cell("""
+    live.session.reward(
+        cell("""
         def broken(completions):
             return [helper(c) for c in completions]  # the line that calls it
-        """)["broken"])
+        """)["broken"]
+    )
     with pytest.raises(hf.RewardFunctionError) as caught:
         live.reward.compute_scores(batch).wait()
     assert "the line that fails" in str(caught.value)

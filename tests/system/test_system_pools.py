@@ -60,8 +60,6 @@ def test_calls_on_two_pools_overlap(four):
     assert max(first.start_ns, second.start_ns) < min(first.end_ns, second.end_ns)
 
 
-
-
 @pytest.mark.parametrize(
     "where",
     [{"critic reference": 1, "actor": 2}, "separation", "colocate", {"actor critic": 2, "reference": 1, "actor.rollout": 1}],

@@ -1,6 +1,5 @@
 """Seeded means repeatable; saved means the next step is the same, bit for bit."""
 
-
 import numpy as np
 import pytest
 from edited_saves import save_of

@@ -158,6 +158,7 @@ def test_a_rank_that_gets_other_bytes_than_planned_says_so(session):
     def short(rank):
         worker, kept = rank._hosted.worker, rank._hosted.worker.keep
         if rank.rank == 1:
+
             def forgetful(boxes):
                 worker.keep = kept
                 return kept(boxes[1:])

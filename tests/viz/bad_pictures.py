@@ -236,7 +236,9 @@ def experiment_of(value: float | None, name: str = "PPO", steps: int = 3, *, jud
     """Two algorithms, two seeds; every measure of the second one is ``value``."""
     rows = [
         {"algorithm": algorithm, "seed": seed, "step": step, **dict.fromkeys(MEASURED, number)}
-        for algorithm, number in ((name, value), ("GRPO", 0.1)) for seed in (0, 1) for step in range(steps)
+        for algorithm, number in ((name, value), ("GRPO", 0.1))
+        for seed in (0, 1)
+        for step in range(steps)
     ]
     then = {"algorithms": {name: {"final_scores": {"0": 0.2, "1": 0.4}}}} if judged else None
     return Experiment(tuple(rows), {name: "()", "GRPO": "()"}, (0, 1), steps, then)

@@ -125,9 +125,7 @@ def placement_data(nodes: int = 1, per_node: int = 2, measured: bool = True) -> 
     tp = min(2, n)
     half = list(range(n // 2, n)) if n > 2 else list(range(n))
 
-    def shards(
-        on: list[int], planned: int, share: float, rollout: bool = False, known: bool = True
-    ) -> list[dict[str, Any]]:
+    def shards(on: list[int], planned: int, share: float, rollout: bool = False, known: bool = True) -> list[dict[str, Any]]:
         return [
             {
                 "device": d, "rank": i, "tp": i % tp, "pp": 0, "dp": i // tp, "rollout_replica": i if rollout else None,
@@ -196,9 +194,7 @@ BATCH: dict[str, Any] = {
 }
 
 
-def _role(
-    name: str, model: str | None, train: str | None, rollout: str | None, version: int, state: str
-) -> dict[str, Any]:
+def _role(name: str, model: str | None, train: str | None, rollout: str | None, version: int, state: str) -> dict[str, Any]:
     dtype = "fp32" if model else None
     return {
         "name": name,

@@ -113,7 +113,6 @@ def no_plan() -> dict[str, Any]:
     return {**plan_data(), "best": None, "runners_up": [], "rejected": [], "sensitivity": []}
 
 
-
 def answer(cluster: ClusterSpec, workload: Workload, placement: str, layouts: Any) -> Plan:
     """Stands for the planner: the made-up plan, slower with longer responses; 4 devices are too few, and long ones want a split."""
     if cluster.num_devices < 4:
@@ -130,7 +129,11 @@ def answer(cluster: ClusterSpec, workload: Workload, placement: str, layouts: An
         for i, a in enumerate(ranked)
     ]  # fmt: skip
     return replace(
-        made, workload=replace(workload, steps=500), best=scaled[0], calls=scaled[0].timeline, memory=scaled[0].memory,
+        made,
+        workload=replace(workload, steps=500),
+        best=scaled[0],
+        calls=scaled[0].timeline,
+        memory=scaled[0].memory,
         runners_up=tuple(scaled[1:]),
     )
 

@@ -109,9 +109,7 @@ class Notebook:
 
     def open(self, name: str, kernel: bool = True) -> Notebook:
         workspace = secrets.token_hex(4)
-        self.page.goto(
-            f"http://127.0.0.1:{self.lab.port}/lab/workspaces/w{workspace}/tree/{name}?token={self.lab.token}&reset"
-        )
+        self.page.goto(f"http://127.0.0.1:{self.lab.port}/lab/workspaces/w{workspace}/tree/{name}?token={self.lab.token}&reset")
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets", timeout=60_000)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         if kernel:

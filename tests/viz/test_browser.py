@@ -88,9 +88,7 @@ def saved(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         assert page.locator(".hf-picture").count() == 0, "a live widget, not the frozen form"
         assert picture.locator(".hf-running").count() > 0
         before = picture.locator(".hf-span").count()
-        page.wait_for_function(
-            f"() => document.querySelectorAll('.hf-timeline .hf-span').length > {before + 4}", timeout=30_000
-        )
+        page.wait_for_function(f"() => document.querySelectorAll('.hf-timeline .hf-span').length > {before + 4}", timeout=30_000)
         assert "running" in picture.locator(".hf-info").inner_text()
         notebook.wait()
         page.wait_for_selector('.hf-picture[data-ready="1"]')
@@ -180,9 +178,7 @@ def test_standalone_page_zooms_pans_fits_and_hovers(chromium: Any, tmp_path: Pat
     page.mouse.up()
     page.wait_for_function(f"(before) => {places} !== before", arg=before)
     first.locator(".hf-fit").click()
-    page.wait_for_function(
-        "() => document.querySelectorAll('.hf-timeline')[0].querySelectorAll('.hf-span').length === 47"
-    )
+    page.wait_for_function("() => document.querySelectorAll('.hf-timeline')[0].querySelectorAll('.hf-span').length === 47")
     assert page.locator(".hf-timeline").nth(1).locator("canvas").count() == 1, "thousands of marks go on a canvas"
     assert page.locator(".hf-timeline").nth(1).locator(".hf-span").count() == 0
     page.locator('.hf-placement [data-role="critic"]').first.hover()

@@ -130,9 +130,7 @@ def test_a_question_gives_the_plan_for_it() -> None:
     assert str(what_if.set(device="H100").plan.cluster) == "8x8 H100"
     assert what_if.set(devices=4).plan.cluster.num_devices == 4
     assert what_if.set(placement="split").plan.best.preset == "split"
-    assert what_if.set(price_per_device_hour=4).plan.cost_per_step == pytest.approx(
-        what_if.plan.seconds * 4 / 3600 * 4
-    )
+    assert what_if.set(price_per_device_hour=4).plan.cost_per_step == pytest.approx(what_if.plan.seconds * 4 / 3600 * 4)
 
 
 def test_its_view_has_the_sliders_where_they_stand() -> None:

@@ -135,7 +135,7 @@ def test_reopened_without_a_kernel_it_can_be_looked_at(saved: Path, lab: harness
         assert "paused" in state(page).inner_text()
         bars = page.locator(".hf-dashboard .hf-calls-bar rect[data-call]")
         assert bars.count() == page.locator(".hf-dashboard .hf-calls-bar .hf-predicted").count() > 8, "simulated is hatched"
-        panel = page.locator('.hf-dashboard').first.locator('[data-curve="tokens_per_s"]')
+        panel = page.locator(".hf-dashboard").first.locator('[data-curve="tokens_per_s"]')
         panel.locator('circle[data-step="0"]').click()
         assert page.locator(".hf-step .hf-title").first.inner_text().startswith("step 0, ")
         assert page.locator(".hf-comparison .hf-row").count() == page.locator(".hf-comparison .hf-error-text").count() == 10

@@ -54,9 +54,7 @@ def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -
     keepers = set(protocol.collectors(mesh))
     shared = one_array_each(rows)
     picks = {id(mine): picks_for(inputs, mine, stored) for mine in {id(mine): mine for mine in shared}.values()}
-    return tuple(
-        Order(shared[rank], picks[id(shared[rank])], options[rank], rank in keepers) for rank in mesh.ranks
-    )
+    return tuple(Order(shared[rank], picks[id(shared[rank])], options[rank], rank in keepers) for rank in mesh.ranks)
 
 
 def one_array_each(rows: Sequence[Array]) -> list[Array]:

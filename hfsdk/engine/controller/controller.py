@@ -220,9 +220,7 @@ class Controller:
             for name, ref in message.inputs.items():
                 source = self._calls.find(ref.call_id)
                 if source is None or source.released:
-                    raise ColumnError(
-                        f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again"
-                    )
+                    raise ColumnError(f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again")
             sources = [self._calls[ref.call_id] for ref in message.inputs.values()]
             self._keeping.check_fresh(message, sources)
             if message.phase == "generation" or (self._next_begins and message.phase in ("preparation", "learning")):

@@ -26,9 +26,7 @@ Live = Mapping[str, tuple[Progress | None, tuple[Span, ...]]]
 class Looks:
     """See the module's text."""
 
-    def __init__(
-        self, runtime: Runtime, ledger: Ledger, homes: Homes, step: Callable[[], int], live: Callable[[], Live]
-    ) -> None:
+    def __init__(self, runtime: Runtime, ledger: Ledger, homes: Homes, step: Callable[[], int], live: Callable[[], Live]) -> None:
         self._runtime, self._ledger, self._homes, self._step, self._live = runtime, ledger, homes, step, live
 
     def answer(self, message: m.Look) -> Any:

@@ -460,9 +460,7 @@ class Rollout:
                 f"use 0 (greedy) or at least {MIN_TEMPERATURE}."
             )
         if len(seeds) != len(prompts) or len(row_ids) != len(prompts):
-            raise OptionError(
-                f"{len(prompts)} prompts, {len(seeds)} seeds and {len(row_ids)} row ids; give one of each per row"
-            )
+            raise OptionError(f"{len(prompts)} prompts, {len(seeds)} seeds and {len(row_ids)} row ids; give one of each per row")
         lengths = prompts.lengths
         limit = self.max_model_len - sampling.max_new_tokens
         for i in np.flatnonzero((lengths < 1) | (lengths > limit))[:1]:
@@ -478,9 +476,7 @@ class Rollout:
                 f"{self.spec.vocab_size - 1}. Was it tokenized for another model?"
             )
 
-    def _add(
-        self, names: list[str], rows: list[_Row], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]
-    ) -> None:
+    def _add(self, names: list[str], rows: list[_Row], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]) -> None:
         from vllm import SamplingParams
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)

@@ -24,9 +24,7 @@ USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 """What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
 
 
-def run_task(
-    method: str, table: Table, options: Mapping[str, Any], writes: Sequence[str]
-) -> tuple[dict[str, Column], Any]:
+def run_task(method: str, table: Table, options: Mapping[str, Any], writes: Sequence[str]) -> tuple[dict[str, Column], Any]:
     """Run one task and return (columns, small result).
 
     Raises:
@@ -61,9 +59,7 @@ def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]
     for column_name, column in value.items():
         ready = as_column(column)
         if len(ready) != num_rows:
-            raise CallError(
-                f"{name} returned {len(ready)} entries for column {column_name!r}; the batch has {num_rows} samples"
-            )
+            raise CallError(f"{name} returned {len(ready)} entries for column {column_name!r}; the batch has {num_rows} samples")
         if isinstance(ready, list):
             as_it_travels(ready, f"{name} (column {column_name!r})")
         columns[column_name] = ready
@@ -112,19 +108,13 @@ def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
     """
     if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)):
         wanted = f"a list of {num_samples} numbers"
-        raise RewardFunctionError(
-            f"{name} must return {wanted}, one per completion; it returned {type(scores).__name__}"
-        )
+        raise RewardFunctionError(f"{name} must return {wanted}, one per completion; it returned {type(scores).__name__}")
     if len(scores) != num_samples:
-        raise RewardFunctionError(
-            f"{name} returned {len(scores)} scores for {num_samples} completions; return one per completion"
-        )
+        raise RewardFunctionError(f"{name} returned {len(scores)} scores for {num_samples} completions; return one per completion")
     checked = []
     for i, score in enumerate(scores):
         if isinstance(score, (str, bytes)) or not isinstance(score, (int, float, np.number, np.bool_)):
-            raise RewardFunctionError(
-                f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number"
-            )
+            raise RewardFunctionError(f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number")
         number = score if isinstance(score, int) else float(score)  # an int may be too large for a float
         if not abs(number) <= LARGEST_SCORE:  # NaN neither
             raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number (in float32)")

@@ -93,8 +93,7 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
     used = [(node, count) for node, count in zip(known, counts, strict=True) if count]
     devices = tuple((_device(node, kind, count, node["NodeID"] == mine),) * count for node, count in used)
     nodes = [
-        Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == mine)
-        for number, (node, _) in enumerate(used)
+        Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == mine) for number, (node, _) in enumerate(used)
     ]
     cores = tuple(_cores(node, count, node["NodeID"] == mine) for node, count in used) if kind == "CPU" else ()
     each = tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))

@@ -224,8 +224,15 @@ class RayRuntime:
         several = len(set(nodes)) > 1
         return [
             WorkerSetup(
-                device, rank, pool.size, pool.name, _job_on(self._job_id, nodes[rank]) if several else self._job_id, store,
-                self._num_threads, addresses[rank] if addresses else "", self._collective_s,
+                device,
+                rank,
+                pool.size,
+                pool.name,
+                _job_on(self._job_id, nodes[rank]) if several else self._job_id,
+                store,
+                self._num_threads,
+                addresses[rank] if addresses else "",
+                self._collective_s,
                 self._deterministic,
             )
             for rank, device in enumerate(pool.devices)
@@ -310,11 +317,7 @@ class RayRuntime:
         with self._sending:  # one at a time, so that two pools on a node do not both send it
             manifest = Manifest.of(role.folder)
             found = self._ask(state, far, role, lambda w: w.find_folder.remote(manifest))
-            lacking = {
-                self._nodes[state.pool.devices[rank]]: rank
-                for rank, path in zip(far, found, strict=True)
-                if not path
-            }
+            lacking = {self._nodes[state.pool.devices[rank]]: rank for rank, path in zip(far, found, strict=True) if not path}
             if not lacking:
                 return
             takers = list(lacking.values())
@@ -801,9 +804,7 @@ class RayRuntime:
     def _clear_far_nodes(self) -> None:
         """Have one worker of every other node remove the session's files there."""
         near = {self._nodes[device]: member for device, member in self._devices.items() if not self._nodes[device].here}
-        refs = [
-            m.handle.clear.remote(str(self._folder), (self._job_id, _job_on(self._job_id, node))) for node, m in near.items()
-        ]
+        refs = [m.handle.clear.remote(str(self._folder), (self._job_id, _job_on(self._job_id, node))) for node, m in near.items()]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=LOOK_S)
 

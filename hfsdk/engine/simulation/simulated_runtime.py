@@ -117,9 +117,7 @@ class SimulatedRuntime:
         process_bytes: int = 0,
     ) -> None:
         self.cluster = cluster
-        self.response_lengths = (
-            ResponseLengths(kind=response_lengths) if isinstance(response_lengths, str) else response_lengths
-        )
+        self.response_lengths = ResponseLengths(kind=response_lengths) if isinstance(response_lengths, str) else response_lengths
         self._costs = costs
         self._memory, self._process_bytes = memory, process_bytes
         self._on_cpu = cluster.devices[0].name.startswith("cpu")
@@ -471,8 +469,7 @@ class SimulatedRuntime:
         for pick in picks:
             for name, stored_name in pick.columns.items():
                 pieces = [
-                    take(real_column(handle, stored_name), rows)
-                    for handle, rows in zip(pick.handles, pick.local_rows, strict=True)
+                    take(real_column(handle, stored_name), rows) for handle, rows in zip(pick.handles, pick.local_rows, strict=True)
                 ]
                 columns[name] = concat(pieces) if pick.order is None else take(concat(pieces), pick.order)
         return Table(columns)

@@ -118,9 +118,7 @@ def _per_token(call: Call, column: str) -> bool:
     return column.endswith("token_scores" if call.method in ("compute_scores", "compute_costs") else TOKEN_ENDINGS)
 
 
-def store(
-    call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], line: Timeline
-) -> Stored | None:
+def store(call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], line: Timeline) -> Stored | None:
     """Describe what a call writes: one part per rank that is gathered."""
     if not call.writes:
         return None

@@ -55,9 +55,7 @@ def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
     key = tuple(ranks)
     if key not in _Made.groups:
         with _named("hfsdk-" + hashlib.sha256(repr(key).encode()).hexdigest()):
-            made = dist.new_group(
-                list(ranks), timeout=rendezvous.world_timeout(), sort_ranks=False, use_local_synchronization=True
-            )
+            made = dist.new_group(list(ranks), timeout=rendezvous.world_timeout(), sort_ranks=False, use_local_synchronization=True)
         assert made is not None
         _Made.groups[key] = made
     return _Made.groups[key]

@@ -162,9 +162,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 """``RoleSpec.recompute`` in Megatron's words."""
 
 
-def _config(
-    spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str, sequence_parallel: bool
-) -> TransformerConfig:
+def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: str, sequence_parallel: bool) -> TransformerConfig:
     config = TransformerConfig(
         num_layers=spec.num_layers, hidden_size=spec.hidden_size, ffn_hidden_size=spec.mlp_hidden_size,
         num_attention_heads=spec.num_heads, num_query_groups=spec.num_kv_heads, kv_channels=spec.head_dim,
@@ -420,9 +418,7 @@ def gather_full(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups) -
     return gather_tensors(local_tensors(model), spec, groups, scalar=has_scalar_head(model))
 
 
-def save_folder(
-    model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path
-) -> None:
+def save_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path) -> None:
     """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
 
     A scalar head makes it e.g. a ``LlamaForSequenceClassification`` with one label.

@@ -49,9 +49,7 @@ class Pipeline:
         """Micro-batches to give :meth:`run` at once."""
         return 1 if self._communicator is None else CHUNK * self._groups.pp_size
 
-    def run(
-        self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool, first: int = 0, reduce: bool = False
-    ) -> None:
+    def run(self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool, first: int = 0, reduce: bool = False) -> None:
         """Pass micro-batches forward and, with ``train``, their losses backward; ``finish`` runs on the last stage.
 
         ``first`` is the number of the first of them in the whole pass, for spans. With ``reduce`` the last backward pass is the
@@ -70,9 +68,7 @@ class Pipeline:
                 if overlap is not None:
                     overlap.start_rest()
 
-    def _straight(
-        self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None
-    ) -> None:
+    def _straight(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None) -> None:
         for i, micro in enumerate(inputs):
             with self._recorder.span("forward", tokens=micro.num_tokens, micro_batch=first + i):
                 part = finish(i, self._model(*micro.arguments))
@@ -81,9 +77,7 @@ class Pipeline:
                 with self._recorder.span("backward", tokens=micro.num_tokens, micro_batch=first + i), meanwhile:
                     part.backward()
 
-    def _staged(
-        self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None
-    ) -> None:
+    def _staged(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None) -> None:
         assert self._communicator is not None
         self._communicator.expect([len(micro.tokens_T) for micro in inputs])
 

@@ -170,9 +170,7 @@ class Trainer:
         """Whether the head is read at each row's last token (a reward or cost model), not before each response token."""
         return self.role.head == "scalar" and self.role.kind in ("reward", "cost")
 
-    def values(
-        self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER
-    ) -> dict[str, Ragged]:
+    def values(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Ragged]:
         """Return ``values``: the scalar head's value of the state before each response token, ordered as ``rows``."""
         self._need_head("scalar", "values")
         found = self._infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1)
@@ -448,9 +446,7 @@ class Trainer:
         temperature_N = token_temperature(table)
         if (temperature_N != 1).any():
             out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
-        log_probs, found = log_probs_and_entropy(
-            out, micro.targets_N, self.spec.vocab_size, self.groups.tp, entropy=entropy
-        )
+        log_probs, found = log_probs_and_entropy(out, micro.targets_N, self.spec.vocab_size, self.groups.tp, entropy=entropy)
         return ModelOutput(log_probs=log_probs, entropy=found)
 
     def _infer(
@@ -597,4 +593,3 @@ class Trainer:
             if self._overlap is not None:
                 self._overlap.over()
             self._reduced = True
-

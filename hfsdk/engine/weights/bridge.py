@@ -58,9 +58,7 @@ def unpacked(holders: Iterable[Packed]) -> Iterator[list[Piece]]:
     """Return the pieces of several holders; they are read-only, of which torch would warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield [
-            replace(piece, data=torch.from_numpy(bits).view(dtype)) for packed in holders for piece, bits, dtype in packed
-        ]
+        yield [replace(piece, data=torch.from_numpy(bits).view(dtype)) for packed in holders for piece, bits, dtype in packed]
 
 
 def num_bytes_of(packed: Packed | Boxes) -> int:

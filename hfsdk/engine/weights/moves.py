@@ -52,9 +52,7 @@ def inventory(share: Share, shard: Shard, *, gives: bool) -> tuple[Inventory, Te
     return Inventory(share.summary, {dtype: tuple(these) for dtype, these in boxes.items()}), tensors
 
 
-def way_of_state(
-    role: str, rank: int, given: Sequence[Inventory], taken: Sequence[Inventory], nodes: Sequence[int] = ()
-) -> Way:
+def way_of_state(role: str, rank: int, given: Sequence[Inventory], taken: Sequence[Inventory], nodes: Sequence[int] = ()) -> Way:
     """Plan, as every rank does for itself, how a state goes over a link.
 
     Args:

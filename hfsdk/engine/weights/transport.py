@@ -183,9 +183,7 @@ def _device_of(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> 
     return next(iter((targets or sources).values())).device
 
 
-def problem(
-    plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
-) -> RuntimeError | None:
+def problem(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> RuntimeError | None:
     """Return what keeps a plan from being carried out with these tensors; ``None`` if nothing does."""
     return problem_of_moves(plan.moves, plan.dtype, str(plan), rank, sources, targets)
 

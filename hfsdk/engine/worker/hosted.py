@@ -487,9 +487,7 @@ class HostedRole:
             return None, as_it_travels(value, options["function"].name)
         if not isinstance(value, Mapping) or set(value) != set(writes):
             got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-            raise CallError(
-                f"the primitive must return a dict with exactly the columns {sorted(writes)}; it returned {got}"
-            )
+            raise CallError(f"the primitive must return a dict with exactly the columns {sorted(writes)}; it returned {got}")
         for name, column in value.items():
             if len(column) != table.num_rows:
                 raise CallError(

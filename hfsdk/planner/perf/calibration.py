@@ -251,7 +251,11 @@ def fit(
     before_s, after_s = np.exp(predict(np.zeros(0), [])), np.exp(predict(theta, chosen))
     observations = tuple(
         Observation(
-            call=o.call, phase=o.phase, step=[one is o.step for one in steps].index(True), measured_s=o.seconds, before_s=float(b),
+            call=o.call,
+            phase=o.phase,
+            step=[one is o.step for one in steps].index(True),
+            measured_s=o.seconds,
+            before_s=float(b),
             after_s=float(a),
         )
         for o, b, a in zip(observed, before_s, after_s, strict=True)

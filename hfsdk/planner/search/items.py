@@ -202,6 +202,7 @@ def _groupings(frozen: tuple[bool, ...], shadow_of: tuple[int, ...]) -> tuple[Gr
 
 def _partitions(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Yield the set partitions of 0, ..., count - 1 (Bell(4) = 15)."""
+
     def grow(blocks: list[list[int]], number: int) -> Iterator[tuple[tuple[int, ...], ...]]:
         if number == count:
             yield tuple(map(tuple, blocks))

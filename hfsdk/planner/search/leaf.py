@@ -256,6 +256,7 @@ class Leaf:
 
 def describe(names: Mapping[int, str] | Sequence[str], leaf: Leaf) -> str:
     """Return a placement in words: ``"actor reference (64) | critic reward (64)"``; parts stand in brackets behind their pool."""
+
     def text(b: int) -> str:
         parts = [text(p) for p, host in enumerate(leaf.hosts) if host == b]
         inside = f" [{' | '.join(parts)}]" if parts else ""

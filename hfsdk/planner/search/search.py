@@ -135,9 +135,7 @@ class Found:
             if job.sync:
                 both = devices[block], devices[homes[number[job.source]]]
                 far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
-            phases = tables.phases(
-                self.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far
-            )
+            phases = tables.phases(self.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far)
             rows.append((job, tables.perf.dispatch_s, phases))
         return rows
 

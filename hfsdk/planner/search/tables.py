@@ -303,9 +303,7 @@ class Tables:
             self._rows[key] = [(p, r, Lengths.of(p + r)) for p, r in call.slowest_rows(parts, rows)]
         return self._rows[key]
 
-    def _priced(
-        self, method: str, setup: Setup, rows: Sequence[Shard], mark: object, *, stale: bool = False
-    ) -> Phases:
+    def _priced(self, method: str, setup: Setup, rows: Sequence[Shard], mark: object, *, stale: bool = False) -> Phases:
         """Return the phases of the slowest of some ranks; ``mark`` says which rows they are."""
         key = id(setup), method, mark, stale
         if key not in self._costs:

@@ -66,12 +66,8 @@ def _draw_device(view: Mapping[str, Any], device: DeviceView, x: float, box: Box
         parts.append(_draw_card(view, shard, x + pad, y, column - 2 * pad))
         y += geometry["card"] + geometry["card_gap"]
     if not device["shards"]:
-        parts.append(
-            svg_text(x + pad, y + 12, "–" if tiny else "no role here", font_size=10, font_style="italic", class_="sub")
-        )
-    return "".join(parts) + _draw_memory(
-        view, device, x + pad, box["y"] + geometry["memory_top"], column - 2 * pad, hatch
-    )
+        parts.append(svg_text(x + pad, y + 12, "–" if tiny else "no role here", font_size=10, font_style="italic", class_="sub"))
+    return "".join(parts) + _draw_memory(view, device, x + pad, box["y"] + geometry["memory_top"], column - 2 * pad, hatch)
 
 
 def _draw_card(view: Mapping[str, Any], shard: ShardView, x: float, y: float, width: float) -> str:
@@ -105,9 +101,7 @@ def _draw_card(view: Mapping[str, Any], shard: ShardView, x: float, y: float, wi
         tiny = density == "tiny"
         name, size = (role["letter"], 8.5) if tiny else (role["short"], 10)
         parts.append(svg_text(tx, y + height - 4, name, font_size=size))
-        parts.append(
-            svg_text(right, y + height - 4, shard["short"], text_anchor="end", font_size=min(size, 9.5), class_="sub")
-        )
+        parts.append(svg_text(right, y + height - 4, shard["short"], text_anchor="end", font_size=min(size, 9.5), class_="sub"))
     return tag("g", "".join(parts), data_row=shard["row"], data_role=role["name"])
 
 
@@ -128,9 +122,7 @@ def _draw_memory(view: Mapping[str, Any], device: DeviceView, x: float, y: float
         planned = bytes_text(sum(s["planned_bytes"] or 0 for s in shards))
         parts.append(svg_text(x, y + 9, f"predicted {planned}", font_size=9.5, class_="sub"))
         if limit is not None:
-            parts.append(
-                svg_text(x + width, y + 9, f"of {bytes_text(limit)}", text_anchor="end", font_size=9.5, class_="sub")
-            )
+            parts.append(svg_text(x + width, y + 9, f"of {bytes_text(limit)}", text_anchor="end", font_size=9.5, class_="sub"))
         y += 13
     parts.append(tag("rect", x=x, y=y, class_="paper grid", **frame))
     at = x
@@ -156,13 +148,7 @@ def _draw_memory(view: Mapping[str, Any], device: DeviceView, x: float, y: float
     per_shard = any(s["measured_bytes"] is not None for s in shards)
     missing = used is None and not per_shard
     if full:
-        text = (
-            f"measured {bytes_text(used)} in the process"
-            if used is not None
-            else "not measured"
-            if missing
-            else "measured"
-        )
+        text = f"measured {bytes_text(used)} in the process" if used is not None else "not measured" if missing else "measured"
         parts.append(svg_text(x, y + 9, text, font_size=9.5, class_="sub", font_style="italic" if missing else None))
         y += 13
     if missing:

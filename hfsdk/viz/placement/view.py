@@ -192,9 +192,7 @@ class PlacementPicture(Picture):
                 on = [str(d["number"]) for d in node["devices"][pool["first"] : pool["first"] + pool["num_devices"]]]
                 lines.append(f"  pool {pool['pool']}: device{'s' * (len(on) > 1)} {', '.join(on)}")
             for device in node["devices"]:
-                here = ", ".join(
-                    f"{view['roles'][s['role']]['name']} {s['place']}" for s in device["shards"]
-                )
+                here = ", ".join(f"{view['roles'][s['role']]['name']} {s['place']}" for s in device["shards"])
                 planned = bytes_text(sum(s["planned_bytes"] or 0 for s in device["shards"]))
                 limit = "" if device["memory_bytes"] is None else f" of {bytes_text(device['memory_bytes'])}"
                 memory = f"memory predicted {planned}{limit}, measured: {bytes_text(device['used_bytes'])}"

@@ -150,9 +150,7 @@ class ReshardPicture(Picture):
         parts += [svg_text(4, 24 + i * cell / 2 + 15, str(i), class_="sub") for i in range(count)]
         return "".join(parts), round(24 + count * cell / 2)
 
-    def _large_matrix(
-        self, matrix: Sequence[Sequence[int]], cell: int, parts: list[str], measured: bool
-    ) -> tuple[str, int]:
+    def _large_matrix(self, matrix: Sequence[Sequence[int]], cell: int, parts: list[str], measured: bool) -> tuple[str, int]:
         """Draw cells without words, as one path for each of a few strengths."""
         count, most = len(matrix), max(max(row) for row in matrix) or 1
         parts.append(tag("rect", x=18, y=24, width=count * cell, height=count * cell, class_="panel"))

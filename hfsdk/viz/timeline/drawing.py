@@ -48,7 +48,10 @@ class Drawing:
             marks = self._thinned([m for m in marks if m[3] == 0])
         body = "".join(
             [
-                *map(self._lane, view["lanes"]), *map(self._phase, view["phases"]), *self._axis(), *map(self._mark, marks),
+                *map(self._lane, view["lanes"]),
+                *map(self._phase, view["phases"]),
+                *self._axis(),
+                *map(self._mark, marks),
                 *map(self._drain, view["drains"]),
             ]
         )

@@ -223,9 +223,7 @@ class TimelinePicture(Picture):
             mark = "/" if row["predicted"] else "#"
             note = " predicted" if row["predicted"] else ""
             bar = (mark * round(30 * min(1.0, row["share"]))).ljust(30)
-            lines.append(
-                f"  {row['call']:<{width}} {bar} {100 * row['share']:3.0f} % {seconds_text(row['seconds'])}{note}"
-            )
+            lines.append(f"  {row['call']:<{width}} {bar} {100 * row['share']:3.0f} % {seconds_text(row['seconds'])}{note}")
         for lane in view["lanes"][:64]:
             if lane["busy_share"] is not None:
                 lines.append(f"  {lane['label']}: {100 * lane['busy_share']:.0f} % busy")
@@ -324,13 +322,7 @@ class _Lanes:
             y += POOL_HEIGHT if pool != above else 0.0
             nested = self._depths[key] > 0
             height = (
-                22.0
-                if not on_device
-                else (34.0 if nested else 24.0)
-                if num_devices <= 12
-                else 16.0
-                if num_devices <= 40
-                else 7.0
+                22.0 if not on_device else (34.0 if nested else 24.0) if num_devices <= 12 else 16.0 if num_devices <= 40 else 7.0
             )
             rows = max(1, len(self._rows[key]))
             every = 1 if height >= 16 else 8
@@ -485,9 +477,7 @@ def _activities(trace: Trace, total_s: float, now_s: float) -> list[ActivityRow]
             found = sorted(sums.items(), key=lambda item: -item[1])
             found += [("between sub-spans", rest)] if rest > 0.005 * total_s else []
             for name, seconds in [*found, ("idle", idle)]:
-                rows.append(
-                    {"name": name, "predicted": predicted, "seconds": round(seconds, 9), "share": seconds / total_s}
-                )
+                rows.append({"name": name, "predicted": predicted, "seconds": round(seconds, 9), "share": seconds / total_s})
     return rows
 
 
@@ -506,7 +496,5 @@ def _overlaps(trace: Trace) -> list[OverlapRow]:
 
 def _summary(trace: Trace, total_s: float) -> str:
     idle = trace.idle()
-    devices = (
-        f" on {len(idle)} devices, {100 * (1 - sum(idle.values()) / len(idle)):.0f} % busy on average" if idle else ""
-    )
+    devices = f" on {len(idle)} devices, {100 * (1 - sum(idle.values()) / len(idle)):.0f} % busy on average" if idle else ""
     return f"Timeline of {len(trace.calls)} calls in {seconds_text(total_s)}{devices}: {trace.title or 'untitled'}"
