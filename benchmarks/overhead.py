@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ def one_call(started: float) -> None:
     import psutil
 
     import hfsdk as hf
+    from hfsdk.core.arguments import OwnPrimitive
     from hfsdk.core.functions import Shipped
+    from hfsdk.core.methods import CALL
     from hfsdk.engine.calls.messages import Look, Submit
 
     names = [f"column{i}" for i in range(COLUMNS)]
@@ -190,8 +193,8 @@ def one_call(started: float) -> None:
 
         def returned() -> list[float]:
             inputs, shipped = batch.need(names, "total"), Shipped.of(total)
-            options = {"function": shipped, "writes": (), "arguments": {}}
-            lease = client.submit(Submit("critic", "call", "preparation", inputs, (), ROWS, hf.protocols.DP, options, result="all"))
+            method = replace(CALL, writes=(), protocol=hf.protocols.DP)
+            lease = client.submit(Submit.of("critic", method, OwnPrimitive(function=shipped), inputs, ROWS))
             client.wait([lease.call_id], None)
             return list(client.result(lease.call_id))
 

@@ -17,9 +17,10 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
-    *["text", "errors", "exiting", "rules", "checks", "files"],
+    *["text", "errors", "exiting", "rules", "checks", "files", "columns"],
     *["functions", "table", "rope", "hf_config", "spec", "layout", "placement", "roles", "rollout_sizes", "training_choices"],
-    *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
+    *["pending", "tokens", "batch", "protocol", "microbatch", "arguments", "methods"],
+    *["dataflow", "comparison", "trace", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]

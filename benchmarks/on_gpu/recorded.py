@@ -22,10 +22,12 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from hfsdk.core.arguments import Learning
+from hfsdk.core.microbatch import plan_update
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Table
-from hfsdk.engine.calls.microbatch import plan_update
 from hfsdk.engine.worker.hosted import HostedRole
 from on_gpu import stage
 from on_gpu.stage import QWEN_1_5B, SMALL, Setting, write_model
@@ -48,8 +50,9 @@ def gradient(hosted: HostedRole, table: Table) -> Numbers:
     lengths = table.ragged("response").lengths
     totals = table.ragged("prompt").lengths + lengths
     plan = plan_update(totals, lengths, 1, 1, 1, hosted.spec.micro_batch_tokens, seed=0)
-    metrics = hosted.run("forward_backward", table, {"loss": stage.Likelihood(), "plan": plan}, stage.NEVER)[1]
-    norm = hosted.run("grad_norm", table, {}, stage.NEVER)[1]
+    learn = Assignment(arguments=Learning(function=stage.Likelihood()), mini_batches=plan)
+    metrics = hosted.run("forward_backward", table, learn, stage.NEVER)[1]
+    norm = hosted.run("grad_norm", table, Assignment(), stage.NEVER)[1]
     return found | {"loss": [metrics["loss"]], "grad_norm": [norm]}
 
 

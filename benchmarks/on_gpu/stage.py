@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from hfsdk.core.arguments import Learning, LogProbs
 from hfsdk.core.layout import Layout
+from hfsdk.core.microbatch import plan_pass, plan_update
 from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.calls.microbatch import plan_pass, plan_update
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.worker.hosted import HostedRole
 from hfsdk.engine.worker.worker import Worker, WorkerSetup
@@ -179,14 +181,15 @@ def update(hosted: HostedRole, table: Table) -> list[dict[str, float]]:
     """Take one optimizer step on all rows; return its metrics."""
     lengths = table.ragged("response").lengths
     plan = plan_update(table.ragged("prompt").lengths + lengths, lengths, 1, 1, 1, hosted.spec.micro_batch_tokens, seed=0)
-    return list(hosted.run("update", table, {"loss": Likelihood(), "plan": plan}, NEVER)[1])
+    return list(hosted.run("update", table, Assignment(arguments=Learning(function=Likelihood()), mini_batches=plan), NEVER)[1])
 
 
 def log_probs(hosted: HostedRole, table: Table) -> Ragged:
     """Return the log-probs of the responses."""
     lengths = table.ragged("prompt").lengths + table.ragged("response").lengths
     micro_batches = plan_pass(lengths, 1, hosted.spec.micro_batch_tokens).micro_batches[0]
-    columns, _ = hosted.run("compute_log_probs", table, {"micro_batches": micro_batches, "as": "found"}, NEVER)
+    given = Assignment(arguments=LogProbs(column="found"), micro_batches=micro_batches)
+    columns, _ = hosted.run("compute_log_probs", table, given, NEVER)
     assert columns is not None
     found = columns["found"]
     assert isinstance(found, Ragged)

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hfsdk.core.arguments import Folder
 from hfsdk.core.layout import Layout
+from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import DEVICES
 from hfsdk.core.trace import Span
 from hfsdk.engine.process import deterministic, tasks
@@ -194,7 +196,7 @@ def states(setting: Setting) -> None:
     folder = setting.folder / "state"
     folder.mkdir()
     begun = time.perf_counter()
-    hosted.run("save_state", table, {"folder": str(folder)}, NEVER)
+    hosted.run("save_state", table, Assignment(arguments=Folder(folder=str(folder))), NEVER)
     while not here.saved("actor"):
         time.sleep(0.01)
     here.finish_save("actor")
@@ -207,7 +209,7 @@ def states(setting: Setting) -> None:
     same("going back")
     again = update(hosted, table)
     setting.note(next_step_bit_equal=str(again == next_loss))  # said, not asked for: kernels on a GPU may add in another order
-    hosted.run("load_state", table, {"folder": str(folder), "checked": True}, NEVER)
+    hosted.run("load_state", table, Assignment(arguments=Folder(folder=str(folder), checked=True)), NEVER)
     same("loading")
     here.leave()
 

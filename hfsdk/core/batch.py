@@ -12,52 +12,19 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from hfsdk.core.checks import Index, Name, checked, is_whole, shown
+from hfsdk.core.columns import COLUMNS, NEW_LOG_PROBS, PER_TOKEN, hint_for
 from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
 from hfsdk.core.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
 from hfsdk.core.text import printable
-from hfsdk.core.tokens import NEW_LOG_PROBS, Tokens, choose_rows
+from hfsdk.core.tokens import Tokens, choose_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MEANINGS: dict[str, str] = {
-    "prompt": "token ids given to the actor",
-    "response": "token ids the actor produced, end-of-sequence token included",
-    "rollout_log_probs": "log-probability of each response token, from the generating engine",
-    "old_log_probs": "the same from the trainer: the ratio's denominator",
-    "ref_log_probs": "the same under the frozen reference",
-    "values": "critic's value before each response token",
-    "scores": "one number per sequence, from the reward",
-    "token_scores": "per token: what the reward gave it, where it is a per-token reward; their sum is the score",
-    "baseline_scores": "score of the greedy response to the same prompt (ReMax)",
-    "costs": "one number per sequence, from the cost model",
-    "cost_values": "cost critic's value before each response token (Safe-RLHF)",
-    "cost_returns": "per token: cost advantage + cost value, the cost critic's target (Safe-RLHF)",
-    "cost_advantages": "per token: how much costlier than expected (Safe-RLHF)",
-    "token_costs": "per token: kl_coef / 2 * KL, with the cost at the last response token (Safe-RLHF)",
-    "rewards": "per token: -kl_coef * KL, with the score at the last response token",
-    "advantages": "per token: how much better than expected",
-    "returns": "per token: advantage + value, the critic's target",
-    "kl": "per token: old log-prob - reference log-prob",
-    "group": "number of the prompt a response belongs to",
-    "finish_reason": "stop or length",
-    "policy_version": "optimizer updates the generating weights had seen",
-    "temperature": "sampling temperature, used again in every log-prob pass",
-    "position": "place of the prompt in the prompt stream; part of the sample's seed",
-}
-"""What the built-in columns hold."""
-
-
 MOST_ROWS = 10_000_000
 """Of a column that a user gives: what is more is a typo, and takes gigabytes."""
-
-PER_TOKEN = (
-    "response", "rollout_log_probs", "old_log_probs", "ref_log_probs", "entropy", "values", "rewards", "advantages",
-    "returns", "kl", "token_scores", "cost_values", "cost_returns", "cost_advantages", "token_costs",
-)  # fmt: skip
-"""Built-in columns with one entry per response token."""
 
 
 class Batch(Pending):
@@ -209,10 +176,10 @@ class Batch(Pending):
             raise OptionError(f"{what} reads a list of columns, e.g. ['prompt']; got the text {shown(names)}")
         missing = [n for n in names if n not in self._refs]
         if missing:
-            hints = [f"{shown(n)} ({MEANINGS[n]})" if n in MEANINGS else shown(n) for n in missing[:10]]
+            hints = [f"{shown(n)} ({COLUMNS[n].meaning})" if n in COLUMNS else shown(n) for n in missing[:10]]
             raise ColumnError(
                 f"{what} reads {', '.join(hints)}, which the batch does not have; it has {', '.join(self._refs)}. "
-                + WRITERS_HINT.get(missing[0], "Write it first, e.g. with batch.with_columns(...).")
+                + hint_for(missing[0])
             )
         return {name: self._refs[name] for name in names}
 
@@ -422,23 +389,6 @@ class Batch(Pending):
     def __repr__(self) -> str:
         words = [c["name"] + ("" if c["state"] == "ready" else f" ({c['state']})") for c in self.column_states()]
         return printable(f"Batch({self.num_rows} samples: {', '.join(words)})")
-
-
-WRITERS_HINT: dict[str, str] = {
-    "prompt": "Take it from session.prompts(...).",
-    "response": "Call actor.generate(batch) first.",
-    "rollout_log_probs": "Call actor.generate(batch) first.",
-    "old_log_probs": "Call actor.compute_log_probs(batch) first, or batch.alias('old_log_probs', 'rollout_log_probs').",
-    "ref_log_probs": "Call reference.compute_log_probs(batch) first.",
-    NEW_LOG_PROBS: "Give new=actor.compute_log_probs(batch), called after an update, or the name of a column.",
-    "values": "Call critic.compute_values(batch) first.",
-    "scores": "Call reward.compute_scores(batch) first.",
-    "baseline_scores": "Call remax.with_baselines(batch, greedy) first.",
-    "advantages": "Call ppo.advantages(batch) first, or that of another algorithm, e.g. grpo.advantages(batch).",
-    "returns": "Call ppo.advantages(batch) first.",
-    "rewards": "Call ppo.advantages(batch) first.",
-}
-"""Which call writes a column, for messages."""
 
 
 def _given(name: str, value: Any) -> Column:

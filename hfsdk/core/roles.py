@@ -19,26 +19,6 @@ RECOMPUTE = ("", "selective", "full")
 PARTS = ("weights", "gradients", "optimizer")
 """What a trained role holds beside its activations and can have in host memory; ``"optimizer"`` is masters and moments."""
 
-GENERATING = ("generate", "chat")
-"""Methods of the generating engine."""
-
-NEEDED: dict[str, tuple[str, ...]] = {
-    "generate": (), "take_weights": (), "chat": (), "num_updates": (), "last_reshard": (), "census": (),
-    "update": PARTS, "step": PARTS, "load_state": PARTS, "save_state": ("weights", "optimizer"),
-    "forward_backward": ("weights", "gradients"), "grad_norm": ("weights", "gradients"),
-    "run": ("weights", "gradients"), "call": ("weights", "gradients"),
-}  # fmt: skip
-"""See :func:`needed`."""
-
-
-def needed(method: str) -> tuple[str, ...]:
-    """Return which :data:`PARTS` a method needs for its whole length; ``generate`` needs the weights only to hand them over.
-
-    One that needs none leaves the weights with the generating engine where it shares them with the trainer (CPU, mode ``shared``),
-    and lets rollouts beside it stay awake.
-    """
-    return NEEDED.get(method, ("weights",))
-
 
 def _check(condition: bool, name: str, value: object, wanted: str) -> None:
     if not condition:
@@ -206,13 +186,6 @@ class RoleSpec:
         if self.offload:
             return PARTS if self.trainable else ("weights",)
         return ("optimizer",) if self.optimizer is not None and self.optimizer.offload else ()
-
-    def onloads(self, method: str) -> tuple[str, ...]:
-        """Return what of that comes to the device for the whole of a call; AdamW's state does not where it comes for steps."""
-        if not self.offload:
-            return ()
-        alone = self.optimizer is not None and self.optimizer.offload
-        return tuple(part for part in needed(method) if part in self.offloads and not (alone and part == "optimizer"))
 
     @property
     def trainable(self) -> bool:

@@ -14,9 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hfsdk.core.arguments import NO_ARGUMENTS, Arguments
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import HfsdkError, WorkerDiedError
 from hfsdk.core.files import FileSum
+from hfsdk.core.microbatch import MiniBatchPlan
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
@@ -106,15 +108,28 @@ class Pick:
         )
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Assignment:
+    """What a rank is to do with the rows it is given."""
+
+    arguments: Arguments = NO_ARGUMENTS
+    """The call's own."""
+    micro_batches: tuple[tuple[int, ...], ...] = ()
+    """Of a pass: the rows that run together."""
+    mini_batches: tuple[MiniBatchPlan, ...] = ()
+    """Of a loss: its optimizer steps, and the rows that run together in each."""
+    link: Any = None
+    """Over which weights go straight to another pool; the runtime's own."""
+
+
 @dataclass(frozen=True, eq=False)
-class Order:
+class Order(Assignment):
     """One rank's share of a call."""
 
     rows: Array
     """Numbers of this rank's rows in the call's batch."""
     picks: tuple[Pick, ...]
-    options: Mapping[str, Any]
-    keep: bool
+    keep: bool = True
     """Whether this rank's columns are gathered (the others compute the same)."""
 
 

@@ -12,9 +12,6 @@ from hfsdk.core.checks import check_options, is_whole, shown
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Array, Ragged, Table, row_numbers
 
-NEW_LOG_PROBS = "new_log_probs"
-"""Name of the log-probabilities under the policy as it is now, where another batch gives them."""
-
 SHOWN_SAMPLES = 64
 """Samples shown when the caller does not choose."""
 SHOWN_TOKENS = 8_000

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from hfsdk.core.arguments import Generation, LogProbs
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
+from hfsdk.core.columns import OF_RESPONSE
 from hfsdk.core.errors import LayoutError, OptionError
-from hfsdk.core.protocol import MICRO_DP, ONE_TO_ALL
+from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD, Method
 from hfsdk.core.roles import RoleSpec, RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import longest_tokens
 from hfsdk.core.spec import ModelSpec
@@ -29,15 +31,6 @@ Copies = Annotated[int, Within(1, 65_536)]
 
 Prompts = Batch | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Array
 """A batch with a column ``prompt``, one text, texts, the token ids of one prompt, or those of several."""
-
-GENERATED = ("response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group")
-"""Columns that ``generate`` writes."""
-
-DERIVED = (
-    *GENERATED, "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "baseline_scores", "costs",
-    "rewards", "advantages", "returns", "kl", "token_scores", "cost_values", "cost_returns", "cost_advantages", "token_costs",
-)  # fmt: skip
-"""Columns that belong to one response: dropped when new responses are generated."""
 
 MIN_TEMPERATURE = 0.01
 """Smallest temperature above 0 that the generating engine takes as it is."""
@@ -119,17 +112,14 @@ class ActorModel(TrainedHandle):
         batch = self._prompt_batch(prompts)
         self._need(batch, ["prompt"], "generate")
         self._check_prompts(batch, max_new_tokens)
-        batch = batch.drop(*[name for name in batch if name in DERIVED or name.startswith(PART)])
+        batch = batch.drop(*[name for name in batch if name in OF_RESPONSE or name.startswith(PART)])
         if "position" not in batch:
             batch = batch.with_columns(position=np.arange(len(batch), dtype=np.int64))
         if n > 1:
             batch = batch.take(np.repeat(np.arange(len(batch)), n))
-        options = {"sampling": sampling, "seed": self._host.seed if seed is None else seed, "n": n}
-        inputs = {name: batch.ref(name) for name in ("prompt", "position")}
-        lease = self._submit(
-            "generate", "generation", inputs=inputs, writes=GENERATED, num_rows=len(batch), protocol=MICRO_DP, options=options
-        )
-        return batch.with_refs(lease, GENERATED)
+        arguments = Generation(sampling=sampling, seed=self._host.seed if seed is None else seed, copies=n)
+        lease = self._submit(GENERATE, arguments, {name: batch.ref(name) for name in GENERATE.reads}, len(batch))
+        return batch.with_refs(lease, GENERATE.writes)
 
     @checked
     def chat(
@@ -190,7 +180,7 @@ class ActorModel(TrainedHandle):
             ColumnError: the batch lacks a column.
         """
         writes = ["old_log_probs"] + ["entropy"] * entropy
-        return self._forward(batch, "compute_log_probs", writes, {"as": "old_log_probs", "entropy": entropy}, ["temperature"])
+        return self._forward(batch, COMPUTE_LOG_PROBS, LogProbs(column="old_log_probs", entropy=bool(entropy)), writes)
 
     # -- layouts
 
@@ -224,7 +214,7 @@ class ActorModel(TrainedHandle):
         """
         self._host.ready(self)
         plan, shadow = self.reshard_plan, self._role.generated_by
-        sides = [self._of_ranks("last_reshard", TransportReport, role) for role in (self.name, shadow) if role]
+        sides = [self._of_ranks(LAST_RESHARD, TransportReport, role) for role in (self.name, shadow) if role]
         if not all(sides):
             raise OptionError(f"{self.name}'s weights have not moved yet; call {self.name}.generate(...) first")
         reports = tuple(report for side in sides for report in side)
@@ -246,7 +236,7 @@ class ActorModel(TrainedHandle):
 
         self._host.ready(self)
         plan, rows = self.reshard_plan, []
-        for rank, found in enumerate(self._of_ranks("census", Resident)):
+        for rank, found in enumerate(self._of_ranks(CENSUS, Resident)):
             planned = {"training": plan.bytes_held(rank), "generating": plan.bytes_peak(rank)}
             rows.append({
                 "rank": rank, "moment": found.moment, "trainer_bytes": found.trainer, "rollout_bytes": found.rollout,
@@ -256,9 +246,9 @@ class ActorModel(TrainedHandle):
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("rank")
 
-    def _of_ranks(self, method: str, kind: type[T], role: str = "") -> tuple[T, ...]:
+    def _of_ranks(self, method: Method, kind: type[T], role: str = "") -> tuple[T, ...]:
         """Ask every rank of this role, or of its shadow, for something measured; empty where a rank has nothing yet."""
-        results = self._result(self._submit(method, "inspection", protocol=ONE_TO_ALL, result="all", role=role))
+        results = self._result(self._submit(method, role=role))
         for result in results:
             if result is not None and not isinstance(result, kind):
                 int(result)  # a simulated value says that it is none

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import checked
+from hfsdk.core.methods import COMPUTE_VALUES
 from hfsdk.models.handle import TrainedHandle
 
 
@@ -24,4 +25,4 @@ class CriticModel(TrainedHandle):
         Raises:
             ColumnError: the batch lacks a column.
         """
-        return self._forward(batch, "compute_values", ["values"], {})
+        return self._forward(batch, COMPUTE_VALUES)

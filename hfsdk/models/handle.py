@@ -9,14 +9,15 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from hfsdk.core.arguments import NO_ARGUMENTS, Arguments, Folder, Learning, OnRanks, OwnPrimitive
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, Within, checked, shown
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
+from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE, Method
 from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
-from hfsdk.core.protocol import ONE_TO_ALL, THREE_D, TransferProtocol
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.text import printable
@@ -126,10 +127,7 @@ class ModelHandle:
         """
         self._need_model("run a function on its ranks")
         shipped = Shipped.of(fn)
-        lease = self._submit(
-            "run", "inspection", protocol=ONE_TO_ALL, options={"function": shipped, "args": args}, shipped=shipped, result="all"
-        )
-        return list(self._result(lease))
+        return list(self._result(self._submit(RUN, OnRanks(function=shipped, values=args))))
 
     @checked
     def call(self, primitive: Primitive, batch: Batch, **options: Any) -> Batch:
@@ -148,10 +146,8 @@ class ModelHandle:
         self._need_model(f"run the primitive {primitive.name!r}")
         inputs = self._need(batch, primitive.reads, primitive.name)
         shipped = Shipped.of(primitive.function)
-        lease = self._submit(
-            "call", "preparation", inputs=inputs, writes=primitive.writes, num_rows=len(batch), protocol=primitive.protocol,
-            options={"function": shipped, "writes": primitive.writes, "arguments": options}, shipped=shipped, result="all",
-        )  # fmt: skip
+        arguments = OwnPrimitive(function=shipped, writes=primitive.writes, keywords=options)
+        lease = self._submit(replace(CALL, writes=primitive.writes, protocol=primitive.protocol), arguments, inputs, len(batch))
         return batch.with_refs(lease, primitive.writes)
 
     @checked
@@ -175,26 +171,17 @@ class ModelHandle:
 
     def _submit(
         self,
-        method: str,
-        phase: str,
-        *,
+        method: Method,
+        arguments: Arguments = NO_ARGUMENTS,
         inputs: Mapping[str, ColumnRef] | None = None,
-        writes: Sequence[str] = (),
         num_rows: int = 0,
-        protocol: TransferProtocol | None = THREE_D,
-        options: Mapping[str, Any] | None = None,
-        shipped: Shipped | None = None,
+        *,
         timeout_s: float | None = None,
-        result: str = "first",
         role: str = "",
     ) -> Lease:
+        """Start a call of this role, or of its shadow (``role``)."""
         self._host.ready(self)
-        function = f"{shipped.name}@{shipped.version}" if shipped else ""
-        message = Submit(
-            role or self.name, method, phase, dict(inputs or {}), tuple(writes), num_rows, protocol, dict(options or {}),
-            function=function, timeout_s=timeout_s, result=result,
-        )  # fmt: skip
-        return self._client.submit(message)
+        return self._client.submit(Submit.of(role or self.name, method, arguments, inputs or {}, num_rows, timeout_s=timeout_s))
 
     def _result(self, lease: Lease) -> Any:
         self._client.wait([lease.call_id], None)
@@ -235,15 +222,13 @@ class ModelHandle:
                 f"{spec} has {spec.max_positions} positions. Shorten it."
             )
 
-    def _forward(
-        self, batch: Batch, method: str, writes: Sequence[str], options: Mapping[str, Any], also: Sequence[str] = ()
-    ) -> Batch:
-        """Start one forward pass over prompt + response that writes columns."""
-        inputs = self._need(batch, ["prompt", "response"], method)
-        inputs |= {name: batch.ref(name) for name in also if name in batch}
-        self._check_sequences(batch, method)
-        lease = self._submit(method, "preparation", inputs=inputs, writes=writes, num_rows=len(batch), options=options)
-        return batch.with_refs(lease, writes)
+    def _forward(self, batch: Batch, method: Method, arguments: Arguments = NO_ARGUMENTS, writes: Sequence[str] = ()) -> Batch:
+        """Start one forward pass over prompt + response that writes columns, by default those that the method says."""
+        inputs = self._need(batch, method.reads, method.name)
+        inputs |= {name: batch.ref(name) for name in method.reads_if_there if name in batch}
+        self._check_sequences(batch, method.name)
+        method = replace(method, writes=tuple(writes) or method.writes)
+        return batch.with_refs(self._submit(method, arguments, inputs, len(batch)), method.writes)
 
 
 class TrainedHandle(ModelHandle):
@@ -272,13 +257,13 @@ class TrainedHandle(ModelHandle):
             OptionError: an option is out of its range.
             NonFiniteLossError: at the first look: a loss or gradient was not finite; that optimizer step was refused.
         """
-        self._check_learn("update", batch, loss)
+        self._check_learn(UPDATE, batch, loss)
         if mini_batches > len(batch):
             raise OptionError(f"mini_batches must be at most {len(batch)}, the batch's samples; got mini_batches={mini_batches}")
         if seed is None:
             seed = stable_seed(self._host.seed, self.name, self._host.next_count(f"{self.name}.updates"))
-        options = {"epochs": epochs, "mini_batches": mini_batches, "seed": seed, "micro_batch_tokens": 0}
-        return Metrics(self._client, self._learn("update", batch, loss, options), self._role.dtype)
+        lease = self._learn(UPDATE, batch, loss, Learning(epochs=epochs, mini_batches=mini_batches, seed=seed))
+        return Metrics(self._client, lease, self._role.dtype)
 
     @checked
     def forward_backward(self, batch: Batch, loss: Loss) -> OneRowMetrics:
@@ -286,7 +271,7 @@ class TrainedHandle(ModelHandle):
 
         Called several times before one step, gradients add up.
         """
-        return OneRowMetrics(self._client, self._learn("forward_backward", batch, loss, {}))
+        return OneRowMetrics(self._client, self._learn(FORWARD_BACKWARD, batch, loss))
 
     @checked
     def compute_loss(self, batch: Batch, loss: Loss) -> Value:
@@ -294,32 +279,32 @@ class TrainedHandle(ModelHandle):
 
         Arguments and errors as in :meth:`update`.
         """
-        return Value(self._client, self._learn("compute_loss", batch, loss, {}, phase="preparation"))
+        return Value(self._client, self._learn(COMPUTE_LOSS, batch, loss))
 
     @property
     def grad_norm(self) -> float:
         """Norm of the gathered gradient over all shards, before clipping; waits."""
-        return float(self._result(self._submit("grad_norm", "learning", protocol=ONE_TO_ALL)))
+        return float(self._result(self._submit(GRAD_NORM)))
 
     def step(self) -> OneRowMetrics:
         """Clip, take one optimizer step with the gathered gradient, and clear it. Returns grad_norm and lr."""
-        return OneRowMetrics(self._client, self._submit("step", "learning", protocol=ONE_TO_ALL))
+        return OneRowMetrics(self._client, self._submit(STEP))
 
-    def _check_learn(self, method: str, batch: Batch, loss: Loss, phase: str = "learning") -> None:
+    def _check_learn(self, method: Method, batch: Batch, loss: Loss) -> None:
         """Refuse what cannot be learned from.
 
         Raises:
             OptionError: the loss is a class; the samples are too long, or no whole sets.
             ColumnError: the batch lacks a column, or one has another length than the responses.
         """
-        what = f"{self.name}.{method}"
+        what = f"{self.name}.{method.name}"
         if isinstance(loss, type):
             raise OptionError(
                 f"{what} takes a loss, a function of (out, b); got {shown(loss)}. Write e.g. ppo.PolicyLoss(clip=0.2)."
             )
         reads: Sequence[str] = getattr(loss, "reads", ())
-        self._need(batch, ["prompt", "response", *reads], method)
-        self._check_sequences(batch, method)
+        self._need(batch, [*method.reads, *reads], method.name)
+        self._check_sequences(batch, method.name)
         batch.check_aligned(reads, what)
         together = getattr(loss, "together", 1)
         if len(batch) % together:
@@ -328,13 +313,10 @@ class TrainedHandle(ModelHandle):
                 f"{len(batch)} rows. Pairs come from session.pairs(...)."
             )
 
-    def _learn(self, method: str, batch: Batch, loss: Loss, options: Mapping[str, Any], phase: str = "learning") -> Lease:
-        self._check_learn(method, batch, loss, phase)
-        inputs, together = {name: batch.ref(name) for name in batch}, getattr(loss, "together", 1)
-        shipped, options = Shipped.of(loss), {**options, "together": together} if together > 1 else options
-        return self._submit(
-            method, phase, inputs=inputs, num_rows=len(batch), options={"loss": shipped, **options}, shipped=shipped
-        )
+    def _learn(self, method: Method, batch: Batch, loss: Loss, arguments: Learning = Learning()) -> Lease:  # noqa: B008
+        self._check_learn(method, batch, loss)
+        arguments = replace(arguments, function=Shipped.of(loss), together=getattr(loss, "together", 1))
+        return self._submit(method, arguments, {name: batch.ref(name) for name in batch}, len(batch))
 
     @checked
     def save_pretrained(self, folder: str | Path) -> Path:
@@ -361,7 +343,7 @@ class TrainedHandle(ModelHandle):
         except OSError as error:
             raise CheckpointError(f"cannot write to {target}: {error}") from error
         replaced = is_strangers(target / "config.json")
-        self._result(self._submit("save_pretrained", "checkpoint", protocol=ONE_TO_ALL, options={"folder": str(target)}))
+        self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target))))
         is_ours(target / "config.json")
         if replaced:
             self._host.notice(f"{self.name}.save_pretrained replaced the model in {target}")

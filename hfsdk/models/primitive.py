@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hfsdk.core.checks import Name, checked
+from hfsdk.core.methods import CALL, Method
 from hfsdk.core.protocol import THREE_D, TransferProtocol
 from hfsdk.core.table import Table
 
@@ -14,15 +15,14 @@ RankFunction = Callable[..., Mapping[str, Any]]
 """``fn(model, rows, **options)`` -> the columns it writes, one entry per row it got."""
 
 
-@dataclass(frozen=True)
-class Primitive:
-    """A function with what it reads and writes and how rows are spread. Made by :func:`primitive`; run by ``handle.call``."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Primitive(Method):
+    """A function with what it reads and writes and how rows are spread. Made by :func:`primitive`; run by ``handle.call``.
 
-    name: str
+    It is of the type of the built-in calls (``hfsdk.core.methods``), with the function that carries it out.
+    """
+
     function: RankFunction
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    protocol: TransferProtocol = THREE_D
 
     def __call__(self, model: Any, rows: Table, **options: Any) -> Mapping[str, Any]:
         """Run it here, on local rows, as in a test."""
@@ -54,6 +54,8 @@ def primitive(
 
     @checked
     def decorate(function: RankFunction) -> Primitive:
-        return Primitive(getattr(function, "__name__", "primitive"), function, tuple(reads), tuple(writes), protocol)
+        name = getattr(function, "__name__", "primitive")
+        own = replace(CALL, name=name, reads=tuple(reads), writes=tuple(writes), protocol=protocol)
+        return Primitive(**{f.name: getattr(own, f.name) for f in fields(own)}, function=function)
 
     return decorate

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from hfsdk.core.arguments import LogProbs
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import checked
+from hfsdk.core.methods import COMPUTE_LOG_PROBS
 from hfsdk.models.handle import ModelHandle
 
 
@@ -26,5 +28,4 @@ class ReferenceModel(ModelHandle):
         Raises:
             ColumnError: the batch lacks a column.
         """
-        options = {"as": "ref_log_probs", "entropy": False}
-        return self._forward(batch, "compute_log_probs", ["ref_log_probs"], options, ["temperature"])
+        return self._forward(batch, COMPUTE_LOG_PROBS, LogProbs(column="ref_log_probs"), ["ref_log_probs"])

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from hfsdk.core.arguments import Scoring
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Positive, checked
+from hfsdk.core.columns import NOT_FOR_REWARDS
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
+from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES, Method
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.table import Table
 from hfsdk.models.handle import Loss, TrainedHandle
-
-NEVER_PASSED = (
-    "prompt", "response", "rollout_log_probs", "old_log_probs", "ref_log_probs", "entropy", "values", "scores", "costs", "rewards",
-    "advantages", "returns", "kl", "cost_values", "cost_returns", "cost_advantages", "token_costs",
-)  # fmt: skip
-"""Built-in columns that a reward function does not get as keyword arguments."""
 
 NORMALISATION = "hfsdk_score"
 """Key of a folder's ``config.json`` under which a scorer's mean and standard deviation are kept."""
@@ -37,29 +35,27 @@ class _Scorer(TrainedHandle):
     """What reward and cost models share. With an optimizer they are trained here, e.g. on pairs (``session.pairs``)."""
 
     writes: ClassVar[str] = ""
+    _scoring: ClassVar[Method]
 
-    def _score(self, batch: Batch, method: str) -> Batch:
-        function = self._role.function
-        options: dict[str, Any] = {"as": self.writes, "per_token": self._role.per_token}
-        per_token = f"token_{self.writes}"
-        writes = [self.writes] + [per_token] * self._role.per_token
+    def _score(self, batch: Batch) -> Batch:
+        role, per_token = self._role, f"token_{self.writes}"
         if per_token in batch and self.writes == "scores":  # of an earlier reward: advantages would use them, not these scores
             batch = batch.drop(per_token)
-        if function is None:
-            return self._forward(batch, method, [self.writes], {**options, "normalisation": self.normalisation})
-        inputs = self._need(batch, ["prompt", "response"], method) | self._extra_columns(batch)
-        lease = self._submit(
-            method, "preparation", inputs=inputs, writes=writes, num_rows=len(batch), protocol=None, shipped=function,
-            options={"function": function, "tokenizer": self._host.tokenizer_folder, **options}, timeout_s=self._role.timeout_s,
-        )  # fmt: skip
-        return batch.with_refs(lease, writes)
+        if role.function is None:
+            return self._forward(batch, self._scoring, Scoring(column=self.writes, normalisation=self.normalisation), [self.writes])
+        arguments = Scoring(
+            column=self.writes, function=role.function, tokenizer=self._host.tokenizer_folder, per_token=role.per_token
+        )
+        method = replace(self._scoring, protocol=None, writes=(self.writes, *[per_token] * role.per_token))
+        inputs = self._need(batch, method.reads, method.name) | self._extra_columns(batch)
+        return batch.with_refs(self._submit(method, arguments, inputs, len(batch), timeout_s=role.timeout_s), method.writes)
 
     def _extra_columns(self, batch: Batch) -> dict[str, ColumnRef]:
         """Return the columns with one entry per sample: the data's own, and those of the generation."""
         found = {}
         for name in batch:
-            info = None if name in NEVER_PASSED else self._client.info(batch.ref(name))
-            if name not in NEVER_PASSED and (info is None or info.kind != "ragged"):
+            info = None if name in NOT_FOR_REWARDS else self._client.info(batch.ref(name))
+            if name not in NOT_FOR_REWARDS and (info is None or info.kind != "ragged"):
                 found[name] = batch.ref(name)
         return found
 
@@ -99,7 +95,7 @@ class _Scorer(TrainedHandle):
             raise OptionError(f"{self.name}.normalise takes a batch of reference samples, or mean=... and std=..., not both")
         if batch is not None:
             before = self.normalisation
-            raw = self._score(batch, f"compute_{self.writes}").reduce(_Moments(column=self.writes), reads=[self.writes])
+            raw = self._score(batch).reduce(_Moments(column=self.writes), reads=[self.writes])
             m, s = raw.value
             mean, std = before[0] + before[1] * m, before[1] * s
         assert mean is not None
@@ -128,14 +124,14 @@ class _Scorer(TrainedHandle):
         is_ours(file)
         return target
 
-    def _check_learn(self, method: str, batch: Batch, loss: Loss, phase: str = "learning") -> None:
+    def _check_learn(self, method: Method, batch: Batch, loss: Loss) -> None:
         self._need_model("be trained")
-        if not self._role.trainable and phase == "learning":
+        if not self._role.trainable and method.phase == "learning":
             raise OptionError(
                 f"{self.name} is frozen: it was declared without an optimizer. Declare it as session.{self.kind}(model, "
                 "optimizer=hf.AdamW(lr=1e-5)) to train it."
             )
-        super()._check_learn(method, batch, loss, phase)
+        super()._check_learn(method, batch, loss)
 
 
 class RewardModel(_Scorer):
@@ -148,6 +144,7 @@ class RewardModel(_Scorer):
 
     kind: ClassVar[str] = "reward"
     writes: ClassVar[str] = "scores"
+    _scoring: ClassVar[Method] = COMPUTE_SCORES
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,7 +165,7 @@ class RewardModel(_Scorer):
             RewardFunctionError: at the first look: the function raised, took too long, or did not return one finite
                 number per completion.
         """
-        return self._score(batch, "compute_scores")
+        return self._score(batch)
 
 
 class RewardSum(RewardModel):
@@ -223,11 +220,12 @@ class CostModel(_Scorer):
 
     kind: ClassVar[str] = "cost"
     writes: ClassVar[str] = "costs"
+    _scoring: ClassVar[Method] = COMPUTE_COSTS
 
     @checked
     def compute_costs(self, batch: Batch) -> Batch:
         """Write ``costs``: one number per response (HybridFlow, table 4: compute_cost). As ``RewardModel.compute_scores``."""
-        return self._score(batch, "compute_costs")
+        return self._score(batch)
 
     @property
     def multiplier(self) -> float:

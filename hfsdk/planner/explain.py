@@ -9,9 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from hfsdk.core.errors import LayoutError, PlacementError
+from hfsdk.core.methods import method_of
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Alternative, Rejected
-from hfsdk.core.roles import GENERATING, RoleSpec
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import with_least
 from hfsdk.planner.perf.memory import role_bytes
@@ -153,9 +154,9 @@ def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: Layo
     What a backward pass computes again it sends again.
     """
     spec, each = setup.spec, setup.bytes_each
-    generating = call.method in GENERATING and "rollout" in layouts
+    generating = method_of(call.method).generates and "rollout" in layouts
     layout = layouts["rollout"] if generating else setup.layout
-    training = call.method in ("update", "forward_backward")
+    training = method_of(call.method).learns
     steps = max(1, len(call.mini_batches)) if training else 1
     rows = sum(map(len, call.mini_batches)) if training else call.num_rows
     mean = float((call.prompts + call.responses).mean()) if call.num_rows else 0.0

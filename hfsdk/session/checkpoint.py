@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from hfsdk.core.arguments import Folder
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
 from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, write_file
+from hfsdk.core.methods import LOAD_STATE, SAVE_STATE, Method
 from hfsdk.core.pending import Awaited
-from hfsdk.core.protocol import ONE_TO_ALL
 from hfsdk.core.roles import state_bytes
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import messages as m
@@ -108,7 +109,7 @@ class Saving(Awaited):
         self._lock.note(self._names)
         self._building.mkdir()
         self._kept = json.loads(json.dumps(self._session.persistent(), default=_plain))
-        _submit(self._session, self._trained, "save_state", {"folder": str(self._building)}, self._calls)
+        _submit(self._session, self._trained, SAVE_STATE, Folder(folder=str(self._building)), self._calls)
 
     def _read_index(self) -> Index:
         if not (self.folder / INDEX).exists() and not (self.folder / INDEX).is_symlink():
@@ -323,7 +324,7 @@ def load_session(session: Session, folder: str | Path) -> None:
         session.notice(f"{save.folder} was saved without checksums: damage inside its files is not seen; saving again adds them")
     calls: list[int] = []
     try:
-        _submit(session, trained, "load_state", {"folder": str(save.folder), "checked": True}, calls)
+        _submit(session, trained, LOAD_STATE, Folder(folder=str(save.folder), checked=True), calls)
         results = _results(session, trained, calls)
     except (HfsdkError, KeyboardInterrupt):
         session.client.settle(calls)
@@ -389,12 +390,11 @@ def _plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _submit(session: Session, handles: list[ModelHandle], method: str, options: Mapping[str, Any], calls: list[int]) -> None:
+def _submit(session: Session, handles: list[ModelHandle], method: Method, arguments: Folder, calls: list[int]) -> None:
     """Call a checkpoint method of several roles, adding to ``calls``; their ranks write into, and read from, ``folder/<name>``."""
     for handle in handles:
         session.ready(handle)
-        message = m.Submit(handle.name, method, "checkpoint", {}, (), 0, ONE_TO_ALL, dict(options))
-        calls.append(session.client.submit(message).call_id)
+        calls.append(session.client.submit(m.Submit.of(handle.name, method, arguments)).call_id)
 
 
 def _results(session: Session, handles: list[ModelHandle], calls: list[int]) -> dict[str, Any]:

@@ -24,8 +24,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from hfsdk.core.arguments import Arguments
 from hfsdk.core.errors import OptionError, SessionClosedError
 from hfsdk.core.functions import Shipped
+from hfsdk.core.methods import method_of
 from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
 from hfsdk.core.runtime import Kept
 from hfsdk.core.table import Table
@@ -127,7 +129,8 @@ class ControllerClient:
             lease = Lease(call_id, self.release)
             self._recent.append(call_id)
             self.last_call = call_id
-        self.sources |= {f"{o.name}@{o.version}": o.source for o in message.options.values() if isinstance(o, Shipped)}
+        if message.arguments.function is not None:
+            self.sources[message.function] = message.arguments.function.source
         for relay in list(self._relays):
             try:
                 relay.announce(_started(call_id, message))
@@ -215,11 +218,8 @@ class ControllerClient:
 
     def task(self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int) -> Lease:
         """Run a function over columns in a CPU task."""
-        phase = "preparation" if method == "map" else "inspection"  # a look at a batch is no part of the step
-        message = m.Submit(
-            "session", method, phase, inputs, tuple(writes), num_rows,
-            options={"function": function}, function=f"{function.name}@{function.version}",
-        )  # fmt: skip
+        kind = replace(method_of(method), writes=tuple(writes))
+        message = m.Submit.of("session", kind, Arguments(function=function), inputs, num_rows)
         return self.submit(message)
 
     def decode(self, token_ids: Sequence[int]) -> str:

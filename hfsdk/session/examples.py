@@ -24,8 +24,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hfsdk.core.batch import MEANINGS, Batch
+from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Within, check_fields, is_whole, shown
+from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
 from hfsdk.core.table import Ragged, Table
@@ -67,7 +68,7 @@ class _Examples(RowStream):
     @staticmethod
     def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
         """Whether hfsdk writes a column of this name itself, so that the data's own cannot be passed on."""
-        return name in MEANINGS and not (name == "prompt" and {"completion", "chosen"} & set(columns))
+        return name in COLUMNS and not (name == "prompt" and {"completion", "chosen"} & set(columns))
 
     @property
     def fingerprint(self) -> str:
@@ -168,7 +169,7 @@ class Pairs(_Examples):
     def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
         own = name.removeprefix("chosen_").removeprefix("rejected_")
         if own != name:
-            return own != "prompt" and own in (*MEANINGS, "chosen")
+            return own != "prompt" and own in (*COLUMNS, "chosen")
         return _Examples._taken(name, columns)
 
     def rows(self, first: int, count: int) -> Batch:

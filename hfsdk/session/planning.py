@@ -11,6 +11,7 @@ from typing import Any
 from hfsdk.core.checks import check_options, is_whole, shown
 from hfsdk.core.errors import OptionError, PlacementError
 from hfsdk.core.layout import Layout
+from hfsdk.core.methods import METHODS
 from hfsdk.core.placement import PRESETS
 from hfsdk.core.plan import Plan, Workload, check_workload
 from hfsdk.core.roles import RoleSpec
@@ -26,10 +27,7 @@ from hfsdk.session.recording import record_step
 OPTIONS = ("top", "by_placement", "shadows", "error")
 """Arguments of ``session.plan`` that the search takes."""
 
-METHODS = (
-    "generate", "chat", "compute_log_probs", "compute_values", "compute_scores", "compute_costs", "update", "forward_backward",
-    "step", "compute_loss", "call", "run",
-)  # fmt: skip
+PLANNED = tuple(method.name for method in METHODS.values() if method.in_step)
 """Methods whose error may be named in any plan; those of the planned step may as well."""
 
 
@@ -78,7 +76,7 @@ class Question:
         took = time.perf_counter() - began
         roles, error = self.roles(), self.options.get("error")
         if isinstance(error, Mapping):
-            known = dict.fromkeys([*(call.method for call in recorded.calls), *METHODS])
+            known = dict.fromkeys([*(call.method for call in recorded.calls), *PLANNED])
             unknown = [name for name in error if name and name not in known]
             if unknown:
                 what = shown(unknown[0])

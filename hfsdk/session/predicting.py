@@ -8,10 +8,11 @@ from typing import Annotated
 
 from hfsdk.core.checks import Length, checked
 from hfsdk.core.errors import OptionError
+from hfsdk.core.methods import GENERATE, method_of
 from hfsdk.core.trace import Trace
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.controller.rerun import Rerun
-from hfsdk.engine.controller.twin import LEFT_OUT, TwinRun, run_twin
+from hfsdk.engine.controller.twin import TwinRun, run_twin
 from hfsdk.planner.explain import relative_errors
 from hfsdk.planner.perf.calibration import Calibration, Measured
 from hfsdk.planner.perf.perf_model import PerfModel
@@ -82,7 +83,7 @@ class Predicting(Placing):
         last = traces.step
         number = step + last + 1 if step < 0 else step
         calls = self._client.send(m.Look("calls", step=number))
-        running = [call.id for call in calls if call.method not in LEFT_OUT]  # a save that failed told whoever saved
+        running = [call.id for call in calls if method_of(call.method).repeatable]  # a save that failed told whoever saved
         self._client.wait(running, None)
         return number, traces[step].snapshot()
 
@@ -112,6 +113,6 @@ def _fresh(trace: Trace, reruns: Iterable[Rerun], session: Placing) -> list[str]
     moved = {span.call_id for span in trace if span.name == "reshard"}
     for rerun in reruns:
         spec = session._specs.get(rerun.call.role)
-        if rerun.call.method == "generate" and spec is not None and not spec.shadow_of:
+        if rerun.call.method == GENERATE.name and spec is not None and not spec.shadow_of:
             found.setdefault(rerun.call.role, rerun.call.id not in moved)
     return [role for role, fresh in found.items() if fresh]

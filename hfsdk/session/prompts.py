@@ -15,8 +15,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hfsdk.core.batch import MEANINGS, Batch
+from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Within, check_fields, is_whole, shown
+from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
 from hfsdk.core.table import Ragged, Table
@@ -67,8 +68,8 @@ class PromptStream(RowStream):
         self._client, self._tokenizer, self.options, self._context = client, tokenizer, options, context_tokens
         prompts, extra = read_source(source, options.column)
         self._prompts = prompts
-        self._extra = {name: values for name, values in extra.items() if name not in MEANINGS}
-        self.left_out = tuple(name for name in extra if name in MEANINGS)
+        self._extra = {name: values for name, values in extra.items() if name not in COLUMNS}
+        self.left_out = tuple(name for name in extra if name in COLUMNS)
         super().__init__(len(prompts), options.batch_size, options.seed, options.shuffle)
         self._ids: dict[int, list[int]] = {}
         self._check_rows()

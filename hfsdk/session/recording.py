@@ -14,17 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.arguments import Generation, Learning
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import is_whole, shown
+from hfsdk.core.columns import is_per_token
 from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
+from hfsdk.core.methods import UPDATE, method_of, writes_per_token
+from hfsdk.core.microbatch import plan_update
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.plan import MOST_SAMPLES, Workload, counted
-from hfsdk.core.roles import GENERATING, RoleSpec, Sampling
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.calls.microbatch import plan_update
 from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
-from hfsdk.engine.simulation.simulated_values import TOKEN_ENDINGS, SimulatedValue
+from hfsdk.engine.simulation.simulated_values import SimulatedValue
 from hfsdk.models import ModelHandle, RewardModel
 from hfsdk.models.actor import context_tokens
 from hfsdk.models.reward import RewardSum
@@ -32,8 +35,6 @@ from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
-
-UPDATES = ("update", "forward_backward", "compute_loss")
 
 ONE_PASS = 2**40
 """Tokens of a micro-batch that holds everything."""
@@ -72,7 +73,7 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
     try:
         chosen.step(Models(book), batch)
     except (ColumnError, SimulatedValueError) as error:
-        if not any(call.method in GENERATING for call in recorder.calls):
+        if not any(method_of(call.method).generates for call in recorder.calls):
             Recorded(algorithm=type(algorithm).__name__, calls=tuple(recorder.calls))
         raise OptionError(f"one step of {type(algorithm).__name__} could not be run without values: {error}") from error
     return Recorded(algorithm=type(algorithm).__name__, calls=tuple(recorder.calls))
@@ -212,14 +213,16 @@ class Recorder:
         ragged = {name: lengths for name, lengths in found.items() if lengths is not None}
         nothing = np.zeros(request.num_rows, dtype=np.int64)
         prompts = ragged.get("prompt", nothing)
-        if request.method in GENERATING:
+        if request.kind.generates:
             responses = self._generated(request)
         else:
-            per_token = (lengths for name, lengths in ragged.items() if name.endswith(TOKEN_ENDINGS))
+            per_token = (lengths for name, lengths in ragged.items() if is_per_token(name))
             responses = ragged.get("response", next(per_token, nothing))
         sources = dict.fromkeys(ref.call_id for ref in request.inputs.values())
         self._names[self._next_id] = f"{request.role}.{request.method}"
-        self._lengths[self._next_id] = {name: responses if _per_token(request.method, name) else None for name in request.writes}
+        self._lengths[self._next_id] = {
+            name: responses if writes_per_token(request.method, name) else None for name in request.writes
+        }
         self.calls.append(RecordedCall(
             id=self._next_id, role=request.role, method=request.method, phase=request.phase,
             inputs=tuple(number for number in sources if number not in self._tables), num_rows=request.num_rows,
@@ -230,35 +233,35 @@ class Recorder:
         return self._next_id
 
     def _generated(self, request: m.Submit) -> Array:
-        copies = int(request.options.get("n", 1))
+        asked = request.arguments
+        assert isinstance(asked, Generation)
+        copies = asked.copies
         rows = np.arange(request.num_rows)
         ref = request.inputs.get("position")
         positions = rows // copies
         if ref is not None and ref.call_id in self._tables:
             given = np.asarray(self._tables[ref.call_id][ref.name])
             positions = given if ref.rows is None else given[ref.rows]
-        sampling: Sampling = request.options["sampling"]
         most = self._workload.response_tokens
-        sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens))
-        return draw_lengths(self._draw, sampling, int(request.options.get("seed", 0)), positions, rows % copies)
-
-
-def _per_token(method: str, column: str) -> bool:
-    if method in GENERATING:
-        return column in ("response", "rollout_log_probs")
-    if method in ("compute_log_probs", "compute_values"):
-        return True
-    return column.endswith("token_scores" if method in ("compute_scores", "compute_costs") else TOKEN_ENDINGS)
+        sampling = replace(asked.sampling, max_new_tokens=most, min_new_tokens=min(most, asked.sampling.min_new_tokens))
+        return draw_lengths(self._draw, sampling, asked.seed, positions, rows % copies)
 
 
 def _mini_batches(request: m.Submit, prompts: Array, responses: Array) -> tuple[Array, ...]:
-    if request.method not in UPDATES:
+    asked = request.arguments
+    if not isinstance(asked, Learning):
         return ()
-    options = request.options
     plan = plan_update(
-        prompts + responses, responses, dp=1, epochs=options.get("epochs", 1), mini_batches=options.get("mini_batches", 1),
-        max_tokens=ONE_PASS, seed=options.get("seed", 0), together=options.get("together", 1), shuffle=request.method == "update",
-    )  # fmt: skip
+        prompts + responses,
+        responses,
+        dp=1,
+        epochs=asked.epochs,
+        mini_batches=asked.mini_batches,
+        max_tokens=ONE_PASS,
+        seed=asked.seed,
+        together=asked.together,
+        shuffle=request.method == UPDATE.name,
+    )
     return tuple(np.asarray(mini.rows, dtype=np.int64) for mini in plan)
 
 

@@ -10,8 +10,8 @@ import hfsdk as hf
 from hfsdk.algorithms import rlmath, safe_rlhf
 from hfsdk.algorithms.preferences import DPOLoss
 from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.microbatch import plan_update
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.calls.microbatch import plan_update
 from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
 
 LENGTHS = [3, 2, 1, 4, 2, 2]

@@ -32,7 +32,7 @@ def request(**refs):
 
 def orders_of(inputs, *rows_of_ranks):
     known = {7: stored()}
-    return [Order(rows, picks_for(inputs, rows, known), {}, True) for rows in map(np.int64, rows_of_ranks)], known
+    return [Order(rows, picks_for(inputs, rows, known), True) for rows in map(np.int64, rows_of_ranks)], known
 
 
 def test_rows_and_bytes_by_rank_and_object():
@@ -68,10 +68,10 @@ def test_a_rank_without_rows_reads_nothing_and_long_lists_are_cut():
     assert [(s.ranks, len(s.pieces)) for s in moved.shares] == [((0,), 0), ((1,), 2)]
     rows = np.arange(0, 60, 2)
     wide = Stored("x", 60, (Part(np.arange(60), ["a"], 1, None),), {"scores": ColumnInfo("scalar", "float32", 240)})
-    order = Order(rows, picks_for(inputs, rows, {7: wide}), {}, True)
+    order = Order(rows, picks_for(inputs, rows, {7: wide}), True)
     (moved,) = transfers_of(request(**inputs), [order], {7: wide})
     assert moved.shares[0].pieces[0].which == "0, 2, 4, 6, 8, 10, 12, 14…"
-    assert transfers_of(request(), [Order(rows, (), {}, True)], {}) == ()
+    assert transfers_of(request(), [Order(rows, (), True)], {}) == ()
 
 
 def test_written_bytes_are_those_of_values():

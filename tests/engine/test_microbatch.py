@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from hfsdk.core.errors import OptionError
+from hfsdk.core.microbatch import plan_pass, plan_update
 from hfsdk.core.protocol import balanced_split
-from hfsdk.engine.calls.microbatch import plan_pass, plan_update
 
 
 def lengths(n, seed=0, low=1, high=40):

@@ -494,9 +494,9 @@ LATER_FAMILIES = (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1), 
 
 def other_families(rank, world_size, folders, cases=LATER_FAMILIES):
     """The trainer's weights by the plan, before and after an update: vLLM's log-probs are the trainer's."""
+    from hfsdk.core.microbatch import plan_pass, plan_update
     from hfsdk.core.roles import AdamW, RoleSpec
     from hfsdk.core.table import Table
-    from hfsdk.engine.calls.microbatch import plan_pass, plan_update
     from hfsdk.engine.training.megatron_groups import RoleGroups
     from hfsdk.engine.training.trainer import Trainer
 

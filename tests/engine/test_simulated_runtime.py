@@ -1,6 +1,6 @@
 import pickle
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +10,8 @@ from hfsdk.core import protocol as protocols
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, CheckpointError, OptionError, SimulatedValueError
 from hfsdk.core.layout import Layout
+from hfsdk.core.methods import METHODS
+from hfsdk.core.microbatch import plan_update
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import AdamW, RoleSpec, Sampling
@@ -17,7 +19,6 @@ from hfsdk.core.runtime import Order, Pick, Runtime, Stored, Work
 from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.trace import Trace
-from hfsdk.engine.calls.microbatch import plan_update
 from hfsdk.engine.simulation.simulated_runtime import ResponseLengths, SimulatedRow, SimulatedRuntime, SimulatedValue
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import PerfModel
@@ -35,6 +36,12 @@ def role(kind, train, rollout=None, spec=LLAMA, name=None):
         rollout=Layout.parse(rollout) if rollout else None, optimizer=AdamW() if trainable else None,
         head="scalar" if kind in ("critic", "reward") else "lm",
     )  # fmt: skip
+
+
+def arguments_of(method, options):
+    kind = METHODS[method].arguments
+    known = {name: value for name, value in options.items() if name in {field.name for field in fields(kind)}}
+    return kind(**known)
 
 
 class Driver:
@@ -73,7 +80,7 @@ class Driver:
         call = Call(id=self.calls, role=who, method=method, phase="p", reads=tuple(reads), writes=writes, num_rows=num_rows)
         if who not in self.pools:
             rows = np.arange(num_rows)
-            work = Work(call, None, (Order(rows, self.picks(reads, rows), options, True),))
+            work = Work(call, None, (Order(rows, self.picks(reads, rows)),))
             return self.finish(work, self.runtime.task)
         spec, pool = self.roles[who], self.pools[who]
         mesh = spec.train.fill(pool.size).mesh(spec.rollout.tp if spec.rollout else 1)
@@ -83,13 +90,16 @@ class Driver:
                 total, self.lengths("response"), mesh.layout.num_replicas, options.pop("epochs", 1),
                 options.pop("mini_batches", 1), spec.micro_batch_tokens, 0,
             )  # fmt: skip
-            options["plan"] = plan
             by_dp = [sorted({r for m in plan for r in m.passes.rows_of(d)}) for d in range(mesh.layout.num_replicas)]
             shards = [np.array(by_dp[mesh.coordinates(r).dp], dtype=np.int64) for r in mesh.ranks]
         else:
-            shards = protocol.scatter(num_rows, mesh)
+            plan, shards = (), protocol.scatter(num_rows, mesh)
+        arguments = arguments_of(method, options)
         keepers = protocol.collectors(mesh)
-        orders = tuple(Order(rows, self.picks(reads, rows), options, rank in keepers) for rank, rows in enumerate(shards))
+        orders = tuple(
+            Order(rows, self.picks(reads, rows), rank in keepers, arguments=arguments, mini_batches=plan)
+            for rank, rows in enumerate(shards)
+        )
         return self.finish(Work(call, pool, orders), self.runtime.call)
 
     def finish(self, work, do):
@@ -127,7 +137,7 @@ def split(lengths="full"):
 def generate(driver, new_tokens=256, copies=1, **more):
     return driver.run(
         "actor", "generate", ("prompt", "position"), GENERATED, protocols.MICRO_DP,
-        sampling=Sampling(max_new_tokens=new_tokens, **more), seed=3, n=copies,
+        sampling=Sampling(max_new_tokens=new_tokens, **more), seed=3, copies=copies,
     )  # fmt: skip
 
 
@@ -135,8 +145,8 @@ def ppo_step(driver, new_tokens=256, mini_batches=2):
     """Run the nine calls of one PPO step."""
     both = ("prompt", "response")
     generate(driver, new_tokens)
-    driver.run("actor", "compute_log_probs", both, ("old_log_probs",), **{"as": "old_log_probs"})
-    driver.run("reference", "compute_log_probs", both, ("ref_log_probs",), **{"as": "ref_log_probs"})
+    driver.run("actor", "compute_log_probs", both, ("old_log_probs",), **{"column": "old_log_probs"})
+    driver.run("reference", "compute_log_probs", both, ("ref_log_probs",), **{"column": "ref_log_probs"})
     driver.run("critic", "compute_values", both, ("values",))
     driver.run("reward", "compute_scores", (*both, "text"), ("scores",))
     reads = ("old_log_probs", "ref_log_probs", "values", "scores")
@@ -436,7 +446,7 @@ def test_on_gpus_the_rollout_sleeps_while_others_work():
 
     asleep, awake = (estimate.asleep, 0), (0, estimate.asleep)
     assert after(generate(driver)) == after(generate(driver)) == awake
-    assert after(driver.run("reference", "compute_log_probs", both, ("r",), **{"as": "r"})) == asleep
+    assert after(driver.run("reference", "compute_log_probs", both, ("r",), **{"column": "r"})) == asleep
     assert after(generate(driver)) == awake
     assert after(driver.run("actor", "num_updates")) == awake
     assert after(driver.run("critic", "compute_values", both, ("values",))) == asleep

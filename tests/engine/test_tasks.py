@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hfsdk
+from hfsdk.core.arguments import Arguments, Scoring
 from hfsdk.core.errors import CallError, OptionError, RewardFunctionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.table import Ragged, Table
@@ -28,9 +29,10 @@ def stop(*_, **__):
 @pytest.mark.parametrize("function", [leave, stop])
 @pytest.mark.parametrize(("method", "kind"), [("reduce", CallError), ("map", CallError), ("compute_scores", RewardFunctionError)])
 def test_exit_and_interrupt_are_failures_of_the_function(function, method, kind):
-    options = {"function": Shipped.of(function), "tokenizer": TINY, "as": "scores"}
+    given = Scoring if method == "compute_scores" else Arguments
+    more = {"tokenizer": TINY, "column": "scores"} if given is Scoring else {}
     with pytest.raises(kind, match=r"(leave|stop) raised (SystemExit|KeyboardInterrupt)"):
-        run_task(method, TABLE, options, ["x"])
+        run_task(method, TABLE, given(function=Shipped.of(function), **more), ["x"])
 
 
 @pytest.mark.parametrize("score", [1e300, -1e39, math.inf, math.nan, 10**400, np.float64(1e300)])
@@ -47,7 +49,7 @@ def test_results_that_cannot_travel_say_so(method):
         return {"x": made} if method == "map" else made
 
     with pytest.raises(CallError, match=r"lock.* returned list, which cannot travel.*numbers, texts"):
-        run_task(method, TABLE, {"function": Shipped.of(lock)}, ["x"])
+        run_task(method, TABLE, Arguments(function=Shipped.of(lock)), ["x"])
 
 
 def test_functions_that_cannot_travel_say_so():

@@ -23,9 +23,9 @@ from trainer_harness import (
 from whole_state import set_state, state_of
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.microbatch import PassPlan
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.training_choices import TrainingChoices, choose_training
-from hfsdk.engine.calls.microbatch import PassPlan
 from hfsdk.planner.perf.memory import role_bytes
 
 LAYOUTS = {

@@ -8,7 +8,9 @@ from safetensors.torch import load_file
 from spawn import run
 from test_rollout import EIGHT, PROMPTS, draw, make
 
+from hfsdk.core.arguments import Generation, Learning
 from hfsdk.core.layout import Layout
+from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.resharding.boxes import vllm_boxes
@@ -50,7 +52,7 @@ def transition(worker, train, tp, folder, loaded, exported):
     )  # fmt: skip
     hosted, never = HostedRole(role, worker), SafePoint(lambda: False)
     table = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
-    greedy = {"sampling": Sampling(max_new_tokens=EIGHT.max_new_tokens, temperature=0.0), "n": 1, "seed": 0}
+    greedy = Assignment(arguments=Generation(sampling=Sampling(max_new_tokens=EIGHT.max_new_tokens, temperature=0.0)))
     wrong, censuses, reports, tokens = [], [], [], []
     for update in range(2):
         kept = {name: tensor.clone() for name, tensor in hosted.trainer.local_tensors().items()}
@@ -60,7 +62,7 @@ def transition(worker, train, tp, folder, loaded, exported):
         out, _ = hosted.run("generate", table, greedy, never)
         tokens.append(out["response"])
         if update:
-            wrong += unlike(loaded, hosted, exported, out, greedy["sampling"])
+            wrong += unlike(loaded, hosted, exported, out, greedy.arguments.sampling)
         again, _ = hosted.run("generate", table, greedy, never)  # nothing moves: it is there
         wrong += ["second time"] * (not np.array_equal(again["response"].flat, out["response"].flat))
         reports.append((hosted.last_transport.bytes_received, hosted.plan.bytes_received(rank)))
@@ -68,7 +70,8 @@ def transition(worker, train, tp, folder, loaded, exported):
         hosted._to_training()
         wrong += [n for n, t in hosted.trainer.local_tensors().items() if not torch.equal(t, kept[n])]
         rows = table.with_columns({"response": Ragged.of([np.arange(5)] * len(PROMPTS), np.int64)})
-        hosted.run("update", rows.take(mine_of(hosted, rows)), {"loss": Loss(), "plan": plan_of(hosted, rows)}, never)
+        learn = Assignment(arguments=Learning(function=Loss()), mini_batches=plan_of(hosted, rows))
+        hosted.run("update", rows.take(mine_of(hosted, rows)), learn, never)
         wrong += ["no update"] * all(torch.equal(t, kept[n]) for n, t in hosted.trainer.local_tensors().items())
         censuses.append(hosted.residency.census())
     wrong += ["the same tokens"] * np.array_equal(tokens[0].flat, tokens[1].flat)
@@ -109,7 +112,7 @@ class Loss:
 
 
 def plan_of(hosted, rows):
-    from hfsdk.engine.calls.microbatch import plan_update
+    from hfsdk.core.microbatch import plan_update
 
     lengths = rows.ragged("response").lengths
     return plan_update(rows.ragged("prompt").lengths + lengths, lengths, hosted.groups.dp_size, 1, 1, 256, seed=0)

@@ -13,8 +13,10 @@ from spawn import run
 from test_rollout import PROMPTS
 from test_transition import Loss, mine_of, plan_of
 
+from hfsdk.core.arguments import Generation, Learning
 from hfsdk.core.errors import CallError
 from hfsdk.core.layout import Layout
+from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.generation import vllm_sleep
@@ -249,7 +251,7 @@ class Whole:
         from hfsdk.engine.process.safepoint import SafePoint
 
         table = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
-        greedy = {"sampling": Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True), "n": 1, "seed": 0}
+        greedy = Assignment(arguments=Generation(sampling=Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)))
         out, _ = self.hosted.run("generate", table, greedy, SafePoint(lambda: cancelled))
         assert np.isfinite(out["rollout_log_probs"].flat).all()
         return out["response"].flat.tolist()
@@ -259,7 +261,7 @@ class Whole:
 
         rows = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
         rows = rows.with_columns({"response": Ragged.of([np.arange(5)] * len(PROMPTS), np.int64)})
-        options = {"loss": Loss(), "plan": plan_of(self.hosted, rows)}
+        options = Assignment(arguments=Learning(function=Loss()), mini_batches=plan_of(self.hosted, rows))
         self.hosted.run("update", rows.take(mine_of(self.hosted, rows)), options, SafePoint(lambda: False))
 
 

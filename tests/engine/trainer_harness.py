@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from spawn import SpawnError, run
 
+from hfsdk.core.microbatch import plan_pass, plan_update
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.calls.microbatch import plan_pass, plan_update
 
 LEARNING_RATE = 1e-3
 NUM_ROWS, EMPTY_ROW = 9, 4

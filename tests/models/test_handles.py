@@ -26,8 +26,8 @@ def test_generate_sends_one_call_and_returns_the_columns(actor, controller):
     call = controller.last("generate")
     assert (call.role, call.phase, call.protocol.name, call.num_rows) == ("actor", "generation", "MICRO_DP", 2)
     assert set(call.inputs) == {"prompt", "position"}
-    assert call.options["sampling"].stop == ("\n",)
-    assert call.options["sampling"].temperature == 0.5
+    assert call.arguments.sampling.stop == ("\n",)
+    assert call.arguments.sampling.temperature == 0.5
     assert call.line.startswith("test_handles.py, line ")
     assert {"response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group"} <= set(batch.columns)
 
@@ -43,7 +43,7 @@ def test_prompts_may_be_texts_or_tokens(actor, prompts):
 def test_n_repeats_each_prompt(actor, controller):
     batch = generated(actor, n=3)
     assert len(batch) == 6
-    assert controller.last("generate").options["n"] == 3
+    assert controller.last("generate").arguments.copies == 3
     assert batch["position"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
@@ -120,9 +120,10 @@ def full_batch(session, actor):
 def test_update_carries_the_loss_by_value(session, actor, controller):
     metrics = actor.update(full_batch(session, actor), my_loss, epochs=2, mini_batches=2, seed=7)
     call = controller.last("update")
-    assert call.options["loss"].name == "my_loss"
+    assert call.arguments.shipped.name == "my_loss"
     assert call.function.startswith("my_loss@")
-    assert (call.options["epochs"], call.options["mini_batches"], call.options["seed"]) == (2, 2, 7)
+    asked = call.arguments
+    assert (asked.epochs, asked.mini_batches, asked.seed) == (2, 2, 7)
     assert {"prompt", "response", "advantages", "old_log_probs"} <= set(call.inputs)
     assert metrics["loss"] == [0.5, 0.5]
     assert metrics.mean("grad_norm") == 1.0
@@ -131,9 +132,9 @@ def test_update_carries_the_loss_by_value(session, actor, controller):
 def test_each_update_shuffles_anew_but_repeatably(session, actor, controller):
     batch = full_batch(session, actor)
     actor.update(batch, my_loss)
-    first = controller.last("update").options["seed"]
+    first = controller.last("update").arguments.seed
     actor.update(batch, my_loss)
-    assert controller.last("update").options["seed"] != first
+    assert controller.last("update").arguments.seed != first
 
 
 def test_halves_of_an_update(session, actor, controller):
@@ -248,7 +249,7 @@ def test_a_row_that_does_not_exist_is_the_one_named(actor):
 def test_run_waits_and_returns_by_rank(actor, controller):
     assert actor.run(lambda rank, x: x, 3) == [0, 1]
     call = controller.last("run")
-    assert (call.result, call.protocol.name, call.options["args"]) == ("all", "ONE_TO_ALL", (3,))
+    assert (call.result, call.protocol.name, call.arguments.values) == ("all", "ONE_TO_ALL", (3,))
 
 
 @hf.primitive(reads=["prompt", "response"], writes=["margins"], protocol=hf.protocols.DP)
@@ -262,8 +263,8 @@ def test_a_primitive_is_called_by_its_columns(actor, controller):
     assert (call.protocol.name, call.writes, call.function.split("@")[0]) == ("DP", ("margins",), "margins")
     assert "margins" in batch
     rows = hf.Table({"x": np.arange(3)})
-    assert call.options["function"].load()(None, rows, **call.options["arguments"]) == {"margins": [2.0] * 3}
-    assert call.options["writes"] == ("margins",)
+    assert call.arguments.shipped.load()(None, rows, **call.arguments.keywords) == {"margins": [2.0] * 3}
+    assert call.arguments.writes == ("margins",)
     assert margins(None, rows) == {"margins": [1.0] * 3}
 
 
@@ -286,8 +287,8 @@ def test_reward_functions_get_the_data_s_columns(session, actor, controller, len
     call = controller.last("compute_scores")
     assert {"prompt", "response", "label", "tags", "finish_reason"} <= set(call.inputs)
     assert "rollout_log_probs" not in call.inputs
-    assert (call.protocol, call.timeout_s, call.options["as"]) == (None, 5, "scores")
-    assert call.options["tokenizer"].endswith("tiny")
+    assert (call.protocol, call.timeout_s, call.arguments.column) == (None, 5, "scores")
+    assert call.arguments.tokenizer.endswith("tiny")
     assert "scores" in batch
     with pytest.raises(hf.OptionError, match="is a function, not a model"):
         reward.run(lambda rank: 0)

@@ -105,18 +105,18 @@ class FakeController:
 
     def _result(self, message):
         if message.method == "update":
-            self.updates[message.role] = self.updates.get(message.role, 0) + message.options["mini_batches"]
-            return [{"loss": 0.5, "grad_norm": 1.0}] * message.options["mini_batches"]
+            self.updates[message.role] = self.updates.get(message.role, 0) + message.arguments.mini_batches
+            return [{"loss": 0.5, "grad_norm": 1.0}] * message.arguments.mini_batches
         if message.method == "save_state":
-            Path(message.options["folder"], message.role).mkdir()
-            Path(message.options["folder"], message.role, "rank0.pt").write_text(str(self.updates.get(message.role, 0)))
+            Path(message.arguments.folder, message.role).mkdir()
+            Path(message.arguments.folder, message.role, "rank0.pt").write_text(str(self.updates.get(message.role, 0)))
             return {"num_updates": self.updates.get(message.role, 0)}
         if message.method == "load_state":
-            self.updates[message.role] = int(Path(message.options["folder"], message.role, "rank0.pt").read_text())
+            self.updates[message.role] = int(Path(message.arguments.folder, message.role, "rank0.pt").read_text())
             return {"num_updates": self.updates[message.role]}
         if message.method == "reduce":
             columns = {n: self._column(r) for n, r in message.inputs.items()}
-            return message.options["function"].load()(Table(columns))
+            return message.arguments.shipped.load()(Table(columns))
         return {"run": [0, 1], "grad_norm": 1.5}.get(message.method, {"loss": 0.5})
 
     def _outputs(self, message):

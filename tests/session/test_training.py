@@ -76,7 +76,7 @@ def test_a_step_that_is_cancelled_spends_no_seeds(session, actor, controller, re
     with pytest.raises(KeyboardInterrupt):
         session.train(algorithm, ready, steps=1)
     session.train(Trained(), ready, steps=1)
-    seeds = [s.options["seed"] for s in controller.sent(m.Submit)[first:] if s.method == "update"]
+    seeds = [s.arguments.seed for s in controller.sent(m.Submit)[first:] if s.method == "update"]
     assert len(seeds) == 2
     assert seeds[0] == seeds[1]
 

@@ -7,26 +7,24 @@ tokens and cut into micro-batches here, once, so that all tp and pp ranks of a d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from hfsdk.core.batch import PER_TOKEN
+from hfsdk.core.arguments import Learning
+from hfsdk.core.columns import PER_TOKEN
 from hfsdk.core.errors import ColumnError
 from hfsdk.core.layout import Layout, Mesh
+from hfsdk.core.methods import UPDATE
+from hfsdk.core.microbatch import MiniBatchPlan, plan_pass, plan_update
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.protocol import THREE_D
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Pick, Stored
 from hfsdk.core.table import Array
 from hfsdk.engine.calls.messages import Submit
-from hfsdk.engine.calls.microbatch import plan_pass, plan_update
 
-PASSES = ("compute_log_probs", "compute_values", "compute_scores", "compute_costs")
-"""Methods that make one forward pass over prompt + response."""
-
-UPDATES = ("update", "forward_backward", "compute_loss")
-"""Methods that take a loss; they read every numeric column."""
+Rows = tuple[tuple[int, ...], ...]
+"""Micro-batches: the row numbers of each."""
 
 
 def mesh_of(role: RoleSpec) -> Mesh:
@@ -38,23 +36,31 @@ def mesh_of(role: RoleSpec) -> Mesh:
 
 
 def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -> tuple[Order, ...]:
-    """Plan a role's call: every rank's rows, where it reads them, and its options."""
+    """Plan a role's call: every rank's rows, where it reads them, and which run together."""
     mesh = mesh_of(role)
     protocol = request.protocol or THREE_D
     inputs = dict(request.inputs)
-    if request.method in UPDATES:
+    work = request.kind.work
+    if work == "loss":
         inputs = {n: r for n, r in inputs.items() if _info(r, stored).kind != "object"}
-    if request.method in PASSES:
-        rows, options = _plan_pass(request, role, mesh, stored)
-    elif request.method in UPDATES:
-        rows, options = _plan_update(request, role, mesh, stored)
+    micro_batches: list[Rows] = [()] * mesh.layout.size
+    mini_batches: tuple[MiniBatchPlan, ...] = ()
+    if work == "pass":
+        rows, micro_batches = _plan_pass(request, role, mesh, stored)
+    elif work == "loss":
+        rows, mini_batches = _plan_update(request, role, mesh, stored)
     else:
         rows = list(protocol.scatter(request.num_rows, mesh, _tokens(inputs, stored)))
-        options = [dict(request.options)] * mesh.layout.size
     keepers = set(protocol.collectors(mesh))
     shared = one_array_each(rows)
     picks = {id(mine): picks_for(inputs, mine, stored) for mine in {id(mine): mine for mine in shared}.values()}
-    return tuple(Order(shared[rank], picks[id(shared[rank])], options[rank], rank in keepers) for rank in mesh.ranks)
+    return tuple(
+        Order(
+            shared[rank], picks[id(shared[rank])], rank in keepers,
+            arguments=request.arguments, micro_batches=micro_batches[rank], mini_batches=mini_batches,
+        )
+        for rank in mesh.ranks
+    )  # fmt: skip
 
 
 def one_array_each(rows: Sequence[Array]) -> list[Array]:
@@ -70,7 +76,7 @@ def one_array_each(rows: Sequence[Array]) -> list[Array]:
 def task_order(request: Submit, stored: Mapping[int, Stored]) -> Order:
     """Plan a CPU task: one order with all rows."""
     rows = np.arange(request.num_rows)
-    return Order(rows, picks_for(request.inputs, rows, stored), dict(request.options), True)
+    return Order(rows, picks_for(request.inputs, rows, stored), arguments=request.arguments)
 
 
 def picks_for(inputs: Mapping[str, ColumnRef], rows: Array, stored: Mapping[int, Stored]) -> tuple[Pick, ...]:
@@ -129,33 +135,31 @@ def _tokens(inputs: Mapping[str, ColumnRef], stored: Mapping[int, Stored]) -> Ar
     return np.asarray(np.sum([input_lengths(inputs, n, stored) for n in named], axis=0, dtype=np.int64))
 
 
-def _plan_pass(
-    request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int, Stored]
-) -> tuple[list[Array], list[dict[str, Any]]]:
+def _plan_pass(request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int, Stored]) -> tuple[list[Array], list[Rows]]:
     total = input_lengths(request.inputs, "prompt", stored) + input_lengths(request.inputs, "response", stored)
     plan = plan_pass(total, mesh.layout.num_replicas, role.micro_batch_tokens)
     shares = [np.sort(np.array(plan.rows_of(dp), dtype=np.int64)) for dp in range(mesh.layout.num_replicas)]
-    options = [{**request.options, "micro_batches": micro_batches} for micro_batches in plan.micro_batches]
-    return [shares[dp] for dp in mesh.replicas], [options[dp] for dp in mesh.replicas]
+    return [shares[dp] for dp in mesh.replicas], [plan.micro_batches[dp] for dp in mesh.replicas]
 
 
 def _plan_update(
     request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int, Stored]
-) -> tuple[list[Array], list[dict[str, Any]]]:
-    options = dict(request.options)
+) -> tuple[list[Array], tuple[MiniBatchPlan, ...]]:
+    arguments = request.arguments
+    assert isinstance(arguments, Learning)
     response = input_lengths(request.inputs, "response", stored)
     plan = plan_update(
         input_lengths(request.inputs, "prompt", stored) + response,
         response,
         dp=mesh.layout.num_replicas,
-        epochs=options.pop("epochs", 1),
-        mini_batches=options.pop("mini_batches", 1),
-        max_tokens=options.pop("micro_batch_tokens", 0) or role.micro_batch_tokens,
-        seed=options.pop("seed", 0),
-        together=options.pop("together", 1),
-        shuffle=request.method == "update",
+        epochs=arguments.epochs,
+        mini_batches=arguments.mini_batches,
+        max_tokens=arguments.micro_batch_tokens or role.micro_batch_tokens,
+        seed=arguments.seed,
+        together=arguments.together,
+        shuffle=request.method == UPDATE.name,
     )
     shares = []
     for dp in range(mesh.layout.num_replicas):
         shares.append(np.unique(np.array([row for mini in plan for row in mini.passes.rows_of(dp)], dtype=np.int64)))
-    return [shares[dp] for dp in mesh.replicas], [{**options, "plan": plan}] * mesh.layout.size
+    return [shares[dp] for dp in mesh.replicas], plan

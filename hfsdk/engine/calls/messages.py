@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from hfsdk.core.arguments import NO_ARGUMENTS, Arguments
+from hfsdk.core.methods import Method, method_of
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.protocol import TransferProtocol
@@ -64,12 +65,30 @@ class Submit:
     writes: tuple[str, ...]
     num_rows: int
     protocol: TransferProtocol | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Arguments = NO_ARGUMENTS
     line: str = ""
     function: str = ""
     timeout_s: float | None = None
     result: str = "first"
     """Which ranks' small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
+
+    @classmethod
+    def of(
+        cls, role: str, method: Method, arguments: Arguments = NO_ARGUMENTS, inputs: Mapping[str, ColumnRef] | None = None,
+        num_rows: int = 0, *, timeout_s: float | None = None,
+    ) -> Submit:  # fmt: skip
+        """Return the message that starts a call as its method declares it."""
+        function = arguments.function
+        return cls(
+            role, method.name, method.phase, dict(inputs or {}), method.writes, num_rows, method.protocol, arguments,
+            function=f"{function.name}@{function.version}" if function else "", timeout_s=timeout_s,
+            result="all" if method.of_all_ranks else "first",
+        )  # fmt: skip
+
+    @property
+    def kind(self) -> Method:
+        """What kind of call it is."""
+        return method_of(self.method)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.arguments import NO_ARGUMENTS, ToShadow
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import (
     CallCancelledError,
@@ -36,6 +37,7 @@ from hfsdk.core.errors import (
     WorkerDiedError,
 )
 from hfsdk.core.files import FileSum
+from hfsdk.core.methods import EXPORT_WEIGHTS, LOAD_STATE, NUM_UPDATES, STEP, UPDATE
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import SHADOWS, Placement, Pool
 from hfsdk.core.protocol import ONE_TO_ALL
@@ -46,7 +48,6 @@ from hfsdk.engine.calls.dispatch import check_aligned, mesh_of, picks_for, plan_
 from hfsdk.engine.calls.host_memory import HostRoom, needed_by_node, rooms
 from hfsdk.engine.controller.flows import Reads, column_bytes, weights_taken
 from hfsdk.engine.controller.homes import Homes
-from hfsdk.engine.controller.keeping import CHANGES
 from hfsdk.engine.controller.lane import Lane
 from hfsdk.engine.controller.ledger import Ledger
 from hfsdk.engine.controller.looks import Live, Looks
@@ -229,7 +230,7 @@ class Controller:
                     self._calls.begin_step(self._step)
                 self._learned = self._next_begins = False
             self._learned = self._learned or message.phase == "learning"
-            if role is not None and message.method in CHANGES:
+            if role is not None and message.kind.changes_weights:
                 role.changes += 1
             sync = self._sync(role, shadow, message.phase) if role is not None and shadow is not None else None
             record = CallRecord(self._make_call(message), message, sync=sync)
@@ -265,7 +266,7 @@ class Controller:
             return last
         assert self._homes.placement is not None
         name = role.spec.name
-        request = m.Submit(name, "export_weights", phase, {}, (), 0, ONE_TO_ALL, {"shadow": shadow.spec}, result="all")
+        request = m.Submit(name, EXPORT_WEIGHTS.name, phase, {}, (), 0, ONE_TO_ALL, ToShadow(shadow=shadow.spec), result="all")
         record = CallRecord(self._make_call(request), request)
         role.sync = record.sync = sync = Sync(role.changes, record, shadow.spec)
         giver, taker = self._homes.placement.pool_of(name), self._homes.placement.pool_of(shadow.spec.name)
@@ -375,7 +376,7 @@ class Controller:
                 record.reads.add(weights_taken(record.sync.call.call.id, taken))
             record.sync.taken = ()
         if outcome.error is not None:
-            if role is not None and request.method == "update":
+            if role is not None and request.method == UPDATE.name:
                 self._recount_updates(role, record, work)
             if record.sync is not None and work.weights is not None:
                 record.sync.failed = not isinstance(outcome.error, CallCancelledError)
@@ -436,19 +437,19 @@ class Controller:
             record.result = None
 
     def _count_updates(self, role: RoleRecord, record: CallRecord) -> None:
-        if record.call.method == "update":
+        if record.call.method == UPDATE.name:
             role.num_updates += len(record.result or ())
-        elif record.call.method == "step":
+        elif record.call.method == STEP.name:
             role.num_updates += 1
-        elif record.call.method == "load_state" and isinstance(record.result, dict):
+        elif record.call.method == LOAD_STATE.name and isinstance(record.result, dict):
             role.num_updates = int(record.result.get("num_updates", 0))
         if record.made is not None:
             record.made.num_updates = role.num_updates
 
     def _recount_updates(self, role: RoleRecord, record: CallRecord, work: Work) -> None:
         """Ask a rank how many optimizer steps stand after an update that was cancelled or refused in between."""
-        order = Order(np.zeros(0, dtype=np.int64), (), {}, False)
-        ask = replace(work.call, method="num_updates", reads=(), read_from=(), writes=(), inputs=(), num_rows=0)
+        order = Order(np.zeros(0, dtype=np.int64), (), False)
+        ask = replace(work.call, method=NUM_UPDATES.name, reads=(), read_from=(), writes=(), inputs=(), num_rows=0)
         outcome = self._runtime.call(Work(ask, work.pool, (order,) * len(work.orders)))
         role.num_updates = int(outcome.results[0])
         if record.made is not None:
@@ -471,7 +472,7 @@ class Controller:
         if state == "failed" and role is not None:
             role.unseen = record
         record.sync = None
-        record.request = replace(record.request, options={}, inputs={}) if record.request else None
+        record.request = replace(record.request, arguments=NO_ARGUMENTS, inputs={}) if record.request else None
         record.end(state, error, tell=lambda: self._emit_call(f"call_{state}", record))
         if record.released:  # perhaps since its columns were noted
             record.stored = None

@@ -1,7 +1,7 @@
 """The controller's part in snapshots: states of trained roles that are kept, given back and freed.
 
-A state is kept once however many snapshots refer to it: nothing but the calls in ``TOUCHES`` changes a role, so a snapshot without
-one of them since the last refers to the same state.
+A state is kept once however many snapshots refer to it: nothing but calls that touch weights (``Method.touches_weights``) changes a
+role, so a snapshot without one of them since the last refers to the same state.
 """
 
 from __future__ import annotations
@@ -11,21 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hfsdk.core.arguments import Learning
 from hfsdk.core.errors import CheckpointError, HfsdkError, StaleBatchError
+from hfsdk.core.methods import STEP, UPDATE, method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import Kept, Runtime
 from hfsdk.engine.calls.messages import Submit
 from hfsdk.engine.controller.lineage import Lineage, Version
 from hfsdk.engine.controller.records import CallRecord, RoleRecord
-
-CHANGES = ("update", "step", "load_state")
-"""Methods that make a new version of a role's weights."""
-
-TOUCHES = (*CHANGES, "run", "call")
-"""Methods after which a role's state may be another: also those that run the user's own function on its ranks."""
-
-LEARNS = ("update", "forward_backward")
-"""Methods that train on a batch."""
 
 Post = Callable[[RoleRecord, Callable[[Pool], None]], Callable[[], None]]
 """Runs a function on a role's lane, with the role loaded; returns what waits for it."""
@@ -177,9 +170,9 @@ class Keeping:
         if role is not None and role.spec.trainable:
             before = self.head(role)
             seen.add(before)
-            if record.call.method in TOUCHES:
+            if method_of(record.call.method).touches_weights:
                 role.kept = None
-            if record.call.method in CHANGES:
+            if method_of(record.call.method).changes_weights:
                 record.made = role.version = self.lineage.next(before, before.num_updates + _num_steps(record))
         record.saw = frozenset(seen)
 
@@ -189,7 +182,7 @@ class Keeping:
         Raises:
             StaleBatchError: names the branches and the updates.
         """
-        if message.method not in LEARNS:
+        if not message.kind.learns:
             return
         now = [known.version for known in self._roles.values() if known.version is not None]
         for source in sources:
@@ -205,10 +198,9 @@ class Keeping:
 
 def _num_steps(record: CallRecord) -> int:
     """Return the optimizer steps that a call is to take."""
-    options = record.request.options if record.request else {}
-    if record.call.method == "update":
-        return int(options.get("epochs", 1)) * int(options.get("mini_batches", 1))
-    return int(record.call.method == "step")
+    if record.call.method == UPDATE.name and record.request is not None and isinstance(record.request.arguments, Learning):
+        return record.request.arguments.num_steps
+    return int(record.call.method in (UPDATE.name, STEP.name))
 
 
 def _stale_words(message: Submit, source: CallRecord, old: Version, head: Version, branch: str) -> str:

@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hfsdk.core.dataflow import CallFlow
+from hfsdk.core.methods import method_of
 from hfsdk.core.runtime import DeviceStatus, Progress, Runtime
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.controller.homes import Homes
 from hfsdk.engine.controller.ledger import Ledger
 from hfsdk.engine.controller.records import FINISHED, CallRecord
-
-UNSEEN = ("put", "last_reshard", "census")
-"""Methods that are no part of a step: to look at it must not change what is seen."""
 
 Live = Mapping[str, tuple[Progress | None, tuple[Span, ...]]]
 """Pool -> its running call's progress and spans, at the monitor's last look."""
@@ -46,7 +44,8 @@ class Looks:
                 return self._ledger.changes()
             case "controller_bytes":
                 return self._runtime.controller_bytes()
-        return self._of_calls(message.what, [r for r in self._ledger.of_step(message.step) if r.call.method not in UNSEEN])
+        listed = [r for r in self._ledger.of_step(message.step) if method_of(r.call.method).listed]  # looking changes nothing seen
+        return self._of_calls(message.what, listed)
 
     def _of_calls(self, what: str, records: Sequence[CallRecord]) -> Any:
         match what:

@@ -12,8 +12,8 @@ from typing import Any
 from hfsdk.core.checks import shown
 from hfsdk.core.dataflow import Call, CallFlow, CallRun
 from hfsdk.core.errors import CallError, ColumnError, LayoutError
-from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Mesh
+from hfsdk.core.methods import EXPORT_WEIGHTS
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
@@ -125,7 +125,7 @@ class CallRecord:
     @property
     def unasked(self) -> bool:
         """Whether nobody can ask for its outcome any more: the user let go of it, or it was hfsdk's own."""
-        return self.released or self.call.method == "export_weights"
+        return self.released or self.call.method == EXPORT_WEIGHTS.name
 
     @property
     def origin(self) -> CallRecord:
@@ -247,7 +247,7 @@ def raised(error: Exception) -> Exception:
 
 def source_of(message: Submit) -> str:
     """Return the source text of the user's function that a call runs, where there is any."""
-    return next((option.source for option in message.options.values() if isinstance(option, Shipped)), "")
+    return message.arguments.function.source if message.arguments.function else ""
 
 
 def _pickled(name: str, column: Any) -> bytes:

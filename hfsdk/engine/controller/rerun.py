@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hfsdk.core.dataflow import Call
-from hfsdk.core.functions import Shipped
 from hfsdk.core.runtime import Stored
 from hfsdk.core.table import Array
 from hfsdk.engine.calls import messages as m
@@ -37,8 +36,7 @@ class Rerun:
             known = None if info is None else info.lengths
             lengths[name] = known if known is None or ref.rows is None else known[ref.rows]
             inputs[name] = replace(ref, lease=None)
-        options = {name: value for name, value in request.options.items() if not isinstance(value, Shipped)}
-        return cls(call, replace(request, inputs=inputs, options=options), lengths)
+        return cls(call, replace(request, inputs=inputs, arguments=request.arguments.without_function()), lengths)
 
     def ended(self, stored: Stored | None) -> Rerun:
         """Note what a call that generates has written."""

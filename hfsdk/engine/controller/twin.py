@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hfsdk.core.arguments import Generation
+from hfsdk.core.methods import method_of
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
@@ -15,10 +17,7 @@ from hfsdk.core.trace import Span
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.controller.controller import Controller
 from hfsdk.engine.controller.rerun import Rerun
-from hfsdk.engine.simulation.simulated_runtime import MEASURED_LENGTHS, Question, SimulatedRuntime
-
-LEFT_OUT = ("run", "save_pretrained", "save_state", "load_state", "export_weights", "num_updates")
-"""Methods that a twin does not carry out: they write files, do what nobody can know, or come by themselves."""
+from hfsdk.engine.simulation.simulated_runtime import Question, SimulatedRuntime
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ def run_twin(
             runtime.set_fresh(name)
         shadow_of = {role.name: role.shadow_of for role in roles if role.shadow_of}
         new_id: dict[int, int] = {}
-        for rerun in (r for r in reruns if r.call.method not in LEFT_OUT):
+        for rerun in (r for r in reruns if method_of(r.call.method).repeatable):
             new_id[rerun.call.id] = controller.send(_again(rerun, controller, new_id, shadow_of))
         for number in new_id.values():
             controller.send(m.Wait((number,), 60.0))
@@ -77,11 +76,11 @@ def _again(rerun: Rerun, controller: Controller, new_id: Mapping[int, int], shad
     if outside:
         put = controller.send(m.Put(Table({name: _blank(rerun.lengths[name], request.num_rows) for name in outside})))
         inputs |= {name: ColumnRef(put, name) for name in outside}
-    options = dict(request.options)
-    if rerun.responses is not None:
-        options[MEASURED_LENGTHS] = rerun.responses
+    arguments = request.arguments
+    if rerun.responses is not None and isinstance(arguments, Generation):
+        arguments = replace(arguments, lengths=rerun.responses)
     role = shadow_of.get(request.role, request.role)
-    return replace(request, role=role, inputs={name: inputs[name] for name in request.inputs}, options=options)
+    return replace(request, role=role, inputs={name: inputs[name] for name in request.inputs}, arguments=arguments)
 
 
 def _blank(lengths: Array | None, num_rows: int) -> Array | Ragged:

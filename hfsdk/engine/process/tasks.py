@@ -16,37 +16,38 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.arguments import Arguments, Scoring
 from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
-from hfsdk.core.functions import Shipped
+from hfsdk.core.methods import REDUCE
 from hfsdk.core.table import Column, Ragged, Table, as_column
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 """What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
 
 
-def run_task(method: str, table: Table, options: Mapping[str, Any], writes: Sequence[str]) -> tuple[dict[str, Column], Any]:
+def run_task(method: str, table: Table, arguments: Arguments, writes: Sequence[str]) -> tuple[dict[str, Column], Any]:
     """Run one task and return (columns, small result).
 
     Raises:
         RewardFunctionError: the reward function raised or did not return one finite number per sample.
         CallError: another function raised, or returned other columns than it said.
     """
-    shipped: Shipped = options["function"]
+    shipped = arguments.shipped
     function = shipped.load()
-    if method in ("compute_scores", "compute_costs"):
-        given = _rewards(function, shipped.name, table, options["tokenizer"])
-        if options.get("per_token"):
+    if isinstance(arguments, Scoring):
+        given = _rewards(function, shipped.name, table, arguments.tokenizer)
+        if arguments.per_token:
             per_token = _check_token_scores(given, shipped.name, table.ragged("response").lengths.tolist())
             sums = [sum(row) for row in per_token]
-            columns = {options["as"]: np.asarray(sums, dtype=np.float32)}
-            return {**columns, f"token_{options['as']}": Ragged.of(per_token, np.float32)}, None
+            columns = {arguments.column: np.asarray(sums, dtype=np.float32)}
+            return {**columns, f"token_{arguments.column}": Ragged.of(per_token, np.float32)}, None
         scores = check_scores(given, shipped.name, table.num_rows)
-        return {options["as"]: np.asarray(scores, dtype=np.float32)}, None
+        return {arguments.column: np.asarray(scores, dtype=np.float32)}, None
     try:
         value = function(table)
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
-    if method == "reduce":
+    if method == REDUCE.name:
         return {}, as_it_travels(value, shipped.name)
     return _checked_columns(value, shipped.name, table.num_rows, writes), None
 

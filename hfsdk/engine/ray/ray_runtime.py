@@ -19,6 +19,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from hfsdk.core.arguments import Scoring
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import (
     CallCancelledError,
@@ -31,6 +32,7 @@ from hfsdk.core.errors import (
     WorkerDiedError,
 )
 from hfsdk.core.files import FileSum
+from hfsdk.core.methods import REDUCE, TAKE_WEIGHTS, method_of
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
@@ -482,12 +484,12 @@ class RayRuntime:
     def _transfer(self, work: Work, giver: PoolState, to: Taker) -> Outcome:
         """Have a role give its weights to its shadow."""
         taker = self._pools[to.pool.name]
-        take = replace(work.call, role=to.shadow.name, method="take_weights")
+        take = replace(work.call, role=to.shadow.name, method=TAKE_WEIGHTS.name)
 
         def ask(link: Link) -> Iterator[Any]:
             for worker, order in zip(giver.workers, work.orders, strict=True):
-                yield worker.execute.remote(work.call, replace(order, options={**order.options, "link": link}))
-            takes, weights = Order(np.zeros(0, dtype=np.int64), (), {}, False), Weights(to.trained, (), to.num_updates, link)
+                yield worker.execute.remote(work.call, replace(order, link=link))
+            takes, weights = Order(np.zeros(0, dtype=np.int64), (), False), Weights(to.trained, (), to.num_updates, link)
             for worker in taker.workers:
                 yield worker.execute.remote(take, takes, weights, to.version)
 
@@ -567,7 +569,7 @@ class RayRuntime:
                 failed_s = time.monotonic()
                 for worker in state.workers:  # replicas that do not run in lockstep with the failed rank stop here
                     worker.cancel.remote(call.id)
-            patient = call.method in ("run", "call") and call.id not in self._cancelled
+            patient = method_of(call.method).work == "code" and call.id not in self._cancelled
             grace_s = USER_GRACE_S if patient else GRACE_S
             if pending and failed_s is not None and time.monotonic() > failed_s + grace_s:
                 stuck = rank_of[pending[0]]
@@ -629,7 +631,7 @@ class RayRuntime:
             assert answer.error is not None
             raise answer.error
         answer.part = None if answer.columns is None else [written]
-        self._column_bytes += _inlined_bytes(answer.result) if call.method != "reduce" else 0
+        self._column_bytes += _inlined_bytes(answer.result) if call.method != REDUCE.name else 0
         return Outcome(self._store(call, [answer]), (answer.result,))
 
     def _await_tasks(self, call: Call) -> None:
@@ -676,7 +678,7 @@ class RayRuntime:
 
     @staticmethod
     def _task_ended(call: Call, why: str) -> CallError:
-        kind = RewardFunctionError if call.method in ("compute_scores", "compute_costs") else CallError
+        kind = RewardFunctionError if method_of(call.method).arguments is Scoring else CallError
         return kind(f"the process that ran {call.function or call.method} ended: {why}")
 
     def _ensure_tasks(self) -> Any:

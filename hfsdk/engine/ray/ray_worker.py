@@ -34,6 +34,7 @@ from hfsdk.engine.process import startup
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.process.tasks import run_task
 from hfsdk.engine.weights.model_folders import Manifest, Receiver, find
+from hfsdk.engine.weights.moves import StateMove
 from hfsdk.engine.worker import environment
 from hfsdk.engine.worker.worker import Parcel, Reply, Sent, Worker, WorkerSetup
 
@@ -47,6 +48,9 @@ GONE = (
     ray.exceptions.ReferenceCountingAssertionError,
 )
 """What Ray raises for an object whose owner, or every copy of which, is gone."""
+
+
+NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -271,13 +275,12 @@ class WorkerProcess(_Process):
         self, call: Call, link: Link, rank: int, given: Sequence[Any], taken: Sequence[Any], nodes: Sequence[int]
     ) -> Answer:
         """Give a role's state to the ranks of another pool, or take it from them; collective over both."""
-        order = Order(np.zeros(0, dtype=np.int64), (), {}, False)
         try:
-            inventories = {"given": _state(given, call.role), "taken": _state(taken, call.role)}
+            move = StateMove(rank=rank, given=_state(given, call.role), taken=_state(taken, call.role), nodes=nodes)
         except StateGoneError as gone:
-            return Answer("error", order.rows, error=CallError(str(gone), role=call.role, method=call.method))
-        options = {"link": link, "rank": rank, "nodes": nodes, **inventories}
-        return self.answer(self._worker.execute(call, lambda: Table({}), options), order)
+            return Answer("error", NO_ROWS, error=CallError(str(gone), role=call.role, method=call.method))
+        order = Order(NO_ROWS, (), False, arguments=move, link=link)
+        return self.answer(self._worker.execute(call, lambda: Table({}), order), order)
 
     @ray.method(concurrency_group="compute")
     def keep(self, role: str, number: int) -> tuple[str, int, int] | Exception:
@@ -340,9 +343,7 @@ class WorkerProcess(_Process):
             bundles = zip(weights.bundles, found, strict=True)
             return replace(weights, bundles=tuple(replace(bundle, content=content) for bundle, content in bundles))
 
-        reply = self._worker.execute(
-            call, lambda: read(order.picks, order.rows), order.options, read_weights if weights else None, version
-        )
+        reply = self._worker.execute(call, lambda: read(order.picks, order.rows), order, read_weights if weights else None, version)
         if reply.error is not None:
             traceback.print_exception(reply.error)
         answer = self.answer(reply, order)
@@ -418,7 +419,7 @@ class TaskProcess(_Process):
         """
         try:
             table = read(order.picks, order.rows)
-            columns, result = run_task(call.method, table, order.options, call.writes)
+            columns, result = run_task(call.method, table, order.arguments, call.writes)
         except HfsdkError as error:
             return Answer("error", order.rows, error=error), None
         except Exception as error:  # told to the controller, which raises it at the user's line

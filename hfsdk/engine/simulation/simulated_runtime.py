@@ -23,26 +23,39 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.arguments import Arguments, Folder, Generation, ToShadow
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError
 from hfsdk.core.files import FileSum
+from hfsdk.core.methods import (
+    CALL,
+    CENSUS,
+    COMPUTE_LOSS,
+    FORWARD_BACKWARD,
+    GRAD_NORM,
+    LAST_RESHARD,
+    LOAD_STATE,
+    RUN,
+    SAVE_STATE,
+    STEP,
+    UPDATE,
+    method_of,
+)
 from hfsdk.core.placement import Pool
-from hfsdk.core.roles import GENERATING, RoleSpec, needed
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Array, Column, Ragged, Table, concat, take
 from hfsdk.engine.calls.dispatch import mesh_of, one_array_each
 from hfsdk.engine.calls.host_memory import kept_bytes
-from hfsdk.engine.calls.microbatch import MiniBatchPlan
 from hfsdk.engine.calls.shadow_plan import exported, received_by_link
-from hfsdk.engine.simulation.simulated_asks import MEASURED_LENGTHS, Costs, Estimate, Question, Rows
+from hfsdk.engine.simulation.simulated_asks import Costs, Estimate, Question, Rows
 from hfsdk.engine.simulation.simulated_cores import SharedCores
 from hfsdk.engine.simulation.simulated_keeping import read_checkpoint, write_checkpoint
 from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulation.simulated_reports import transport_reports
 from hfsdk.engine.simulation.simulated_spans import Held, Phases, SimulatedSpans, Timeline
 from hfsdk.engine.simulation.simulated_values import (
-    TOKEN_ENDINGS,
     SimulatedPart,
     SimulatedRow,
     SimulatedValue,
@@ -55,9 +68,13 @@ from hfsdk.engine.simulation.simulated_values import (
 from hfsdk.resharding.reshard_plan import LINKS
 
 __all__ = [
-    "MEASURED_LENGTHS", "TOKEN_ENDINGS", "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
+    "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
     "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
 ]  # fmt: skip
+
+
+VALUES = frozenset(method.name for method in (RUN, CALL, GRAD_NORM, COMPUTE_LOSS, CENSUS))
+"""Calls that report a number, or what the user's function returned: a simulation has none."""
 
 
 @dataclass(eq=False)
@@ -237,7 +254,7 @@ class SimulatedRuntime:
             if work.weights is not None:
                 state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
                 state.apart = work.weights.role, state.spec
-            if call.method in ("update", "forward_backward"):
+            if method_of(call.method).learns:
                 self._lay_return(state, line)
                 results = self._train(state, line, work.orders, groups)
             else:
@@ -295,9 +312,9 @@ class SimulatedRuntime:
 
     def _note_sleep(self, now: _Role, method: str) -> None:
         """Note whose rollout is awake after a call: who generates wakes; those on a trainer's devices sleep while it works."""
-        if method in GENERATING:
+        if method_of(method).generates:
             now.awake = True
-        elif needed(method):
+        elif method_of(method).needs:
             for state in self._roles.values():
                 state.awake = state.awake and set(state.pool.devices).isdisjoint(now.pool.devices)
 
@@ -342,22 +359,21 @@ class SimulatedRuntime:
             order = orders[members[0]]
             lengths = lengths_of(order)
             prompts = lengths.get("prompt", np.zeros(len(order.rows), dtype=np.int64))
-            responses = self._draw(order) if call.method in GENERATING else response_lengths(lengths)
+            responses = self._draw(order) if method_of(call.method).generates else response_lengths(lengths)
             responses = np.zeros(len(order.rows), dtype=np.int64) if responses is None else responses
             groups.append(_Group(tuple(members), order, prompts, responses))
         return groups
 
     def _draw(self, order: Order) -> Array:
-        options = order.options
-        if MEASURED_LENGTHS in options:
-            measured: Array = options[MEASURED_LENGTHS][order.rows]
+        asked = order.arguments
+        assert isinstance(asked, Generation)
+        if asked.lengths is not None:
+            measured: Array = asked.lengths[order.rows]
             return measured
-        copies = int(options.get("n", 1))
         positions = values_of(order, "position")
         if positions is None:
-            positions = order.rows // copies
-        seed = int(options.get("seed", 0))
-        return draw_lengths(self.response_lengths, options["sampling"], seed, positions, order.rows % copies)
+            positions = order.rows // asked.copies
+        return draw_lengths(self.response_lengths, asked.sampling, asked.seed, positions, order.rows % asked.copies)
 
     def _lay_return(self, state: _Role, line: Timeline) -> None:
         """Lay down the weights' way back to the trainer, where in mode ``shared`` they are with the rollout."""
@@ -387,44 +403,45 @@ class SimulatedRuntime:
     def _run(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
         """Lay down a call that every group does once."""
         method = line.call.method
-        own = method in GENERATING and not state.spec.shadow_of
+        own = method_of(method).generates and not state.spec.shadow_of
         stale = own and (state.synced != state.num_updates or (state.shares and not state.generating))
-        if needed(method):
+        if method_of(method).needs:
             self._lay_return(state, line)
         rows = [(g.prompts, g.responses) for g in groups]
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)
         line.lay([g.ranks for g in groups], costs, [_numbers(g.prompts, g.responses) for g in groups])
         if stale:
             state.synced, state.generating, state.resharded_s = state.num_updates, True, costs[0].get("reshard", 0.0)
-        if method in ("run", "call"):  # they may change the weights
+        if method_of(method).work == "code":  # it may change the weights
             state.synced = -1
-        if method == "export_weights":
-            state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, orders[0].options["shadow"])
-            return exported(state.spec, orders[0].options["shadow"], line)
-        if method == "last_reshard":
+        asked = orders[0].arguments
+        if isinstance(asked, ToShadow):
+            state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, asked.shadow)
+            return exported(state.spec, asked.shadow, line)
+        if method == LAST_RESHARD.name:
             return transport_reports(state.spec, state.resharded_s, state.apart)
-        result = self._result(state, line.call, orders[0].options, sum(costs[0].values()))
+        result = self._result(state, line.call, asked, sum(costs[0].values()))
         return (result,) * len(orders)
 
-    def _result(self, state: _Role, call: Call, options: Mapping[str, Any], seconds: float) -> Any:
+    def _result(self, state: _Role, call: Call, asked: Arguments, seconds: float) -> Any:
         """Return what each rank reports, and count updates and checkpoints."""
-        if call.method == "step":
+        if call.method == STEP.name:
             state.num_updates += 1
             return SimulatedRow(seconds=seconds)
-        if call.method == "save_state":
-            write_checkpoint(options["folder"], call.role, state.num_updates)
+        if call.method == SAVE_STATE.name and isinstance(asked, Folder):
+            write_checkpoint(asked.folder, call.role, state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
-        if call.method == "load_state":
-            state.num_updates, state.synced = read_checkpoint(options["folder"], call.role), -1
+        if call.method == LOAD_STATE.name and isinstance(asked, Folder):
+            state.num_updates, state.synced = read_checkpoint(asked.folder, call.role), -1
             return SimulatedRow(num_updates=state.num_updates)
-        if call.method in ("run", "call", "grad_norm", "compute_loss", "census"):
+        if call.method in VALUES:
             return SimulatedValue(str(call))
         return None
 
     def _train(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
         """Lay down forward and backward of every mini-batch, and after each the optimizer step (not in halves)."""
         role = state.spec
-        plan: tuple[MiniBatchPlan, ...] = orders[0].options["plan"]
+        plan = orders[0].mini_batches
         mesh = mesh_of(role)
         shards: list[list[int]] = [[] for _ in range(mesh.layout.num_replicas)]
         for rank, dp in enumerate(mesh.replicas):
@@ -435,9 +452,9 @@ class SimulatedRuntime:
         picked = [[np.array(mini.passes.rows_of(dp), dtype=np.int64) for dp in range(len(shards))] for mini in plan]
         rows = [[(prompts[r], responses[r]) for r in by_dp] for by_dp in picked]
         sizes = [len(shard) for shard in shards] * len(plan)
-        passes = self._ask(line, "forward_backward", role, [pair for by_dp in rows for pair in by_dp], sizes)
-        updates = line.call.method == "update"
-        steps = self._ask(line, "step", role, [rows[0][0]] * len(plan), [len(mesh.ranks)] * len(plan)) if updates else ()
+        passes = self._ask(line, FORWARD_BACKWARD.name, role, [pair for by_dp in rows for pair in by_dp], sizes)
+        updates = line.call.method == UPDATE.name
+        steps = self._ask(line, STEP.name, role, [rows[0][0]] * len(plan), [len(mesh.ranks)] * len(plan)) if updates else ()
         results = []
         for number, mini in enumerate(plan):
             began = line.now_s

@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hfsdk.core.columns import dtype_of, is_per_token
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import ColumnError, SimulatedValueError
+from hfsdk.core.methods import writes_per_token
 from hfsdk.core.pending import ColumnInfo
-from hfsdk.core.roles import GENERATING
 from hfsdk.core.runtime import Order, Part, Pick, Stored
 from hfsdk.core.table import Array, Column, Table
 from hfsdk.engine.simulation.simulated_spans import Timeline
@@ -60,19 +61,6 @@ class SimulatedValue(np.lib.mixins.NDArrayOperatorsMixin):
     __float__ = __int__ = __index__ = __bool__ = __len__ = __iter__ = __getitem__ = __array__ = __array_ufunc__ = _refuse
 
 
-TOKEN_ENDINGS = (
-    "response", "log_probs", "entropy", "values", "rewards", "advantages", "returns", "kl", "mask", "ratio", "token_costs",
-    "token_scores",
-)  # fmt: skip
-"""A column written by a function of the user's is taken to have one value per response token if its name ends so."""
-
-GENERATED = {
-    "response": "int32", "rollout_log_probs": "float32", "finish_reason": "<U6", "policy_version": "int64",
-    "temperature": "float32", "group": "int64",
-}  # fmt: skip
-"""Columns that ``generate`` writes -> dtype."""
-
-
 def _arrange(pick: Pick, pieces: list[Array]) -> Array:
     joined = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
     return joined if pick.order is None else joined[pick.order]
@@ -107,15 +95,7 @@ def response_lengths(lengths: Mapping[str, Array]) -> Array | None:
     """Return the response lengths: of ``response`` itself, else of the first per-token column."""
     if "response" in lengths:
         return lengths["response"]
-    return next((found for name, found in lengths.items() if name.endswith(TOKEN_ENDINGS)), None)
-
-
-def _per_token(call: Call, column: str) -> bool:
-    if call.method in GENERATING:
-        return column in ("response", "rollout_log_probs")
-    if call.method in ("compute_log_probs", "compute_values"):
-        return True
-    return column.endswith("token_scores" if call.method in ("compute_scores", "compute_costs") else TOKEN_ENDINGS)
+    return next((found for name, found in lengths.items() if is_per_token(name)), None)
 
 
 def store(call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], line: Timeline) -> Stored | None:
@@ -123,14 +103,14 @@ def store(call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], li
     if not call.writes:
         return None
     name = str(call)
-    dtypes = {column: np.dtype(GENERATED.get(column, "float32")) for column in call.writes}
+    dtypes = {column: np.dtype(dtype_of(column)) for column in call.writes}
     whole: dict[str, Array] = {}
     parts = []
     for rank, order, responses in kept:
         lengths: dict[str, Array | None] = {}
         num_bytes = 0
         for column in call.writes:
-            ragged = responses is not None and _per_token(call, column)
+            ragged = responses is not None and writes_per_token(call.method, column)
             lengths[column] = responses if ragged else None
             if ragged:
                 whole.setdefault(column, np.zeros(call.num_rows, dtype=np.int64))[order.rows] = responses

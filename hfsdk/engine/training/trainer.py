@@ -28,11 +28,12 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from hfsdk.core.errors import CallError, CheckpointError, OptionError
 from hfsdk.core.layout import Mesh
+from hfsdk.core.methods import method_of
+from hfsdk.core.microbatch import MiniBatchPlan
 from hfsdk.core.roles import PARTS, AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.core.training_choices import TrainingChoices, choose_training
-from hfsdk.engine.calls.microbatch import MiniBatchPlan
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.process.tasks import user_traceback
@@ -376,7 +377,7 @@ class Trainer:
     @contextmanager
     def during(self, method: str) -> Iterator[None]:
         """Bring what is offloaded and a call needs all along; AdamW's state travels beside the passes, its step waits for it."""
-        parts = [part for part in self.role.onloads(method) if part in self._offloaded]
+        parts = [part for part in method_of(method).onloads(self.role) if part in self._offloaded]
         with ExitStack() as stack:
             for part in parts:
                 here = self._offloaded[part]

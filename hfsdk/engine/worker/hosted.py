@@ -8,15 +8,17 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
 
+from hfsdk.core.arguments import Arguments, Folder, Generation, LogProbs, OnRanks, OwnPrimitive, Scoring, ToShadow
 from hfsdk.core.errors import CallError, CheckpointError, NonFiniteLossError
 from hfsdk.core.functions import Shipped
-from hfsdk.core.roles import RoleSpec, Sampling, needed
-from hfsdk.core.runtime import Weights
+from hfsdk.core.methods import method_of
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.runtime import Assignment, Weights
 from hfsdk.core.table import Array, Column, Table, as_column
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.generation.rollout import Rollout
@@ -30,7 +32,7 @@ from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.weights import bridge, shares, transport
 from hfsdk.engine.weights.direct import NOTHING, Tensors, Way
 from hfsdk.engine.weights.model_folders import eos_token_ids
-from hfsdk.engine.weights.moves import Inventory, inventory, way_of_state
+from hfsdk.engine.weights.moves import Inventory, StateMove, inventory, way_of_state
 from hfsdk.engine.weights.residency import Residency
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.worker.keepsake import Keepsake
@@ -39,6 +41,8 @@ from hfsdk.resharding.reshard_plan import ReshardPlan, Resident, TransportReport
 
 if TYPE_CHECKING:
     from hfsdk.engine.worker.worker import Worker
+
+A = TypeVar("A", bound=Arguments)
 
 Outcome = tuple[Mapping[str, Column] | None, Any]
 
@@ -141,7 +145,7 @@ class HostedRole:
             parameters = dict(self._trainer.model.named_parameters())
             self.residency = Residency(self.plan, setup.rank, parameters, self.rollout.parameters())
         self._eos = eos_token_ids(spec.folder)
-        self._methods: dict[str, Callable[[Table, Mapping[str, Any], SafePoint], Outcome]] = {
+        self._methods: dict[str, Callable[[Table, Assignment, SafePoint], Outcome]] = {
             "generate": self._generate, "compute_log_probs": self._log_probs, "compute_values": self._values,
             "compute_scores": self._scores, "compute_costs": self._scores, "update": self._update,
             "forward_backward": self._forward_backward, "compute_loss": self._compute_loss, "step": self._step,
@@ -152,7 +156,7 @@ class HostedRole:
         }  # fmt: skip
         if spec.restore:
             try:
-                self._load_state(Table({}), {"folder": spec.restore}, SafePoint(lambda: False))
+                self._load_state(Table({}), Assignment(arguments=Folder(folder=spec.restore)), SafePoint(lambda: False))
             except BaseException:
                 self.close()
                 raise
@@ -202,23 +206,24 @@ class HostedRole:
         """Say what this rank takes of a state that comes from another pool."""
         return inventory(self.trainer.blank_share(summary, "meta"), self.trainer.shard, gives=False)[0]
 
-    def _give_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _give_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """Give the role's state to the pool where it will live; it stays here too. Collective over both."""
         with self.trainer.giving_share() as share:
             sources = inventory(share, self.trainer.shard, gives=True)[1]
-            self.last_transport = self._exchange(self._way_of_state(options), options["link"], sources, NOTHING, safe)
+            self.last_transport = self._exchange(self._way_of_state(given), given.link, sources, NOTHING, safe)
         return None, self.last_transport
 
-    def _take_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _take_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """Take the role's state over from the pool where it lived; collective over both."""
-        with self.trainer.taking_share(options["given"][0].summary) as share:
+        with self.trainer.taking_share(_as(given, StateMove).given[0].summary) as share:
             targets = inventory(share, self.trainer.shard, gives=False)[1]
-            self.last_transport = self._exchange(self._way_of_state(options), options["link"], NOTHING, targets, safe)
+            self.last_transport = self._exchange(self._way_of_state(given), given.link, NOTHING, targets, safe)
         self.stale = True
         return None, self.last_transport
 
-    def _way_of_state(self, options: Mapping[str, Any]) -> Way:
-        return way_of_state(self.spec.name, options["rank"], options["given"], options["taken"], options["nodes"])
+    def _way_of_state(self, given: Assignment) -> Way:
+        move = _as(given, StateMove)
+        return way_of_state(self.spec.name, move.rank, move.given, move.taken, move.nodes)
 
     def keep(self) -> Keepsake:
         """Return a copy of this rank's share of the role's state; collective."""
@@ -231,14 +236,15 @@ class HostedRole:
         self.trainer.take_share(kept.share)
         self.stale = True
 
-    def _export_weights(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _export_weights(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """Put the weights where the ranks of a shadow find what each of them needs."""
-        dtype = transport.TORCH_DTYPES[self.spec.dtype] if options["shadow"].rollout is not None else None
+        shadow = _as(given, ToShadow).shadow
+        dtype = transport.TORCH_DTYPES[self.spec.dtype] if shadow.rollout is not None else None
         with self.worker.recorder.span("export") as attrs:
-            route = self._route(self.spec, options["shadow"], source=self.groups.rank)
-            if options.get("link") is not None:
-                way = self._way(self.spec, options["shadow"], route)
-                self.last_transport = self._exchange(way, options["link"], self.trainer.local_tensors(), NOTHING, safe)
+            route = self._route(self.spec, shadow, source=self.groups.rank)
+            if given.link is not None:
+                way = self._way(self.spec, shadow, route)
+                self.last_transport = self._exchange(way, given.link, self.trainer.local_tensors(), NOTHING, safe)
                 attrs.update(bytes=self.last_transport.bytes_sent, bytes_sent=self.last_transport.bytes_sent)
                 return None, way.given()
             bundles, report = bridge.give(route, self.trainer.local_tensors(), self.worker.keep, dtype)
@@ -284,7 +290,7 @@ class HostedRole:
             self._last_way = Way.between(trained, shadow, route)
         return self._last_way
 
-    def _taken(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _taken(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """A call that is over when the weights that came with it are taken."""
         return None, None
 
@@ -305,33 +311,33 @@ class HostedRole:
                 f"{self.spec.name} has weights of version {self.version}, the call needs {version}; a stale shadow is never used"
             )
 
-    def run(self, method: str, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def run(self, method: str, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """Carry out one method."""
         try:
-            if needed(method):
+            if method_of(method).needs:
                 self._to_training()
             with self._trainer.during(method) if self._trainer is not None else nullcontext():
-                return self._methods[method](table, options, safe)
+                return self._methods[method](table, given, safe)
         except NonFiniteRows as bad:
             raise NonFiniteLossError(_non_finite_words(bad)) from None
 
     # -- generation
 
-    def _generate(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _generate(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         assert self.rollout is not None
-        sampling: Sampling = options["sampling"]
+        asked = _as(given, Generation)
         self._refresh_rollout(safe)
-        copies = table.row_ids % options["n"]
+        copies = table.row_ids % asked.copies
         positions = np.asarray(table["position"])
-        seeds = np.array([sample_seed(options["seed"], int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
+        seeds = np.array([sample_seed(asked.seed, int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
         control = self.rollout_group
         columns = self.rollout.generate(
-            table.ragged("prompt"), seeds.astype(np.int64), sampling, self._eos, safe, control, table.row_ids
+            table.ragged("prompt"), seeds.astype(np.int64), asked.sampling, self._eos, safe, control, table.row_ids
         )
         extra: dict[str, Column] = {
             "policy_version": np.full(table.num_rows, self._num_updates_of_weights, dtype=np.int64),
-            "temperature": np.full(table.num_rows, sampling.temperature, dtype=np.float32),
-            "group": np.asarray(table.row_ids // options["n"]),
+            "temperature": np.full(table.num_rows, asked.sampling.temperature, dtype=np.float32),
+            "group": np.asarray(table.row_ids // asked.copies),
         }
         return {**columns, **extra}, None
 
@@ -414,10 +420,10 @@ class HostedRole:
             with self.worker.recorder.span("reshard") as attrs:
                 attrs.update(bytes=0, bytes_copied=self.residency.to_training())
 
-    def _last_reshard(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _last_reshard(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         return None, self.last_transport
 
-    def _census(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _census(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         if self.residency is not None:
             return None, self.residency.census()
         trainer = self._trainer.memory_bytes()["weights"] if self._trainer is not None else 0
@@ -429,19 +435,20 @@ class HostedRole:
 
     # -- passes
 
-    def _log_probs(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        entropy = bool(options.get("entropy"))
-        found = self.trainer.log_probs(table, options["micro_batches"], self._temperature(table), safe, entropy)
-        return {options["as"] if name == "log_probs" else name: column for name, column in found.items()}, None
+    def _log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        asked = _as(given, LogProbs)
+        found = self.trainer.log_probs(table, given.micro_batches, self._temperature(table), safe, asked.entropy)
+        return {asked.column if name == "log_probs" else name: column for name, column in found.items()}, None
 
-    def _values(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        return self.trainer.values(table, options["micro_batches"], safe), None
+    def _values(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        return self.trainer.values(table, given.micro_batches, safe), None
 
-    def _scores(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        found = self.trainer.scores(table, options["micro_batches"], safe)
-        mean, std = options["normalisation"]
+    def _scores(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        asked = _as(given, Scoring)
+        found = self.trainer.scores(table, given.micro_batches, safe)
+        mean, std = asked.normalisation
         columns = [((scores - mean) / std).astype(np.float32) for scores in found.values()]
-        return dict(zip([options["as"]], columns, strict=False)), None  # empty before the last pipeline stage
+        return dict(zip([asked.column], columns, strict=False)), None  # empty before the last pipeline stage
 
     @staticmethod
     def _temperature(table: Table) -> Array | float:
@@ -449,42 +456,42 @@ class HostedRole:
 
     # -- learning
 
-    def _update(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _update(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         before = self.trainer.num_updates
         try:
-            loss = options["loss"].load()
-            rows = self.trainer.update(table, options["plan"], loss, self._temperature(table), safe)
+            loss = given.arguments.shipped.load()
+            rows = self.trainer.update(table, given.mini_batches, loss, self._temperature(table), safe)
         finally:
             self.stale = self.stale or self.trainer.num_updates > before
         return None, rows
 
-    def _forward_backward(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        loss = options["loss"].load()
-        return None, self.trainer.forward_backward(table, options["plan"][0], loss, self._temperature(table), safe)
+    def _forward_backward(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        loss = given.arguments.shipped.load()
+        return None, self.trainer.forward_backward(table, given.mini_batches[0], loss, self._temperature(table), safe)
 
-    def _compute_loss(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        loss = options["loss"].load()
-        return None, self.trainer.compute_loss(table, options["plan"][0], loss, self._temperature(table), safe)
+    def _compute_loss(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        loss = given.arguments.shipped.load()
+        return None, self.trainer.compute_loss(table, given.mini_batches[0], loss, self._temperature(table), safe)
 
-    def _step(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _step(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         result = self.trainer.step()
         self.stale = True
         return None, result
 
-    def _grad_norm(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _grad_norm(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         return None, self.trainer.grad_norm()
 
     # -- the user's own
 
-    def _run(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        value = self._user(options["function"], *options.get("args", ()))
-        return None, as_it_travels(value, options["function"].name)
+    def _run(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        asked = _as(given, OnRanks)
+        return None, as_it_travels(self._user(asked.shipped, *asked.values), asked.shipped.name)
 
-    def _call(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        value = self._user(options["function"], table, **options.get("arguments", {}))
-        writes = tuple(options.get("writes", ()))
+    def _call(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        asked = _as(given, OwnPrimitive)
+        value, writes = self._user(asked.shipped, table, **asked.keywords), asked.writes
         if not writes:
-            return None, as_it_travels(value, options["function"].name)
+            return None, as_it_travels(value, asked.shipped.name)
         if not isinstance(value, Mapping) or set(value) != set(writes):
             got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise CallError(f"the primitive must return a dict with exactly the columns {sorted(writes)}; it returned {got}")
@@ -493,7 +500,7 @@ class HostedRole:
                 raise CallError(
                     f"the primitive returned {len(column)} entries for column {name!r}; this rank has {table.num_rows} rows"
                 )
-        copied = as_it_travels(dict(value), options["function"].name)
+        copied = as_it_travels(dict(value), asked.shipped.name)
         return {name: as_column(column) for name, column in copied.items()}, None
 
     def _user(self, shipped: Shipped, *args: Any, **more: Any) -> Any:
@@ -506,33 +513,33 @@ class HostedRole:
 
     # -- keeping
 
-    def _save_pretrained(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _save_pretrained(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         assert self.spec.model is not None
-        folder, source = options["folder"], self.spec.folder
+        folder, source = _as(given, Folder).folder, self.spec.folder
         megatron_model.save_folder(self.trainer.model, self.spec.model, self.groups, folder, source)
         return None, None
 
-    def _save_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _save_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """Copy this rank's share and leave the writing to a thread, which ``Worker.saved`` asks."""
-        name, folder = self.spec.name, Path(options["folder"]) / self.spec.name
+        name, folder = self.spec.name, Path(_as(given, Folder).folder) / self.spec.name
         share = self.trainer.share()
         self.worker.saves[name] = megatron_checkpoint.begin_save(name, share, self.trainer.shard, self.groups, folder)
         return None, {"num_updates": self.trainer.num_updates}
 
-    def _load_state(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
-        folder = Path(options["folder"]) / self.spec.name
+    def _load_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        asked = _as(given, Folder)
+        folder = Path(asked.folder) / self.spec.name
         if not folder.is_dir():
             raise CheckpointError(
                 f"{self.spec.name}'s checkpoint is gone: there is no {folder}. Put it back, or load another with session.load(...)."
             )
-        checked = bool(options.get("checked"))  # whether its files have been compared with their checksums
-        share = self.trainer.blank_share(megatron_checkpoint.read_checked(folder, self.groups, checked=checked))
+        share = self.trainer.blank_share(megatron_checkpoint.read_checked(folder, self.groups, checked=asked.checked))
         megatron_checkpoint.load(folder, share, self.trainer.shard)
         self.trainer.take_share(share)
         self.stale = True
         return None, {"num_updates": self.trainer.num_updates}
 
-    def _num_updates(self, table: Table, options: Mapping[str, Any], safe: SafePoint) -> Outcome:
+    def _num_updates(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         return None, self.trainer.num_updates
 
     def memory_parts(self) -> dict[str, int]:
@@ -568,6 +575,12 @@ class HostedRole:
         del self.groups
         self.rollout_group = None
         startup.collect_everything()
+
+
+def _as(given: Assignment, kind: type[A]) -> A:
+    """Return a call's arguments, which are of the kind that its method declares."""
+    assert isinstance(given.arguments, kind), f"{type(given.arguments).__name__} in place of {kind.__name__}"
+    return given.arguments
 
 
 def _replica_group(spec: RoleSpec) -> Any:

@@ -18,8 +18,9 @@ import psutil
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, CheckpointError, HfsdkError
 from hfsdk.core.files import FileSum
+from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Weights
+from hfsdk.core.runtime import Assignment, Weights
 from hfsdk.core.table import Column, Table
 from hfsdk.core.trace import Span
 from hfsdk.engine.process import deterministic, rendezvous, startup
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from hfsdk.engine.weights.moves import Inventory
     from hfsdk.engine.worker.hosted import HostedRole
     from hfsdk.engine.worker.keepsake import Keepsake
-
-LOOKS = ("last_reshard", "census")
-"""Methods that use no weights, so that a shadow's may be old."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +282,7 @@ class Worker:
         self,
         call: Call,
         read: Callable[[], Table],
-        options: Mapping[str, Any],
+        given: Assignment,
         weights: Callable[[], Weights] | None = None,
         version: int = 0,
     ) -> Reply:
@@ -293,7 +291,7 @@ class Worker:
         Args:
             call: the call, for spans.
             read: maps the input columns; runs inside the span ``fetch``.
-            options: the method's own.
+            given: what to do with the rows.
             weights: maps what the trained role's ranks have addressed to this rank; for a shadow that lacks it.
             version: of the weights that a shadow must have by then.
         """
@@ -313,9 +311,9 @@ class Worker:
                     with self.recorder.span("sync") as attrs:
                         taken = hosted.take_over(weights, version, self._safe_point(call.id))
                         attrs.update(bytes=taken.bytes_received, sources=sum(count > 0 for count in taken.received_from))
-                if call.method not in LOOKS:
+                if method_of(call.method).uses_weights:
                     hosted.check_version(version)
-                reply.columns, reply.result = hosted.run(call.method, table, options, self._safe_point(call.id))
+                reply.columns, reply.result = hosted.run(call.method, table, given, self._safe_point(call.id))
                 whole.update(self._parts_of_memory())
         except Cancelled:
             reply.status = "cancelled"

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
+from hfsdk.core.arguments import Folder
 from hfsdk.core.checks import NonNegative, Positive, Share, Within, check_fields, checked
 from hfsdk.core.layout import Layout
+from hfsdk.core.methods import GRAD_NORM, STEP, method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.core.table import Array
@@ -307,21 +309,22 @@ class PerfModel:
         ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights. ``lengths`` are
         those of prompts and responses together, where they were summed before.
         """
-        if method in ("generate", "chat"):
+        kind = method_of(method)
+        if kind.generates:
             reshard = {"reshard": self.reshard(setup)} if stale else {}
             return {**reshard, "prefill": self.prefill(setup, prompts), "decode": self.decode(setup, prompts, responses)}
-        if method in ("update", "forward_backward"):
+        if kind.learns:
             forward, backward = self.train(setup, lengths or prompts + responses)
-            end = self._step(setup) if method == "update" else {}
+            end = self._step(setup) if kind.changes_weights else {}
             return {"forward": forward, "backward": backward, **self._agree(setup), **end}
         if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
             return {"reshard": self.rewrite(setup)}
-        if method == "step":
+        if method == STEP.name:
             return self._step(setup)
-        if method in ("save_pretrained", "save_state", "load_state"):
+        if kind.arguments is Folder:
             each = state_bytes(setup.dtype) if method.endswith("state") else setup.bytes_each
             return {method: each * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
-        if method in ("run", "grad_norm", "last_reshard", "census"):
+        if kind.phase == "inspection" or method == GRAD_NORM.name:
             return {method: self.task_s}
         found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
         if "weights" in setup.offloads:

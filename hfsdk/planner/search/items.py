@@ -17,9 +17,10 @@ from functools import lru_cache
 from itertools import product
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.methods import EXPORT_WEIGHTS, method_of
 from hfsdk.core.placement import SHADOWS
-from hfsdk.core.roles import GENERATING, RoleSpec, altered, needed
-from hfsdk.planner.search.recorded import CHANGING, Recorded, RecordedCall
+from hfsdk.core.roles import RoleSpec, altered
+from hfsdk.planner.search.recorded import Recorded, RecordedCall
 
 MOST_ITEMS = 6
 """Shadows are in the family while roles and shadows together are no more: six have 203 set partitions, nine 21,147."""
@@ -153,20 +154,20 @@ def _jobs(recorded: Recorded, shadows: Sequence[str], sharing: Collection[str]) 
     for call in recorded.calls:
         after = tuple(number_of[i] for i in call.inputs if i in number_of)
         by = next((f"{call.role}.{end}" for end, m in SHADOWS.items() if m == call.method and f"{call.role}.{end}" in shadows), "")
-        stale = call.method in GENERATING and not by and call.role not in fresh
+        stale = method_of(call.method).generates and not by and call.role not in fresh
         sync = bool(by) and by not in fresh
         if sync:
-            yield Job(item=call.role, role=call.role, method="export_weights", call=None, after=())
+            yield Job(item=call.role, role=call.role, method=EXPORT_WEIGHTS.name, call=None, after=())
             after, number = (*after, number), number + 1
         item = "" if call.on_host else by or call.role
-        away = item in sharing and (bool(needed(call.method)) if item in generating else call.method in GENERATING)
+        away = item in sharing and (bool(method_of(call.method).needs) if item in generating else method_of(call.method).generates)
         yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after, stale=stale, away=away,
                   sync=sync, source=call.role if sync else "")  # fmt: skip
         if away:
             generating ^= {item}
         if stale or sync:
             fresh.add(by or call.role)
-        if call.method in CHANGING:
+        if method_of(call.method).changes_weights:
             fresh -= {call.role, *(f"{call.role}.{ending}" for ending in SHADOWS)}
         number_of[call.id] = number
         number += 1

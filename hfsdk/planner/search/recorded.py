@@ -15,12 +15,10 @@ from functools import cached_property
 import numpy as np
 
 from hfsdk.core.errors import OptionError
+from hfsdk.core.methods import method_of
 from hfsdk.core.protocol import balanced_split
-from hfsdk.core.roles import GENERATING
 from hfsdk.core.table import Array
 
-CHANGING = ("update", "step", "load_state")
-"""Methods that change the weights, after which the generating engine's are stale."""
 UNSPLIT = ("ONE_TO_ALL", "PP_ONLY", "ALL_TO_ALL")
 """Transfer protocols by which every rank gets all rows."""
 
@@ -76,7 +74,7 @@ class RecordedCall:
         elif parts == 1:
             picks = [chosen]
         else:
-            weights = self.prompts if self.method in GENERATING else self.prompts + self.responses
+            weights = self.prompts if method_of(self.method).generates else self.prompts + self.responses
             shards = [chosen[shard] for shard in balanced_split(weights[chosen], parts) if len(shard)]
             total = (self.prompts + self.responses).astype(np.float64)
             measures = (total.sum, lambda s: total[s].sum(), lambda s: (total[s] ** 2).sum(), lambda s: self.responses[s].max())
@@ -92,7 +90,7 @@ class Recorded:
     calls: tuple[RecordedCall, ...]
 
     def __post_init__(self) -> None:
-        if not any(call.method in GENERATING for call in self.calls):
+        if not any(method_of(call.method).generates for call in self.calls):
             raise OptionError(
                 f"a step of {self.algorithm} generates nothing, and a plan is of steps with a rollout (PPO, GRPO, ReMax, ...). "
                 "Place its roles by a preset, e.g. session.place('colocate')."

@@ -21,7 +21,8 @@ import numpy as np
 
 from hfsdk.core.errors import LayoutError
 from hfsdk.core.layout import Layout
-from hfsdk.core.roles import GENERATING, RoleSpec, altered
+from hfsdk.core.methods import EXPORT_WEIGHTS, FORWARD_BACKWARD, GENERATE, STEP, UPDATE, method_of
+from hfsdk.core.roles import RoleSpec, altered
 from hfsdk.core.rollout_sizes import LEAST_SEQS
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
 from hfsdk.core.table import Array
@@ -238,13 +239,13 @@ class Tables:
         if job.sync:
             found.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
-        if job.away and job.method not in GENERATING and kind.on_cpu:  # the trainer's weights come back first
+        if job.away and not method_of(job.method).generates and kind.on_cpu:  # the trainer's weights come back first
             found += self._priced("to_training", self.setup(item, layouts, kind, size, rollout=True), NOTHING, None)
         if call is None:
-            return self._priced("export_weights", self.setup(item, layouts, kind, size), NOTHING, None)
-        if job.method in ("update", "forward_backward"):
+            return self._priced(EXPORT_WEIGHTS.name, self.setup(item, layouts, kind, size), NOTHING, None)
+        if method_of(job.method).learns:
             return found + self._training(item, call, self.setup(item, layouts, kind, size))
-        if job.method in GENERATING and "rollout" in layouts:
+        if method_of(job.method).generates and "rollout" in layouts:
             return found + self._generation(item, job, layouts, kind, size)
         setup = self.setup(item, layouts, kind, size)
         by = {"DP": size, "MICRO_DP": size // layouts["rollout"].tp if "rollout" in layouts else size}
@@ -283,8 +284,8 @@ class Tables:
             self._costs[key] = self._priced(job.method, setup, rows, (job.call.id, parts))
         moved: Phases = []
         if job.stale or (job.away and kind.on_cpu):
-            before = dict(self._priced("generate", setup, NOTHING, "fresh"))
-            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced("generate", setup, NOTHING, "stale", stale=True)]
+            before = dict(self._priced(GENERATE.name, setup, NOTHING, "fresh"))
+            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced(GENERATE.name, setup, NOTHING, "stale", stale=True)]
         return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]
 
     def _training(self, item: Item, call: RecordedCall, setup: Setup) -> Phases:
@@ -292,8 +293,8 @@ class Tables:
         dp, total = setup.layout.num_replicas, dict[str, float]()
         for number, rows in enumerate(call.mini_batches):
             mark = call.id, dp, ("rows", len(rows)) if call.alike else number
-            steps = self._priced("step", setup, NOTHING, None) if call.method == "update" else []
-            for name, seconds in self._priced("forward_backward", setup, self._slowest(call, dp, rows, mark), mark) + steps:
+            steps = self._priced(STEP.name, setup, NOTHING, None) if call.method == UPDATE.name else []
+            for name, seconds in self._priced(FORWARD_BACKWARD.name, setup, self._slowest(call, dp, rows, mark), mark) + steps:
                 total[name] = total.get(name, 0.0) + seconds
         return list(total.items())
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from hfsdk.core.dataflow import PHASES
+from hfsdk.core.methods import method_of
 from hfsdk.core.placement import is_shadow
 from hfsdk.viz.dataflow.drawing import drawing
 from hfsdk.viz.dataflow.layering import WIDTH, arrange
@@ -278,9 +279,6 @@ def _words(edge: Mapping[str, Any], source: Mapping[str, Any], target: Mapping[s
     return words
 
 
-BALANCED = ("compute_log_probs", "compute_values", "compute_scores", "compute_costs", "update", "forward_backward", "compute_loss")
-
-
 def _rule(call: Mapping[str, Any], part: int) -> str:
     if not call["pool"]:
         return "by the user's process, as one object" if call["method"] == "put" else "by one process, which has all rows"
@@ -288,7 +286,7 @@ def _rule(call: Mapping[str, Any], part: int) -> str:
     rule = ("as its own scatter says", "as its own gather says")[part] if name not in RULES else RULES[name][part]
     if part:
         return f"{name}, kept from {rule}" if name in RULES else f"{name}, {rule}"
-    balanced = "; every dp rank has about as many tokens" if call["method"] in BALANCED and name == "THREE_D" else ""
+    balanced = "; every dp rank has about as many tokens" if method_of(call["method"]).balanced and name == "THREE_D" else ""
     return f"{name}, {rule}{balanced}"
 
 

@@ -1,0 +1,119 @@
+"""What the built-in calls are given besides columns: one frozen dataclass for each kind (``hfsdk.core.methods`` says which)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from hfsdk.core.functions import Shipped
+from hfsdk.core.roles import RoleSpec, Sampling
+from hfsdk.core.table import Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arguments:
+    """What a call is given besides columns; the base is that of calls that are given nothing."""
+
+    function: Shipped | None = None
+    """The user's code that travels with the call: a loss, a reward, a primitive."""
+
+    def without_function(self) -> Self:
+        """Return the same without the user's code."""
+        return replace(self, function=None)
+
+    @property
+    def shipped(self) -> Shipped:
+        """The user's code, of a call that has some."""
+        assert self.function is not None
+        return self.function
+
+
+NO_ARGUMENTS = Arguments()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Generation(Arguments):
+    """Of ``generate``."""
+
+    sampling: Sampling
+    seed: int = 0
+    copies: int = 1
+    """Rows per prompt: row = prompt * copies + copy."""
+    lengths: Array | None = None
+    """Tokens of each row's response where they are known: those of the call that a simulated twin repeats; shape [rows]."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LogProbs(Arguments):
+    """Of ``compute_log_probs``."""
+
+    column: str
+    """The column that it writes."""
+    entropy: bool = False
+    """Whether it writes ``entropy`` too, in nats."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scoring(Arguments):
+    """Of ``compute_scores`` and ``compute_costs``, by a model or (``function``) by the user's code."""
+
+    column: str
+    """``"scores"`` or ``"costs"``."""
+    normalisation: tuple[float, float] = (0.0, 1.0)
+    """Mean that is taken off a model's scores, and deviation that they are divided by."""
+    tokenizer: str = ""
+    """Folder of the tokenizer that makes texts for a function."""
+    per_token: bool = False
+    """Whether the function scores every response token."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Learning(Arguments):
+    """Of the calls that take a loss (``function``)."""
+
+    epochs: int = 1
+    mini_batches: int = 1
+    seed: int = 0
+    """Of the shuffle."""
+    micro_batch_tokens: int = 0
+    """0: as the role was declared."""
+    together: int = 1
+    """Rows 0 to together - 1, and so on, are in one micro-batch: 2 for a loss over pairs."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of an update."""
+        return self.epochs * self.mini_batches
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OnRanks(Arguments):
+    """Of ``run``: ``function(rank, *values)`` on every rank."""
+
+    values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnPrimitive(Arguments):
+    """Of ``call``: the user's own primitive."""
+
+    writes: tuple[str, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    """Handed on to the function."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Folder(Arguments):
+    """Of the calls that write or read files."""
+
+    folder: str
+    checked: bool = False
+    """Whether the files have been compared with their checksums."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ToShadow(Arguments):
+    """Of ``export_weights``."""
+
+    shadow: RoleSpec
