@@ -170,7 +170,8 @@ def one_call(started: float) -> None:
     from hfsdk.core.arguments import OwnPrimitive
     from hfsdk.core.functions import Shipped
     from hfsdk.core.methods import CALL
-    from hfsdk.engine.calls.messages import Look, Submit
+    from hfsdk.engine.calls import queries as q
+    from hfsdk.engine.calls.messages import Submit
 
     names = [f"column{i}" for i in range(COLUMNS)]
 
@@ -201,9 +202,9 @@ def one_call(started: float) -> None:
         sums = returned()
         session.reward(length)
         session.models.reward.compute_scores(session.batch(prompt=[[1]], response=[[1]])).wait()  # every process is up now
-        before, sent = client.send(Look("controller_bytes")), psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+        before, sent = client.send(q.ControllerBytes()), psutil.net_io_counters(pernic=True)["lo"].bytes_sent
         found: dict[str, Any] = {"ms": milliseconds(returned)}
-        found["controller_bytes"] = client.send(Look("controller_bytes")) - before
+        found["controller_bytes"] = client.send(q.ControllerBytes()) - before
         found["loopback_bytes_per_call"] = (psutil.net_io_counters(pernic=True)["lo"].bytes_sent - sent) / CALLS
         found["ms_writing"] = milliseconds(lambda: critic.call(write_total, batch).wait())
     wanted = sum(0.5 + i for i in range(COLUMNS)) * TOKENS * ROWS

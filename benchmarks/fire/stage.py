@@ -20,7 +20,7 @@ from hfsdk.algorithms import ppo
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Alternative
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 
 OPENINGS = ["the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long",
             "i laughed and", "dull"]  # fmt: skip
@@ -191,7 +191,7 @@ class Stage:
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
-        seen = sorted(self.session.client.send(m.Look("devices")), key=lambda s: (s.pool, s.rank))
+        seen = sorted(self.session.client.send(q.Devices()), key=lambda s: (s.pool, s.rank))
         return [s.pid for s in seen if s.pid]
 
     def segments(self) -> set[str]:

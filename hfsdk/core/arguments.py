@@ -11,7 +11,7 @@ from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.table import Array
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """What a call is given besides columns; the base is that of calls that are given nothing."""
 
@@ -44,7 +44,7 @@ class Generation(Arguments):
     """Tokens of each row's response where they are known: those of the call that a simulated twin repeats; shape [rows]."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class LogProbs(Arguments):
     """Of ``compute_log_probs``."""
 
@@ -54,7 +54,7 @@ class LogProbs(Arguments):
     """Whether it writes ``entropy`` too, in nats."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Scoring(Arguments):
     """Of ``compute_scores`` and ``compute_costs``, by a model or (``function``) by the user's code."""
 
@@ -68,7 +68,7 @@ class Scoring(Arguments):
     """Whether the function scores every response token."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Learning(Arguments):
     """Of the calls that take a loss (``function``)."""
 
@@ -87,14 +87,14 @@ class Learning(Arguments):
         return self.epochs * self.mini_batches
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class OnRanks(Arguments):
     """Of ``run``: ``function(rank, *values)`` on every rank."""
 
     values: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class OwnPrimitive(Arguments):
     """Of ``call``: the user's own primitive."""
 
@@ -103,7 +103,7 @@ class OwnPrimitive(Arguments):
     """Handed on to the function."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Folder(Arguments):
     """Of the calls that write or read files."""
 
@@ -112,7 +112,7 @@ class Folder(Arguments):
     """Whether the files have been compared with their checksums."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class ToShadow(Arguments):
     """Of ``export_weights``."""
 

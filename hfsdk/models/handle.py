@@ -21,7 +21,8 @@ from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.text import printable
-from hfsdk.engine.calls.messages import Logs, Look, Submit
+from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.messages import Logs, Submit
 from hfsdk.models.host import CallClient, Host
 from hfsdk.models.primitive import Primitive
 
@@ -76,7 +77,7 @@ class ModelHandle:
     @property
     def version(self) -> int:
         """Optimizer updates the weights have seen since they were loaded; 0 for frozen models. Asks the controller."""
-        roles: Mapping[str, tuple[RoleSpec | None, str, int]] = self._client.send(Look("roles"))
+        roles: Mapping[str, tuple[RoleSpec | None, str, int]] = self._client.send(q.Roles())
         spec, _, updates = roles.get(self.name, (None, "", 0))
         own = self._role
         if spec is not None and own.generated_by:  # the rollout is the shadow's
@@ -89,7 +90,7 @@ class ModelHandle:
     def memory(self) -> dict[int, int]:
         """Bytes this role takes on each rank: weights, gradients, optimizer state, rollout copy. Empty before it is loaded."""
         found = {}
-        for status in self._client.send(Look("devices")):
+        for status in self._client.send(q.Devices()):
             if self.name in status.roles:
                 found[int(status.rank)] = int(status.roles[self.name])
         return found
@@ -101,7 +102,7 @@ class ModelHandle:
         While a call of the role needs them they are on the device, and this is 0. Empty where nothing is offloaded, or the role
         is not loaded.
         """
-        found: Mapping[int, Mapping[str, int]] = {int(s.rank): s.offloaded for s in self._client.send(Look("devices"))}
+        found: Mapping[int, Mapping[str, int]] = {int(s.rank): s.offloaded for s in self._client.send(q.Devices())}
         return {rank: int(roles[self.name]) for rank, roles in found.items() if self.name in roles}
 
     def __repr__(self) -> str:

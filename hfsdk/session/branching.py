@@ -17,8 +17,10 @@ from hfsdk.core.history import Branch, History, Mark, Row
 from hfsdk.core.rows import Rows
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.host_memory import check_room
-from hfsdk.engine.controller.lineage import MAIN, Change
+from hfsdk.engine.calls.queries import Change
+from hfsdk.engine.controller.lineage import MAIN
 from hfsdk.models import RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores
 from hfsdk.session.client import uninterrupted
@@ -284,7 +286,7 @@ class Branching(Placing):
 
     def _by_hand(self) -> list[tuple[int, Row]]:
         """Return (call, row) for every update that was no part of a step of ``train``."""
-        changes: list[Change] = self._client.send(m.Look("changes"))
+        changes: list[Change] = self._client.send(q.Changes())
         entries = []
         for c in changes:
             if c.call_id <= self._since or c.method == "load_state" or c.state in ("failed", "cancelled"):

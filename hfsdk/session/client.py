@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 from hfsdk.core.arguments import Arguments
 from hfsdk.core.errors import OptionError, SessionClosedError
@@ -32,6 +32,7 @@ from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
 from hfsdk.core.runtime import Kept
 from hfsdk.core.table import Table
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.session.events import Aside, EventRelay
 from hfsdk.session.lines import user_line
 from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer
@@ -45,10 +46,13 @@ SETTLE_S = 0.02
 ACTIVE = ("pending", "running")
 
 
+T = TypeVar("T")
+
+
 class Sender(Protocol):
     """What the client needs of a controller."""
 
-    def send(self, message: m.Message) -> Any:
+    def send(self, message: m.Message | q.Query[Any]) -> Any:
         """Handle one message and return its reply."""
         ...
 
@@ -83,7 +87,13 @@ class ControllerClient:
 
     # -- sending
 
-    def send(self, message: m.Message) -> Any:
+    @overload
+    def send(self, message: q.Query[T]) -> T: ...
+
+    @overload
+    def send(self, message: m.Message) -> Any: ...
+
+    def send(self, message: m.Message | q.Query[Any]) -> Any:
         """Send one message, after the releases that have gathered.
 
         Raises:
@@ -155,7 +165,7 @@ class ControllerClient:
 
     def state(self, call_id: int) -> str:
         """Return pending, running, done, failed, cancelled or lost; ``lost`` once the session is closed."""
-        return "lost" if self.closed else str(self.send(m.Ask(call_id, "state")))
+        return "lost" if self.closed else str(self.send(q.StateOf(call_id)))
 
     def wait(self, call_ids: Sequence[int], timeout: float | None) -> None:
         """Wait until all are done; see the module's text for interrupts.
@@ -195,16 +205,16 @@ class ControllerClient:
 
     def result(self, call_id: int) -> Any:
         """Return a done call's small result."""
-        return self.send(m.Ask(call_id, "result"))
+        return self.send(q.ResultOf(call_id))
 
     def info(self, ref: ColumnRef) -> ColumnInfo | None:
         """Return what is known of a column, ``None`` while it is pending."""
-        info: ColumnInfo | None = None if self.closed else self.send(m.AskColumn(ref))
+        info: ColumnInfo | None = None if self.closed else self.send(q.InfoOf(ref))
         return info
 
     def writer(self, call_id: int) -> str:
         """Return the call's name, e.g. ``actor.generate``."""
-        return "a closed session" if self.closed else str(self.send(m.Ask(call_id, "writer")))
+        return "a closed session" if self.closed else str(self.send(q.WriterOf(call_id)))
 
     def fetch(self, columns: Mapping[str, ColumnRef]) -> Table:
         """Wait for columns and bring their values here."""

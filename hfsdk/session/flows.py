@@ -9,7 +9,7 @@ from hfsdk.core.checks import checked
 from hfsdk.core.dataflow import Call, CallFlow, Dataflow, Edge
 from hfsdk.core.errors import OptionError
 from hfsdk.core.spec import ClusterSpec
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
 
@@ -30,9 +30,9 @@ class LiveDataflow(LiveStep):
     def snapshot(self) -> Dataflow:
         """Return the dataflow as it is now."""
         step = self.step
-        flows: tuple[CallFlow, ...] = self._client.send(m.Look("dataflow", step=step))
+        flows: tuple[CallFlow, ...] = self._client.send(q.FlowsOf(step))
         nodes = tuple(node for node, devices in enumerate(self._cluster.node_devices) for _ in devices)
-        passed: int = self._client.send(m.Look("controller_bytes"))
+        passed: int = self._client.send(q.ControllerBytes())
         return Dataflow.of(tuple(flows), step, nodes=nodes, controller_bytes=passed)
 
     def __iter__(self) -> Iterator[Call]:

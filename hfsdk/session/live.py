@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import KEPT_STEPS
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.session.client import ControllerClient
 
 
@@ -25,9 +25,9 @@ class LiveStep:
             OptionError: the step is so long ago that its calls and spans are no longer kept.
         """
         if self._step is None:
-            current: int = self._client.send(m.Look("step"))
+            current: int = self._client.send(q.CurrentStep())
             return current
-        first: int = self._client.send(m.Look("first_step"))
+        first: int = self._client.send(q.FirstStep())
         if self._step < first:
             raise OptionError(
                 f"step {self._step} is no longer kept: a session keeps calls and spans of its last {KEPT_STEPS} steps (now from "
@@ -40,5 +40,5 @@ class LiveStep:
         """Whether a call is under way."""
         if self._client.closed:
             return False
-        calls: Sequence[Call] = self._client.send(m.Look("running"))
+        calls: Sequence[Call] = self._client.send(q.RunningCalls())
         return any(self._step in (None, call.step) for call in calls)

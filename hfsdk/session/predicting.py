@@ -10,8 +10,8 @@ from hfsdk.core.checks import Length, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.methods import GENERATE, method_of
 from hfsdk.core.trace import Trace
-from hfsdk.engine.calls import messages as m
-from hfsdk.engine.controller.rerun import Rerun
+from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.twin import TwinRun, run_twin
 from hfsdk.planner.explain import relative_errors
 from hfsdk.planner.perf.calibration import Calibration, Measured
@@ -82,7 +82,7 @@ class Predicting(Placing):
         traces = self.trace
         last = traces.step
         number = step + last + 1 if step < 0 else step
-        calls = self._client.send(m.Look("calls", step=number))
+        calls = self._client.send(q.CallsOf(number))
         running = [call.id for call in calls if method_of(call.method).repeatable]  # a save that failed told whoever saved
         self._client.wait(running, None)
         return number, traces[step].snapshot()
@@ -90,7 +90,7 @@ class Predicting(Placing):
 
 def twin_of(session: Placing, client: ControllerClient, trace: Trace, step: int, perf: PerfModel) -> TwinRun:
     """Carry a step's calls out again on a simulated twin."""
-    reruns: Sequence[Rerun] = client.send(m.Look("reruns", step=step))
+    reruns: Sequence[Rerun] = client.send(q.RerunsOf(step))
     if not reruns and not len(trace) and not step:
         raise OptionError(
             "there is nothing to predict yet: no call of this session is done. Run a step first; what a step will take without "

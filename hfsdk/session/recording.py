@@ -26,6 +26,7 @@ from hfsdk.core.plan import MOST_SAMPLES, Workload, counted
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulation.simulated_values import SimulatedValue
 from hfsdk.models import ModelHandle, RewardModel
@@ -156,7 +157,7 @@ class Recorder:
         """Nothing is ever told."""
         return lambda: None
 
-    def send(self, message: m.Message) -> Any:
+    def send(self, message: m.Message | q.Query[Any]) -> Any:
         """Answer one message."""
         match message:
             case m.Submit():
@@ -165,18 +166,29 @@ class Recorder:
                 return self._put(message.table)
             case m.Wait():
                 return True
-            case m.Ask(call_id=number, what=what):
-                name = self._names[number]
-                return {"state": "done", "writer": name}.get(what, SimulatedValue(name))
-            case m.AskColumn(ref=ref):
-                return self._info(ref)
             case m.Fetch(columns=columns):
                 return self._fetch(columns)
-            case m.Look():
-                return {} if message.what == "roles" else 0 if message.what == "step" else []
+            case q.Query():
+                return self._answer(message)
             case m.Release() | m.Forget() | m.NextStep() | m.Cancel() | m.Declare() | m.Close():
                 return None
         raise SimulatedValueError(f"a step that is planned cannot answer {type(message).__name__}: nothing runs")
+
+    def _answer(self, query: q.Query[Any]) -> Any:
+        match query:
+            case q.StateOf():
+                return "done"
+            case q.WriterOf(call_id=number):
+                return self._names[number]
+            case q.ResultOf(call_id=number):
+                return SimulatedValue(self._names[number])
+            case q.InfoOf(ref=ref):
+                return self._info(ref)
+            case q.CurrentStep():
+                return 0
+            case q.Roles():
+                return {}
+        return []
 
     def _put(self, table: Table) -> int:
         self._next_id += 1

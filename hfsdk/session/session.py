@@ -19,7 +19,7 @@ from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.text import printable
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.engine.process.interrupts import held
 from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ActorModel, ModelHandle, RewardModel
@@ -407,7 +407,7 @@ class Session(Branching, Predicting):
         """``"closed"``, ``"working"`` or ``"idle"``."""
         if self._client.closed:
             return "closed"
-        return "working" if self._client.send(m.Look("running")) else "idle"
+        return "working" if self._client.send(q.RunningCalls()) else "idle"
 
     @checked
     def logs(self, role: str, rank: Index = 0) -> str:

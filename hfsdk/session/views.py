@@ -15,7 +15,7 @@ from hfsdk.core.runtime import DeviceStatus
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.text import printable
 from hfsdk.core.trace import Span, Trace, Traced
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
@@ -47,7 +47,7 @@ class PlacementPicture:
     @property
     def running(self) -> bool:
         """Whether a call is under way."""
-        return not self._client.closed and bool(self._client.send(m.Look("running")))
+        return not self._client.closed and bool(self._client.send(q.RunningCalls()))
 
     def view(self) -> dict[str, Any]:
         """Return plain data: nodes, devices, pools, roles and shadows with their shards; bytes as planned and as measured.
@@ -86,7 +86,7 @@ class PlacementPicture:
     def _statuses(self) -> Sequence[DeviceStatus]:
         if self._client.closed or self._predicted:  # a simulated device measures nothing
             return ()
-        found: Sequence[DeviceStatus] = self._client.send(m.Look("devices"))
+        found: Sequence[DeviceStatus] = self._client.send(q.Devices())
         return found
 
     def _role(self, role: RoleSpec, states: Mapping[str, tuple[str, int]], measured: Mapping[int, DeviceStatus]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class LiveTrace(LiveStep):
     def snapshot(self) -> Trace:
         """Return the spans so far; running ones have no duration yet."""
         step = self.step
-        spans: Sequence[Span] = self._client.send(m.Look("spans", step=step))
+        spans: Sequence[Span] = self._client.send(q.SpansOf(step))
         return Trace.of(spans, title=f"step {step}")
 
     def __iter__(self) -> Iterator[Span]:
@@ -238,7 +238,7 @@ class Traces(LiveTrace):
     def __getitem__(self, step: int | slice) -> LiveTrace | Trace:
         last = self.step
         if isinstance(step, slice):
-            first: int = self._client.send(m.Look("first_step"))
+            first: int = self._client.send(q.FirstStep())
             numbers = range(last + 1)[step]
             if step.start is None and step.step is None:
                 numbers = range(max(first, numbers.start), numbers.stop)
@@ -256,7 +256,7 @@ def session_view(
     name: str, kind: str, cluster: ClusterSpec, client: ControllerClient, book: RoleBook, messages: Sequence[str]
 ) -> dict[str, Any]:
     """Return the session's card as plain data."""
-    known: Mapping[str, tuple[RoleSpec, str, int]] = {} if client.closed else client.send(m.Look("roles"))
+    known: Mapping[str, tuple[RoleSpec, str, int]] = {} if client.closed else client.send(q.Roles())
     roles = []
     for handle in book:
         role = handle.role
@@ -268,7 +268,7 @@ def session_view(
             "dtype": role.dtype if role.model else None, "version": updates,
             "state": "closed" if client.closed else "ready" if role.function else state,
         })  # fmt: skip
-    running = not client.closed and bool(client.send(m.Look("running")))
+    running = not client.closed and bool(client.send(q.RunningCalls()))
     state = "closed" if client.closed else "working" if running else "idle"
     return {"name": name, "runtime": kind, "devices": str(cluster), "state": state, "roles": roles, "messages": list(messages)}
 
@@ -302,7 +302,7 @@ def _ending(shadow: RoleSpec) -> str:
 def _role_states(client: ControllerClient) -> dict[str, tuple[str, int]]:
     if client.closed:
         return {}
-    return {name: (state, updates) for name, (_, state, updates) in client.send(m.Look("roles")).items()}
+    return {name: (state, updates) for name, (_, state, updates) in client.send(q.Roles()).items()}
 
 
 def _numbers(word: str, numbers: Sequence[int]) -> str:

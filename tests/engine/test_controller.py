@@ -86,14 +86,15 @@ def test_every_failure_says_role_call_and_line(session, runtime, roles, monkeypa
 
 def test_columns_released_while_the_call_ends_are_dropped(session, runtime, roles, monkeypatch):
     controller = session.client._controller
-    count, released = controller._count_updates, []
+    execution = controller._execution
+    count, released = execution._count_updates, []
 
     def late(role, record):
         controller.send(m.Release((record.call.id,)))
         released.append(record)
         count(role, record)
 
-    monkeypatch.setattr(controller, "_count_updates", late)
+    monkeypatch.setattr(execution, "_count_updates", late)
     roles[0].generate(["one"], max_new_tokens=4).wait()
     assert [record.stored for record in released] == [None]
 

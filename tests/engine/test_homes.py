@@ -10,7 +10,7 @@ import hfsdk as hf
 from hfsdk.core.errors import WorkerDiedError
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import StateGoneError, TransferBrokenError
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 
 APART = {"actor": 1, "critic": 1}
 
@@ -38,7 +38,7 @@ def learn(session, times):
 
 
 def updates(session):
-    return {name: at for name, (_, _, at) in session.client.send(m.Look("roles")).items()}
+    return {name: at for name, (_, _, at) in session.client.send(q.Roles()).items()}
 
 
 class Dies:
@@ -75,7 +75,7 @@ def test_a_worker_that_ends_while_roles_move_costs_its_updates_and_not_the_sessi
     Dies(runtime, monkeypatch, method, error, when=when)
     with pytest.raises(WorkerDiedError, match="ended") as told:
         session.place(APART)
-    assert session.placement.placement == session.client.send(m.Look("placement")), "handles and controller agree"
+    assert session.placement.placement == session.client.send(q.CurrentPlacement()), "handles and controller agree"
     lost = dict(re.findall(r"(\w+) comes back with its initial weights \((\d) updates? lost\)", str(told.value)))
     learn(session, 1)
     assert updates(session) == {name: 1 + (0 if name in lost else 3) for name in ("actor", "critic")}

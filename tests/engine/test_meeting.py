@@ -8,7 +8,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.errors import CallError, DependencyError, PlacementError, SessionClosedError, WorkerDiedError
 from hfsdk.core.runtime import Outcome, TransferBrokenError
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 
 APART = {"actor critic": 1, "actor.rollout critic.inference": 1}
 PROMPTS = ["one", "two"]
@@ -215,4 +215,4 @@ def test_placing_anew_drains_what_waits(session, watched):
     session.place("colocate")
     assert late.wait(20)
     generate(session).wait(20)
-    assert session.client.send(m.Look("roles"))["actor"][2] == 1
+    assert session.client.send(q.Roles())["actor"][2] == 1

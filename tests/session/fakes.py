@@ -19,6 +19,7 @@ from hfsdk.core.runtime import Kept
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Ragged, Table, kind_of, take
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.session import Session
 
 CPU2 = ClusterSpec.parse("1x2 cpu")
@@ -160,15 +161,17 @@ class FakeController:
     def _fetch(self, message):
         return Table({name: self._column(ref) for name, ref in message.columns.items()})
 
-    def _ask(self, message):
-        if message.what == "state":
-            return self.states[message.call_id]
-        if message.what == "writer":
-            submit = self.submits.get(message.call_id)
-            return f"{submit.role}.{submit.method}" if submit else "your data"
-        return self.results[message.call_id]
+    def _stateof(self, query):
+        return self.states[query.call_id]
 
-    def _askcolumn(self, message):
+    def _writerof(self, query):
+        submit = self.submits.get(query.call_id)
+        return f"{submit.role}.{submit.method}" if submit else "your data"
+
+    def _resultof(self, query):
+        return self.results[query.call_id]
+
+    def _infoof(self, message):
         if self.states[message.ref.call_id] != "done":
             return None
         column = self.tables[message.ref.call_id][message.ref.name]
@@ -179,12 +182,25 @@ class FakeController:
         for call_id in message.call_ids:
             self.tables.pop(call_id, None)
 
-    def _look(self, message):
-        if message.what == "roles":
-            return {n: (r, "loaded", self.updates.get(n, 0)) for n, r in self.roles.items()}
-        if message.what == "running":
-            return [s for s in self.states.values() if s == "running"]
-        return {"step": self.step, "placement": self.placement, "controller_bytes": 0}.get(message.what, [])
+    def _roles(self, query):
+        return {n: q.RoleStatus(r, "loaded", self.updates.get(n, 0)) for n, r in self.roles.items()}
+
+    def _runningcalls(self, query):
+        return [s for s in self.states.values() if s == "running"]
+
+    def _currentstep(self, query):
+        return self.step
+
+    def _currentplacement(self, query):
+        return self.placement
+
+    def _controllerbytes(self, query):
+        return 0
+
+    def _nothing(self, query):
+        return []
+
+    _callsof = _spansof = _flowsof = _rerunsof = _changes = _devices = _firststep = _nothing
 
     def _logs(self, message):
         return f"{message.role} rank {message.rank}"

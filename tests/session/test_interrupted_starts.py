@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import hfsdk as hf
-from hfsdk.engine.calls.messages import Look
+from hfsdk.engine.calls import queries as q
 from hfsdk.session import branching, checkpoint, comparing, folder_lock, placing, running, training
 
 FILES = {module.__file__ for module in (training, running, placing, branching, comparing)}
@@ -95,7 +95,7 @@ def test_an_interrupt_at_any_line_of_a_runs_start_leaves_training_possible(sessi
 def test_an_interrupt_at_any_line_of_a_place_leaves_handles_and_controller_together(session):
     wanted = iter([{"actor reference": 1, "critic": 1}, "colocate"] * 500)
     for _ in interrupted(lambda: session.place(next(wanted)), every=3):
-        assert session.client.send(Look("placement")) == session.placement.placement
+        assert session.client.send(q.CurrentPlacement()) == session.placement.placement
         session.train(session.algorithm, session.stream, steps=1, progress=False)
 
 
@@ -105,7 +105,7 @@ def test_an_interrupt_at_any_line_of_a_rewind_goes_back_all_the_way_or_not_at_al
     for _ in interrupted(lambda: session.rewind(before), every=3):
         done = session.counts().get("steps") == before.counters.get("steps")
         assert done or session.branch == branch, "the weights went back and the counters did not, or the other way round"
-        assert (session.client.send(Look("roles"))["actor"][2] == 1) is done
+        assert (session.client.send(q.Roles())["actor"][2] == 1) is done
         branch = session.branch
         session.train(session.algorithm, session.stream, steps=1, progress=False)
         assert session.history.path()[-1]["branch"] == branch
@@ -117,7 +117,7 @@ def test_an_interrupt_at_any_line_of_a_load_loads_all_or_says_what_it_did(sessio
     session.train(session.algorithm, session.stream, steps=1, progress=False)
     for _ in interrupted(lambda: session.load(tmp_path), files=OF_SAVES):
         done = session.counts() == saved
-        roles = {name: state[2] for name, state in session.client.send(Look("roles")).items() if name in ("actor", "critic")}
+        roles = {name: state[2] for name, state in session.client.send(q.Roles()).items() if name in ("actor", "critic")}
         come = [name for name, num_updates in roles.items() if num_updates == 1]
         assert len(come) == 2 if done else not come or "before loading ended" in session.messages[-1], roles
         assert not done or len(session.history) == 1

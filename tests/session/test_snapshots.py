@@ -7,6 +7,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.experiment import Experiment
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.session.running import MEASURED
 from hfsdk.viz.tables import snapshot_html
 
@@ -104,7 +105,7 @@ def test_states_are_freed_with_the_last_snapshot_that_has_them(session, prompts)
     session.snapshot("again")
     train(session, prompts)
     session.snapshot("again")  # the one before goes with its name
-    session.client.send(m.Look("step"))
+    session.client.send(q.CurrentStep())
     assert len(runtime._kept) == 2
 
 

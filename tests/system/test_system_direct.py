@@ -6,7 +6,7 @@ from system_helpers import gap
 from test_system_shadows import PROMPTS, at, check_by_plan, declared, likelihood, shadow_parameters, trained_weights
 
 import hfsdk as hf
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.resharding.boxes import vllm_boxes
 
 
@@ -75,7 +75,7 @@ def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here):
 
 def pids(session):
     """Process ids of the workers, by device."""
-    return {status.device: status.pid for status in session.client.send(m.Look("devices"))}
+    return {status.device: status.pid for status in session.client.send(q.Devices())}
 
 
 def end_in_the_next_transfer(session, ray, device):

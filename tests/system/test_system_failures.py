@@ -11,7 +11,7 @@ import pytest
 from system_helpers import call_id, check_works, lengths_reward, long_generation, pids
 
 import hfsdk as hf
-from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 
 
 def broken_loss(out, b):
@@ -146,8 +146,8 @@ def test_columns_nobody_refers_to_are_freed(live):
     del again
     del batch
     settle(live)
-    live.session.client.send(m.Look("running"))
-    stored = [live.session.client.send(m.Ask(call, "stored")) for call in (first, second)]
+    live.session.client.send(q.RunningCalls())
+    stored = [live.session.client.send(q.StoredOf(call)) for call in (first, second)]
     assert stored == [None, None]
 
 
@@ -189,7 +189,7 @@ def test_new_version_of_a_reward_function(live):
     assert set(reward.compute_scores(batch)["scores"]) == {1.0}
     assert live.session.reward(lambda completions: [2.0 for _ in completions]) is reward
     assert set(reward.compute_scores(batch)["scores"]) == {2.0}
-    calls = [c for c in live.session.client.send(m.Look("calls")) if str(c) == "reward.compute_scores"][-2:]
+    calls = [c for c in live.session.client.send(q.CallsOf()) if str(c) == "reward.compute_scores"][-2:]
     assert len({c.function for c in calls}) == 2
     live.session.reward(lengths_reward)
 

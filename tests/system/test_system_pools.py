@@ -10,6 +10,7 @@ from system_helpers import OPENINGS, gap, lengths_reward, state_of
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from hfsdk.engine.calls import queries as q
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_a_shadow_gets_new_weights_once_and_only_when_there_are_some(four):
     learn(four, prepared(four))
 
     def transfers():
-        return sum(call.method == "export_weights" for call in four.client.send(hf.engine.messages.Look("calls")))
+        return sum(call.method == "export_weights" for call in four.client.send(q.CallsOf()))
 
     before = transfers()
     batches = [actor.generate(OPENINGS[:4], max_new_tokens=6, seed=k) for k in range(3)]

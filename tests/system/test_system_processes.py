@@ -16,6 +16,7 @@ import pytest
 from system_helpers import own_processes, until
 
 import hfsdk as hf
+from hfsdk.core.arguments import Learning
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.protocol import PROTOCOLS
@@ -23,11 +24,12 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Kept
 from hfsdk.core.table import Table
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 
 TWO_SESSIONS = """
 import json, hfsdk as hf
-from hfsdk.engine.calls.messages import Look
 import psutil
+from hfsdk.engine.calls import queries as q
 
 def used(session, role):
     return len(role.compute_values(session.batch(prompt=[[1, 2]], response=[[3]]))["values"])
@@ -39,7 +41,7 @@ assert used(two, critic) == 1
 assert len(actor.generate([[1, 2, 3]], max_new_tokens=4)["response"]) == 1
 children = [p.pid for p in psutil.Process().children(recursive=True)]
 folders = [str(s.client._controller._runtime._folder) for s in (one, two)]
-mine = [s.pid for s in one.client.send(Look("devices"))]
+mine = [s.pid for s in one.client.send(q.Devices())]
 print(json.dumps({"pids": children, "folders": folders}), flush=True)
 
 batch = actor.generate([[1, 2, 3]] * 8, max_new_tokens=480, ignore_eos=True)
@@ -151,19 +153,24 @@ def examples():
     ref = ColumnRef(3, "prompt", np.arange(2))
     kept = Kept(1, "actor", "tp1 pp1 dp2", (0, 1), (10, 10), 4)
     protocol, inputs = PROTOCOLS["MICRO_DP"], {"prompt": ref}
-    submit = m.Submit("actor", "generate", "generation", inputs, ("response",), 2, protocol, {"n": 1}, "cell 1", "f@1", 2.0, "all")
+    submit = m.Submit(
+        "actor", "generate", "generation", inputs, ("response",), 2, protocol, Learning(epochs=2), "cell 1", "f@1", 2.0, "all"
+    )
     return [
         m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2), (role,)),
         m.Put(Table({"x": np.arange(3)})),
-        submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}), m.Ask(1, "state"), m.AskColumn(ref),
+        submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}),
         m.AskHostRoom(("actor",), unless_kept=True), m.Cancel((1,)), m.Release((1,)),
-        m.Look("spans", 3), m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.NextStep(),
+        m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.NextStep(),
         m.Snapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Forget((kept,)), m.Close(), m.InRow((1, 2)), m.AwaitLoads(),
+        *(query(1) for query in (q.StateOf, q.ResultOf, q.WriterOf, q.StoredOf, q.CallsOf, q.SpansOf, q.FlowsOf, q.RerunsOf)),
+        *(query() for query in (q.CurrentStep, q.FirstStep, q.RunningCalls, q.Changes, q.Roles, q.CurrentPlacement, q.Devices)),
+        q.InfoOf(ref), q.ControllerBytes(),
     ]  # fmt: skip
 
 
 def test_every_message_pickles():
-    assert {type(message) for message in examples()} == set(typing.get_args(m.Message))
+    assert {type(message) for message in examples()} == {*typing.get_args(m.Message), *q.Query.__subclasses__()}
     for message in examples():
         back = pickle.loads(pickle.dumps(message))
         assert type(back) is type(message)
@@ -195,7 +202,7 @@ def test_messages_of_a_real_step_pickle(live, monkeypatch):
     assert live.actor.run(lambda rank: rank.rank) == [0, 1]
     assert len(live.session.trace.spans) > 10
     assert len(batch["values"]) == 16
-    assert {m.Submit, m.Wait, m.Fetch, m.Ask, m.AskColumn, m.Look} <= set(sent)
+    assert {m.Submit, m.Wait, m.Fetch, q.InfoOf} <= set(sent)
 
 
 def test_every_error_pickles():

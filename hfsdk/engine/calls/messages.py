@@ -107,21 +107,6 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Ask for a call's ``"state"``, ``"result"``, ``"writer"`` or ``"stored"``; the state of one no longer kept is ``"gone"``."""
-
-    call_id: int
-    what: str
-
-
-@dataclass(frozen=True, eq=False)
-class AskColumn:
-    """Ask for a column's ColumnInfo. Reply: None while it is pending."""
-
-    ref: ColumnRef
-
-
-@dataclass(frozen=True)
 class Cancel:
     """Stop calls at their next safe point, and what depends on them."""
 
@@ -133,23 +118,6 @@ class Release:
     """Nobody refers to these calls' columns any more."""
 
     call_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Look:
-    """Ask for ``"calls"``, ``"running"``, ``"spans"``, ``"dataflow"``, ``"devices"``, ``"roles"``, ``"placement"``, ...
-
-    ``"step"`` gives the number of the current step, ``"first_step"`` that of the oldest whose calls are kept.
-    ``"controller_bytes"`` gives the column bytes that passed through the controller.
-    ``"dataflow"`` gives a :class:`~hfsdk.core.dataflow.CallFlow` for every call of a step and for those whose columns they read.
-    ``"reruns"`` gives a :class:`~hfsdk.engine.controller.rerun.Rerun` for every call of a step that is done, while they are kept.
-    ``"changes"`` gives a :class:`~hfsdk.engine.controller.lineage.Change` for every optimizer step or update that is in no row of
-    the history (:class:`InRow`), in the order of submission.
-    ``"roles"`` gives name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet).
-    """
-
-    what: str
-    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -241,11 +209,8 @@ Message = (
     | Submit
     | Wait
     | Fetch
-    | Ask
-    | AskColumn
     | Cancel
     | Release
-    | Look
     | Logs
     | NextStep
     | AwaitLoads

@@ -26,6 +26,7 @@ from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Runtime, StateGoneError, TransferBrokenError
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.queries import RoleStatus
 from hfsdk.engine.controller.keeping import Keeping
 from hfsdk.engine.controller.lane import Lane
 from hfsdk.engine.controller.ledger import Ledger
@@ -400,7 +401,7 @@ class Homes:
         record.checkpoint, record.checkpoint_updates = message.folder, message.num_updates
 
     @property
-    def states(self) -> Mapping[str, tuple[RoleSpec, str, int]]:
-        """Name -> (spec, "declared" or "loaded", updates its weights have seen; -1: a shadow has none yet)."""
+    def states(self) -> Mapping[str, RoleStatus]:
+        """Where every role stands, by name."""
         found = list(self.roles.items())
-        return {name: (r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for name, r in found}
+        return {name: RoleStatus(r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for name, r in found}

@@ -6,25 +6,10 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from hfsdk.core.errors import CallError, HfsdkError, SessionClosedError
+from hfsdk.engine.controller.closing import WAIT_S, Closing
 from hfsdk.engine.controller.records import CallRecord, raised
-
-WAIT_S = 0.2
-"""How often a waiting caller looks whether the lane still runs."""
-
-
-class Owner(Protocol):
-    """What a lane asks of its controller."""
-
-    def check_open(self) -> None:
-        """Raise SessionClosedError once the session is closed."""
-        ...
-
-    def run_record(self, record: CallRecord) -> None:
-        """Run one call to its end."""
-        ...
 
 
 class Lane(threading.Thread):
@@ -34,9 +19,9 @@ class Lane(threading.Thread):
         last: set once what was put on it last is over, and so all before that.
     """
 
-    def __init__(self, controller: Owner, name: str) -> None:
+    def __init__(self, name: str, closing: Closing, carry_out: Callable[[CallRecord], None]) -> None:
         super().__init__(name=f"hfsdk-lane-{name}", daemon=True)
-        self._controller = controller
+        self._closing, self._carry_out = closing, carry_out
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
         self._adding = threading.Lock()
         self.last = threading.Event()
@@ -45,7 +30,7 @@ class Lane(threading.Thread):
 
     def put(self, record: CallRecord) -> None:
         """Add a call."""
-        self._add(lambda: self._controller.run_record(record))
+        self._add(lambda: self._carry_out(record))
 
     def post(self, function: Callable[[], None], after: Sequence[threading.Event] = ()) -> Callable[[], None]:
         """Add a function, which runs once ``after`` are set; return another one that waits for it and raises what it raised."""
@@ -53,10 +38,10 @@ class Lane(threading.Thread):
 
         def guarded() -> None:
             try:
-                self._controller.check_open()
+                self._closing.check()
                 for event in after:
                     while not event.wait(WAIT_S):
-                        self._controller.check_open()
+                        self._closing.check()
                 function()
             except HfsdkError as error:
                 failure.append(error)

@@ -3,7 +3,7 @@
 A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.core.trace.KEPT_STEPS`
 steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays
 only while it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where
-the user trained by hand, one :class:`~hfsdk.engine.controller.lineage.Change` for the history::
+the user trained by hand, one :class:`~hfsdk.engine.calls.queries.Change` for the history::
 
     step   0 ........ 149 | 150 ................... 199 |
            changes by hand | calls, spans, dataflow      |  <- now
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from hfsdk.core.errors import ColumnError
 from hfsdk.core.trace import KEPT_STEPS
-from hfsdk.engine.controller.lineage import Change
+from hfsdk.engine.calls.queries import Change
 from hfsdk.engine.controller.records import FINISHED, CallRecord
 
 MOST_CALLS = 10_000

@@ -68,25 +68,6 @@ class Version:
         return None
 
 
-@dataclass(frozen=True)
-class Change:
-    """A call that changed a role's weights, for the history."""
-
-    call_id: int
-    role: str
-    method: str
-    function: str
-    """Its loss as ``name@version``."""
-    line: str
-    branch: str
-    num_updates: int
-    """Optimizer steps that the role's weights have seen after it."""
-    state: str
-    """Of the call: ``"done"``, ``"pending"``, ..."""
-    step: int
-    """Of the trace."""
-
-
 class Lineage:
     """Makes versions and says which are stale.
 

@@ -21,9 +21,10 @@ from hfsdk.core.runtime import Bundle, Kept, Part, RoleState, Stored, Weights
 from hfsdk.core.table import Ragged, Table, kind_of
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.messages import Submit
+from hfsdk.engine.calls.queries import Change
+from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.flows import Reads
-from hfsdk.engine.controller.lineage import Change, Version
-from hfsdk.engine.controller.rerun import Rerun
+from hfsdk.engine.controller.lineage import Version
 
 FINISHED = ("done", "failed", "cancelled")
 

@@ -15,8 +15,9 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.controller import Controller
-from hfsdk.engine.controller.rerun import Rerun
 from hfsdk.engine.simulation.simulated_runtime import Question, SimulatedRuntime
 
 
@@ -59,7 +60,7 @@ def run_twin(
             new_id[rerun.call.id] = controller.send(_again(rerun, controller, new_id, shadow_of))
         for number in new_id.values():
             controller.send(m.Wait((number,), 60.0))
-        spans = tuple(controller.send(m.Look("spans")))
+        spans = tuple(controller.send(q.SpansOf()))
     finally:
         controller.send(m.Close())
     questions = {old: runtime.questions[new] for old, new in new_id.items() if new in runtime.questions}
