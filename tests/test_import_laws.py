@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
     *["text", "errors", "exiting", "rules", "checks", "files"],
-    *["functions", "table", "rope", "hf_config", "spec", "layout", "placement", "roles", "rollout_sizes", "training_choices"],
+    *["functions", "table", "clock", "rope", "hf_config", "spec", "layout", "placement", "roles"],
+    *["rollout_sizes", "rollout_weights", "training_choices"],
     *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],
 ]

@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from hfsdk.core.clock import start_s
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError
 from hfsdk.core.files import FileSum
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import GENERATING, RoleSpec, needed
+from hfsdk.core.rollout_weights import RolloutWeights
 from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Array, Column, Ragged, Table, concat, take
@@ -66,10 +68,8 @@ class _Role:
     pool: Pool
     on_cpu: bool
     num_updates: int = 0
-    synced: int = -1
-    """The number of updates that the rollout's weights have seen; -1 before the first transition."""
-    generating: bool = False
-    """Of mode ``shared``: whether the weights are with the rollout."""
+    weights: RolloutWeights = field(init=False)
+    """The rollout's, if it is not apart."""
     resharded_s: float | None = None
     """Seconds of the last transition, of a role apart those of its side of it; ``None`` before the first."""
     apart: tuple[RoleSpec, RoleSpec] | None = None
@@ -78,11 +78,10 @@ class _Role:
     awake: bool = False
     """Of a rollout that sleeps (``hfsdk.engine.generation.vllm_sleep``): whether its weights and cache are there."""
 
-    @property
-    def shares(self) -> bool:
-        """Whether only one engine's weights are there at a time (``hfsdk.engine.weights.residency``)."""
+    def __post_init__(self) -> None:
         spec = self.spec
-        return self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
+        alone = self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
+        self.weights = RolloutWeights(shared=alone)  # hfsdk.engine.weights.residency
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +200,7 @@ class SimulatedRuntime:
         """Give the role its number of updates back; takes no virtual time."""
         with self._lock:
             state = self._roles[role.name]
-            state.num_updates, state.synced = self._kept[kept.number], -1
+            state.num_updates, state.weights.fresh = self._kept[kept.number], False
 
     def forget(self, kept: Kept) -> None:
         """Forget it."""
@@ -237,11 +236,11 @@ class SimulatedRuntime:
             if work.weights is not None:
                 state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
                 state.apart = work.weights.role, state.spec
-            if call.method in ("update", "forward_backward"):
+            if call.method not in GENERATING and state.weights.away_for(call.method):
                 self._lay_return(state, line)
-                results = self._train(state, line, work.orders, groups)
-            else:
-                results = self._run(state, line, work.orders, groups)
+            lay = self._train if call.method in ("update", "forward_backward") else self._run
+            results = lay(state, line, work.orders, groups)
+            state.weights.note(call.method)
             self._note_sleep(state, call.method)
             line.held = self._held_after(state, pool)
         responses = {rank: g.responses for g in groups for rank in g.ranks}
@@ -257,7 +256,7 @@ class SimulatedRuntime:
         with self._lock:
             inputs = _inputs([order])
             before = [self._last_task] if self._last_task is not None else []
-            started = max((one.now_s for one in (*inputs, *before)), default=0.0)
+            started = float(start_s(one.now_s for one in (*inputs, *before)))
             line = self._last_task = Timeline(call, (), "", started)
             line.lay([[0]], [{call.method: self._costs.host_task(len(order.rows), tokens)}], [{}])
             if self._cores is not None:
@@ -272,10 +271,10 @@ class SimulatedRuntime:
         opened = max(self._opened_s.get(device, 0.0) for device in pool.devices)
         needs = inputs + [bundle.content for bundle in weights.bundles] if weights is not None else inputs
         before = list({id(line): line for d in pool.devices if (line := self._last.get(d)) is not None}.values())
-        ready = max((line.now_s for line in needs), default=opened)
-        free = max([opened, *(line.now_s for line in before)])
-        queued = max(0.0, free - ready) if needs and self._cores is None else 0.0
-        line = Timeline(call, pool.devices, pool.name, max(ready, free), self._costs.dispatch_s, queued)
+        ready = [line.now_s for line in needs]
+        free = [opened, *(line.now_s for line in before)]
+        queued = max(0.0, max(free) - max(ready)) if needs and self._cores is None else 0.0
+        line = Timeline(call, pool.devices, pool.name, float(start_s([*ready, *free])), self._costs.dispatch_s, queued)
         if self._cores is not None:
             self._cores.add(line, [*needs, *before], opened)
         self._last |= dict.fromkeys(pool.devices, line)
@@ -321,7 +320,8 @@ class SimulatedRuntime:
         """Say that a role's rollout has the trainer's weights."""
         with self._lock:
             state = self._roles[role]
-            state.synced, state.generating, state.resharded_s = state.num_updates, True, 0.0
+            state.weights.fresh = state.weights.generating = True
+            state.resharded_s = 0.0
 
     def _ask(
         self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[Rows], weights: Sequence[int], stale: bool = False
@@ -360,12 +360,10 @@ class SimulatedRuntime:
         return draw_lengths(self.response_lengths, options["sampling"], seed, positions, order.rows % copies)
 
     def _lay_return(self, state: _Role, line: Timeline) -> None:
-        """Lay down the weights' way back to the trainer, where in mode ``shared`` they are with the rollout."""
-        if state.shares and state.generating:
-            none = np.zeros(0, dtype=np.int64)
-            costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
-            line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
-            state.generating = False
+        """Lay down the weights' way back from the rollout to the trainer."""
+        none = np.zeros(0, dtype=np.int64)
+        costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
+        line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
 
     def _lay_sync(self, line: Timeline, trained: RoleSpec, shadow: RoleSpec) -> float:
         """Lay down a shadow's taking over of weights: what the plan says that each rank gets, over the links it comes by.
@@ -388,16 +386,12 @@ class SimulatedRuntime:
         """Lay down a call that every group does once."""
         method = line.call.method
         own = method in GENERATING and not state.spec.shadow_of
-        stale = own and (state.synced != state.num_updates or (state.shares and not state.generating))
-        if needed(method):
-            self._lay_return(state, line)
+        stale = own and (state.weights.stale_for(method) or state.weights.away_for(method))
         rows = [(g.prompts, g.responses) for g in groups]
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)
         line.lay([g.ranks for g in groups], costs, [_numbers(g.prompts, g.responses) for g in groups])
         if stale:
-            state.synced, state.generating, state.resharded_s = state.num_updates, True, costs[0].get("reshard", 0.0)
-        if method in ("run", "call"):  # they may change the weights
-            state.synced = -1
+            state.resharded_s = costs[0].get("reshard", 0.0)
         if method == "export_weights":
             state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, orders[0].options["shadow"])
             return exported(state.spec, orders[0].options["shadow"], line)
@@ -415,7 +409,7 @@ class SimulatedRuntime:
             write_checkpoint(options["folder"], call.role, state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
         if call.method == "load_state":
-            state.num_updates, state.synced = read_checkpoint(options["folder"], call.role), -1
+            state.num_updates = read_checkpoint(options["folder"], call.role)
             return SimulatedRow(num_updates=state.num_updates)
         if call.method in ("run", "call", "grad_norm", "compute_loss", "census"):
             return SimulatedValue(str(call))

@@ -18,8 +18,9 @@ from itertools import product
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import SHADOWS
-from hfsdk.core.roles import GENERATING, RoleSpec, altered, needed
-from hfsdk.planner.search.recorded import CHANGING, Recorded, RecordedCall
+from hfsdk.core.roles import RoleSpec, altered
+from hfsdk.core.rollout_weights import CHANGING, RolloutWeights
+from hfsdk.planner.search.recorded import Recorded, RecordedCall
 
 MOST_ITEMS = 6
 """Shadows are in the family while roles and shadows together are no more: six have 203 set partitions, nine 21,147."""
@@ -145,29 +146,25 @@ def _sharing(roles: Sequence[RoleSpec], shadows: Sequence[str]) -> set[str]:
 def _jobs(recorded: Recorded, shadows: Sequence[str], sharing: Collection[str]) -> Iterator[Job]:
     """Yield the step's jobs; a shadow's first call after its role has changed waits for an export of the weights."""
     number_of: dict[int, int] = {}
-    generating: set[str] = set()
-    """Roles of ``sharing`` whose weights are with the rollout; a step begins with the trainer's."""
-    fresh: set[str] = set()
-    """Roles whose rollout, and shadows that, have the weights as they are."""
+    weights = {role: RolloutWeights(shared=role in sharing) for role in recorded.roles}  # a step begins with the trainer's
+    synced = dict.fromkeys(shadows, False)
     number = 0
     for call in recorded.calls:
         after = tuple(number_of[i] for i in call.inputs if i in number_of)
-        by = next((f"{call.role}.{end}" for end, m in SHADOWS.items() if m == call.method and f"{call.role}.{end}" in shadows), "")
-        stale = call.method in GENERATING and not by and call.role not in fresh
-        sync = bool(by) and by not in fresh
+        by = next((f"{call.role}.{end}" for end, m in SHADOWS.items() if m == call.method and f"{call.role}.{end}" in synced), "")
+        own = None if by or call.on_host else weights[call.role]
+        sync = bool(by) and not synced[by]
         if sync:
             yield Job(item=call.role, role=call.role, method="export_weights", call=None, after=())
-            after, number = (*after, number), number + 1
+            after, number, synced[by] = (*after, number), number + 1, True
         item = "" if call.on_host else by or call.role
-        away = item in sharing and (bool(needed(call.method)) if item in generating else call.method in GENERATING)
-        yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after, stale=stale, away=away,
+        yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after,
+                  stale=own is not None and own.stale_for(call.method), away=own is not None and own.away_for(call.method),
                   sync=sync, source=call.role if sync else "")  # fmt: skip
-        if away:
-            generating ^= {item}
-        if stale or sync:
-            fresh.add(by or call.role)
+        if own is not None:
+            own.note(call.method)
         if call.method in CHANGING:
-            fresh -= {call.role, *(f"{call.role}.{ending}" for ending in SHADOWS)}
+            synced |= {name: False for name in synced if name.rpartition(".")[0] == call.role}
         number_of[call.id] = number
         number += 1
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hfsdk.core.clock import TASK_NODE
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.table import Array
 from hfsdk.planner.search.pools import Kind, pack, pack_parts
@@ -223,7 +224,7 @@ class Leaf:
         before, slower = np.zeros(len(space.mode.jobs)), np.ones(len(space.mode.jobs))
         for j, job in enumerate(space.mode.jobs):
             if not job.item:
-                workers[j, 0] = 1
+                workers[j, TASK_NODE] = 1
                 continue
             block = homes[job.item]
             for device in devices[block]:

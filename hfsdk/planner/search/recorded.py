@@ -19,8 +19,6 @@ from hfsdk.core.protocol import balanced_split
 from hfsdk.core.roles import GENERATING
 from hfsdk.core.table import Array
 
-CHANGING = ("update", "step", "load_state")
-"""Methods that change the weights, after which the generating engine's are stale."""
 UNSPLIT = ("ONE_TO_ALL", "PP_ONLY", "ALL_TO_ALL")
 """Transfer protocols by which every rank gets all rows."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.clock import stretch
 from hfsdk.core.errors import LayoutError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import GENERATING, RoleSpec, altered
@@ -230,8 +231,8 @@ class Tables:
         """Return how many times as long calls take because all workers of a pool are at work and share a node's cores."""
         if not self._shares_cores:
             return 1.0
-        cores = [(len(node), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes]
-        return max(1.0, *(min(size, workers) / there for workers, there in cores))
+        nodes = {(min(size, len(node)), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes}
+        return max(stretch(workers, cores) for workers, cores in nodes)
 
     def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool | None) -> Phases:
         found: Phases = []
