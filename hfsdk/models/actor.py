@@ -11,9 +11,8 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
 from hfsdk.core.errors import LayoutError, OptionError
 from hfsdk.core.protocol import MICRO_DP, ONE_TO_ALL
-from hfsdk.core.roles import RoleSpec, RolloutOptions, Sampling
-from hfsdk.core.rollout_sizes import longest_tokens
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.roles import RoleSpec, Sampling
+from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Array, Ragged
 from hfsdk.models.handle import TrainedHandle
 from hfsdk.models.host import Host
@@ -41,20 +40,6 @@ DERIVED = (
 
 MIN_TEMPERATURE = 0.01
 """Smallest temperature above 0 that the generating engine takes as it is."""
-
-
-def context_tokens(spec: ModelSpec, options: RolloutOptions) -> int:
-    """Return the longest prompt plus response, in tokens.
-
-    Raises:
-        OptionError: more was asked than the model has positions.
-    """
-    if options.max_model_len > spec.max_positions:
-        raise OptionError(
-            f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec}; "
-            f"set it to at most {spec.max_positions}"
-        )
-    return longest_tokens(spec, options)
 
 
 class ActorModel(TrainedHandle):

@@ -39,7 +39,7 @@ from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import PARTS, RoleSpec
-from hfsdk.core.rollout_sizes import CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, longest_tokens
+from hfsdk.core.rollout_sizes import cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
 from hfsdk.core.training_choices import choose_training
 from hfsdk.resharding.boxes import padded_vocab
@@ -168,7 +168,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         rollout_weights = copies * size * rollout_parameters(spec, tp)
         if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
             rollout_weights = max(0, rollout_weights - size * parameters)
-        kv_cache = kv_cache_bytes(role, tp, on_cpu=on_cpu)
+        kv_cache = cache_bytes(spec, role.rollout_options, tp, role.dtype, on_cpu=on_cpu)
     sleeps = not on_cpu and role.train is not None
     return MemoryEstimate(
         weights=size * parameters,
@@ -285,19 +285,6 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     copies = LOGITS_COPIES if role.trainable else 2.0
     width = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
     return round(activations), round(tokens * width * 4 * copies)
-
-
-def kv_cache_bytes(role: RoleSpec, tp: int, *, on_cpu: bool) -> int:
-    """Return the bytes of key/value cache of one rank of the role's rollout, as declared or as the engine sizes it.
-
-    On accelerators :func:`hfsdk.planner.perf.cache.sized` chooses it; until then it is what a rollout should have at least.
-    """
-    assert role.model is not None
-    options = role.rollout_options
-    if options.kv_cache_bytes:
-        return options.kv_cache_bytes
-    one = longest_tokens(role.model, options) * role.model.kv_bytes_per_token(role.dtype) // min(tp, role.model.num_kv_heads)
-    return max(one, min((options.max_num_seqs or LEAST_SEQS) * one, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
 
 
 _COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits", "temporaries")

@@ -19,11 +19,11 @@ import numpy as np
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.rollout_sizes import LEAST_SEQS
+from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
-from hfsdk.planner.perf.memory import kv_cache_bytes, role_bytes
+from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.systems import HFSDK, SystemTraits
 
 
@@ -121,7 +121,7 @@ class Setup:
             groups = role.rollout.tp * role.rollout.pp
             if len(devices) % groups == 0:
                 rollout_links = Links.of(cluster, devices, replace(role.rollout, dp=len(devices) // groups))
-            cache = options.kv_cache_bytes or kv_cache_bytes(role, role.rollout.tp, on_cpu=on_cpu)
+            cache = cache_bytes(role.model, options, role.rollout.tp, role.dtype, on_cpu=on_cpu)
         return cls(
             spec=role.model, layout=layout, device=device, links=links, dtype=role.dtype, head=role.head,
             micro_batch_tokens=role.micro_batch_tokens, recompute=role.recompute, rollout=role.rollout,

@@ -23,7 +23,7 @@ from hfsdk.core.clock import stretch
 from hfsdk.core.errors import LayoutError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import GENERATING, RoleSpec, altered
-from hfsdk.core.rollout_sizes import LEAST_SEQS
+from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
@@ -32,7 +32,6 @@ from hfsdk.planner.perf.memory import (
     CPU_PROCESS_BYTES,
     GPU_PROCESS_BYTES,
     MemoryEstimate,
-    kv_cache_bytes,
     role_bytes,
     rollout_parameters,
 )  # fmt: skip
@@ -345,7 +344,7 @@ class Tables:
                 if self.alone:
                     options = sizes_alone(role, self.bytes_of(item, layouts, kind, size, least=True), self._devices(kind))
                 changes["max_num_seqs"] = options.max_num_seqs or LEAST_SEQS
-                changes["kv_cache_bytes"] = options.kv_cache_bytes or kv_cache_bytes(role, rollout_tp, on_cpu=False)
+                changes["kv_cache_bytes"] = cache_bytes(role.model, options, rollout_tp, role.dtype, on_cpu=False)
         base = self.known.setups[least]
         made = object.__new__(Setup)
         made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
