@@ -24,7 +24,7 @@ from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, Mode
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.memory import role_bytes
-from hfsdk.planner.perf.systems import HFSDK, SystemTraits
+from hfsdk.planner.perf.traits import HFSDK, EngineTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Setup:
     """Whether AdamW's state is sharded over dp."""
     offloads: tuple[str, ...] = ()
     """What stays in host memory while it is not used: ``"weights"``, ``"optimizer"``."""
-    traits: SystemTraits = HFSDK
+    traits: EngineTraits = HFSDK
 
     @classmethod
     def of(cls, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int]) -> Setup:
@@ -137,7 +137,7 @@ class Setup:
 
     @property
     def rollout_pp(self) -> int:
-        """Pipeline-parallel size of the generating engine (1 in hfsdk; other systems generate in stages)."""
+        """Pipeline-parallel size of the generating engine (1 in hfsdk; other engines generate in stages)."""
         return 1 if self.rollout is None else self.rollout.pp
 
     @cached_property
@@ -148,7 +148,7 @@ class Setup:
         prefill reads a whole group.
         """
         layout = Layout(tp=self.rollout_tp, pp=self.rollout_pp, dp=1)
-        traits = replace(self.traits, zero3=False)
+        traits = replace(self.traits, gathers_weights=False)
         rows = self.traits.generation_rows
         return replace(
             self, layout=layout, links=self.rollout_links or self.links, traits=traits, offloads=(), recompute="",
