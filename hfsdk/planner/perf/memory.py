@@ -30,7 +30,7 @@ Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -40,7 +40,7 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import PARTS, RoleSpec
 from hfsdk.core.rollout_sizes import cache_bytes
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
 from hfsdk.core.training_choices import choose_training
 from hfsdk.resharding.boxes import padded_vocab
 
@@ -197,28 +197,40 @@ def adamw_temporary_bytes(parameters: int, *, on_cpu: bool, fused: bool = False)
 @checked
 def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> tuple[DeviceMemory, ...]:
     """Return what every placed device is asked for, in device order; roles without a model need no device."""
-    declared = [role for role in roles if role.model is not None]
-    devices, found = cluster.devices, []
-    homes = [(role, home, frozenset(home.devices)) for role in declared for home in [placement.pool_of(role.name)]]
-    estimates: dict[tuple[str, bool], MemoryEstimate] = {}
+    found = [replace(one, device=number) for one, numbers in alike_devices(roles, placement, cluster) for number in numbers]
+    return tuple(sorted(found, key=lambda d: d.device))
+
+
+def alike_devices(
+    roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec
+) -> Iterator[tuple[DeviceMemory, tuple[int, ...]]]:
+    """Yield the same once for all devices of a pool that are alike, as it is on the first of them, with their numbers."""
+    devices = cluster.devices
+    homes = [(role, home, frozenset(home.devices)) for role in roles if role.model for home in [placement.pool_of(role.name)]]
     for pool in (p for p in placement.pools if not p.within):
+        near = [(role, home, there) for role, home, there in homes if pool.name in (home.name, home.within)]
+        kinds: list[DeviceSpec] = []
+        alike: dict[tuple[int, ...], list[int]] = {}
         for number in pool.devices:
-            spec = devices[number]
+            if devices[number] not in kinds:
+                kinds.append(devices[number])
+            alike.setdefault((kinds.index(devices[number]), *(number in there for *_, there in near)), []).append(number)
+        for (kind, *here), numbers in alike.items():
+            spec = kinds[kind]
             on_cpu = spec.name.startswith("cpu")
-            mine: dict[str, MemoryEstimate] = {}
-            for role, home, there in homes:
-                if number in there and pool.name in (home.name, home.within):
-                    key = role.name, on_cpu
-                    if key not in estimates:
-                        estimates[key] = role_bytes(role, home.size, on_cpu=on_cpu)
-                    mine[role.name] = estimates[key]
-            if sum(e.asleep > 0 for e in mine.values()) > 1:
+            mine = {
+                role.name: role_bytes(role, home.size, on_cpu=on_cpu)
+                for (role, home, _), is_here in zip(near, here, strict=True) if is_here
+            }  # fmt: skip
+            if sum(estimate.asleep > 0 for estimate in mine.values()) > 1:
                 mine = {name: replace(estimate, asleep=0) for name, estimate in mine.items()}
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
-            found.append(DeviceMemory(
-                device=number, device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine,
-            ))  # fmt: skip
-    return tuple(sorted(found, key=lambda d: d.device))
+            yield (
+                DeviceMemory(
+                    device=numbers[0], device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine
+                ),
+                tuple(numbers),
+            )
 
 
 @checked

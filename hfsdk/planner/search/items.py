@@ -12,13 +12,13 @@ by one (separation), on a pool other than its own. In 2312.11819's terms::
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import SHADOWS
-from hfsdk.core.roles import RoleSpec, altered
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_weights import CHANGING, RolloutWeights
 from hfsdk.planner.search.recorded import Recorded, RecordedCall
 
@@ -117,19 +117,19 @@ def _mode(roles: Sequence[RoleSpec], recorded: Recorded, shadows: Sequence[str])
     items = []
     for role in roles:
         generates = f"{role.name}.rollout" not in shadows
-        own = role if generates else altered(role, rollout=None)
+        own = role if generates else replace(role, rollout=None)
         items.append(Item(name=role.name, role=own, like=_like(own)))
     for name in shadows:
         base, _, ending = name.rpartition(".")
         trained = next(role for role in roles if role.name == base)
-        shadow = altered(trained, name=name, optimizer=None, shadow_of=base)
-        shadow = altered(shadow, train=None) if ending == "rollout" else altered(shadow, train=Layout(), auto=())
+        shadow = replace(trained, name=name, optimizer=None, shadow_of=base)
+        shadow = replace(shadow, train=None) if ending == "rollout" else replace(shadow, train=Layout(), auto=())
         items.append(Item(name=name, role=shadow, trained=trained, like=_like(shadow)))
     return Mode(items=tuple(items), jobs=tuple(_jobs(recorded, shadows, _sharing(roles, shadows))))
 
 
 def _like(role: RoleSpec) -> RoleSpec:
-    return altered(
+    return replace(
         role, name="", folder="", train=None, rollout=Layout() if role.rollout else None, auto=(), seed=0, restore="", nodes=(),
         timeout_s=60.0, generated_by="", shadow_of="shadow" if role.shadow_of else "",
     )  # fmt: skip

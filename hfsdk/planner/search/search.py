@@ -18,11 +18,11 @@ from functools import cached_property
 
 import numpy as np
 
-from hfsdk.core.roles import RoleSpec, altered
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sized, waits
 from hfsdk.planner.search.items import Item, Job, Mode, groupings_of, modes_of
-from hfsdk.planner.search.leaf import Leaf
+from hfsdk.planner.search.leaf import Leaf, Number
 from hfsdk.planner.search.recorded import Recorded
 from hfsdk.planner.search.space import Space
 from hfsdk.planner.search.tables import LayoutsOf, Phases, Tables, with_layouts
@@ -81,7 +81,7 @@ class Found:
         roles = [with_layouts(item.role, x) for item, x in zip(space.mode.items, self.layouts, strict=True)]
         options = [role.rollout_options for role in sized(roles, self.leaf.placement(), space.tables.cluster)]
         return tuple(
-            replace(item, role=altered(item.role, rollout_options=o), like=altered(item.like, rollout_options=o))
+            replace(item, role=replace(item.role, rollout_options=o), like=replace(item.like, rollout_options=o))
             if waits(item.role) else item
             for item, o in zip(space.mode.items, options, strict=True)
         )  # fmt: skip
@@ -200,7 +200,10 @@ class Best:
             self.found[key] = Found(seconds=chosen[0], leaf=leaf, layouts=chosen[1])
 
     def ranked(self) -> list[Found]:
-        """Return the best, fastest first."""
+        """Return the best, fastest first; of equally fast ones the first that was offered.
+
+        A search begins with nothing that another one left behind, so that the order is a matter of the question alone.
+        """
         return sorted(self.found.values(), key=lambda one: one.seconds)[: self.top]
 
 
@@ -212,8 +215,8 @@ class Search:
     best: Best
     num_bounded: int = 0
     """Boxes whose bound was computed."""
-    offered: set[tuple[int, int, tuple[int, ...]]] = field(default_factory=set)
-    """Placements whose layouts were chosen: (id of the space, arrangement, numbers of sizes)."""
+    offered: set[Number] = field(default_factory=set)
+    """Placements whose layouts were chosen, as :attr:`Leaf.number` has them."""
     least_left: float = np.inf
     """Seconds that a plan which was not looked at takes at least, where the search ended early."""
     tables_s: float = 0.0
@@ -285,32 +288,12 @@ class Search:
 
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
-        leads, asked = self.spaces[0].tables.known.leads, self._asked()
-        for lead in leads.get(asked, ()) if not self.best.found else ():
-            self._follow(*lead)
-        if len(self.best.found) < self.best.top:
+        if not self.best.found:
             self._prime(self.spaces[0])  # without shadows, which are seldom best
         self._branch()
-        ranked = self.best.ranked()
-        numbers = {space.mode.shadows: n for n, space in enumerate(self.spaces)}
-        leads[asked] = [(numbers[one.leaf.space.mode.shadows], one.leaf.arrangement, one.leaf.sizes) for one in ranked]
-        return ranked
+        return self.best.ranked()
 
     # -- first plans
-
-    def _asked(self) -> Hashable:
-        """Return what is searched for but for the workload: of searches that are alike in it the best plans often are, too."""
-        spaces = tuple((tuple(item.name for item in space.mode.items), tuple(space.groupings)) for space in self.spaces)
-        return spaces, self.best.top, self.best.by_placement
-
-    def _follow(self, number: int, arrangement: int, sizes: tuple[int, ...]) -> None:
-        """Offer a placement that was among the best before, where there is still room for it."""
-        space = self.spaces[number]
-        padded = np.zeros((1, space.replay.most_blocks), dtype=np.int64)
-        padded[0, : len(sizes)] = sizes
-        which, low, _ = self._tighten(space, np.array([arrangement]), padded, padded)
-        if len(which):
-            self._offer(self._leaf(space, arrangement, low[0]))
 
     def _prime(self, space: Space) -> None:
         """Offer one placement of every grouping: pools in proportion to the work that their jobs have on all devices."""
@@ -341,9 +324,8 @@ class Search:
 
     def _offer(self, leaf: Leaf) -> None:
         """Offer a placement, once: the limits only fall, so a second look at the one that came first finds nothing."""
-        number = id(leaf.space), leaf.arrangement, leaf.sizes
-        if number not in self.offered:
-            self.offered.add(number)
+        if leaf.number not in self.offered:
+            self.offered.add(leaf.number)
             self.best.offer(leaf)
 
     # -- branch and bound

@@ -12,17 +12,17 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hfsdk.core.clock import stretch
 from hfsdk.core.errors import LayoutError
 from hfsdk.core.layout import Layout
-from hfsdk.core.roles import GENERATING, RoleSpec, altered
+from hfsdk.core.roles import GENERATING, RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
 from hfsdk.core.table import Array
@@ -44,11 +44,8 @@ EMPTY = np.zeros(0, dtype=np.int64)
 Shard = tuple[Array, Array, Lengths]
 """Prompt and response lengths of a rank's rows, and both together, summed once for all layouts."""
 NOTHING: list[Shard] = [(EMPTY, EMPTY, Lengths.of(EMPTY))]
-LAYOUT_FREE = ("parameters", "bytes_each", "peak_flops", "matmul_parameters", "layer_parameters", "head_layers")
-"""What a setup works out of its model and device alone; thousands of setups share it."""
 MOST_SETUPS = 50_000
 """Setups that are remembered; a search over 4,096 devices makes about 10,000."""
-SETUP_FIELDS = tuple(f.name for f in fields(Setup))
 Phases = list[tuple[str, float]]
 """(span name, seconds), in order."""
 LayoutsOf = Mapping[str, Layout]
@@ -72,12 +69,24 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.layouts)
 
+    @cached_property
+    def rollout_tps(self) -> Array:
+        """Tensor-parallel size of the rollout, 0 without one, [candidate]."""
+        return np.array([x["rollout"].tp if "rollout" in x else 0 for x in self.layouts])
+
     def take(self, keep: Array) -> Candidates:
         """Return those with these numbers."""
         return Candidates(
             layouts=tuple(self.layouts[i] for i in keep), seconds=self.seconds[keep], resident=self.resident[keep],
             working=self.working[keep],
         )  # fmt: skip
+
+
+class Where(NamedTuple):
+    """A setup, and what it is known by: hashing its numbers would take longer than a prediction."""
+
+    key: Hashable
+    setup: Setup
 
 
 def process_bytes(kind: Kind) -> int:
@@ -92,18 +101,17 @@ def room(kind: Kind) -> int:
 
 @dataclass(eq=False, kw_only=True)
 class Known:
-    """What a cluster's layouts are whatever a step does: setups, links and bytes. A search takes them over from the one before."""
+    """What a cluster's layouts are whatever a step does: setups, links, bytes. Searches share it, and find the same without it."""
 
     kinds: tuple[Kind, ...]
     numbers: Iterator[int] = field(default_factory=count)
     likes: dict[RoleSpec, int] = field(default_factory=dict)
     """Each role has a number of its own, also where a what-if's thread and a cell search at the same time."""
     setups: dict[Any, Setup] = field(default_factory=dict)
+    roles: dict[Any, RoleSpec] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)
     bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
     fitting: dict[Any, Fitting] = field(default_factory=dict)
-    leads: dict[Hashable, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=dict)
-    """By what was searched for: the placements that were best; the next search looks at them first."""
 
 
 @lru_cache(maxsize=4)
@@ -210,8 +218,8 @@ class Tables:
         shape = (train.tp, train.pp, train.dp if sharded else 0) if train else (0, 0, 0)
         key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu, least
         if key not in self.known.bytes:
-            role = with_layouts(role, layouts)
-            self.known.bytes[key] = role_bytes(with_least(role) if least else role, size, on_cpu=kind.on_cpu)
+            role = self._generating(item, rollout.tp if rollout else 0, least)
+            self.known.bytes[key] = role_bytes(role if train is None else replace(role, train=train), size, on_cpu=kind.on_cpu)
         return self.known.bytes[key]
 
     # -- seconds
@@ -239,17 +247,17 @@ class Tables:
             found.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
         if job.away and job.method not in GENERATING and kind.on_cpu:  # the trainer's weights come back first
-            found += self._priced("to_training", self.setup(item, layouts, kind, size, rollout=True), NOTHING, None)
+            found += self._priced("to_training", self._where(item, layouts, kind, size, rollout=True), NOTHING, None)
         if call is None:
-            return self._priced("export_weights", self.setup(item, layouts, kind, size), NOTHING, None)
+            return self._priced("export_weights", self._where(item, layouts, kind, size), NOTHING, None)
         if job.method in ("update", "forward_backward"):
-            return found + self._training(item, call, self.setup(item, layouts, kind, size))
+            return found + self._training(call, self._where(item, layouts, kind, size))
         if job.method in GENERATING and "rollout" in layouts:
             return found + self._generation(item, job, layouts, kind, size)
-        setup = self.setup(item, layouts, kind, size)
+        where = self._where(item, layouts, kind, size)
         by = {"DP": size, "MICRO_DP": size // layouts["rollout"].tp if "rollout" in layouts else size}
-        parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, setup.layout.num_replicas)
-        return found + self._priced(call.method, setup, self._slowest(call, parts), (call.id, parts))
+        parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, where.setup.layout.num_replicas)
+        return found + self._priced(call.method, where, self._slowest(call, parts), (call.id, parts))
 
     def far(self, kind: Kind, size: int) -> bool | None:
         """Whether other pools lie on other nodes than a pool of this size; ``None`` where that depends on which pool it is."""
@@ -276,24 +284,24 @@ class Tables:
         """Moving stale weights does not depend on the rows; generating depends on the trainer's layout by the cache it leaves."""
         assert job.call is not None
         tp = layouts["rollout"].tp
-        setup, parts = self.setup(item, layouts, kind, size, rollout=True), size // tp
+        where, parts = self._where(item, layouts, kind, size, rollout=True), size // tp
         rows = self._slowest(job.call, parts)
-        key = self._like(item), kind, size, tp, job.call.id, tuple(slots(setup, p, r) for p, r, _ in rows)
+        key = self._like(item), kind, size, tp, job.call.id, tuple(slots(where.setup, p, r) for p, r, _ in rows)
         if key not in self._costs:
-            self._costs[key] = self._priced(job.method, setup, rows, (job.call.id, parts))
+            self._costs[key] = self._priced(job.method, where, rows, (job.call.id, parts))
         moved: Phases = []
         if job.stale or (job.away and kind.on_cpu):
-            before = dict(self._priced("generate", setup, NOTHING, "fresh"))
-            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced("generate", setup, NOTHING, "stale", stale=True)]
+            before = dict(self._priced("generate", where, NOTHING, "fresh"))
+            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced("generate", where, NOTHING, "stale", stale=True)]
         return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]
 
-    def _training(self, item: Item, call: RecordedCall, setup: Setup) -> Phases:
+    def _training(self, call: RecordedCall, where: Where) -> Phases:
         """Every optimizer step waits for the dp rank that is slowest in its mini-batch."""
-        dp, total = setup.layout.num_replicas, dict[str, float]()
+        dp, total = where.setup.layout.num_replicas, dict[str, float]()
         for number, rows in enumerate(call.mini_batches):
             mark = call.id, dp, ("rows", len(rows)) if call.alike else number
-            steps = self._priced("step", setup, NOTHING, None) if call.method == "update" else []
-            for name, seconds in self._priced("forward_backward", setup, self._slowest(call, dp, rows, mark), mark) + steps:
+            steps = self._priced("step", where, NOTHING, None) if call.method == "update" else []
+            for name, seconds in self._priced("forward_backward", where, self._slowest(call, dp, rows, mark), mark) + steps:
                 total[name] = total.get(name, 0.0) + seconds
         return list(total.items())
 
@@ -303,11 +311,11 @@ class Tables:
             self._rows[key] = [(p, r, Lengths.of(p + r)) for p, r in call.slowest_rows(parts, rows)]
         return self._rows[key]
 
-    def _priced(self, method: str, setup: Setup, rows: Sequence[Shard], mark: object, *, stale: bool = False) -> Phases:
+    def _priced(self, method: str, where: Where, rows: Sequence[Shard], mark: object, *, stale: bool = False) -> Phases:
         """Return the phases of the slowest of some ranks; ``mark`` says which rows they are."""
-        key = id(setup), method, mark, stale
+        key = where.key, method, mark, stale
         if key not in self._costs:
-            every = [list(self.perf.costs(method, setup, p, r, stale, both).items()) for p, r, both in rows]
+            every = [list(self.perf.costs(method, where.setup, p, r, stale, both).items()) for p, r, both in rows]
             self._costs[key] = every[0] if len(every) == 1 else max(every, key=lambda phases: sum(s for _, s in phases))
         return self._costs[key]
 
@@ -315,42 +323,48 @@ class Tables:
 
     def setup(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, rollout: bool = False) -> Setup:
         """Return ``Setup.of`` the item on a pool of this size, at a fraction of its price."""
+        return self._where(item, layouts, kind, size, rollout=rollout).setup
+
+    def _where(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, rollout: bool = False) -> Where:
         train = layouts.get("train") or Layout(dp=size)
         tp = layouts["rollout"].tp if rollout else 0
         alone = self.alone and tp > 0 and waits(item.role)  # of the others every table has the same
         key = self._like(item), kind, size, train.tp, train.pp, tp, alone
         if key not in self.known.setups:
             self.known.setups[key] = self._setup(item, layouts, train, tp, kind, size)
-        return self.known.setups[key]
+        return Where(key, self.known.setups[key])
 
     def _setup(self, item: Item, layouts: LayoutsOf, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
         least = (self._like(item), kind, rollout_tp)
         if least not in self.known.setups:
             few = max(1, rollout_tp)
             small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
-            role = altered(item.role, train=small["train"], rollout=small.get("rollout"))
+            role = replace(item.role, train=small["train"], rollout=small.get("rollout"))
             home = kind.devices if kind.whole else kind.devices[:few]
             if kind.whole:
                 rollout = Layout(tp=few, dp=len(home) // few) if rollout_tp else None
-                role = altered(role, train=Layout(dp=len(home)), rollout=rollout)
+                role = replace(role, train=Layout(dp=len(home)), rollout=rollout)
             self.known.setups[least] = Setup.of(role, self.cluster, home)
         changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
         if rollout_tp:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
             if waits(item.role) and not kind.on_cpu:
-                role = with_layouts(item.role, layouts)
+                role = self._generating(item, rollout_tp, least=False)
                 options = role.rollout_options
                 if self.alone:
                     options = sizes_alone(role, self.bytes_of(item, layouts, kind, size, least=True), self._devices(kind))
                 changes["max_num_seqs"] = options.max_num_seqs or LEAST_SEQS
                 changes["kv_cache_bytes"] = cache_bytes(role.model, options, rollout_tp, role.dtype, on_cpu=False)
-        base = self.known.setups[least]
-        made = object.__new__(Setup)
-        made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
-        for name in LAYOUT_FREE:
-            made.__dict__[name] = getattr(base, name)
-        return made
+        return replace(self.known.setups[least], **changes)
+
+    def _generating(self, item: Item, tp: int, least: bool) -> RoleSpec:
+        """Return an item's role with a rollout of this tp, all that its bytes depend on; ``least``: with the smallest cache."""
+        key = self._like(item), tp, least
+        if key not in self.known.roles:
+            role = replace(item.role, rollout=Layout(tp=tp, dp=1) if tp else None)
+            self.known.roles[key] = with_least(role) if least else role
+        return self.known.roles[key]
 
     def _devices(self, kind: Kind) -> Sequence[DeviceSpec]:
         return list(dict.fromkeys(self.cluster.devices)) if kind.whole else [kind.device]
@@ -371,7 +385,7 @@ class Tables:
 
 def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
     """Return the role in these layouts."""
-    return altered(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
+    return replace(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
 
 
 @lru_cache(maxsize=64)
