@@ -16,8 +16,9 @@ from hfsdk.planner.perf.cache import with_least
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.planning import plan_step
+from hfsdk.planner.search.found import Best
 from hfsdk.planner.search.pools import pack
-from hfsdk.planner.search.search import Best, Search
+from hfsdk.planner.search.search import Search
 from hfsdk.planner.search.tables import Tables
 from hfsdk.session.recording import record_step
 

@@ -11,7 +11,7 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import count
@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hfsdk.core.clock import stretch
-from hfsdk.core.errors import LayoutError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import GENERATING, RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.decoding import slots
@@ -36,6 +35,8 @@ from hfsdk.planner.perf.memory import (
     rollout_parameters,
 )  # fmt: skip
 from hfsdk.planner.perf.perf_model import Lengths, Links, PerfModel, Setup
+from hfsdk.planner.perf.setup import parameters
+from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
 from hfsdk.planner.search.items import Item, Job
 from hfsdk.planner.search.pools import Kind, kinds_of, pack
 from hfsdk.planner.search.recorded import UNSPLIT, RecordedCall
@@ -48,8 +49,6 @@ MOST_SETUPS = 50_000
 """Setups that are remembered; a search over 4,096 devices makes about 10,000."""
 Phases = list[tuple[str, float]]
 """(span name, seconds), in order."""
-LayoutsOf = Mapping[str, Layout]
-"""``"train"`` and ``"rollout"`` -> filled layouts."""
 Fitting = tuple[tuple[LayoutsOf, ...], Array, Array]
 """Layouts, and bytes resident and working of each."""
 
@@ -184,7 +183,7 @@ class Tables:
         if key not in self.known.fitting:
             rows: list[tuple[LayoutsOf, int, int]] = []
             most = room(kind)
-            layers = _layer_bytes(role) if role.train is not None else 0.0
+            layers = layer_bytes(role) if role.train is not None else 0.0
             for layouts in self.layouts(item, kind, size):
                 train = layouts.get("train")
                 if train is not None and layers > most * train.tp * train.pp:
@@ -277,7 +276,7 @@ class Tables:
         assert item.role.model is not None
         rollout = layouts.get("rollout")
         size = DTYPE_BYTES[item.role.dtype]
-        count = rollout_parameters(item.role.model, rollout.tp) if rollout else num_parameters(item.role.model)
+        count = rollout_parameters(item.role.model, rollout.tp) if rollout else parameters(item.role.model)
         return link.latency_s + size * count / link.bandwidth
 
     def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
@@ -351,6 +350,7 @@ class Tables:
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
             if waits(item.role) and not kind.on_cpu:
                 role = self._generating(item, rollout_tp, least=False)
+                assert role.model is not None
                 options = role.rollout_options
                 if self.alone:
                     options = sizes_alone(role, self.bytes_of(item, layouts, kind, size, least=True), self._devices(kind))
@@ -381,75 +381,6 @@ class Tables:
         if item not in self._items:
             self._items[item] = self.known.likes.setdefault(item.like, next(self.known.numbers))
         return self._items[item]
-
-
-def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
-    """Return the role in these layouts."""
-    return replace(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
-
-
-@lru_cache(maxsize=64)
-def num_parameters(spec: ModelSpec) -> int:
-    """Return a model's weights; counting its tensors takes longer than a prediction."""
-    return spec.num_parameters()
-
-
-def _layer_bytes(role: RoleSpec) -> float:
-    """Bytes of the layers' weights, and of their gradients where they are trained: what a role holds at least, over all ranks."""
-    spec = role.model
-    assert spec is not None
-    if role.offload:
-        return 0.0
-    layers = num_parameters(spec) - 2 * spec.vocab_size * spec.hidden_size
-    return layers * (DTYPE_BYTES[role.dtype] + 4 * role.trainable)
-
-
-def trains_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
-    """Return a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
-    assert role.model is not None
-    assert role.train is not None
-    return _every_train(role.model, kind.node_size, size) if "train" in role.auto else _declared(role.train, size)
-
-
-def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
-    """Return a role's rollout layouts on a pool, as :func:`trains_of`."""
-    assert role.model is not None
-    assert role.rollout is not None
-    if "rollout" not in role.auto:
-        return _declared(role.rollout, size)
-    return [Layout(tp=tp, dp=size // tp) for tp in _fitting_tp(role.model, kind.node_size, size)]
-
-
-def _declared(layout: Layout, size: int) -> Sequence[Layout]:
-    try:
-        return [layout.fill(size)]
-    except LayoutError:
-        return []
-
-
-@lru_cache(maxsize=1024)
-def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]:
-    return [
-        Layout(tp=tp, pp=pp, dp=size // tp // pp)
-        for tp in _fitting_tp(spec, node_size, size)
-        for pp in range(1, min(spec.num_layers, size // tp) + 1)
-        if spec.num_layers % pp == 0 and size // tp % pp == 0
-    ]
-
-
-@lru_cache(maxsize=1024)
-def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Sequence[int]:
-    """Tp within a node: a pool inside one lies side by side there, one of several nodes begins anew with each."""
-    fitting = [tp for tp in range(1, min(node_size, size) + 1) if size % tp == 0 and (size <= node_size or node_size % tp == 0)]
-    return [tp for tp in fitting if _divides(spec, tp)]
-
-
-def _divides(spec: ModelSpec, tp: int) -> bool:
-    try:
-        Layout(tp=tp).check_model(spec)
-    except LayoutError:
-        return False
-    return True
 
 
 def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:
