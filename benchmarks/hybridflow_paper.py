@@ -11,8 +11,7 @@ NVLink and 200 Gbit/s a machine, 1,024 prompts of 1,024 tokens, responses of 1,0
     transition of 70B                  89.1 % less than gathering whole models: bytes a GPU receives, within 5 points
     placements                         colocate at 16-64 GPUs, split for 34B at 96-128 and 13B at 96, standalone for 13B at 128
 
-A baseline is the system's plan and its engine's traits (``hfsdk/planner/perf/systems.py``, ``baselines.py``); each gets its best
-layout.
+A baseline is the system's plan and its engine's traits (``baselines.py``); each gets its best layout.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-from common import Report, parser, table
-
-from hfsdk.core.layout import Layout
-from hfsdk.core.spec import ClusterSpec, ModelSpec
-from hfsdk.planner.baselines import (
+from baselines import (
     HYBRIDFLOW,
     ROLES,
     SYSTEMS,
@@ -39,6 +34,10 @@ from hfsdk.planner.baselines import (
     ppo_step,
     standalone,
 )
+from common import Report, parser, table
+
+from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.planner.perf.perf_model import PerfModel, reshard_bytes
 
 PERF = PerfModel()
@@ -102,7 +101,7 @@ def generation_tp(report: Report) -> None:
         spec, seconds = ModelSpec.preset(f"llama-{size}"), {}
         for tp in (1, 2, 4, 8):
             pool = " ".join(ROLES)
-            plan = SystemPlan(traits=HYBRIDFLOW, pools={pool: 16}, layouts={pool: Layout(tp=8, dp=2)}, rollout=Layout(tp=tp))
+            plan = SystemPlan(system=HYBRIDFLOW, pools={pool: 16}, layouts={pool: Layout(tp=8, dp=2)}, rollout=Layout(tp=tp))
             step = ppo_step(PERF, plan, spec, cluster(16))
             seconds[tp] = step.generation + step.transition
             lines.append((f"llama-{size}", f"tp{tp}", f"{step.generation:.1f} s", f"{step.transition:.2f} s"))
@@ -156,8 +155,8 @@ def placements(report: Report) -> None:
 def without_cache(report: Report) -> None:
     """NeMo-Aligner's share of generation (paper: up to 81.2 %), read as no cache at all, and as an eager engine with one."""
     spec = ModelSpec.preset("llama-7b")
-    for label, traits in (("no KV cache", SYSTEMS[2]), ("a KV cache, eager", CACHED)):
-        plan = best_plan(traits, PERF, spec, cluster(32))
+    for label, system in (("no KV cache", SYSTEMS[2]), ("a KV cache, eager", CACHED)):
+        plan = best_plan(system, PERF, spec, cluster(32))
         if plan is not None:
             step = ppo_step(PERF, plan, spec, cluster(32))
             share = step.generation / step.total

@@ -5,8 +5,8 @@ the best of five plans after a first one (of two beyond 1,024 devices), the step
 responses than the one before:
 
 a. `session.plan` for 128 devices at most 200 ms, for 1,024 at most 2 s. The caches of rollouts come from the memory of GPUs; with
-   128 devices they decide, and the search is made twice. The first plan of a cluster also works out its setups and has no earlier
-   plan to look at first; it is printed, without a target.
+   128 devices they decide, and the search is made twice. The first plan of a cluster also works out its setups; it is
+   printed, without a target.
 b. One PPO step of the simulated session on 128 devices, warm, the best of twenty, at most 20 ms.
 c. Every plan fits, and none is slower than the best placement of half as many devices.
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from baselines import DEEPSPEED_CHAT
 from common import ROOT
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
-from hfsdk.planner.perf.systems import SystemTraits
+from hfsdk.planner.perf.traits import EngineTraits
 
 POINTS = ROOT / "benchmarks" / "data" / "published_points.csv"
 FIELDS = ("system", "source", "algorithm", "actor_params_b", "critic_params_b", "gpus")
@@ -88,7 +89,7 @@ def _cluster(gpus: int, device: str) -> ClusterSpec:
 
 
 @lru_cache(maxsize=4096)
-def setup(spec: ModelSpec, layout: str, device: str, traits: SystemTraits, **more: object) -> Setup:
+def setup(spec: ModelSpec, layout: str, device: str, traits: EngineTraits, **more: object) -> Setup:
     """Describe a model on the first devices of a cluster of eights."""
     filled = Layout.parse(layout)
     cluster = _cluster(-(-filled.size // 8) * 8 if filled.size > 8 else filled.size, device)
@@ -114,7 +115,7 @@ def megatron() -> Iterator[Case]:
         full = found[4] == "full"
         length, batch = int(row["response_len"]), int(row["global_batch"])
         interleave = 3 if row["actor_params_b"] in ("175", "530") else 1  # table 3 of the paper
-        traits = SystemTraits(name="Megatron-LM", flash_attention=False, sequence_parallel=not full, interleave=interleave)
+        traits = EngineTraits(flash_attention=False, sequence_parallel=not full, interleave=interleave)
         made = setup(MEGATRON[row["actor_params_b"]], f"tp{tp} pp{pp} dp1", "A100-80GB", traits, micro_batch_tokens=micro * length,
                      recompute="full" if full else "", distributed=False)  # fmt: skip
         yield Case("Megatron-LM, A100", "train", float(row["value"]), on_test_side(row),
@@ -131,7 +132,7 @@ def _step_of(made: Setup, num_rows: int, length: int) -> Callable[[PerfModel], f
 
 _PUZZLE = re.compile(r"train TP(\d+) PP(\d+) DP(\d+), micro_batch (\d+), generation micro-batch (\d+); bulk_switch=(\w+)")
 _SHADOW = re.compile(r"generation layout TP(\d+) PP(\d+) when shadow on")
-PUZZLE = SystemTraits(name="PUZZLE", cuda_graphs=False, flash_attention=False, sequence_parallel=False, handover=2.0)
+PUZZLE = EngineTraits(cuda_graphs=False, flash_attention=False, sequence_parallel=False, handover=2.0)
 """Megatron-LM for training and for generation; fp16, no recompute, no flash attention (notes). That sending waits is inferred: with
 as many micro-batches as stages generation takes twice as long as with half as many."""
 QUANTITIES = {"generation_time": "generation", "inference_time": "forward", "train_time": "train", "reshard_time": "reshard",
@@ -149,7 +150,7 @@ def puzzle() -> Iterator[Case]:
         shadow = _SHADOW.search(row["notes"])
         apart = shadow is not None and shadow.groups() != ("1", "1")
         rollout = Layout(tp=int(shadow[1]), pp=int(shadow[2])) if apart and shadow else Layout(tp=tp, pp=pp)
-        traits = replace(PUZZLE, generation_rows=generation_rows, drains=found[6] == "False")
+        traits = replace(PUZZLE, generation_rows=generation_rows)
         actor = LLAMA[row["actor_params_b"]]
         critic = OPT_350M if row["critic_params_b"] == "0.35" else LLAMA[row["critic_params_b"]]
         layout, tokens = f"tp{tp} pp{pp} dp{dp}", int(row["prompt_len"]) + int(row["response_len"])
@@ -165,17 +166,21 @@ def puzzle() -> Iterator[Case]:
             f"{row['system']} {sizes} {row['gpus']} GPUs {layout} B{row['global_batch']}",
             f"{sizes}, {row['gpus']} {device}, batch {row['global_batch']}",
             f"{layout}, {micro} rows, generating tp{rollout.tp} pp{rollout.pp}, {generation_rows} rows",
-            _puzzle_seconds(QUANTITIES[row["metric"]], made, int(row["global_batch"]) // dp, row), found[6],
+            _puzzle_seconds(QUANTITIES[row["metric"]], made, int(row["global_batch"]) // dp, row,
+                            drains=found[6] == "False"), found[6],
         )  # fmt: skip
 
 
-def _puzzle_seconds(quantity: str, made: list[Setup], num_rows: int, row: dict[str, str]) -> Callable[[PerfModel], float]:
+def _puzzle_seconds(
+    quantity: str, made: list[Setup], num_rows: int, row: dict[str, str], *, drains: bool
+) -> Callable[[PerfModel], float]:
+    """``drains``: whether the pipeline runs empty between one model's pass and the next one's."""
     prompts, responses = same(num_rows, int(row["prompt_len"])), same(num_rows, int(row["response_len"]))
     actor = made[0]
 
     def train(perf: PerfModel) -> float:
         parts = [sum(perf.train(s, prompts + responses)) + perf.optimizer(s) for s in made]
-        return sum(parts) - (0.0 if actor.traits.drains else overlap(perf, made, prompts + responses))
+        return sum(parts) - (0.0 if drains else overlap(perf, made, prompts + responses))
 
     def generate(perf: PerfModel) -> float:
         return perf.prefill(actor, prompts) + perf.decode(actor, prompts, responses)
@@ -205,14 +210,12 @@ def overlap(perf: PerfModel, made: list[Setup], lengths: np.ndarray) -> float:
 
 def deepspeed_chat() -> Iterator[Case]:
     """Generation with the weights already gathered, from the same clusters' logs; of training the micro-batch is not stated."""
-    from hfsdk.planner.perf.systems import DEEPSPEED_CHAT
-
     for row in rows():
         if not row["system"].startswith("DeepSpeed-Chat (HE") or row["metric"] != "generation_time":
             continue
         device = "A100-80GB" if row["gpu_type"] == "A100 NVLink" else "A100-80GB-PCIe"
         gpus = int(row["gpus"])
-        traits = replace(DEEPSPEED_CHAT, flash_attention=False, fused=False)
+        traits = replace(DEEPSPEED_CHAT.traits, flash_attention=False, fused=False)
         num_rows = int(row["global_batch"]) // gpus
         made = setup(LLAMA[row["actor_params_b"]], f"dp{gpus}", device, traits, rollout=Layout(tp=1), max_num_seqs=4096)
         yield Case(
@@ -231,7 +234,7 @@ def _zero_seconds(actor: Setup, num_rows: int) -> Callable[[PerfModel], float]:
 # -- ReaL's heuristic plan: every call tp8 pp=N/8
 
 
-REAL = SystemTraits(name="ReaL", cuda_graphs=False, sequence_parallel=False)
+REAL = EngineTraits(cuda_graphs=False, sequence_parallel=False)
 MINI_BATCHES = 4
 """PPO mini-batches of ReaL's published configurations (the notes leave the number open; its examples use 4)."""
 
@@ -303,7 +306,7 @@ def nemo_rl() -> Iterator[Case]:
 
 
 def _grpo(spec: ModelSpec, gpus: int, tp: int, pp: int, rollout_tp: int, mean: int, batch: int) -> Callable[[PerfModel], float]:
-    made = setup(spec, f"tp{tp} pp{pp} dp{gpus // (tp * pp)}", "H100", SystemTraits(name="NeMo-RL"), distributed=True,
+    made = setup(spec, f"tp{tp} pp{pp} dp{gpus // (tp * pp)}", "H100", EngineTraits(), distributed=True,
                  rollout=Layout(tp=rollout_tp), max_num_seqs=1024, kv_cache_bytes=40 * 10**9, micro_batch_tokens=4096)  # fmt: skip
     draw = np.random.default_rng(0).lognormal(0.0, 0.6, batch)
     lengths = np.maximum(2, draw / draw.mean() * mean).astype(np.int64)

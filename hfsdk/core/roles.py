@@ -191,10 +191,3 @@ class RoleSpec:
     def trainable(self) -> bool:
         """Whether the role has an optimizer."""
         return self.optimizer is not None
-
-
-def altered(role: RoleSpec, **changes: object) -> RoleSpec:
-    """Return the role with other fields; what it was declared with is checked already, which takes longer than all the rest."""
-    made = object.__new__(RoleSpec)
-    made.__dict__.update(role.__dict__, **changes)
-    return made

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.spec import DTYPE_BYTES, DeviceSpec, ModelSpec
 
@@ -41,6 +42,20 @@ LOGITS_COPIES = 4
 def longest_tokens(spec: ModelSpec, options: RolloutOptions) -> int:
     """Return the longest prompt plus response, in tokens."""
     return options.max_model_len or min(spec.max_positions, CONTEXT_TOKENS)
+
+
+def context_tokens(spec: ModelSpec, options: RolloutOptions) -> int:
+    """Return the same, of options that are checked first.
+
+    Raises:
+        OptionError: more was asked than the model has positions.
+    """
+    if options.max_model_len > spec.max_positions:
+        raise OptionError(
+            f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec}; "
+            f"set it to at most {spec.max_positions}"
+        )
+    return longest_tokens(spec, options)
 
 
 def most_seqs(device: DeviceSpec) -> int:
@@ -80,6 +95,16 @@ class CacheUnits:
 def least_cache_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str) -> int:
     """Return the bytes of the smallest cache that the engine starts with, of one rank: as asked, or one longest sequence."""
     return options.kv_cache_bytes or CacheUnits.of(spec, options, tp, dtype).holding(1)
+
+
+def cache_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str, *, on_cpu: bool) -> int:
+    """Return the bytes of one rank's cache: as asked or chosen, or for ``max_num_seqs`` longest sequences.
+
+    The latter is capped at 256 MB on CPU and 8 GB on an accelerator, but always holds one longest sequence. In a session ``place``
+    has chosen it for accelerators.
+    """
+    usual = CacheUnits.of(spec, options, tp, dtype).usual(options, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES)
+    return options.kv_cache_bytes or usual
 
 
 def is_open(options: RolloutOptions) -> bool:

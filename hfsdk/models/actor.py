@@ -13,9 +13,8 @@ from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked,
 from hfsdk.core.columns import OF_RESPONSE
 from hfsdk.core.errors import LayoutError, OptionError
 from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD, Method
-from hfsdk.core.roles import RoleSpec, RolloutOptions, Sampling
-from hfsdk.core.rollout_sizes import longest_tokens
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.roles import RoleSpec, Sampling
+from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Array, Ragged
 from hfsdk.models.handle import TrainedHandle
 from hfsdk.models.host import Host
@@ -34,20 +33,6 @@ Prompts = Batch | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] 
 
 MIN_TEMPERATURE = 0.01
 """Smallest temperature above 0 that the generating engine takes as it is."""
-
-
-def context_tokens(spec: ModelSpec, options: RolloutOptions) -> int:
-    """Return the longest prompt plus response, in tokens.
-
-    Raises:
-        OptionError: more was asked than the model has positions.
-    """
-    if options.max_model_len > spec.max_positions:
-        raise OptionError(
-            f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec}; "
-            f"set it to at most {spec.max_positions}"
-        )
-    return longest_tokens(spec, options)
 
 
 class ActorModel(TrainedHandle):

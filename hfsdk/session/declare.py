@@ -16,9 +16,9 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool, is_shadow
 from hfsdk.core.plan import Layouts, Plan
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec, nearest
 from hfsdk.engine.process.gpus import default_dtype
-from hfsdk.models.actor import context_tokens
 from hfsdk.models.handle import ModelHandle
 from hfsdk.planner.perf.cache import sized
 

@@ -15,10 +15,10 @@ from hfsdk.core.methods import METHODS
 from hfsdk.core.placement import PRESETS
 from hfsdk.core.plan import Plan, Workload, check_workload
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.spec import ClusterSpec, nearest
 from hfsdk.engine.process.startup import without_collector
 from hfsdk.models import ModelHandle
-from hfsdk.models.actor import context_tokens
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.planning import plan_step
 from hfsdk.planner.search.recorded import Recorded

@@ -16,11 +16,11 @@ import hfsdk.assets
 from hfsdk.core.errors import CallError, OptionError, UnsupportedModelError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RolloutOptions, Sampling
-from hfsdk.core.rollout_sizes import least_cache_bytes
+from hfsdk.core.rollout_sizes import cache_bytes, context_tokens, least_cache_bytes
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged
 from hfsdk.engine.generation import cpu_support_vllm
-from hfsdk.engine.generation.rollout import Rollout, check_model, kv_cache_bytes, max_model_len
+from hfsdk.engine.generation.rollout import Rollout, check_model
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.weights import transport
@@ -591,23 +591,23 @@ def test_head_sizes_without_a_kernel_are_refused_early():
     with pytest.raises(UnsupportedModelError, match=r"wide has 4 heads of 32.*hidden size, 64"):
         check_model(wide, "cuda")
     with pytest.raises(OptionError, match="max_model_len=65 is more than the 64 positions"):
-        max_model_len(spec, RolloutOptions(max_model_len=65))
-    assert max_model_len(spec, RolloutOptions()) == 64
+        context_tokens(spec, RolloutOptions(max_model_len=65))
+    assert context_tokens(spec, RolloutOptions()) == 64
 
 
 def test_kv_cache_holds_the_sequences_within_its_cap():
     spec = ModelSpec.preset("llama-7b")
     token = spec.kv_bytes_per_token("bf16")
     options = RolloutOptions(max_num_seqs=4, max_model_len=64)
-    assert kv_cache_bytes(spec, options, 1, "bf16", "cpu") == (4 * 64 + 64) * token
-    assert kv_cache_bytes(spec, options, 2, "bf16", "cpu") == (4 * 64 + 64) * token // 2
+    assert cache_bytes(spec, options, 1, "bf16", on_cpu=True) == (4 * 64 + 64) * token
+    assert cache_bytes(spec, options, 2, "bf16", on_cpu=True) == (4 * 64 + 64) * token // 2
     many = RolloutOptions(max_num_seqs=400, max_model_len=64)
-    assert kv_cache_bytes(spec, many, 1, "bf16", "cpu") == 256 * 2**20 + 64 * token
-    assert kv_cache_bytes(spec, many, 1, "bf16", "cuda") == 8 * 2**30 + 64 * token
-    assert kv_cache_bytes(spec, RolloutOptions(max_model_len=2048), 1, "bf16", "cpu") == (2048 + 64) * token
-    assert kv_cache_bytes(spec, RolloutOptions(kv_cache_bytes=12345), 1, "bf16", "cpu") == 12345
+    assert cache_bytes(spec, many, 1, "bf16", on_cpu=True) == 256 * 2**20 + 64 * token
+    assert cache_bytes(spec, many, 1, "bf16", on_cpu=False) == 8 * 2**30 + 64 * token
+    assert cache_bytes(spec, RolloutOptions(max_model_len=2048), 1, "bf16", on_cpu=True) == (2048 + 64) * token
+    assert cache_bytes(spec, RolloutOptions(kv_cache_bytes=12345), 1, "bf16", on_cpu=True) == 12345
     one = replace(options, max_num_seqs=1)
-    assert kv_cache_bytes(spec, one, 2, "bf16", "cuda") == least_cache_bytes(spec, one, 2, "bf16"), "as planned at least"
+    assert cache_bytes(spec, one, 2, "bf16", on_cpu=False) == least_cache_bytes(spec, one, 2, "bf16"), "as planned at least"
 
 
 def test_segments_of_a_job_are_removed_and_only_those(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.rollout_sizes import BLOCK_TOKENS, cache_bytes
 from hfsdk.core.spec import ClusterSpec, ModelSpec
 from hfsdk.core.training_choices import TrainingChoices
 from hfsdk.planner.perf.memory import adamw_temporary_bytes, check_fits, device_bytes, role_bytes, rollout_parameters
@@ -168,11 +169,12 @@ def test_packed_rollout_holds_two_copies():
     assert rollout("shared").rollout_weights == 0, "one engine's weights are there at a time"
     assert rollout("packed").rollout_weights == 2 * SMOL.num_bytes("fp32")
     assert rollout("packed", on_cpu=False).rollout_weights == SMOL.num_bytes("fp32")
-    assert rollout("packed").kv_cache == 256 * 2**20
+    spare = 2 * BLOCK_TOKENS * SMOL.kv_bytes_per_token("fp32")  # vLLM keeps a block for itself, and one is to spare
+    assert rollout("packed").kv_cache == 256 * 2**20 + spare
     wider = trained(SMOL_8_HEADS, "tp2", rollout=Layout(tp=1), rollout_options=RolloutOptions(cpu_weights="shared"))
     both = role_bytes(wider, 2, on_cpu=True)
     assert both.weights + both.rollout_weights == SMOL_8_HEADS.num_bytes("fp32"), "the larger of the two"
-    assert rollout("shared", on_cpu=False).kv_cache == 64 * 2048 * SMOL.kv_bytes_per_token("fp32")
+    assert rollout("shared", on_cpu=False).kv_cache == 64 * 2048 * SMOL.kv_bytes_per_token("fp32") + spare
 
 
 @pytest.mark.parametrize("mode", ["packed", "shared"])
@@ -195,8 +197,18 @@ def test_kv_cache_as_asked_and_kv_heads_replicated():
     asked = trained(SMOL, rollout=Layout(tp=1), rollout_options=RolloutOptions(kv_cache_bytes=10**8))
     assert role_bytes(asked, 1, on_cpu=True).kv_cache == 10**8
     llama = trained(LLAMA_70B, "tp16", rollout=Layout(tp=16))
-    one = 2048 * LLAMA_70B.kv_bytes_per_token("fp32") // 8
-    assert 64 * one > role_bytes(llama, 16).kv_cache == 8 * 2**30  # the most that is taken unless asked for
+    token = LLAMA_70B.kv_bytes_per_token("fp32") // 8
+    spare = 2 * BLOCK_TOKENS * token
+    assert 64 * 2048 * token > role_bytes(llama, 16).kv_cache == 8 * 2**30 + spare  # the most that is taken unless asked for
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_the_cache_that_is_planned_is_the_one_that_the_engine_takes(on_cpu):
+    """In whole blocks, with the two that vLLM has besides: 100 tokens are 4 blocks of 32."""
+    role = trained(SMOL, rollout=Layout(tp=1), rollout_options=RolloutOptions(max_model_len=100, max_num_seqs=3))
+    block = 32 * SMOL.kv_bytes_per_token("fp32")
+    assert role_bytes(role, 1, on_cpu=on_cpu).kv_cache == (3 * 4 + 2) * block
+    assert cache_bytes(SMOL, role.rollout_options, 1, "fp32", on_cpu=on_cpu) == (3 * 4 + 2) * block
 
 
 def test_layouts_split_the_model():

@@ -13,7 +13,7 @@ from hfsdk.core.spec import DEVICES, ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.planner.perf.decoding import slots
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes
-from hfsdk.planner.perf.systems import DEEPSPEED_CHAT, NEMO_ALIGNER, SystemTraits
+from hfsdk.planner.perf.traits import EngineTraits
 from hfsdk.resharding.reshard_plan import ReshardPlan
 
 CLUSTER = ClusterSpec.parse("16x8 A100-80GB")
@@ -79,9 +79,9 @@ def random_setup(rng):
         micro_batch_tokens=int(rng.integers(1, 9000)), rollout=Layout(tp=int(2 ** rng.integers(0, 4))),
         max_num_seqs=int(rng.integers(1, 100)), recompute=str(rng.choice(["", "selective", "full"])),
         kv_cache_bytes=int(rng.choice([0, 10**9, 10**10])), distributed=bool(rng.integers(2)),
-        traits=SystemTraits(
-            kv_cache=bool(rng.integers(4)), cuda_graphs=bool(rng.integers(2)), flash_attention=bool(rng.integers(2)),
-            zero3=bool(rng.integers(2)), sequence_parallel=bool(rng.integers(2)),
+        traits=EngineTraits(
+            fused=bool(rng.integers(4)), cuda_graphs=bool(rng.integers(2)), flash_attention=bool(rng.integers(2)),
+            gathers_weights=bool(rng.integers(2)), sequence_parallel=bool(rng.integers(2)),
         ),
     )  # fmt: skip
 
@@ -214,7 +214,7 @@ def test_pipeline_bubble():
     lengths = np.full(8, 2048)
     whole, staged = (ARITHMETIC.forward(where, lengths) for where in (one, four))
     assert staged == pytest.approx(whole / 4 * (8 + 3) / 8, rel=1e-3)
-    interleaved = replace(four, traits=SystemTraits(interleave=3))
+    interleaved = replace(four, traits=EngineTraits(interleave=3))
     assert ARITHMETIC.forward(interleaved, lengths) == pytest.approx(whole / 4 * (8 + 1) / 8, rel=1e-2)
 
 
@@ -285,16 +285,16 @@ def test_waves_take_as_long_as_they_are_many():
 
 def test_eager_decode_pays_launches_and_graphs_do_not():
     graphs = setup("llama-7b", "tp8 dp1", "tp8")
-    eager = replace(graphs, traits=SystemTraits(cuda_graphs=False))
+    eager = replace(graphs, traits=EngineTraits(cuda_graphs=False))
     difference = MODEL.decode(eager, *rows(4, 8, 50)) - MODEL.decode(graphs, *rows(4, 8, 50))
     assert difference == pytest.approx(50 * 32 * (MODEL.launch_s - MODEL.layer_s))
     cpu = replace(eager, device=DEVICES["cpu"])
-    assert MODEL.decode(cpu, *rows(4, 8, 50)) < MODEL.decode(replace(cpu, traits=SystemTraits()), *rows(4, 8, 50))
+    assert MODEL.decode(cpu, *rows(4, 8, 50)) < MODEL.decode(replace(cpu, traits=EngineTraits()), *rows(4, 8, 50))
 
 
 def test_generation_in_stages_fills_the_pipeline_or_waits_for_it():
     """Four groups in four stages take as long as one group; eight take twice that; blocking sends halve what is in flight."""
-    traits = SystemTraits(cuda_graphs=False, generation_rows=4)
+    traits = EngineTraits(cuda_graphs=False, generation_rows=4)
     where = setup("llama-7b", "tp1 pp4 dp1", "tp1 pp4", max_num_seqs=1000, traits=traits, links=FREE)
     free = unreal(replace(MODEL, row_s=0.0, step_s=0.0), "kv_efficiency")
     one, four, eight = (free.decode(where, *rows(count, 8, 100)) for count in (4, 16, 32))
@@ -304,15 +304,10 @@ def test_generation_in_stages_fills_the_pipeline_or_waits_for_it():
     assert free.decode(blocking, *rows(16, 8, 100)) == pytest.approx(2 * four)
 
 
-def test_no_kv_cache_computes_the_context_again_and_again():
-    where = setup("llama-7b", "tp8 dp1", "tp8")
-    without = replace(where, traits=NEMO_ALIGNER)
-    assert MODEL.decode(without, *rows(8, 512, 512)) > 5 * MODEL.decode(where, *rows(8, 512, 512))
-
-
 def test_zero3_gathers_weights_in_every_pass():
     lengths = np.full(2, 256)
-    plain, zero = (setup("llama-7b", "dp64", rollout="tp1", traits=traits) for traits in (SystemTraits(), DEEPSPEED_CHAT))
+    plain = setup("llama-7b", "dp64", rollout="tp1")
+    zero = replace(plain, traits=EngineTraits(gathers_weights=True))
     gather = MODEL.gather(zero)
     assert gather == pytest.approx(63 / 64 * zero.parameters * 2 / (25e9 * 0.7))
     assert MODEL.forward(zero, lengths) >= gather > MODEL.forward(plain, lengths)

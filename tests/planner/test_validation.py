@@ -6,12 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.baselines import (
+    HYBRIDFLOW,
+    NEMO_ALIGNER,
+    SYSTEMS,
+    best_plan,
+    compare_placements,
+    decode_without_cache,
+    describe,
+    fits,
+    ppo_step,
+)
 from hfsdk.core.spec import ClusterSpec, ModelSpec
-from hfsdk.planner.baselines import HYBRIDFLOW, SYSTEMS, best_plan, compare_placements, fits, ppo_step
 from hfsdk.planner.perf.perf_model import PerfModel
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SHARED = ("common", "published", "validate_perf")
+SHARED = ("baselines", "common", "published", "validate_perf")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +114,14 @@ def test_plans_use_every_device_and_fit(plans):
     for plan in found.values():
         assert sum(plan.pools.values()) == cluster.num_devices
         assert fits(plan, spec, cluster)
-        assert str(plan).startswith(plan.traits.name)
+        assert str(plan).startswith(plan.system.name)
+
+
+def test_no_kv_cache_computes_the_context_again_and_again(plans):
+    spec, cluster, found = plans
+    where = describe(found[NEMO_ALIGNER.name], "actor", spec, cluster)
+    prompts = responses = np.full(8, 512)
+    assert decode_without_cache(PerfModel(), where, prompts, responses) > 5 * PerfModel().decode(where, prompts, responses)
 
 
 def test_models_that_do_not_fit_have_no_plan():

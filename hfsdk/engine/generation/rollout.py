@@ -42,11 +42,9 @@ from hfsdk.core.errors import CallError, LayoutError, OptionError, UnsupportedMo
 from hfsdk.core.roles import RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import (
     BLOCK_TOKENS,
-    CPU_KV_CACHE_BYTES,
-    KV_CACHE_BYTES,
     LEAST_SEQS,
-    CacheUnits,
-    longest_tokens,
+    cache_bytes,
+    context_tokens,
 )
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Column, Ragged
@@ -112,31 +110,6 @@ def use_batch_invariant_kernels() -> None:
     init_batch_invariance()
 
 
-def max_model_len(spec: ModelSpec, options: RolloutOptions) -> int:
-    """Return the longest prompt plus response, in tokens.
-
-    Raises:
-        OptionError: more was asked than the model has positions.
-    """
-    if options.max_model_len > spec.max_positions:
-        raise OptionError(
-            f"max_model_len={options.max_model_len} is more than the {spec.max_positions} positions of {spec.name}; "
-            f"set it to at most {spec.max_positions}."
-        )
-    return longest_tokens(spec, options)
-
-
-def kv_cache_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str, device_type: str) -> int:
-    """Return the bytes of key/value cache of one rank: as asked or chosen, or for ``max_num_seqs`` longest sequences.
-
-    The latter is capped at 256 MB on CPU and 8 GB on an accelerator, but always holds one longest sequence. In a session
-    ``place`` has chosen it for accelerators.
-    """
-    if options.kv_cache_bytes:
-        return options.kv_cache_bytes
-    return CacheUnits.of(spec, options, tp, dtype).usual(options, CPU_KV_CACHE_BYTES if device_type == "cpu" else KV_CACHE_BYTES)
-
-
 def engine_arguments(
     folder: str,
     spec: ModelSpec,
@@ -157,14 +130,14 @@ def engine_arguments(
     """
     limit_s = None if timeout is None else math.ceil(timeout.total_seconds())
     on_cpu = gpu_share is None
-    longest, sequences = max_model_len(spec, options), options.max_num_seqs or LEAST_SEQS
+    longest, sequences = context_tokens(spec, options), options.max_num_seqs or LEAST_SEQS
     return {
         "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
         "config_format": "hf",  # not params.json, which Mistral's folders have too
         "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
         "load_format": "auto" if load_weights else "dummy", "enforce_eager": on_cpu, "seed": seed,
         "max_model_len": longest, "max_num_seqs": sequences,
-        "kv_cache_memory_bytes": kv_cache_bytes(spec, options, tp, dtype, "cpu" if on_cpu else "cuda"),
+        "kv_cache_memory_bytes": cache_bytes(spec, options, tp, dtype, on_cpu=on_cpu),
         "enable_chunked_prefill": not on_cpu,  # a rewind no CPU generator has
         "max_num_batched_tokens": max(options.max_num_batched_tokens, sequences, longest),
         "block_size": BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
@@ -237,8 +210,8 @@ class Rollout:
         if world_size % tp:
             raise LayoutError(f"rollout tp={tp} does not divide the pool of {world_size} devices; choose one that does")
         self.spec, self.tp, self.tp_rank = spec, tp, rank % tp
-        self.max_model_len = max_model_len(spec, options)
-        self.kv_cache_bytes = kv_cache_bytes(spec, options, tp, dtype, device_type)
+        self.max_model_len = context_tokens(spec, options)
+        self.kv_cache_bytes = cache_bytes(spec, options, tp, dtype, on_cpu=device_type == "cpu")
         self._folder, self._recorder, self._tokenizer = folder, recorder, None
         self._num_calls = 0
         self._soiled = False

@@ -34,10 +34,6 @@ class Costs(Protocol):
         ...
 
 
-MEASURED_LENGTHS = "measured_lengths"
-"""Option of a call that generates: the length of every response, in place of drawn ones."""
-
-
 @dataclass(frozen=True, eq=False)
 class Question:
     """What was asked of a performance model for a call: the seconds of a method for groups of ranks that share rows."""

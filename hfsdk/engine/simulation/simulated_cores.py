@@ -1,4 +1,4 @@
-"""Workers that share cores: with n ranks at work on C cores, each runs at min(1, C / n) of its speed.
+"""Workers that share cores, rank by rank, by the rule of :mod:`hfsdk.core.clock`.
 
 A machine without accelerators may have more workers than cores; then calls on disjoint pools overlap and take longer for it::
 
@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from hfsdk.core.clock import DONE_S, TASK_NODE, core_speeds
 from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.table import Array
 from hfsdk.engine.simulation.simulated_spans import Timeline
 
 OPEN_STEPS = 3
 """Calls of so many of the last steps may still become longer by what is submitted later."""
-TASK_NODE = 0
-"""CPU tasks run on the first node."""
-DONE_S = 1e-12
 
 
 @dataclass(eq=False)
@@ -59,7 +60,7 @@ class SharedCores:
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self._node_of = [node for node, members in enumerate(cluster.node_devices) for _ in members]
-        self._cores = [cluster.cores_of(node) for node in range(len(cluster.node_devices))]
+        self._cores = np.array([cluster.cores_of(node) for node in range(len(cluster.node_devices))])
         self._open: list[_Job] = []
         self._changed = False
 
@@ -92,7 +93,7 @@ class SharedCores:
 class _Replay:
     """Some calls, replayed from event to event."""
 
-    def __init__(self, jobs: Iterable[_Job], node_of: Sequence[int], cores: Sequence[int]) -> None:
+    def __init__(self, jobs: Iterable[_Job], node_of: Sequence[int], cores: Array) -> None:
         self._waiting = sorted(jobs, key=lambda job: job.line.call.id)
         self._node_of, self._cores = node_of, cores
         self._running: list[_Running] = []
@@ -127,10 +128,8 @@ class _Replay:
         busy: list[tuple[int, list[float | str]]] = []
         for one in self._running:
             busy += [(self._node(one, rank), phases[0]) for rank, phases in one.ranks.items() if phases]
-        at_work = [0] * len(self._cores)
-        for node, _ in busy:
-            at_work[node] += 1
-        rates = [min(1.0, cores / n) if n else 1.0 for cores, n in zip(self._cores, at_work, strict=True)]
+        at_work = np.bincount([node for node, _ in busy], minlength=len(self._cores))
+        rates = core_speeds(at_work, self._cores).tolist()
         ends = [float(phase[1]) / rates[node] for node, phase in busy]
         ends += [one.dispatch_s for one in self._running if one.dispatch_s]
         ends += [job.floor_s - self._now for job in self._ready()]

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from hfsdk.core.arguments import Arguments, Folder, Generation, ToShadow
+from hfsdk.core.clock import start_s
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError
 from hfsdk.core.files import FileSum
@@ -43,6 +44,7 @@ from hfsdk.core.methods import (
 )
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rollout_weights import RolloutWeights
 from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Array, Column, Ragged, Table, concat, take
@@ -83,10 +85,8 @@ class _Role:
     pool: Pool
     on_cpu: bool
     num_updates: int = 0
-    synced: int = -1
-    """The number of updates that the rollout's weights have seen; -1 before the first transition."""
-    generating: bool = False
-    """Of mode ``shared``: whether the weights are with the rollout."""
+    weights: RolloutWeights = field(init=False)
+    """The rollout's, if it is not apart."""
     resharded_s: float | None = None
     """Seconds of the last transition, of a role apart those of its side of it; ``None`` before the first."""
     apart: tuple[RoleSpec, RoleSpec] | None = None
@@ -95,11 +95,10 @@ class _Role:
     awake: bool = False
     """Of a rollout that sleeps (``hfsdk.engine.generation.vllm_sleep``): whether its weights and cache are there."""
 
-    @property
-    def shares(self) -> bool:
-        """Whether only one engine's weights are there at a time (``hfsdk.engine.weights.residency``)."""
+    def __post_init__(self) -> None:
         spec = self.spec
-        return self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
+        alone = self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
+        self.weights = RolloutWeights(shared=alone)  # hfsdk.engine.weights.residency
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +217,7 @@ class SimulatedRuntime:
         """Give the role its number of updates back; takes no virtual time."""
         with self._lock:
             state = self._roles[role.name]
-            state.num_updates, state.synced = self._kept[kept.number], -1
+            state.num_updates, state.weights.fresh = self._kept[kept.number], False
 
     def forget(self, kept: Kept) -> None:
         """Forget it."""
@@ -254,11 +253,11 @@ class SimulatedRuntime:
             if work.weights is not None:
                 state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
                 state.apart = work.weights.role, state.spec
-            if method_of(call.method).learns:
+            if not method_of(call.method).generates and state.weights.away_for(call.method):
                 self._lay_return(state, line)
-                results = self._train(state, line, work.orders, groups)
-            else:
-                results = self._run(state, line, work.orders, groups)
+            lay = self._train if method_of(call.method).learns else self._run
+            results = lay(state, line, work.orders, groups)
+            state.weights.note(call.method)
             self._note_sleep(state, call.method)
             line.held = self._held_after(state, pool)
         responses = {rank: g.responses for g in groups for rank in g.ranks}
@@ -274,7 +273,7 @@ class SimulatedRuntime:
         with self._lock:
             inputs = _inputs([order])
             before = [self._last_task] if self._last_task is not None else []
-            started = max((one.now_s for one in (*inputs, *before)), default=0.0)
+            started = float(start_s(one.now_s for one in (*inputs, *before)))
             line = self._last_task = Timeline(call, (), "", started)
             line.lay([[0]], [{call.method: self._costs.host_task(len(order.rows), tokens)}], [{}])
             if self._cores is not None:
@@ -289,10 +288,10 @@ class SimulatedRuntime:
         opened = max(self._opened_s.get(device, 0.0) for device in pool.devices)
         needs = inputs + [bundle.content for bundle in weights.bundles] if weights is not None else inputs
         before = list({id(line): line for d in pool.devices if (line := self._last.get(d)) is not None}.values())
-        ready = max((line.now_s for line in needs), default=opened)
-        free = max([opened, *(line.now_s for line in before)])
-        queued = max(0.0, free - ready) if needs and self._cores is None else 0.0
-        line = Timeline(call, pool.devices, pool.name, max(ready, free), self._costs.dispatch_s, queued)
+        ready = [line.now_s for line in needs]
+        free = [opened, *(line.now_s for line in before)]
+        queued = max(0.0, max(free) - max(ready)) if needs and self._cores is None else 0.0
+        line = Timeline(call, pool.devices, pool.name, float(start_s([*ready, *free])), self._costs.dispatch_s, queued)
         if self._cores is not None:
             self._cores.add(line, [*needs, *before], opened)
         self._last |= dict.fromkeys(pool.devices, line)
@@ -338,7 +337,8 @@ class SimulatedRuntime:
         """Say that a role's rollout has the trainer's weights."""
         with self._lock:
             state = self._roles[role]
-            state.synced, state.generating, state.resharded_s = state.num_updates, True, 0.0
+            state.weights.fresh = state.weights.generating = True
+            state.resharded_s = 0.0
 
     def _ask(
         self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[Rows], weights: Sequence[int], stale: bool = False
@@ -376,12 +376,10 @@ class SimulatedRuntime:
         return draw_lengths(self.response_lengths, asked.sampling, asked.seed, positions, order.rows % asked.copies)
 
     def _lay_return(self, state: _Role, line: Timeline) -> None:
-        """Lay down the weights' way back to the trainer, where in mode ``shared`` they are with the rollout."""
-        if state.shares and state.generating:
-            none = np.zeros(0, dtype=np.int64)
-            costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
-            line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
-            state.generating = False
+        """Lay down the weights' way back from the rollout to the trainer."""
+        none = np.zeros(0, dtype=np.int64)
+        costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
+        line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
 
     def _lay_sync(self, line: Timeline, trained: RoleSpec, shadow: RoleSpec) -> float:
         """Lay down a shadow's taking over of weights: what the plan says that each rank gets, over the links it comes by.
@@ -404,16 +402,12 @@ class SimulatedRuntime:
         """Lay down a call that every group does once."""
         method = line.call.method
         own = method_of(method).generates and not state.spec.shadow_of
-        stale = own and (state.synced != state.num_updates or (state.shares and not state.generating))
-        if method_of(method).needs:
-            self._lay_return(state, line)
+        stale = own and (state.weights.stale_for(method) or state.weights.away_for(method))
         rows = [(g.prompts, g.responses) for g in groups]
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)
         line.lay([g.ranks for g in groups], costs, [_numbers(g.prompts, g.responses) for g in groups])
         if stale:
-            state.synced, state.generating, state.resharded_s = state.num_updates, True, costs[0].get("reshard", 0.0)
-        if method_of(method).work == "code":  # it may change the weights
-            state.synced = -1
+            state.resharded_s = costs[0].get("reshard", 0.0)
         asked = orders[0].arguments
         if isinstance(asked, ToShadow):
             state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, asked.shadow)
@@ -432,7 +426,7 @@ class SimulatedRuntime:
             write_checkpoint(asked.folder, call.role, state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
         if call.method == LOAD_STATE.name and isinstance(asked, Folder):
-            state.num_updates, state.synced = read_checkpoint(asked.folder, call.role), -1
+            state.num_updates = read_checkpoint(asked.folder, call.role)
             return SimulatedRow(num_updates=state.num_updates)
         if call.method in VALUES:
             return SimulatedValue(str(call))

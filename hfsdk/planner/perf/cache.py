@@ -19,10 +19,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from hfsdk.core.placement import Placement
-from hfsdk.core.roles import RoleSpec, RolloutOptions, altered
+from hfsdk.core.roles import RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, choose_sizes, is_open, least_cache_bytes
 from hfsdk.core.spec import ClusterSpec, DeviceSpec
-from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, DeviceMemory, MemoryEstimate, device_bytes
+from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, DeviceMemory, MemoryEstimate, alike_devices
 
 Free = tuple[int, int]
 """Bytes for a cache and what vLLM works with: with a margin kept free, and without."""
@@ -35,8 +35,7 @@ def sized(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec)
         return every
     waiting = [role.name for role in every if waits(role) and not role.rollout_options.kv_cache_bytes]
     free: dict[str, Free] = {}
-    held = device_bytes(map(with_least, every), placement, cluster) if waiting else ()
-    for device in {(d.exists, *((name, id(estimate)) for name, estimate in d.roles.items())): d for d in held}.values():
+    for device, _ in alike_devices(map(with_least, every), placement, cluster) if waiting else ():
         for name, there in free_bytes(device, waiting).items():
             free[name] = _least([there, free.get(name, there)])
     devices = cluster.devices
@@ -84,7 +83,7 @@ def with_least(role: RoleSpec) -> RoleSpec:
     assert role.model is not None
     assert role.rollout is not None
     least = least_cache_bytes(role.model, role.rollout_options, role.rollout.tp, role.dtype)
-    return altered(role, rollout_options=replace(role.rollout_options, kv_cache_bytes=least))
+    return replace(role, rollout_options=replace(role.rollout_options, kv_cache_bytes=least))
 
 
 def _chosen(role: RoleSpec, devices: Iterable[DeviceSpec], free: Free) -> RolloutOptions:

@@ -16,6 +16,7 @@ on is not fitted at all, nor are more than eight, those on which observations de
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hfsdk.core.checks import checked
+from hfsdk.core.clock import stretch
 from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec
@@ -349,11 +351,10 @@ def _phases(step: Measured, call: Span, name: str, spans: Sequence[Span]) -> lis
 
 
 def _stretch(cluster: ClusterSpec, devices: Sequence[int]) -> float:
-    counts: dict[int, int] = {}
-    for device in devices:
-        node = cluster.node_of(device)
-        counts[node] = counts.get(node, 0) + 1
-    return max([1.0, *(count / cluster.cores_of(node) for node, count in counts.items())]) if cluster.shares_cores else 1.0
+    if not cluster.shares_cores:
+        return 1.0
+    workers = Counter(cluster.node_of(device) for device in devices)
+    return max((stretch(count, cluster.cores_of(node)) for node, count in workers.items()), default=1.0)
 
 
 def _measured(one: Measured | Measurable) -> Measured:

@@ -47,8 +47,6 @@ def decode_s(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) ->
     """
     if not responses.any():
         return 0.0
-    if not setup.traits.kv_cache:
-        return _without_cache(perf, setup, prompts, responses)
     wide, spec = slots(setup, prompts, responses), setup.spec
     ends = np.sort(responses)
     if len(ends) > wide:  # ascending, so that the shortest rows stand in the first, incomplete round
@@ -96,11 +94,3 @@ def _step_s(perf: PerfModel, setup: Setup, active: Array) -> Array:
     if stages > 1:
         stage = stage + message / perf._rate(links.pp) + links.pp.latency_s
     return _rounds(setup, active) * stage + (perf.step_s + perf.row_s * active)
-
-
-def _without_cache(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) -> float:
-    """Seconds where every token is a forward pass over its whole context: the passes of all lengths on the way."""
-    steps = int(responses.max())
-    middle = prompts + responses / 2
-    one = perf.forward(setup.generating, middle)
-    return steps * (one + perf.step_s)

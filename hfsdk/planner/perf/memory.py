@@ -30,7 +30,7 @@ Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -39,8 +39,8 @@ from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import PARTS, RoleSpec
-from hfsdk.core.rollout_sizes import CPU_KV_CACHE_BYTES, KV_CACHE_BYTES, LEAST_SEQS, longest_tokens
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, ModelSpec
+from hfsdk.core.rollout_sizes import cache_bytes
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
 from hfsdk.core.training_choices import choose_training
 from hfsdk.resharding.boxes import padded_vocab
 
@@ -168,7 +168,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         rollout_weights = copies * size * rollout_parameters(spec, tp)
         if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
             rollout_weights = max(0, rollout_weights - size * parameters)
-        kv_cache = kv_cache_bytes(role, tp, on_cpu=on_cpu)
+        kv_cache = cache_bytes(spec, role.rollout_options, tp, role.dtype, on_cpu=on_cpu)
     sleeps = not on_cpu and role.train is not None
     return MemoryEstimate(
         weights=size * parameters,
@@ -197,28 +197,40 @@ def adamw_temporary_bytes(parameters: int, *, on_cpu: bool, fused: bool = False)
 @checked
 def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> tuple[DeviceMemory, ...]:
     """Return what every placed device is asked for, in device order; roles without a model need no device."""
-    declared = [role for role in roles if role.model is not None]
-    devices, found = cluster.devices, []
-    homes = [(role, home, frozenset(home.devices)) for role in declared for home in [placement.pool_of(role.name)]]
-    estimates: dict[tuple[str, bool], MemoryEstimate] = {}
+    found = [replace(one, device=number) for one, numbers in alike_devices(roles, placement, cluster) for number in numbers]
+    return tuple(sorted(found, key=lambda d: d.device))
+
+
+def alike_devices(
+    roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec
+) -> Iterator[tuple[DeviceMemory, tuple[int, ...]]]:
+    """Yield the same once for all devices of a pool that are alike, as it is on the first of them, with their numbers."""
+    devices = cluster.devices
+    homes = [(role, home, frozenset(home.devices)) for role in roles if role.model for home in [placement.pool_of(role.name)]]
     for pool in (p for p in placement.pools if not p.within):
+        near = [(role, home, there) for role, home, there in homes if pool.name in (home.name, home.within)]
+        kinds: list[DeviceSpec] = []
+        alike: dict[tuple[int, ...], list[int]] = {}
         for number in pool.devices:
-            spec = devices[number]
+            if devices[number] not in kinds:
+                kinds.append(devices[number])
+            alike.setdefault((kinds.index(devices[number]), *(number in there for *_, there in near)), []).append(number)
+        for (kind, *here), numbers in alike.items():
+            spec = kinds[kind]
             on_cpu = spec.name.startswith("cpu")
-            mine: dict[str, MemoryEstimate] = {}
-            for role, home, there in homes:
-                if number in there and pool.name in (home.name, home.within):
-                    key = role.name, on_cpu
-                    if key not in estimates:
-                        estimates[key] = role_bytes(role, home.size, on_cpu=on_cpu)
-                    mine[role.name] = estimates[key]
-            if sum(e.asleep > 0 for e in mine.values()) > 1:
+            mine = {
+                role.name: role_bytes(role, home.size, on_cpu=on_cpu)
+                for (role, home, _), is_here in zip(near, here, strict=True) if is_here
+            }  # fmt: skip
+            if sum(estimate.asleep > 0 for estimate in mine.values()) > 1:
                 mine = {name: replace(estimate, asleep=0) for name, estimate in mine.items()}
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
-            found.append(DeviceMemory(
-                device=number, device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine,
-            ))  # fmt: skip
-    return tuple(sorted(found, key=lambda d: d.device))
+            yield (
+                DeviceMemory(
+                    device=numbers[0], device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine
+                ),
+                tuple(numbers),
+            )
 
 
 @checked
@@ -285,19 +297,6 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     copies = LOGITS_COPIES if role.trainable else 2.0
     width = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
     return round(activations), round(tokens * width * 4 * copies)
-
-
-def kv_cache_bytes(role: RoleSpec, tp: int, *, on_cpu: bool) -> int:
-    """Return the bytes of key/value cache of one rank of the role's rollout, as declared or as the engine sizes it.
-
-    On accelerators :func:`hfsdk.planner.perf.cache.sized` chooses it; until then it is what a rollout should have at least.
-    """
-    assert role.model is not None
-    options = role.rollout_options
-    if options.kv_cache_bytes:
-        return options.kv_cache_bytes
-    one = longest_tokens(role.model, options) * role.model.kv_bytes_per_token(role.dtype) // min(tp, role.model.num_kv_heads)
-    return max(one, min((options.max_num_seqs or LEAST_SEQS) * one, CPU_KV_CACHE_BYTES if on_cpu else KV_CACHE_BYTES))
 
 
 _COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits", "temporaries")

@@ -182,7 +182,7 @@ class PerfModel:
         seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
         message = layer_tokens * hidden * setup.bytes_each
         seconds += 2 * reduces * float(self._all_reduce(message, tp, setup.links.tp, layer_passes))
-        if traits.zero3:  # gathering the next layer's weights hides behind this layer's work
+        if traits.gathers_weights:  # gathering the next layer's weights hides behind this layer's work
             seconds = max(seconds, num_micro * (1 + (times > 1)) * self.gather(setup))
         return seconds + self._hops(setup, tokens, filling, num_micro)
 
@@ -205,7 +205,7 @@ class PerfModel:
     def reduced_bytes(self, setup: Setup) -> float:
         """Return the bytes that a rank sends for that."""
         dp = setup.layout.num_replicas
-        sent = 4 + setup.bytes_each if setup.distributed or setup.traits.zero3 else 8
+        sent = 4 + setup.bytes_each if setup.distributed or setup.traits.gathers_weights else 8
         return (dp - 1) / dp * self._local(setup) * sent
 
     def gather(self, setup: Setup) -> float:
@@ -218,7 +218,7 @@ class PerfModel:
 
         Every dp rank updates all of its weights, or 1 / dp of them with ``AdamW(distributed=True)``.
         """
-        shards = setup.layout.num_replicas if setup.distributed or setup.traits.zero3 else 1
+        shards = setup.layout.num_replicas if setup.distributed or setup.traits.gathers_weights else 1
         clip = setup.links.dp.latency_s * (setup.layout.size > 1)
         return self.optimizer_bytes * self._local(setup) / shards / setup.device.memory_bandwidth + clip
 

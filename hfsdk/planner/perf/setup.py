@@ -19,12 +19,12 @@ import numpy as np
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.rollout_sizes import LEAST_SEQS
+from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
-from hfsdk.planner.perf.memory import kv_cache_bytes, role_bytes
-from hfsdk.planner.perf.systems import HFSDK, SystemTraits
+from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.traits import HFSDK, EngineTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Setup:
     """Whether AdamW's state is sharded over dp."""
     offloads: tuple[str, ...] = ()
     """What stays in host memory while it is not used: ``"weights"``, ``"optimizer"``."""
-    traits: SystemTraits = HFSDK
+    traits: EngineTraits = HFSDK
 
     @classmethod
     def of(cls, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int]) -> Setup:
@@ -121,7 +121,7 @@ class Setup:
             groups = role.rollout.tp * role.rollout.pp
             if len(devices) % groups == 0:
                 rollout_links = Links.of(cluster, devices, replace(role.rollout, dp=len(devices) // groups))
-            cache = options.kv_cache_bytes or kv_cache_bytes(role, role.rollout.tp, on_cpu=on_cpu)
+            cache = cache_bytes(role.model, options, role.rollout.tp, role.dtype, on_cpu=on_cpu)
         return cls(
             spec=role.model, layout=layout, device=device, links=links, dtype=role.dtype, head=role.head,
             micro_batch_tokens=role.micro_batch_tokens, recompute=role.recompute, rollout=role.rollout,
@@ -137,7 +137,7 @@ class Setup:
 
     @property
     def rollout_pp(self) -> int:
-        """Pipeline-parallel size of the generating engine (1 in hfsdk; other systems generate in stages)."""
+        """Pipeline-parallel size of the generating engine (1 in hfsdk; other engines generate in stages)."""
         return 1 if self.rollout is None else self.rollout.pp
 
     @cached_property
@@ -148,7 +148,7 @@ class Setup:
         prefill reads a whole group.
         """
         layout = Layout(tp=self.rollout_tp, pp=self.rollout_pp, dp=1)
-        traits = replace(self.traits, zero3=False)
+        traits = replace(self.traits, gathers_weights=False)
         rows = self.traits.generation_rows
         return replace(
             self, layout=layout, links=self.rollout_links or self.links, traits=traits, offloads=(), recompute="",

@@ -12,14 +12,15 @@ by one (separation), on a pool other than its own. In 2312.11819's terms::
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import EXPORT_WEIGHTS, method_of
 from hfsdk.core.placement import SHADOWS
-from hfsdk.core.roles import RoleSpec, altered
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rollout_weights import RolloutWeights
 from hfsdk.planner.search.recorded import Recorded, RecordedCall
 
 MOST_ITEMS = 6
@@ -117,19 +118,19 @@ def _mode(roles: Sequence[RoleSpec], recorded: Recorded, shadows: Sequence[str])
     items = []
     for role in roles:
         generates = f"{role.name}.rollout" not in shadows
-        own = role if generates else altered(role, rollout=None)
+        own = role if generates else replace(role, rollout=None)
         items.append(Item(name=role.name, role=own, like=_like(own)))
     for name in shadows:
         base, _, ending = name.rpartition(".")
         trained = next(role for role in roles if role.name == base)
-        shadow = altered(trained, name=name, optimizer=None, shadow_of=base)
-        shadow = altered(shadow, train=None) if ending == "rollout" else altered(shadow, train=Layout(), auto=())
+        shadow = replace(trained, name=name, optimizer=None, shadow_of=base)
+        shadow = replace(shadow, train=None) if ending == "rollout" else replace(shadow, train=Layout(), auto=())
         items.append(Item(name=name, role=shadow, trained=trained, like=_like(shadow)))
     return Mode(items=tuple(items), jobs=tuple(_jobs(recorded, shadows, _sharing(roles, shadows))))
 
 
 def _like(role: RoleSpec) -> RoleSpec:
-    return altered(
+    return replace(
         role, name="", folder="", train=None, rollout=Layout() if role.rollout else None, auto=(), seed=0, restore="", nodes=(),
         timeout_s=60.0, generated_by="", shadow_of="shadow" if role.shadow_of else "",
     )  # fmt: skip
@@ -146,29 +147,25 @@ def _sharing(roles: Sequence[RoleSpec], shadows: Sequence[str]) -> set[str]:
 def _jobs(recorded: Recorded, shadows: Sequence[str], sharing: Collection[str]) -> Iterator[Job]:
     """Yield the step's jobs; a shadow's first call after its role has changed waits for an export of the weights."""
     number_of: dict[int, int] = {}
-    generating: set[str] = set()
-    """Roles of ``sharing`` whose weights are with the rollout; a step begins with the trainer's."""
-    fresh: set[str] = set()
-    """Roles whose rollout, and shadows that, have the weights as they are."""
+    weights = {role: RolloutWeights(shared=role in sharing) for role in recorded.roles}  # a step begins with the trainer's
+    synced = dict.fromkeys(shadows, False)
     number = 0
     for call in recorded.calls:
         after = tuple(number_of[i] for i in call.inputs if i in number_of)
-        by = next((f"{call.role}.{end}" for end, m in SHADOWS.items() if m == call.method and f"{call.role}.{end}" in shadows), "")
-        stale = method_of(call.method).generates and not by and call.role not in fresh
-        sync = bool(by) and by not in fresh
+        by = next((f"{call.role}.{end}" for end, m in SHADOWS.items() if m == call.method and f"{call.role}.{end}" in synced), "")
+        own = None if by or call.on_host else weights[call.role]
+        sync = bool(by) and not synced[by]
         if sync:
             yield Job(item=call.role, role=call.role, method=EXPORT_WEIGHTS.name, call=None, after=())
-            after, number = (*after, number), number + 1
+            after, number, synced[by] = (*after, number), number + 1, True
         item = "" if call.on_host else by or call.role
-        away = item in sharing and (bool(method_of(call.method).needs) if item in generating else method_of(call.method).generates)
-        yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after, stale=stale, away=away,
+        yield Job(item=item, role=item or call.role, method=call.method, call=call, after=after,
+                  stale=own is not None and own.stale_for(call.method), away=own is not None and own.away_for(call.method),
                   sync=sync, source=call.role if sync else "")  # fmt: skip
-        if away:
-            generating ^= {item}
-        if stale or sync:
-            fresh.add(by or call.role)
+        if own is not None:
+            own.note(call.method)
         if method_of(call.method).changes_weights:
-            fresh -= {call.role, *(f"{call.role}.{ending}" for ending in SHADOWS)}
+            synced |= {name: False for name in synced if name.rpartition(".")[0] == call.role}
         number_of[call.id] = number
         number += 1
 

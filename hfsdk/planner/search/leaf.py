@@ -11,12 +11,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hfsdk.core.clock import TASK_NODE
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.table import Array
+from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.pools import Kind, pack, pack_parts
 from hfsdk.planner.search.sharing import shared_times
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import Candidates, LayoutsOf, room
+from hfsdk.planner.search.tables import Candidates, room
+
+Number = tuple[tuple[str, ...], int, tuple[int, ...]]
+"""A placement's shadows, the number of its arrangement, and those of its pools' sizes."""
 
 MOST_AT_ONCE = 4096
 """Combinations of the first items that are carried on without ruling out any."""
@@ -31,6 +36,11 @@ class Leaf:
     space: Space
     arrangement: int
     sizes: tuple[int, ...]
+
+    @property
+    def number(self) -> Number:
+        """Which placement of a search it is."""
+        return self.space.mode.shadows, self.arrangement, self.sizes
 
     @property
     def blocks(self) -> tuple[tuple[int, ...], ...]:
@@ -196,17 +206,17 @@ class Leaf:
     def _jobs(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return every job's seconds, [plan, job]."""
         space = self.space
-        seconds = np.tile(space.fixed, (len(chosen), 1))
+        by_job = np.tile(space.fixed[:, None], (1, len(chosen)))  # as the replay reads them
         for i, one in enumerate(candidates):
             jobs = space.jobs_of[i]
             if not jobs:
                 continue
             least = one.seconds.min(0) if len(one) else np.full(len(jobs), np.inf)
             if i >= chosen.shape[1]:
-                seconds[:, jobs] = least
+                by_job[jobs] = least[:, None]
             else:
-                seconds[:, jobs] = np.where(chosen[:, i, None] < 0, least, one.seconds[chosen[:, i]] if len(one) else least)
-        return seconds
+                by_job[jobs] = np.vstack([one.seconds, least]).T[:, chosen[:, i]]  # of number -1 the last row, the least
+        return by_job.T
 
     def shared(self, seconds: Array) -> tuple[Array, Array]:
         """Return starts and ends of the jobs of some plans, [plan, job], where workers share cores.
@@ -223,7 +233,7 @@ class Leaf:
         before, slower = np.zeros(len(space.mode.jobs)), np.ones(len(space.mode.jobs))
         for j, job in enumerate(space.mode.jobs):
             if not job.item:
-                workers[j, 0] = 1
+                workers[j, TASK_NODE] = 1
                 continue
             block = homes[job.item]
             for device in devices[block]:
@@ -242,7 +252,7 @@ class Leaf:
             mine = [i for i in block if i < chosen.shape[1]]
             held.append(sum((candidates[i].resident[chosen[:, i]] for i in mine), np.zeros(len(chosen))))
             works.append(np.max([candidates[i].working[chosen[:, i]] for i in mine], axis=0) if mine else np.zeros(len(chosen)))
-            tps = [np.array([x["rollout"].tp if "rollout" in x else 0 for x in candidates[i].layouts])[chosen[:, i]] for i in mine]
+            tps = [candidates[i].rollout_tps[chosen[:, i]] for i in mine]
             tps = [tp for tp in tps if len(tp) and tp[0]]
             for tp in tps[1:]:
                 fits &= tp == tps[0]

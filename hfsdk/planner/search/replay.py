@@ -1,9 +1,9 @@
-"""When every job of a step starts and ends: the simulated runtime's rule, for many plans at once.
+"""When every job of a step starts and ends, for many plans at once, by the clock of :mod:`hfsdk.core.clock`.
 
-Jobs run in the order of submission. A job starts when its pool is free, every pool that shares devices with it is free, and all
-that it reads is there; CPU tasks have a clock of their own::
+Jobs run in the order of submission; a pool's devices are free when it and every pool that shares devices with it are; CPU tasks
+have a clock of their own::
 
-    end[j] = max(clock[pools that exclude j's], end[inputs of j]) + seconds[j]
+    end[j] = start_s(clock[pools that exclude j's], end[inputs of j]) + seconds[j]
 
 The makespan never falls when a job takes longer, so that least seconds of every job give a lower bound.
 """
@@ -16,6 +16,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 
+from hfsdk.core.clock import start_s
 from hfsdk.core.table import Array
 from hfsdk.planner.search.items import Grouping, Mode
 
@@ -87,10 +88,8 @@ class Replay:
         ends = np.empty((count, num_jobs))
         for j in range(num_jobs):
             own = blocks[:, j]
-            start = clocks[rows, own] if excludes is None else (clocks * excludes[:, j]).max(1)
-            for source in self.mode.jobs[j].after:
-                start = np.maximum(start, ends[:, source])
-            ends[:, j] = start + seconds[:, j]
+            free = clocks[rows, own] if excludes is None else (clocks * excludes[:, j]).max(1)
+            ends[:, j] = start_s([free, *(ends[:, source] for source in self.mode.jobs[j].after)]) + seconds[:, j]
             clocks[rows, own] = ends[:, j]
         return ends
 
@@ -101,8 +100,8 @@ class Replay:
         by_job = np.ascontiguousarray(seconds.T)
         for j, (job, own) in enumerate(zip(self.mode.jobs, self.block_of[grouping].tolist(), strict=True)):
             before = clocks if self.has_parts[grouping] else (own,)
-            start = [clocks[b] for b in before if b in clocks and self.excludes[grouping, j, b]] + [ends[k] for k in job.after]
-            ends.append(reduce(np.maximum, start) + by_job[j] if start else by_job[j])
+            free = [clocks[b] for b in before if b in clocks and self.excludes[grouping, j, b]]
+            ends.append(start_s([*free, *(ends[k] for k in job.after)]) + by_job[j])
             clocks[own] = ends[-1]
         return ends
 

@@ -14,18 +14,17 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
-from hfsdk.core.roles import RoleSpec, altered
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import sized, waits
-from hfsdk.planner.search.items import Item, Job, Mode, groupings_of, modes_of
-from hfsdk.planner.search.leaf import Leaf
+from hfsdk.planner.search.found import Best, Found, grouping_names
+from hfsdk.planner.search.items import groupings_of, modes_of
+from hfsdk.planner.search.leaf import Leaf, Number
 from hfsdk.planner.search.recorded import Recorded
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import LayoutsOf, Phases, Tables, with_layouts
+from hfsdk.planner.search.tables import Tables
 
 BATCH = 4096
 """Boxes that are split at once."""
@@ -57,153 +56,6 @@ FROM_MEMORY = (
 """What is said where sizes of rollouts come from memory."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Found:
-    """A plan: a placement, and the best layouts in it."""
-
-    seconds: float
-    """As they were compared: every rollout on GPUs with the cache that it has alone."""
-    leaf: Leaf
-    layouts: tuple[LayoutsOf, ...]
-    """Of every item of the leaf's mode."""
-
-    @property
-    def grouping(self) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
-        """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
-        return _names(self.leaf.space.mode, self.leaf.blocks, self.leaf.hosts)
-
-    @cached_property
-    def items(self) -> tuple[Item, ...]:
-        """The mode's items as they are placed: rollouts on GPUs with the sizes that all roles on their devices leave."""
-        space = self.leaf.space
-        if not space.sizes_are_open:
-            return space.mode.items
-        roles = [with_layouts(item.role, x) for item, x in zip(space.mode.items, self.layouts, strict=True)]
-        options = [role.rollout_options for role in sized(roles, self.leaf.placement(), space.tables.cluster)]
-        return tuple(
-            replace(item, role=altered(item.role, rollout_options=o), like=altered(item.like, rollout_options=o))
-            if waits(item.role) else item
-            for item, o in zip(space.mode.items, options, strict=True)
-        )  # fmt: skip
-
-    def timed(self) -> Found:
-        """Return it with the seconds of the step with those sizes, to be compared by them."""
-        other = replace(self, seconds=self.step_seconds)
-        other.__dict__.update(self.__dict__ | {"seconds": self.step_seconds})  # what was worked out stays
-        return other
-
-    @cached_property
-    def step_seconds(self) -> float:
-        """Seconds of the step with those sizes."""
-        space = self.leaf.space
-        if not space.sizes_are_open:
-            return self.seconds
-        return float(space.replay.makespan(self.job_seconds[None], space.arrangements[self.leaf.arrangement].grouping)[0])
-
-    @cached_property
-    def job_phases(self) -> list[tuple[Job, float, Phases]]:
-        """(job, seconds before its first span, its phases) for every job of the plan.
-
-        Where workers share cores, with what pools that are at work at the same time make each other slower.
-        """
-        found = self._alone
-        if not self.leaf.space.tables.cluster.shares_cores:
-            return found
-        starts, ends = self.leaf.shared(_seconds(found)[None])
-        rows = []
-        for j, (job, before, phases) in enumerate(found):
-            alone = sum(s for _, s in phases)
-            longer = (float(ends[0, j] - starts[0, j]) - (before if job.item else 0.0)) / alone if alone else 1.0
-            rows.append((job, before, [(name, s * longer) for name, s in phases]))
-        return rows
-
-    @property
-    def _alone(self) -> list[tuple[Job, float, Phases]]:
-        leaf, space = self.leaf, self.leaf.space
-        devices, tables = leaf.devices(), space.tables
-        assert devices is not None
-        homes = {i: b for b, block in enumerate(leaf.blocks) for i in block}
-        number = {item.name: i for i, item in enumerate(space.mode.items)}
-        rows: list[tuple[Job, float, Phases]] = []
-        for j, job in enumerate(space.mode.jobs):
-            if not job.item:
-                rows.append((job, 0.0, [(job.method, float(space.fixed[j]))]))
-                continue
-            i = number[job.item]
-            block = homes[i]
-            far = False
-            if job.sync:
-                both = devices[block], devices[homes[number[job.source]]]
-                far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
-            phases = tables.phases(self.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far)
-            rows.append((job, tables.perf.dispatch_s, phases))
-        return rows
-
-    @cached_property
-    def job_seconds(self) -> Array:
-        """Seconds of every job of the plan, [job]."""
-        return _seconds(self.job_phases)
-
-
-def _seconds(rows: Sequence[tuple[Job, float, Phases]]) -> Array:
-    return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in rows])
-
-
-def _names(mode: Mode, blocks: Sequence[Sequence[int]], hosts: Sequence[int]) -> frozenset[tuple[frozenset[str], frozenset[str]]]:
-    """Name who shares devices with whom."""
-    members = [frozenset(mode.items[i].name for i in block) for block in blocks]
-    return frozenset((m, members[h] if h >= 0 else frozenset()) for m, h in zip(members, hosts, strict=True))
-
-
-@dataclass(eq=False)
-class Best:
-    """The best plans so far, each of a kind of its own: of a grouping, or of a placement."""
-
-    top: int
-    by_placement: bool = False
-    best_alone: bool = False
-    """Whether only plans that are faster than all others still count."""
-    found: dict[Hashable, Found] = field(default_factory=dict)
-
-    def key(self, leaf: Leaf) -> Hashable:
-        """Return what a placement counts as: it and what is alike compete for one rank."""
-        arrangement = leaf.space.arrangements[leaf.arrangement]
-        grouping = leaf.space.mode.shadows, leaf.space.groupings[arrangement.grouping]
-        return (*grouping, arrangement.kinds, leaf.sizes) if self.by_placement else grouping
-
-    @property
-    def worst(self) -> float:
-        """Seconds at which a plan of a new kind is among the best."""
-        seconds = sorted(found.seconds for found in self.found.values())
-        if self.best_alone and seconds:
-            return seconds[0]
-        return seconds[self.top - 1] if len(seconds) >= self.top else np.inf
-
-    def limit(self, key: Hashable) -> float:
-        """Return the seconds below which a plan of this kind changes anything."""
-        own = self.found[key].seconds if key in self.found else np.inf
-        return min(own, self.worst)
-
-    def limits(self, space: Space) -> Array:
-        """Return that for every arrangement."""
-        worst = self.worst
-        if self.by_placement:
-            return np.full(len(space.arrangements), worst)
-        own = [self.found.get((space.mode.shadows, space.groupings[a.grouping])) for a in space.arrangements]
-        return np.array([worst if one is None else min(worst, one.seconds) for one in own])
-
-    def offer(self, leaf: Leaf) -> None:
-        """Choose the layouts of a placement, and keep it where it is among the best."""
-        key = self.key(leaf)
-        chosen = leaf.best(self.limit(key))
-        if chosen is not None:
-            self.found[key] = Found(seconds=chosen[0], leaf=leaf, layouts=chosen[1])
-
-    def ranked(self) -> list[Found]:
-        """Return the best, fastest first."""
-        return sorted(self.found.values(), key=lambda one: one.seconds)[: self.top]
-
-
 @dataclass(eq=False)
 class Search:
     """One search: its spaces, what it found, and how much it looked at."""
@@ -212,8 +64,8 @@ class Search:
     best: Best
     num_bounded: int = 0
     """Boxes whose bound was computed."""
-    offered: set[tuple[int, int, tuple[int, ...]]] = field(default_factory=set)
-    """Placements whose layouts were chosen: (id of the space, arrangement, numbers of sizes)."""
+    offered: set[Number] = field(default_factory=set)
+    """Placements whose layouts were chosen, as :attr:`Leaf.number` has them."""
     least_left: float = np.inf
     """Seconds that a plan which was not looked at takes at least, where the search ended early."""
     tables_s: float = 0.0
@@ -238,7 +90,7 @@ class Search:
         """
         modes = [(m, groupings_of(m)) for m in modes_of(roles, recorded, shadows)]
         if only is not None:
-            modes = [(m, [g for g in groupings if _names(m, g.blocks, g.hosts) == only]) for m, groupings in modes]
+            modes = [(m, [g for g in groupings if grouping_names(m, g.blocks, g.hosts) == only]) for m, groupings in modes]
         spaces = [Space(m, groupings, tables.kinds, tables, everything) for m, groupings in modes if groupings]
         return cls(spaces, Best(top, by_placement))
 
@@ -285,32 +137,12 @@ class Search:
 
     def run(self) -> list[Found]:
         """Return the best plans, fastest first; none where nothing fits."""
-        leads, asked = self.spaces[0].tables.known.leads, self._asked()
-        for lead in leads.get(asked, ()) if not self.best.found else ():
-            self._follow(*lead)
-        if len(self.best.found) < self.best.top:
+        if not self.best.found:
             self._prime(self.spaces[0])  # without shadows, which are seldom best
         self._branch()
-        ranked = self.best.ranked()
-        numbers = {space.mode.shadows: n for n, space in enumerate(self.spaces)}
-        leads[asked] = [(numbers[one.leaf.space.mode.shadows], one.leaf.arrangement, one.leaf.sizes) for one in ranked]
-        return ranked
+        return self.best.ranked()
 
     # -- first plans
-
-    def _asked(self) -> Hashable:
-        """Return what is searched for but for the workload: of searches that are alike in it the best plans often are, too."""
-        spaces = tuple((tuple(item.name for item in space.mode.items), tuple(space.groupings)) for space in self.spaces)
-        return spaces, self.best.top, self.best.by_placement
-
-    def _follow(self, number: int, arrangement: int, sizes: tuple[int, ...]) -> None:
-        """Offer a placement that was among the best before, where there is still room for it."""
-        space = self.spaces[number]
-        padded = np.zeros((1, space.replay.most_blocks), dtype=np.int64)
-        padded[0, : len(sizes)] = sizes
-        which, low, _ = self._tighten(space, np.array([arrangement]), padded, padded)
-        if len(which):
-            self._offer(self._leaf(space, arrangement, low[0]))
 
     def _prime(self, space: Space) -> None:
         """Offer one placement of every grouping: pools in proportion to the work that their jobs have on all devices."""
@@ -341,9 +173,8 @@ class Search:
 
     def _offer(self, leaf: Leaf) -> None:
         """Offer a placement, once: the limits only fall, so a second look at the one that came first finds nothing."""
-        number = id(leaf.space), leaf.arrangement, leaf.sizes
-        if number not in self.offered:
-            self.offered.add(number)
+        if leaf.number not in self.offered:
+            self.offered.add(leaf.number)
             self.best.offer(leaf)
 
     # -- branch and bound

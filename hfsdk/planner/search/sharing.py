@@ -1,21 +1,19 @@
-"""When the jobs of a step end where workers share cores: the simulated runtime's rule, for many plans at once.
+"""When the jobs of a step end where workers share cores, for many plans at once, by the rule of :mod:`hfsdk.core.clock`.
 
-With n workers of a node at work on C cores each runs at min(1, C / n) of its speed; a job before its work (dispatch), and one that
-waits, leaves the cores to the others::
+::
 
     4 workers on 2 cores      pool of 3, alone       2/3 of its speed
                               beside a pool of 1     both at half speed, until one of them is done
 
-All workers of a job are taken to have as much to do as its slowest one.
+All workers of a job are taken to have as much to do as its slowest one; the simulated runtime replays rank by rank.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from hfsdk.core.clock import DONE_S, core_speeds
 from hfsdk.core.table import Array
-
-DONE_S = 1e-12
 
 
 def shared_times(work: Array, before: Array, waits: Array, workers: Array, cores: Array) -> tuple[Array, Array]:
@@ -42,8 +40,7 @@ def shared_times(work: Array, before: Array, waits: Array, workers: Array, cores
         running = ~done & ((~done) @ needs == 0)
         starts = np.where(running & np.isinf(starts), now[:, None], starts)
         at_work = running & (early <= DONE_S) & (left > DONE_S)
-        busy = at_work @ workers
-        speeds = np.minimum(1.0, cores / np.maximum(busy, 1.0))
+        speeds = core_speeds(at_work @ workers, cores)
         rate = np.where(there, speeds[:, None, :], 1.0).min(2)
         until = np.where(at_work, left / rate, np.where(running & (early > DONE_S), early, np.where(running, 0.0, np.inf)))
         took = until.min(1, where=~done, initial=np.inf)

@@ -11,20 +11,20 @@ another in the seconds of any call and in either kind of bytes cannot make a pla
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hfsdk.core.errors import LayoutError
+from hfsdk.core.clock import stretch
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import EXPORT_WEIGHTS, FORWARD_BACKWARD, GENERATE, STEP, UPDATE, method_of
-from hfsdk.core.roles import RoleSpec, altered
-from hfsdk.core.rollout_sizes import LEAST_SEQS
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
+from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.decoding import slots
@@ -32,11 +32,12 @@ from hfsdk.planner.perf.memory import (
     CPU_PROCESS_BYTES,
     GPU_PROCESS_BYTES,
     MemoryEstimate,
-    kv_cache_bytes,
     role_bytes,
     rollout_parameters,
 )  # fmt: skip
 from hfsdk.planner.perf.perf_model import Lengths, Links, PerfModel, Setup
+from hfsdk.planner.perf.setup import parameters
+from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
 from hfsdk.planner.search.items import Item, Job
 from hfsdk.planner.search.pools import Kind, kinds_of, pack
 from hfsdk.planner.search.recorded import UNSPLIT, RecordedCall
@@ -45,15 +46,10 @@ EMPTY = np.zeros(0, dtype=np.int64)
 Shard = tuple[Array, Array, Lengths]
 """Prompt and response lengths of a rank's rows, and both together, summed once for all layouts."""
 NOTHING: list[Shard] = [(EMPTY, EMPTY, Lengths.of(EMPTY))]
-LAYOUT_FREE = ("parameters", "bytes_each", "peak_flops", "matmul_parameters", "layer_parameters", "head_layers")
-"""What a setup works out of its model and device alone; thousands of setups share it."""
 MOST_SETUPS = 50_000
 """Setups that are remembered; a search over 4,096 devices makes about 10,000."""
-SETUP_FIELDS = tuple(f.name for f in fields(Setup))
 Phases = list[tuple[str, float]]
 """(span name, seconds), in order."""
-LayoutsOf = Mapping[str, Layout]
-"""``"train"`` and ``"rollout"`` -> filled layouts."""
 Fitting = tuple[tuple[LayoutsOf, ...], Array, Array]
 """Layouts, and bytes resident and working of each."""
 
@@ -73,12 +69,24 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.layouts)
 
+    @cached_property
+    def rollout_tps(self) -> Array:
+        """Tensor-parallel size of the rollout, 0 without one, [candidate]."""
+        return np.array([x["rollout"].tp if "rollout" in x else 0 for x in self.layouts])
+
     def take(self, keep: Array) -> Candidates:
         """Return those with these numbers."""
         return Candidates(
             layouts=tuple(self.layouts[i] for i in keep), seconds=self.seconds[keep], resident=self.resident[keep],
             working=self.working[keep],
         )  # fmt: skip
+
+
+class Where(NamedTuple):
+    """A setup, and what it is known by: hashing its numbers would take longer than a prediction."""
+
+    key: Hashable
+    setup: Setup
 
 
 def process_bytes(kind: Kind) -> int:
@@ -93,18 +101,17 @@ def room(kind: Kind) -> int:
 
 @dataclass(eq=False, kw_only=True)
 class Known:
-    """What a cluster's layouts are whatever a step does: setups, links and bytes. A search takes them over from the one before."""
+    """What a cluster's layouts are whatever a step does: setups, links, bytes. Searches share it, and find the same without it."""
 
     kinds: tuple[Kind, ...]
     numbers: Iterator[int] = field(default_factory=count)
     likes: dict[RoleSpec, int] = field(default_factory=dict)
     """Each role has a number of its own, also where a what-if's thread and a cell search at the same time."""
     setups: dict[Any, Setup] = field(default_factory=dict)
+    roles: dict[Any, RoleSpec] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)
     bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
     fitting: dict[Any, Fitting] = field(default_factory=dict)
-    leads: dict[Hashable, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=dict)
-    """By what was searched for: the placements that were best; the next search looks at them first."""
 
 
 @lru_cache(maxsize=4)
@@ -177,7 +184,7 @@ class Tables:
         if key not in self.known.fitting:
             rows: list[tuple[LayoutsOf, int, int]] = []
             most = room(kind)
-            layers = _layer_bytes(role) if role.train is not None else 0.0
+            layers = layer_bytes(role) if role.train is not None else 0.0
             for layouts in self.layouts(item, kind, size):
                 train = layouts.get("train")
                 if train is not None and layers > most * train.tp * train.pp:
@@ -211,8 +218,8 @@ class Tables:
         shape = (train.tp, train.pp, train.dp if sharded else 0) if train else (0, 0, 0)
         key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu, least
         if key not in self.known.bytes:
-            role = with_layouts(role, layouts)
-            self.known.bytes[key] = role_bytes(with_least(role) if least else role, size, on_cpu=kind.on_cpu)
+            role = self._generating(item, rollout.tp if rollout else 0, least)
+            self.known.bytes[key] = role_bytes(role if train is None else replace(role, train=train), size, on_cpu=kind.on_cpu)
         return self.known.bytes[key]
 
     # -- seconds
@@ -231,8 +238,8 @@ class Tables:
         """Return how many times as long calls take because all workers of a pool are at work and share a node's cores."""
         if not self._shares_cores:
             return 1.0
-        cores = [(len(node), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes]
-        return max(1.0, *(min(size, workers) / there for workers, there in cores))
+        nodes = {(min(size, len(node)), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes}
+        return max(stretch(workers, cores) for workers, cores in nodes)
 
     def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool | None) -> Phases:
         found: Phases = []
@@ -240,17 +247,17 @@ class Tables:
             found.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
         if job.away and not method_of(job.method).generates and kind.on_cpu:  # the trainer's weights come back first
-            found += self._priced("to_training", self.setup(item, layouts, kind, size, rollout=True), NOTHING, None)
+            found += self._priced("to_training", self._where(item, layouts, kind, size, rollout=True), NOTHING, None)
         if call is None:
-            return self._priced(EXPORT_WEIGHTS.name, self.setup(item, layouts, kind, size), NOTHING, None)
+            return self._priced(EXPORT_WEIGHTS.name, self._where(item, layouts, kind, size), NOTHING, None)
         if method_of(job.method).learns:
-            return found + self._training(item, call, self.setup(item, layouts, kind, size))
+            return found + self._training(call, self._where(item, layouts, kind, size))
         if method_of(job.method).generates and "rollout" in layouts:
             return found + self._generation(item, job, layouts, kind, size)
-        setup = self.setup(item, layouts, kind, size)
+        where = self._where(item, layouts, kind, size)
         by = {"DP": size, "MICRO_DP": size // layouts["rollout"].tp if "rollout" in layouts else size}
-        parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, setup.layout.num_replicas)
-        return found + self._priced(call.method, setup, self._slowest(call, parts), (call.id, parts))
+        parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, where.setup.layout.num_replicas)
+        return found + self._priced(call.method, where, self._slowest(call, parts), (call.id, parts))
 
     def far(self, kind: Kind, size: int) -> bool | None:
         """Whether other pools lie on other nodes than a pool of this size; ``None`` where that depends on which pool it is."""
@@ -270,31 +277,31 @@ class Tables:
         assert item.role.model is not None
         rollout = layouts.get("rollout")
         size = DTYPE_BYTES[item.role.dtype]
-        count = rollout_parameters(item.role.model, rollout.tp) if rollout else num_parameters(item.role.model)
+        count = rollout_parameters(item.role.model, rollout.tp) if rollout else parameters(item.role.model)
         return link.latency_s + size * count / link.bandwidth
 
     def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
         """Moving stale weights does not depend on the rows; generating depends on the trainer's layout by the cache it leaves."""
         assert job.call is not None
         tp = layouts["rollout"].tp
-        setup, parts = self.setup(item, layouts, kind, size, rollout=True), size // tp
+        where, parts = self._where(item, layouts, kind, size, rollout=True), size // tp
         rows = self._slowest(job.call, parts)
-        key = self._like(item), kind, size, tp, job.call.id, tuple(slots(setup, p, r) for p, r, _ in rows)
+        key = self._like(item), kind, size, tp, job.call.id, tuple(slots(where.setup, p, r) for p, r, _ in rows)
         if key not in self._costs:
-            self._costs[key] = self._priced(job.method, setup, rows, (job.call.id, parts))
+            self._costs[key] = self._priced(job.method, where, rows, (job.call.id, parts))
         moved: Phases = []
         if job.stale or (job.away and kind.on_cpu):
-            before = dict(self._priced(GENERATE.name, setup, NOTHING, "fresh"))
-            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced(GENERATE.name, setup, NOTHING, "stale", stale=True)]
+            before = dict(self._priced(GENERATE.name, where, NOTHING, "fresh"))
+            moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced(GENERATE.name, where, NOTHING, "stale", stale=True)]
         return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]
 
-    def _training(self, item: Item, call: RecordedCall, setup: Setup) -> Phases:
+    def _training(self, call: RecordedCall, where: Where) -> Phases:
         """Every optimizer step waits for the dp rank that is slowest in its mini-batch."""
-        dp, total = setup.layout.num_replicas, dict[str, float]()
+        dp, total = where.setup.layout.num_replicas, dict[str, float]()
         for number, rows in enumerate(call.mini_batches):
             mark = call.id, dp, ("rows", len(rows)) if call.alike else number
-            steps = self._priced(STEP.name, setup, NOTHING, None) if call.method == UPDATE.name else []
-            for name, seconds in self._priced(FORWARD_BACKWARD.name, setup, self._slowest(call, dp, rows, mark), mark) + steps:
+            steps = self._priced(STEP.name, where, NOTHING, None) if call.method == UPDATE.name else []
+            for name, seconds in self._priced(FORWARD_BACKWARD.name, where, self._slowest(call, dp, rows, mark), mark) + steps:
                 total[name] = total.get(name, 0.0) + seconds
         return list(total.items())
 
@@ -304,11 +311,11 @@ class Tables:
             self._rows[key] = [(p, r, Lengths.of(p + r)) for p, r in call.slowest_rows(parts, rows)]
         return self._rows[key]
 
-    def _priced(self, method: str, setup: Setup, rows: Sequence[Shard], mark: object, *, stale: bool = False) -> Phases:
+    def _priced(self, method: str, where: Where, rows: Sequence[Shard], mark: object, *, stale: bool = False) -> Phases:
         """Return the phases of the slowest of some ranks; ``mark`` says which rows they are."""
-        key = id(setup), method, mark, stale
+        key = where.key, method, mark, stale
         if key not in self._costs:
-            every = [list(self.perf.costs(method, setup, p, r, stale, both).items()) for p, r, both in rows]
+            every = [list(self.perf.costs(method, where.setup, p, r, stale, both).items()) for p, r, both in rows]
             self._costs[key] = every[0] if len(every) == 1 else max(every, key=lambda phases: sum(s for _, s in phases))
         return self._costs[key]
 
@@ -316,42 +323,49 @@ class Tables:
 
     def setup(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, rollout: bool = False) -> Setup:
         """Return ``Setup.of`` the item on a pool of this size, at a fraction of its price."""
+        return self._where(item, layouts, kind, size, rollout=rollout).setup
+
+    def _where(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, rollout: bool = False) -> Where:
         train = layouts.get("train") or Layout(dp=size)
         tp = layouts["rollout"].tp if rollout else 0
         alone = self.alone and tp > 0 and waits(item.role)  # of the others every table has the same
         key = self._like(item), kind, size, train.tp, train.pp, tp, alone
         if key not in self.known.setups:
             self.known.setups[key] = self._setup(item, layouts, train, tp, kind, size)
-        return self.known.setups[key]
+        return Where(key, self.known.setups[key])
 
     def _setup(self, item: Item, layouts: LayoutsOf, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
         least = (self._like(item), kind, rollout_tp)
         if least not in self.known.setups:
             few = max(1, rollout_tp)
             small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
-            role = altered(item.role, train=small["train"], rollout=small.get("rollout"))
+            role = replace(item.role, train=small["train"], rollout=small.get("rollout"))
             home = kind.devices if kind.whole else kind.devices[:few]
             if kind.whole:
                 rollout = Layout(tp=few, dp=len(home) // few) if rollout_tp else None
-                role = altered(role, train=Layout(dp=len(home)), rollout=rollout)
+                role = replace(role, train=Layout(dp=len(home)), rollout=rollout)
             self.known.setups[least] = Setup.of(role, self.cluster, home)
         changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
         if rollout_tp:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
             if waits(item.role) and not kind.on_cpu:
-                role = with_layouts(item.role, layouts)
+                role = self._generating(item, rollout_tp, least=False)
+                assert role.model is not None
                 options = role.rollout_options
                 if self.alone:
                     options = sizes_alone(role, self.bytes_of(item, layouts, kind, size, least=True), self._devices(kind))
                 changes["max_num_seqs"] = options.max_num_seqs or LEAST_SEQS
-                changes["kv_cache_bytes"] = options.kv_cache_bytes or kv_cache_bytes(role, rollout_tp, on_cpu=False)
-        base = self.known.setups[least]
-        made = object.__new__(Setup)
-        made.__dict__.update({name: base.__dict__[name] for name in SETUP_FIELDS}, **changes)
-        for name in LAYOUT_FREE:
-            made.__dict__[name] = getattr(base, name)
-        return made
+                changes["kv_cache_bytes"] = cache_bytes(role.model, options, rollout_tp, role.dtype, on_cpu=False)
+        return replace(self.known.setups[least], **changes)
+
+    def _generating(self, item: Item, tp: int, least: bool) -> RoleSpec:
+        """Return an item's role with a rollout of this tp, all that its bytes depend on; ``least``: with the smallest cache."""
+        key = self._like(item), tp, least
+        if key not in self.known.roles:
+            role = replace(item.role, rollout=Layout(tp=tp, dp=1) if tp else None)
+            self.known.roles[key] = with_least(role) if least else role
+        return self.known.roles[key]
 
     def _devices(self, kind: Kind) -> Sequence[DeviceSpec]:
         return list(dict.fromkeys(self.cluster.devices)) if kind.whole else [kind.device]
@@ -368,75 +382,6 @@ class Tables:
         if item not in self._items:
             self._items[item] = self.known.likes.setdefault(item.like, next(self.known.numbers))
         return self._items[item]
-
-
-def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
-    """Return the role in these layouts."""
-    return altered(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
-
-
-@lru_cache(maxsize=64)
-def num_parameters(spec: ModelSpec) -> int:
-    """Return a model's weights; counting its tensors takes longer than a prediction."""
-    return spec.num_parameters()
-
-
-def _layer_bytes(role: RoleSpec) -> float:
-    """Bytes of the layers' weights, and of their gradients where they are trained: what a role holds at least, over all ranks."""
-    spec = role.model
-    assert spec is not None
-    if role.offload:
-        return 0.0
-    layers = num_parameters(spec) - 2 * spec.vocab_size * spec.hidden_size
-    return layers * (DTYPE_BYTES[role.dtype] + 4 * role.trainable)
-
-
-def trains_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
-    """Return a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
-    assert role.model is not None
-    assert role.train is not None
-    return _every_train(role.model, kind.node_size, size) if "train" in role.auto else _declared(role.train, size)
-
-
-def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
-    """Return a role's rollout layouts on a pool, as :func:`trains_of`."""
-    assert role.model is not None
-    assert role.rollout is not None
-    if "rollout" not in role.auto:
-        return _declared(role.rollout, size)
-    return [Layout(tp=tp, dp=size // tp) for tp in _fitting_tp(role.model, kind.node_size, size)]
-
-
-def _declared(layout: Layout, size: int) -> Sequence[Layout]:
-    try:
-        return [layout.fill(size)]
-    except LayoutError:
-        return []
-
-
-@lru_cache(maxsize=1024)
-def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]:
-    return [
-        Layout(tp=tp, pp=pp, dp=size // tp // pp)
-        for tp in _fitting_tp(spec, node_size, size)
-        for pp in range(1, min(spec.num_layers, size // tp) + 1)
-        if spec.num_layers % pp == 0 and size // tp % pp == 0
-    ]
-
-
-@lru_cache(maxsize=1024)
-def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Sequence[int]:
-    """Tp within a node: a pool inside one lies side by side there, one of several nodes begins anew with each."""
-    fitting = [tp for tp in range(1, min(node_size, size) + 1) if size % tp == 0 and (size <= node_size or node_size % tp == 0)]
-    return [tp for tp in fitting if _divides(spec, tp)]
-
-
-def _divides(spec: ModelSpec, tp: int) -> bool:
-    try:
-        Layout(tp=tp).check_model(spec)
-    except LayoutError:
-        return False
-    return True
 
 
 def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:

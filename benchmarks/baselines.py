@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 import numpy as np
@@ -26,9 +26,34 @@ import numpy as np
 from hfsdk.core.checks import checked
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.table import Array
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.setup import Links, Setup, parameters
-from hfsdk.planner.perf.systems import DEEPSPEED_CHAT, HYBRIDFLOW, NEMO_ALIGNER, OPENRLHF, SystemTraits
+from hfsdk.planner.perf.traits import HFSDK, EngineTraits
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A published system: its engines' properties, taken from papers and code. No timings are written here."""
+
+    name: str
+    traits: EngineTraits = HFSDK
+    kv_cache: bool = True
+    """Whether keys and values of earlier tokens are kept; without, each token is a forward pass over the whole context."""
+
+
+HYBRIDFLOW = System(name="HybridFlow")
+"""HybridFlow (arXiv 2409.19256, section 7): Megatron-LM and vLLM."""
+DEEPSPEED_CHAT = System(
+    name="DeepSpeed-Chat", traits=EngineTraits(gathers_weights=True, cuda_graphs=False, sequence_parallel=False)
+)
+"""DeepSpeed-Chat (arXiv 2308.01320): ZeRO-3, and a hybrid engine that gathers the weights before it generates."""
+OPENRLHF = System(name="OpenRLHF", traits=EngineTraits(gathers_weights=True, sequence_parallel=False))
+"""OpenRLHF (arXiv 2405.11143): ZeRO-3 and vLLM on separate devices."""
+NEMO_ALIGNER = System(name="NeMo-Aligner", kv_cache=False, traits=EngineTraits(cuda_graphs=False))
+"""NeMo-Aligner v0.2 (arXiv 2405.01481): generation by the training engine; HybridFlow (section 8.2) found no KV cache in it."""
+SYSTEMS = (DEEPSPEED_CHAT, OPENRLHF, NEMO_ALIGNER)
+"""The systems HybridFlow was compared with."""
 
 ROLES = ("actor", "reference", "critic", "reward")
 TRAINED = ("actor", "critic")
@@ -52,7 +77,7 @@ class PpoWorkload:
 class SystemPlan:
     """What a system does with its devices."""
 
-    traits: SystemTraits
+    system: System
     pools: Mapping[str, int]
     """Roles that share devices, e.g. ``"actor reference"`` -> how many; ``"rollout"`` is a pool of its own or the actor's."""
     layouts: Mapping[str, Layout]
@@ -78,7 +103,7 @@ class SystemPlan:
         pools = ", ".join(
             f"{names.replace(' ', '+')} {n} ({self.layouts.get(names, self.rollout)})" for names, n in self.pools.items()
         )
-        return f"{self.traits.name}: {pools}; rollout tp{self.rollout.tp}"
+        return f"{self.system.name}: {pools}; rollout tp{self.rollout.tp}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +124,9 @@ def static_bytes(plan: SystemPlan, spec: ModelSpec, pool: str) -> float:
     if layout is None:
         return 0.0
     dp = layout.num_replicas
-    each = 18 / dp if plan.traits.zero3 else 6 + 12 / dp
+    each = 18 / dp if plan.system.traits.gathers_weights else 6 + 12 / dp
     trained = sum(role in TRAINED for role in pool.split())
-    frozen = sum(role in ("reference", "reward") for role in pool.split()) * (2 / dp if plan.traits.zero3 else 2)
+    frozen = sum(role in ("reference", "reward") for role in pool.split()) * (2 / dp if plan.system.traits.gathers_weights else 2)
     return parameters(spec) * (each * trained + frozen) / (layout.tp * layout.pp)
 
 
@@ -111,7 +136,7 @@ def kv_bytes(plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec) -> float:
     pool = plan.pool_of("rollout")
     copy = 2 * parameters(spec) / (plan.rollout.tp * plan.rollout.pp)
     layout = plan.layouts.get(pool)
-    if layout is not None and not plan.traits.zero3 and layout.tp % plan.rollout.tp == 0:
+    if layout is not None and not plan.system.traits.gathers_weights and layout.tp % plan.rollout.tp == 0:
         copy -= 2 * parameters(spec) / (layout.tp * layout.pp)  # the training shard is part of it
     return USABLE * cluster.devices[0].memory_bytes - WORKING_BYTES - static_bytes(plan, spec, pool) - copy
 
@@ -129,9 +154,9 @@ def _links(cluster: ClusterSpec, first: int, count: int, layout: Layout) -> Link
     return Links.of(cluster, range(first, first + count), layout)
 
 
-def _recompute(traits: SystemTraits, role: str) -> str:
+def _recompute(system: System, role: str) -> str:
     """ZeRO-3 systems train with gradient checkpointing (their examples switch it on)."""
-    return "full" if traits.zero3 and role in TRAINED else ""
+    return "full" if system.traits.gathers_weights and role in TRAINED else ""
 
 
 @checked
@@ -145,9 +170,9 @@ def describe(plan: SystemPlan, role: str, spec: ModelSpec, cluster: ClusterSpec)
     home = plan.pool_of("rollout")
     return Setup(
         spec=spec, layout=layout, device=cluster.devices[0], links=_links(cluster, first, count, layout),
-        head="lm" if role in ("actor", "reference", "rollout") else "scalar", recompute=_recompute(plan.traits, role),
+        head="lm" if role in ("actor", "reference", "rollout") else "scalar", recompute=_recompute(plan.system, role),
         rollout=plan.rollout, rollout_links=_links(cluster, plan.first_device(home), plan.pools[home], whole), max_num_seqs=256,
-        kv_cache_bytes=max(1, int(kv_bytes(plan, spec, cluster))), distributed=True, traits=plan.traits,
+        kv_cache_bytes=max(1, int(kv_bytes(plan, spec, cluster))), distributed=True, traits=plan.system.traits,
         micro_batch_tokens=4096,
     )  # fmt: skip
 
@@ -156,14 +181,19 @@ def describe(plan: SystemPlan, role: str, spec: ModelSpec, cluster: ClusterSpec)
 def transition_s(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec) -> float:
     """Return the seconds from trained weights to a rollout that has them."""
     actor = describe(plan, "actor", spec, cluster)
-    if not plan.traits.kv_cache:
+    if not plan.system.kv_cache:
         return 0.0  # the training engine generates
-    if not plan.traits.zero3:
+    if not plan.system.traits.gathers_weights:
         return perf.reshard(actor)
     gathered = perf.gather(actor) + perf.rewrite(actor)
     if plan.pool_of("rollout") == plan.pool_of("actor"):
         return gathered
     return gathered + perf.move(2 * parameters(spec), cluster.inter_node, spec.num_layers)
+
+
+def decode_without_cache(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) -> float:
+    """Return the seconds where every token is a forward pass over its whole context: the passes of all lengths on the way."""
+    return int(responses.max()) * (perf.forward(setup.generating, prompts + responses / 2) + perf.step_s)
 
 
 @checked
@@ -176,7 +206,8 @@ def ppo_step(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: Cluste
     actor = describe(plan, "actor", spec, cluster)
     mine = -(-work.prompts // replicas)
     prompts, responses = np.full(mine, work.prompt_tokens), np.full(mine, work.response_tokens)
-    generation = perf.prefill(actor, prompts) + perf.decode(actor, prompts, responses)
+    decode = perf.decode if plan.system.kv_cache else partial(decode_without_cache, perf)
+    generation = perf.prefill(actor, prompts) + decode(actor, prompts, responses)
     calls = {"generate": transition + generation}
     for role, method in (("reference", "log_probs"), ("critic", "values"), ("reward", "scores")):
         setup = describe(plan, role, spec, cluster)
@@ -221,9 +252,7 @@ def _rollouts(devices: int) -> Iterator[Layout]:
 
 
 @checked
-def placed(
-    traits: SystemTraits, pools: Mapping[str, int], perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec
-) -> SystemPlan | None:
+def placed(system: System, pools: Mapping[str, int], perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec) -> SystemPlan | None:
     """Return the fastest plan with these pools over all layouts that fit, or ``None`` where none does.
 
     Layouts of pools without the actor are chosen first, each by its own calls; then the actor's together with the rollout's.
@@ -232,15 +261,15 @@ def placed(
     chosen: dict[str, Layout] = {}
     for pool, count in pools.items():
         if "actor" not in pool.split() and pool != "rollout":
-            options = _megatron(count, spec) if not traits.zero3 else [Layout(dp=count)]
-            found = _fastest(traits, pools, pool, list(options), perf, spec, cluster)
+            options = _megatron(count, spec) if not system.traits.gathers_weights else [Layout(dp=count)]
+            found = _fastest(system, pools, pool, list(options), perf, spec, cluster)
             if found is None:
                 return None
             chosen[pool] = found
     own = next(pool for pool in pools if "actor" in pool.split())
-    for layout in _megatron(pools[own], spec) if not traits.zero3 else [Layout(dp=pools[own])]:
-        for rollout in _rollouts(pools.get("rollout", pools[own])) if traits.kv_cache else [Layout(tp=layout.tp, pp=layout.pp)]:
-            plan = SystemPlan(traits=traits, pools=pools, layouts={**chosen, own: layout}, rollout=rollout)
+    for layout in _megatron(pools[own], spec) if not system.traits.gathers_weights else [Layout(dp=pools[own])]:
+        for rollout in _rollouts(pools.get("rollout", pools[own])) if system.kv_cache else [Layout(tp=layout.tp, pp=layout.pp)]:
+            plan = SystemPlan(system=system, pools=pools, layouts={**chosen, own: layout}, rollout=rollout)
             if pools[plan.pool_of("rollout")] % rollout.size == 0 and fits(plan, spec, cluster):
                 total = ppo_step(perf, plan, spec, cluster).total
                 if total < least:
@@ -249,7 +278,7 @@ def placed(
 
 
 def _fastest(
-    traits: SystemTraits,
+    system: System,
     pools: Mapping[str, int],
     pool: str,
     options: list[Layout],
@@ -260,14 +289,14 @@ def _fastest(
     best, least = None, np.inf
     work, room = PpoWorkload(), USABLE * cluster.devices[0].memory_bytes - WORKING_BYTES
     for layout in options:
-        plan = SystemPlan(traits=traits, pools=pools, layouts={pool: layout}, rollout=Layout())
+        plan = SystemPlan(system=system, pools=pools, layouts={pool: layout}, rollout=Layout())
         if static_bytes(plan, spec, pool) > room:
             continue
         seconds = 0.0
         for role in pool.split():
             setup = Setup(
-                spec=spec, layout=layout, device=cluster.devices[0], traits=traits, head="scalar", micro_batch_tokens=4096,
-                links=_links(cluster, plan.first_device(pool), pools[pool], layout), recompute=_recompute(traits, role),
+                spec=spec, layout=layout, device=cluster.devices[0], traits=system.traits, head="scalar", micro_batch_tokens=4096,
+                links=_links(cluster, plan.first_device(pool), pools[pool], layout), recompute=_recompute(system, role),
                 distributed=True,
             )  # fmt: skip
             rows = np.full(-(-work.prompts // layout.num_replicas), work.prompt_tokens + work.response_tokens)
@@ -290,7 +319,7 @@ def _five(devices: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 @checked
-def best_plan(system: SystemTraits, perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec) -> SystemPlan | None:
+def best_plan(system: System, perf: PerfModel, spec: ModelSpec, cluster: ClusterSpec) -> SystemPlan | None:
     """Return the fastest plan a system can run on the whole cluster, or ``None`` where it runs out of memory.
 
     HybridFlow chooses among colocate, split and standalone (its Figure 12), OpenRLHF how many devices each model gets.
@@ -328,8 +357,3 @@ def compare_placements(seconds: Mapping[str, float]) -> tuple[str, float]:
     """
     order = sorted(seconds, key=lambda name: seconds[name])
     return order[0], seconds[order[1]] / seconds[order[0]] if len(order) > 1 else 1.0
-
-
-SYSTEMS = (DEEPSPEED_CHAT, OPENRLHF, NEMO_ALIGNER)
-"""The systems HybridFlow was compared with."""
-__all__ = ["HYBRIDFLOW", "SYSTEMS", "PpoStep", "PpoWorkload", "SystemPlan", "best_plan", "compare_placements", "placed", "ppo_step"]

@@ -1,0 +1,80 @@
+"""Which layouts of a role cover a pool: as declared, or every one that fits the model, tp within a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from hfsdk.core.errors import LayoutError
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
+from hfsdk.planner.perf.setup import parameters
+from hfsdk.planner.search.pools import Kind
+
+LayoutsOf = Mapping[str, Layout]
+"""``"train"`` and ``"rollout"`` -> filled layouts."""
+
+
+def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
+    """Return the role in these layouts."""
+    return replace(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
+
+
+def layer_bytes(role: RoleSpec) -> float:
+    """Bytes of the layers' weights, and of their gradients where they are trained: what a role holds at least, over all ranks."""
+    spec = role.model
+    assert spec is not None
+    if role.offload:
+        return 0.0
+    layers = parameters(spec) - 2 * spec.vocab_size * spec.hidden_size
+    return layers * (DTYPE_BYTES[role.dtype] + 4 * role.trainable)
+
+
+def trains_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
+    """Return a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
+    assert role.model is not None
+    assert role.train is not None
+    return _every_train(role.model, kind.node_size, size) if "train" in role.auto else _declared(role.train, size)
+
+
+def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
+    """Return a role's rollout layouts on a pool, as :func:`trains_of`."""
+    assert role.model is not None
+    assert role.rollout is not None
+    if "rollout" not in role.auto:
+        return _declared(role.rollout, size)
+    return [Layout(tp=tp, dp=size // tp) for tp in _fitting_tp(role.model, kind.node_size, size)]
+
+
+def _declared(layout: Layout, size: int) -> Sequence[Layout]:
+    try:
+        return [layout.fill(size)]
+    except LayoutError:
+        return []
+
+
+@lru_cache(maxsize=1024)
+def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]:
+    return [
+        Layout(tp=tp, pp=pp, dp=size // tp // pp)
+        for tp in _fitting_tp(spec, node_size, size)
+        for pp in range(1, min(spec.num_layers, size // tp) + 1)
+        if spec.num_layers % pp == 0 and size // tp % pp == 0
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _fitting_tp(spec: ModelSpec, node_size: int, size: int) -> Sequence[int]:
+    """Tp within a node: a pool inside one lies side by side there, one of several nodes begins anew with each."""
+    fitting = [tp for tp in range(1, min(node_size, size) + 1) if size % tp == 0 and (size <= node_size or node_size % tp == 0)]
+    return [tp for tp in fitting if _divides(spec, tp)]
+
+
+def _divides(spec: ModelSpec, tp: int) -> bool:
+    try:
+        Layout(tp=tp).check_model(spec)
+    except LayoutError:
+        return False
+    return True

@@ -1,0 +1,170 @@
+"""What a search finds: a placement with its best layouts (``Found``), and the best of them so far (``Best``)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from hfsdk.core.table import Array
+from hfsdk.planner.perf.cache import sized, waits
+from hfsdk.planner.search.fitting import LayoutsOf, with_layouts
+from hfsdk.planner.search.items import Item, Job, Mode
+from hfsdk.planner.search.leaf import Leaf
+from hfsdk.planner.search.space import Space
+from hfsdk.planner.search.tables import Phases
+
+Sharing = frozenset[tuple[frozenset[str], frozenset[str]]]
+"""Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Found:
+    """A plan: a placement, and the best layouts in it."""
+
+    seconds: float
+    """As they were compared: every rollout on GPUs with the cache that it has alone."""
+    leaf: Leaf
+    layouts: tuple[LayoutsOf, ...]
+    """Of every item of the leaf's mode."""
+
+    @property
+    def grouping(self) -> Sharing:
+        """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
+        return grouping_names(self.leaf.space.mode, self.leaf.blocks, self.leaf.hosts)
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """The mode's items as they are placed: rollouts on GPUs with the sizes that all roles on their devices leave."""
+        space = self.leaf.space
+        if not space.sizes_are_open:
+            return space.mode.items
+        roles = [with_layouts(item.role, x) for item, x in zip(space.mode.items, self.layouts, strict=True)]
+        options = [role.rollout_options for role in sized(roles, self.leaf.placement(), space.tables.cluster)]
+        return tuple(
+            replace(item, role=replace(item.role, rollout_options=o), like=replace(item.like, rollout_options=o))
+            if waits(item.role) else item
+            for item, o in zip(space.mode.items, options, strict=True)
+        )  # fmt: skip
+
+    def timed(self) -> Found:
+        """Return it with the seconds of the step with those sizes, to be compared by them."""
+        other = replace(self, seconds=self.step_seconds)
+        other.__dict__.update(self.__dict__ | {"seconds": self.step_seconds})  # what was worked out stays
+        return other
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """Seconds of the step with those sizes."""
+        space = self.leaf.space
+        if not space.sizes_are_open:
+            return self.seconds
+        return float(space.replay.makespan(self.job_seconds[None], space.arrangements[self.leaf.arrangement].grouping)[0])
+
+    @cached_property
+    def job_phases(self) -> list[tuple[Job, float, Phases]]:
+        """(job, seconds before its first span, its phases) for every job of the plan.
+
+        Where workers share cores, with what pools that are at work at the same time make each other slower.
+        """
+        found = self._alone
+        if not self.leaf.space.tables.cluster.shares_cores:
+            return found
+        starts, ends = self.leaf.shared(_seconds(found)[None])
+        rows = []
+        for j, (job, before, phases) in enumerate(found):
+            alone = sum(s for _, s in phases)
+            longer = (float(ends[0, j] - starts[0, j]) - (before if job.item else 0.0)) / alone if alone else 1.0
+            rows.append((job, before, [(name, s * longer) for name, s in phases]))
+        return rows
+
+    @property
+    def _alone(self) -> list[tuple[Job, float, Phases]]:
+        leaf, space = self.leaf, self.leaf.space
+        devices, tables = leaf.devices(), space.tables
+        assert devices is not None
+        homes = {i: b for b, block in enumerate(leaf.blocks) for i in block}
+        number = {item.name: i for i, item in enumerate(space.mode.items)}
+        rows: list[tuple[Job, float, Phases]] = []
+        for j, job in enumerate(space.mode.jobs):
+            if not job.item:
+                rows.append((job, 0.0, [(job.method, float(space.fixed[j]))]))
+                continue
+            i = number[job.item]
+            block = homes[i]
+            far = False
+            if job.sync:
+                both = devices[block], devices[homes[number[job.source]]]
+                far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
+            phases = tables.phases(self.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far)
+            rows.append((job, tables.perf.dispatch_s, phases))
+        return rows
+
+    @cached_property
+    def job_seconds(self) -> Array:
+        """Seconds of every job of the plan, [job]."""
+        return _seconds(self.job_phases)
+
+
+def _seconds(rows: Sequence[tuple[Job, float, Phases]]) -> Array:
+    return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in rows])
+
+
+def grouping_names(mode: Mode, blocks: Sequence[Sequence[int]], hosts: Sequence[int]) -> Sharing:
+    """Name who shares devices with whom."""
+    members = [frozenset(mode.items[i].name for i in block) for block in blocks]
+    return frozenset((m, members[h] if h >= 0 else frozenset()) for m, h in zip(members, hosts, strict=True))
+
+
+@dataclass(eq=False)
+class Best:
+    """The best plans so far, each of a kind of its own: of a grouping, or of a placement."""
+
+    top: int
+    by_placement: bool = False
+    best_alone: bool = False
+    """Whether only plans that are faster than all others still count."""
+    found: dict[Hashable, Found] = field(default_factory=dict)
+
+    def key(self, leaf: Leaf) -> Hashable:
+        """Return what a placement counts as: it and what is alike compete for one rank."""
+        arrangement = leaf.space.arrangements[leaf.arrangement]
+        grouping = leaf.space.mode.shadows, leaf.space.groupings[arrangement.grouping]
+        return (*grouping, arrangement.kinds, leaf.sizes) if self.by_placement else grouping
+
+    @property
+    def worst(self) -> float:
+        """Seconds at which a plan of a new kind is among the best."""
+        seconds = sorted(found.seconds for found in self.found.values())
+        if self.best_alone and seconds:
+            return seconds[0]
+        return seconds[self.top - 1] if len(seconds) >= self.top else np.inf
+
+    def limit(self, key: Hashable) -> float:
+        """Return the seconds below which a plan of this kind changes anything."""
+        own = self.found[key].seconds if key in self.found else np.inf
+        return min(own, self.worst)
+
+    def limits(self, space: Space) -> Array:
+        """Return that for every arrangement."""
+        worst = self.worst
+        if self.by_placement:
+            return np.full(len(space.arrangements), worst)
+        own = [self.found.get((space.mode.shadows, space.groupings[a.grouping])) for a in space.arrangements]
+        return np.array([worst if one is None else min(worst, one.seconds) for one in own])
+
+    def offer(self, leaf: Leaf) -> None:
+        """Choose the layouts of a placement, and keep it where it is among the best."""
+        key = self.key(leaf)
+        chosen = leaf.best(self.limit(key))
+        if chosen is not None:
+            self.found[key] = Found(seconds=chosen[0], leaf=leaf, layouts=chosen[1])
+
+    def ranked(self) -> list[Found]:
+        """Return the best, fastest first; of equally fast ones the first that was offered.
+
+        A search begins with nothing that another one left behind, so that the order is a matter of the question alone.
+        """
+        return sorted(self.found.values(), key=lambda one: one.seconds)[: self.top]
