@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart notebook gallery test fire lint bench lock locks clean
+.PHONY: help setup browser quickstart notebook gallery test test-all fire lint bench lock locks clean
 
 TORCH_LOCK := requirements/torch-cpu.txt
 BIN := .venv/bin
@@ -28,7 +28,7 @@ STAMP := .venv/.setup-$(shell (sha256sum $(LOCK) 2>/dev/null || shasum -a 256 $(
 ARGS ?=
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## .venv with the pinned packages, hfsdk itself, and the small models and data (a second when done)
 
@@ -75,7 +75,10 @@ notebook: setup  ## open the notebooks in JupyterLab, on this machine only
 gallery: setup browser  ## draw every picture from real runs into docs/gallery.md (about three minutes)
 	@$(BIN)/python scripts/gallery.py
 
-test: setup browser  ## pytest in two processes; make test ARGS="-k layout"
+test: setup browser  ## the tests that take less than ten minutes together; make test ARGS="-k layout"
+	@$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-all: setup browser  ## all tests (about 40 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 fire: setup  ## five minutes of kills, interrupts, damage, full disks and bad input; make fire ARGS="--minutes 60"

@@ -12,6 +12,8 @@ from spawn import run
 from trainer_harness import Harness, equal, policy_loss, rows_table, value_loss
 from whole_state import state_of
 
+pytestmark = pytest.mark.slow
+
 CASES = {"untied": "fp32", "tied": "fp32", "critic": "fp32", "half": "bf16"}
 """Model -> dtype."""
 KINDS = ("main", "exp_avg", "exp_avg_sq")

@@ -26,6 +26,8 @@ from hfsdk.engine.weights.direct import NOTHING, Links, Way
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard
 from hfsdk.resharding.reshard_plan import Move
 
+pytestmark = pytest.mark.slow
+
 NEVER = SafePoint(lambda: False)
 
 PAIRS = {

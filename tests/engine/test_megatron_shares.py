@@ -12,6 +12,8 @@ from test_checkpoint_layouts import KINDS, Layout, load, make_folders, refused, 
 from trainer_harness import Harness, equal
 from whole_state import state_of
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {"tied": "fp32", "half": "bf16", "critic": "bf16"}
 """Model -> dtype; the critic's head is fp32 all the same."""
 LAYOUTS = ["dp4", "tp2 dp2", "pp2 dp2"]

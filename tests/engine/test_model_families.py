@@ -117,7 +117,9 @@ def results(case):
 # ---- the laws
 
 every_model = pytest.mark.parametrize("model", MODELS)
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+every_layout = pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.slow] * (ranks > 1)) for name, ranks in LAYOUTS.items()]
+)
 
 
 @every_model
@@ -174,6 +176,7 @@ ROLLOUTS = {
 """(model, mode of the rollout's weights, training layout, tp of the rollout); prompts have 20 tokens and more."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ROLLOUTS)
 def test_vllms_log_probs_are_the_trainers(tmp_path, what):
     """Before and after an update whose weights go the planned way; both ranks draw the same."""

@@ -12,6 +12,8 @@ from test_megatron_shares import DTYPES, Here
 from trainer_harness import equal
 from whole_state import state_of
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [("tp2", "dp2"), ("dp2", "tp2"), ("pp2", "dp2"), ("tp2", "pp2")]
 """Layouts of the old place, on ranks 0 and 1, and of the new one, on 2 and 3."""
 

@@ -539,6 +539,7 @@ def test_one_rank(folders):
     assert segments() == []
 
 
+@pytest.mark.slow
 def test_a_step_ahead(folders):
     run(a_step_ahead, 1, folders[True])
 
@@ -557,6 +558,7 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_other_families(tmp_path):
     import transformers
 

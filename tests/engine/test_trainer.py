@@ -457,11 +457,18 @@ def results(case):
 
 ZERO = [layout for layout in LAYOUTS if layout.endswith(" zero")]
 PLAIN = [layout for layout in LAYOUTS if layout not in ZERO]
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
-every_plain_layout = pytest.mark.parametrize("layout", PLAIN)
-every_zero_layout = pytest.mark.parametrize("layout", ZERO)
-every_model = pytest.mark.parametrize(("layout", "model"), [(layout, m) for layout in LAYOUTS for m in models_of(layout)])
-every_plain_model = pytest.mark.parametrize(("layout", "model"), [(layout, m) for layout in PLAIN for m in models_of(layout)])
+
+
+def on(layout, *more):
+    """A case on a layout; on four ranks it is slow."""
+    return pytest.param(layout, *more, marks=[pytest.mark.slow] * (LAYOUTS[layout] > 2))
+
+
+every_layout = pytest.mark.parametrize("layout", [on(layout) for layout in LAYOUTS])
+every_plain_layout = pytest.mark.parametrize("layout", [on(layout) for layout in PLAIN])
+every_zero_layout = pytest.mark.parametrize("layout", [on(layout) for layout in ZERO])
+every_model = pytest.mark.parametrize(("layout", "model"), [on(layout, m) for layout in LAYOUTS for m in models_of(layout)])
+every_plain_model = pytest.mark.parametrize(("layout", "model"), [on(layout, m) for layout in PLAIN for m in models_of(layout)])
 
 
 # ---- the laws

@@ -28,6 +28,8 @@ from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.training_choices import TrainingChoices, choose_training
 from hfsdk.planner.perf.memory import role_bytes
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "tp2": 2, "pp2": 2, "dp2 zero": 2, "tp2 dp2 zero": 4, "tp2 pp2": 4, "pp2 dp2": 4,
     "tp4 for rollout 2": 4,

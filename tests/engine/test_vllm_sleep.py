@@ -360,6 +360,7 @@ def folder(tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_rollout_sleeps_between_phases_and_generates_as_if_it_had_not(folder):
     for rank, seen in enumerate(run(phases, 2, folder)):
         asleep = seen.pop("asleep by plan")

@@ -14,6 +14,8 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
 
+pytestmark = pytest.mark.slow
+
 TINY = str(Path(hfsdk.__file__).parent / "assets" / "tiny")
 
 

@@ -13,6 +13,8 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+QUICK = ("01", "10")
+"""Run by `make test` too: real engines, and a simulation."""
 
 TRAIN = ("01", "05", "06", "07")
 """Notebooks with training loops of many steps."""
@@ -58,6 +60,10 @@ class Kernel:
         self._client = None
 
 
+def case(path):
+    return pytest.param(path, marks=[pytest.mark.slow] * (not path.name.startswith(QUICK)))
+
+
 @pytest.fixture(scope="module")
 def kernel():
     made = Kernel()
@@ -65,7 +71,7 @@ def kernel():
     made.end()
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [case(path) for path in NOTEBOOKS], ids=lambda p: p.stem)
 def test_notebook_runs(kernel, path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:

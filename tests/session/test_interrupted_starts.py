@@ -11,6 +11,8 @@ import hfsdk as hf
 from hfsdk.engine.calls import queries as q
 from hfsdk.session import branching, checkpoint, comparing, folder_lock, placing, running, training
 
+pytestmark = pytest.mark.slow
+
 FILES = {module.__file__ for module in (training, running, placing, branching, comparing)}
 OF_SAVES = {module.__file__ for module in (checkpoint, folder_lock)}
 

@@ -84,6 +84,7 @@ def test_a_start_does_not_wait_long_for_a_listener_that_hangs(session):
     stop()
 
 
+@pytest.mark.slow
 def test_listeners_that_wait_on_several_threads_do_not_lock_each_other(session):
     done = []
     stops = [session.subscribe(lambda event: done.append(calls_of(session).wait().state)) for _ in range(3)]

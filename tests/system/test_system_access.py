@@ -167,6 +167,7 @@ def test_calls_without_the_token_or_with_a_wrong_one_are_refused(ray_here):
         assert ask(request, metadata=(("authorization", f"Bearer {token}"),), timeout=10) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_interrupted_starts_and_killed_drivers_leave_nothing(ray_here):
     """Ctrl-C while Ray starts, connects and starts workers; then a worker is killed, which is not printed; then the driver."""
@@ -195,6 +196,7 @@ def place():
         yield Path(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_joining_a_cluster_that_is_open_to_others_is_said(ray_here, place):
     env = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_ADDRESS", "RAY_TMPDIR")}

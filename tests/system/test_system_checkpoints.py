@@ -59,6 +59,7 @@ def home(ray_here):
     session.close()
 
 
+@pytest.mark.slow
 def test_another_layout_goes_on_alike(home, tmp_path):
     """Saved in the background while the next update runs; what was saved is the state before it."""
     session, critic, mine = home
@@ -199,6 +200,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_before_and_survived(home, small_disk, monkeypatch):
     session, critic, _ = home
     with pytest.raises(hf.CheckpointError, match=r"the state takes .* MB and the disk has .* MB free"):
@@ -215,6 +217,7 @@ def test_a_full_disk_is_told_before_and_survived(home, small_disk, monkeypatch):
     assert critic.run(lambda rank: 1) == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_it_writes(home, tmp_path):
     """Training goes on while files are written; the last complete save is what comes back."""
     session, critic, batch = home

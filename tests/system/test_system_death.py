@@ -23,6 +23,8 @@ from system_helpers import (
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 
+pytestmark = pytest.mark.slow
+
 
 def kill(session, rank):
     os.kill(pids(session)[rank], signal.SIGKILL)

@@ -9,6 +9,8 @@ import hfsdk as hf
 from hfsdk.engine.calls import queries as q
 from hfsdk.resharding.boxes import vllm_boxes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def session(ray_here):

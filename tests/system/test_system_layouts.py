@@ -6,6 +6,8 @@ from system_helpers import OPENINGS, gap
 
 import hfsdk as hf
 
+pytestmark = pytest.mark.slow
+
 
 def likelihood(out, b):
     return -out.log_probs

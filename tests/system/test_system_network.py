@@ -13,6 +13,8 @@ import pytest
 
 from hfsdk.assets import home
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 

@@ -15,6 +15,8 @@ from hfsdk.engine.process import rendezvous
 from hfsdk.engine.weights import model_folders
 from hfsdk.engine.weights.model_folders import Manifest, Receiver
 
+pytestmark = pytest.mark.slow
+
 RUN_S = 420
 """On a quiet machine about a fifth of it."""
 

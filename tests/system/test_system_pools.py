@@ -12,6 +12,8 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.engine.calls import queries as q
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def four(ray_here):

@@ -48,6 +48,7 @@ def naive_scores(folder, batch):
         return np.array([model(torch.tensor(row[None].astype(np.int64))).logits[0, 0].item() for row in rows])
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_from_pairs_and_scores_as_transformers_does(lab, tmp_path):
     pairs, loss = lab.pairs[0], hf.BradleyTerry()
     before = lab.judge.compute_loss(pairs, loss).value

@@ -26,6 +26,8 @@ from hfsdk.core.table import Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 
+pytestmark = pytest.mark.slow
+
 TWO_SESSIONS = """
 import json, hfsdk as hf
 import psutil

@@ -31,6 +31,7 @@ def test_a_saved_step_goes_on_bit_equal_elsewhere(live, twin, tmp_path):
     assert [role.run(fingerprint) for role in (twin.actor, twin.critic)] == weights
 
 
+@pytest.mark.slow
 def test_training_resumes_as_if_it_had_not_stopped(live, twin, tmp_path):
     def train(roles, steps, **options):
         run = roles.session.train(hf.PPO(max_new_tokens=8), roles.prompts, steps=steps, progress=False, **options)

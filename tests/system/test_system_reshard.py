@@ -57,6 +57,7 @@ def test_the_weights_are_with_one_engine_at_a_time(session, actor):
     assert set(spans["bytes"] > 0) == {True, False}, "to the rollout with bytes of others, back without"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["update", "halves", "save", "export", "run", "place", "release"])
 def test_anything_may_follow_a_generation(session, actor, what, tmp_path):
     weights = actor.run(fingerprint)
@@ -122,6 +123,7 @@ def test_packed_says_that_it_keeps_a_copy(session):
     actor.release()
 
 
+@pytest.mark.slow
 def test_a_rank_dies_while_the_weights_move(session, actor, tmp_path):
     """Half of them are with neither engine then: the pool comes back from the save, and the error says so."""
 

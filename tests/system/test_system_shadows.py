@@ -9,6 +9,8 @@ from system_helpers import OPENINGS, gap, state_of
 import hfsdk as hf
 from hfsdk.resharding.boxes import vllm_boxes
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [text + " " for text in OPENINGS[:4]]
 
 

@@ -10,6 +10,8 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.session.running import MEASURED
 
+pytestmark = pytest.mark.slow
+
 
 def trained(roles, steps):
     run = roles.session.train(hf.PPO(max_new_tokens=8, mini_batches=2), roles.prompts, steps=steps, progress=False)

@@ -108,6 +108,7 @@ WRONG = """() => [...document.querySelectorAll('.hf-picture *')].filter((e) => [
     && /NaN|Infinity|undefined|null/.test(a.value))).map((e) => e.outerHTML.slice(0, 200))"""
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
 @pytest.mark.parametrize("kind", KINDS)

@@ -308,6 +308,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["pictures", "report"])
 def test_axe_finds_nothing_serious(report: Path, chromium: Any, name: str, scheme: str) -> None:
