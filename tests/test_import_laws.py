@@ -20,7 +20,7 @@ NOUNS = [
     *["text", "errors", "exiting", "rules", "checks", "files"],
     *["functions", "table", "clock", "rope", "hf_config", "spec", "layout", "placement", "roles"],
     *["rollout_sizes", "rollout_weights", "training_choices"],
-    *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "plan", "runtime"],
+    *["pending", "tokens", "batch", "protocol", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
