@@ -18,21 +18,10 @@ ROOT = Path(__file__).parents[1]
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
     *["text", "errors", "exiting", "rules", "checks", "files", "columns"],
-    *[
-        "functions",
-        "table",
-        "clock",
-        "rope",
-        "hf_config",
-        "spec",
-        "layout",
-        "placement",
-        "roles",
-        "rollout_sizes",
-        "training_choices",
-    ],
+    *["functions", "table", "clock", "rope", "hf_config", "spec", "layout", "placement", "roles"],
+    *["rollout_sizes", "training_choices"],
     *["pending", "tokens", "batch", "protocol", "microbatch", "arguments", "methods", "rollout_weights"],
-    *["dataflow", "comparison", "trace", "plan", "runtime"],
+    *["dataflow", "comparison", "trace", "alternative", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
@@ -75,7 +64,6 @@ KNOWN = [
     "hfsdk.algorithms.losses, hfsdk.algorithms.rlmath",
     "hfsdk.engine.worker.hosted, hfsdk.engine.worker.keepsake, hfsdk.engine.worker.worker",
     "hfsdk.models.handle, hfsdk.models.host",
-    "hfsdk.planner.perf.calibration, hfsdk.planner.perf.decoding, hfsdk.planner.perf.perf_model",
     ", ".join(
         f"hfsdk.session.{name}"
         for name in (

@@ -17,9 +17,9 @@ from typing import Any
 import hfsdk as hf
 from fire.trials import TrialError
 from hfsdk.algorithms import ppo
+from hfsdk.core.alternative import Alternative
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
-from hfsdk.core.plan import Alternative
 from hfsdk.engine.calls import queries as q
 
 OPENINGS = ["the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long",

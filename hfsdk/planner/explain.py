@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from hfsdk.core.alternative import Alternative, Rejected
 from hfsdk.core.errors import LayoutError, PlacementError
 from hfsdk.core.methods import method_of
 from hfsdk.core.placement import Placement
-from hfsdk.core.plan import Alternative, Rejected
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import with_least

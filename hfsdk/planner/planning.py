@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from hfsdk.core.alternative import Alternative, PlannedCall, PlannedMemory
 from hfsdk.core.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
 from hfsdk.core.placement import Placement
-from hfsdk.core.plan import Again, Alternative, Plan, PlannedCall, PlannedMemory, Searched, Workload
+from hfsdk.core.plan import Again, Plan, Searched, Workload
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.planner.explain import (

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hfsdk.core.alternative import Layouts
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool, is_shadow
-from hfsdk.core.plan import Layouts, Plan
+from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec, nearest

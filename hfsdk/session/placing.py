@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.core.alternative import Alternative
 from hfsdk.core.checks import checked
 from hfsdk.core.errors import PlacementError
 from hfsdk.core.placement import Placement
-from hfsdk.core.plan import Alternative, Plan
+from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.engine.calls import messages as m

@@ -68,7 +68,7 @@ class Predicting(Placing):
         return Measured(trace=trace, cluster=self.cluster, questions=twin.questions, tasks=twin.tasks)
 
     @checked
-    def calibrate(self, steps: Annotated[Sequence[int], Length(1, 10_000)] = (-1,)) -> Calibration:
+    def calibrate(self, steps: Annotated[Sequence[int], Length(1, 10_000)] = (-1,)) -> Calibration[PerfModel]:
         """Fit the performance model to steps of this session; later predictions use it. See ``PerfModel.fit``.
 
         Raises:

@@ -7,7 +7,8 @@ import hfsdk as hf
 from hfsdk.core.errors import OptionError
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Trace
-from hfsdk.planner.perf.calibration import FITTED, HUBER, MOST_FITTED, Measured, fit
+from hfsdk.planner.perf.calibration import FITTED, MOST_FITTED, Measured, fit
+from hfsdk.planner.perf.least_squares import HUBER
 from hfsdk.planner.perf.perf_model import PerfModel
 
 HIDDEN = PerfModel(

@@ -17,13 +17,13 @@ other, and workers that share cores slow each other down (``simulated_cores``).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hfsdk.core.arguments import Arguments, Folder, Generation, ToShadow
+from hfsdk.core.arguments import Arguments, Folder, ToShadow
 from hfsdk.core.clock import start_s
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError
@@ -41,22 +41,22 @@ from hfsdk.core.methods import (
     STEP,
     UPDATE,
     method_of,
-)
+)  # fmt: skip
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.rollout_weights import RolloutWeights
 from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.core.spec import ClusterSpec
-from hfsdk.core.table import Array, Column, Ragged, Table, concat, take
-from hfsdk.engine.calls.dispatch import mesh_of, one_array_each
+from hfsdk.core.table import Column, Ragged, Table, concat, take
+from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.engine.calls.shadow_plan import exported, received_by_link
 from hfsdk.engine.simulation.simulated_asks import Costs, Estimate, Question, Rows
 from hfsdk.engine.simulation.simulated_cores import SharedCores
 from hfsdk.engine.simulation.simulated_keeping import read_checkpoint, write_checkpoint
-from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
+from hfsdk.engine.simulation.simulated_lengths import ResponseLengths
 from hfsdk.engine.simulation.simulated_reports import transport_reports
-from hfsdk.engine.simulation.simulated_spans import Held, Phases, SimulatedSpans, Timeline
+from hfsdk.engine.simulation.simulated_roles import HeldBytes, RowGroup, SimulatedRole, inputs_of, note_sleep, numbers, row_groups
+from hfsdk.engine.simulation.simulated_spans import Phases, SimulatedSpans, Timeline
 from hfsdk.engine.simulation.simulated_values import (
     SimulatedPart,
     SimulatedRow,
@@ -65,7 +65,6 @@ from hfsdk.engine.simulation.simulated_values import (
     real_column,
     response_lengths,
     store,
-    values_of,
 )
 from hfsdk.resharding.reshard_plan import LINKS
 
@@ -77,38 +76,6 @@ __all__ = [
 
 VALUES = frozenset(method.name for method in (RUN, CALL, GRAD_NORM, COMPUTE_LOSS, CENSUS))
 """Calls that report a number, or what the user's function returned: a simulation has none."""
-
-
-@dataclass(eq=False)
-class _Role:
-    spec: RoleSpec
-    pool: Pool
-    on_cpu: bool
-    num_updates: int = 0
-    weights: RolloutWeights = field(init=False)
-    """The rollout's, if it is not apart."""
-    resharded_s: float | None = None
-    """Seconds of the last transition, of a role apart those of its side of it; ``None`` before the first."""
-    apart: tuple[RoleSpec, RoleSpec] | None = None
-    """The trained role and the shadow between which it was."""
-    estimate: Estimate | None = None
-    awake: bool = False
-    """Of a rollout that sleeps (``hfsdk.engine.generation.vllm_sleep``): whether its weights and cache are there."""
-
-    def __post_init__(self) -> None:
-        spec = self.spec
-        alone = self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
-        self.weights = RolloutWeights(shared=alone)  # hfsdk.engine.weights.residency
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """Ranks that got the same rows, and the lengths of those rows."""
-
-    ranks: tuple[int, ...]
-    order: Order
-    prompts: Array
-    responses: Array
 
 
 class SimulatedRuntime:
@@ -135,8 +102,7 @@ class SimulatedRuntime:
         self.cluster = cluster
         self.response_lengths = ResponseLengths(kind=response_lengths) if isinstance(response_lengths, str) else response_lengths
         self._costs = costs
-        self._memory, self._process_bytes = memory, process_bytes
-        self._on_cpu = cluster.devices[0].name.startswith("cpu")
+        self._memory = memory
         self._lock = threading.RLock()
         self._cores = SharedCores(cluster) if cluster.shares_cores else None
         self._last: dict[int, Timeline] = {}
@@ -146,9 +112,9 @@ class SimulatedRuntime:
         self._opened_s: dict[int, float] = {}
         """Since when each device may be used: its pool was opened when others had been drained and closed."""
         self._closed_s = 0.0
-        self._roles: dict[str, _Role] = {}
+        self._roles: dict[str, SimulatedRole] = {}
         self._kept: dict[int, int] = {}
-        self._held: dict[Any, Mapping[int, Held]] = {}
+        self._held = HeldBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
         self.questions: dict[int, tuple[Question, ...]] = {}
         """What was asked of ``costs``, by call, where ``keep_questions`` is set."""
         self.tasks: dict[int, tuple[int, int]] = {}
@@ -189,7 +155,7 @@ class SimulatedRuntime:
         with self._lock:
             devices = self.cluster.devices
             on_cpu = any(devices[number].name.startswith("cpu") for number in pool.devices)
-            self._roles[role.name] = _Role(role, pool, on_cpu, num_updates, estimate=estimate)
+            self._roles[role.name] = SimulatedRole(role, pool, on_cpu, num_updates, estimate=estimate)
             self._held.clear()
 
     def export(self, role: str, pool: Pool) -> RoleState:
@@ -247,8 +213,8 @@ class SimulatedRuntime:
             raise CallError("the role is not loaded on a pool; call session.place(...) first", role=call.role, method=call.method)
         with self._lock:
             state = self._roles[call.role]
-            groups = self._groups(work.orders, call)
-            inputs = _inputs(g.order for g in groups)
+            groups = row_groups(work.orders, call, self.response_lengths)
+            inputs = inputs_of(g.order for g in groups)
             line = self._begin(call, pool, inputs, work.weights)
             if work.weights is not None:
                 state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
@@ -258,8 +224,8 @@ class SimulatedRuntime:
             lay = self._train if method_of(call.method).learns else self._run
             results = lay(state, line, work.orders, groups)
             state.weights.note(call.method)
-            self._note_sleep(state, call.method)
-            line.held = self._held_after(state, pool)
+            note_sleep(self._roles.values(), state, call.method)
+            line.held = self._held.after(state, self._roles.values(), pool)
         responses = {rank: g.responses for g in groups for rank in g.ranks}
         kept = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
         tokens = sum(int(g.prompts.sum() + g.responses.sum()) for g in groups)
@@ -271,7 +237,7 @@ class SimulatedRuntime:
         lengths = lengths_of(order)
         tokens = int(sum(found.sum() for found in lengths.values()))
         with self._lock:
-            inputs = _inputs([order])
+            inputs = inputs_of([order])
             before = [self._last_task] if self._last_task is not None else []
             started = float(start_s(one.now_s for one in (*inputs, *before)))
             line = self._last_task = Timeline(call, (), "", started)
@@ -309,30 +275,6 @@ class SimulatedRuntime:
             with self._lock:
                 self._cores.settle()
 
-    def _note_sleep(self, now: _Role, method: str) -> None:
-        """Note whose rollout is awake after a call: who generates wakes; those on a trainer's devices sleep while it works."""
-        if method_of(method).generates:
-            now.awake = True
-        elif method_of(method).needs:
-            for state in self._roles.values():
-                state.awake = state.awake and set(state.pool.devices).isdisjoint(now.pool.devices)
-
-    def _held_after(self, now: _Role, pool: Pool) -> Mapping[int, Held]:
-        """Return what every device of a pool holds after a call of a role."""
-        roles = [state for state in self._roles.values() if state.estimate is not None]
-        key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in roles))
-        if key not in self._held:
-            groups: dict[tuple[str, ...], Held] = {}
-            found = {}
-            for device in pool.devices:
-                here = [state for state in roles if device in state.pool.devices]
-                names = tuple(state.spec.name for state in here)
-                if names not in groups:
-                    groups[names] = _held(here, now, self._process_bytes, self._on_cpu)
-                found[device] = groups[names]
-            self._held[key] = found
-        return self._held[key]
-
     def set_fresh(self, role: str) -> None:
         """Say that a role's rollout has the trainer's weights."""
         with self._lock:
@@ -349,33 +291,7 @@ class SimulatedRuntime:
             self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), asked)
         return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale)
 
-    def _groups(self, orders: Sequence[Order], call: Call) -> list[_Group]:
-        """Bring together the ranks that got the same rows."""
-        ranks: dict[int, list[int]] = {}
-        for rank, rows in enumerate(one_array_each([order.rows for order in orders])):
-            ranks.setdefault(id(rows), []).append(rank)
-        groups = []
-        for members in ranks.values():
-            order = orders[members[0]]
-            lengths = lengths_of(order)
-            prompts = lengths.get("prompt", np.zeros(len(order.rows), dtype=np.int64))
-            responses = self._draw(order) if method_of(call.method).generates else response_lengths(lengths)
-            responses = np.zeros(len(order.rows), dtype=np.int64) if responses is None else responses
-            groups.append(_Group(tuple(members), order, prompts, responses))
-        return groups
-
-    def _draw(self, order: Order) -> Array:
-        asked = order.arguments
-        assert isinstance(asked, Generation)
-        if asked.lengths is not None:
-            measured: Array = asked.lengths[order.rows]
-            return measured
-        positions = values_of(order, "position")
-        if positions is None:
-            positions = order.rows // asked.copies
-        return draw_lengths(self.response_lengths, asked.sampling, asked.seed, positions, order.rows % asked.copies)
-
-    def _lay_return(self, state: _Role, line: Timeline) -> None:
+    def _lay_return(self, state: SimulatedRole, line: Timeline) -> None:
         """Lay down the weights' way back from the rollout to the trainer."""
         none = np.zeros(0, dtype=np.int64)
         costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
@@ -398,14 +314,14 @@ class SimulatedRuntime:
         line.lay(list(alike.values()), [{"sync": seconds} for seconds in costs], attrs)
         return max(costs)
 
-    def _run(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
+    def _run(self, state: SimulatedRole, line: Timeline, orders: Sequence[Order], groups: list[RowGroup]) -> tuple[Any, ...]:
         """Lay down a call that every group does once."""
         method = line.call.method
         own = method_of(method).generates and not state.spec.shadow_of
         stale = own and (state.weights.stale_for(method) or state.weights.away_for(method))
         rows = [(g.prompts, g.responses) for g in groups]
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)
-        line.lay([g.ranks for g in groups], costs, [_numbers(g.prompts, g.responses) for g in groups])
+        line.lay([g.ranks for g in groups], costs, [numbers(g.prompts, g.responses) for g in groups])
         if stale:
             state.resharded_s = costs[0].get("reshard", 0.0)
         asked = orders[0].arguments
@@ -417,7 +333,7 @@ class SimulatedRuntime:
         result = self._result(state, line.call, asked, sum(costs[0].values()))
         return (result,) * len(orders)
 
-    def _result(self, state: _Role, call: Call, asked: Arguments, seconds: float) -> Any:
+    def _result(self, state: SimulatedRole, call: Call, asked: Arguments, seconds: float) -> Any:
         """Return what each rank reports, and count updates and checkpoints."""
         if call.method == STEP.name:
             state.num_updates += 1
@@ -432,7 +348,7 @@ class SimulatedRuntime:
             return SimulatedValue(str(call))
         return None
 
-    def _train(self, state: _Role, line: Timeline, orders: Sequence[Order], groups: list[_Group]) -> tuple[Any, ...]:
+    def _train(self, state: SimulatedRole, line: Timeline, orders: Sequence[Order], groups: list[RowGroup]) -> tuple[Any, ...]:
         """Lay down forward and backward of every mini-batch, and after each the optimizer step (not in halves)."""
         role = state.spec
         plan = orders[0].mini_batches
@@ -453,7 +369,7 @@ class SimulatedRuntime:
         for number, mini in enumerate(plan):
             began = line.now_s
             costs = passes[number * len(shards) : (number + 1) * len(shards)]
-            line.lay(shards, costs, [_numbers(p, r, mini_batch=number) for p, r in rows[number]])
+            line.lay(shards, costs, [numbers(p, r, mini_batch=number) for p, r in rows[number]])
             line.lay([mesh.ranks] * updates, steps[number : number + updates], [{}] * updates)
             results.append(SimulatedRow(
                 epoch=mini.epoch, mini_batch=mini.index, num_tokens=mini.num_tokens, num_samples=mini.num_rows,
@@ -523,42 +439,3 @@ class SimulatedRuntime:
         with self._lock:
             self._roles.clear()
             self._last.clear()
-
-
-def _inputs(orders: Iterable[Order]) -> list[Timeline]:
-    """Return the calls whose columns these orders read."""
-    found = {id(h.line): h.line for order in orders for pick in order.picks for h in pick.handles if h.line is not None}
-    return list(found.values())
-
-
-def _held(roles: Sequence[_Role], now: _Role, process_bytes: int, on_cpu: bool) -> Held:
-    """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
-    parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
-    for state in roles:
-        estimate = state.estimate
-        assert estimate is not None
-        masters = 4 * (state.spec.dtype != "fp32")
-        made = estimate.optimizer if state.num_updates else estimate.optimizer * masters // (masters + 8)
-        here = {
-            "weights": estimate.weights, "gradients": estimate.gradients, "optimizer": made,
-            "rollout": estimate.rollout_weights, "kv_cache": estimate.kv_cache,
-        }  # fmt: skip
-        if estimate.asleep and not state.awake:
-            here |= {"rollout": 0, "kv_cache": 0}
-            asleep += estimate.asleep
-        parts = {name: size + (0 if name in estimate.offloaded else here[name]) for name, size in parts.items()}
-    working = now.estimate.passes if now.estimate is not None else 0
-    gauge = "rss_bytes" if on_cpu else "allocated_bytes"
-    there = process_bytes + sum(parts.values())
-    parts |= {"asleep": asleep} if any(state.estimate is not None and state.estimate.asleep for state in roles) else {}
-    return Held({f"{name}_bytes": size for name, size in parts.items()}, gauge, there, working)
-
-
-def _numbers(prompts: Array, responses: Array, **more: int) -> dict[str, dict[str, int]]:
-    """Return the attributes of worker spans by their names."""
-    read, written = int(prompts.sum()), int(responses.sum())
-    both = {"rows": len(prompts), "tokens": read + written, **more}
-    return {
-        "prefill": {"rows": len(prompts), "tokens": read}, "decode": {"rows": len(prompts), "tokens": written},
-        "forward": both, "backward": both,
-    }  # fmt: skip

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Array
 from hfsdk.core.trace import Span, Trace, Traced
-from hfsdk.planner.perf.perf_model import MOST_SHARE, SHARES, PerfModel
+from hfsdk.planner.perf.least_squares import jacobian, solve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,15 +39,9 @@ FITTED = (
     "train_efficiency", "forward_efficiency", "weight_efficiency", "optimizer_bytes", "launch_s", "agree_s", "step_s",
     "link_efficiency", "dispatch_s", "task_s",
 )  # fmt: skip
-"""The constants of :class:`PerfModel` that a measured run may change: those of which it says most."""
+"""The constants of ``PerfModel`` that a measured run may change: those of which it says most."""
 MOST_FITTED = 8
 """So many constants are fitted at most."""
-PRIOR = 3e-3
-"""Weight of the prior: a constant a factor of ten from its preset counts as much as one observation that is 13 % off."""
-HUBER = 0.2
-"""Log error from which on an observation counts linearly: about 20 %."""
-MOST = math.log(100.0)
-"""No constant moves by more than a factor of a hundred."""
 LEAST_ELASTICITY = 0.02
 """A constant is fitted if doubling it changes some observation, weighed, by at least about this share."""
 SHORTEST_S = 1e-4
@@ -88,6 +82,33 @@ class Asked(Protocol):
     def stale(self) -> bool:
         """Whether the rollout lacks the trainer's weights."""
         ...
+
+
+class Predicts(Protocol):
+    """A performance model whose fields are its constants (``PerfModel`` is one)."""
+
+    @property
+    def dispatch_s(self) -> float:
+        """Seconds between a call's start and its work on the devices."""
+        ...
+
+    def host_task(self, num_rows: int, num_tokens: int) -> float:
+        """Return the seconds of a CPU task."""
+        ...
+
+    def method_costs(
+        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[tuple[Array, Array]],
+        stale: bool = False,
+    ) -> Sequence[Mapping[str, float]]:  # fmt: skip
+        """Return, for each group of ranks that share rows, the call's seconds by span name."""
+        ...
+
+    def moved(self, logs: Mapping[str, float]) -> Self:
+        """Return a model whose constants are so many e-folds from where they are."""
+        ...
+
+
+M = TypeVar("M", bound=Predicts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +162,10 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Generic[M]):
     """What ``PerfModel.fit`` found."""
 
-    perf: PerfModel
+    perf: M
     """The fitted model."""
     constants: tuple[Constant, ...]
     observations: tuple[Observation, ...]
@@ -222,14 +243,14 @@ class Calibration:
 
 
 def fit(
-    measured: Measured | Measurable | Sequence[Measured | Measurable], start: PerfModel, constants: Sequence[str] = FITTED
-) -> Calibration:
-    """See :meth:`PerfModel.fit`."""
+    measured: Measured | Measurable | Sequence[Measured | Measurable], start: M, constants: Sequence[str] = FITTED
+) -> Calibration[M]:
+    """See ``PerfModel.fit``."""
     given: Any = measured
     several = isinstance(given, Sequence) and not isinstance(given, str | bytes | Traced)
     steps = [_measured(one) for one in (given if several else [given])]
-    _check(steps, constants)
-    observed = [one for step in steps for one in _observations(step)]
+    _check(steps, constants, start)
+    observed = [one for step in steps for one in _observations(step, start)]
     if not observed:
         raise OptionError("there is nothing to calibrate from: no call of a model in the measured step; run a step first")
     seconds = np.array([one.seconds for one in observed])
@@ -237,19 +258,19 @@ def fit(
     names = [name for name in constants if hasattr(start, name)]
 
     def predict(theta: Array, chosen: Sequence[str]) -> Array:
-        perf = _moved(start, dict(zip(chosen, theta, strict=True)))
+        perf = start.moved(dict(zip(chosen, theta, strict=True)))
         answers: dict[tuple[int, int], Mapping[str, float]] = {}
         predicted: Array = np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
         return predicted
 
     # judged where all of them fit best: a constant far below its true value hardly shows where it stands
-    jacobian = _jacobian(lambda t: predict(t, names), _solve(lambda t: predict(t, names) - logs, np.zeros(len(names)), weights))
-    most = np.abs(weights[:, None] * jacobian).max(axis=0)
+    slopes = jacobian(lambda t: predict(t, names), solve(lambda t: predict(t, names) - logs, np.zeros(len(names)), weights))
+    most = np.abs(weights[:, None] * slopes).max(axis=0)
     least = max(LEAST_ELASTICITY, np.sort(most)[-MOST_FITTED:][0])
     chosen = [name for name, one in zip(names, most, strict=True) if one >= least]
-    theta = _solve(lambda t: predict(t, chosen) - logs, np.zeros(len(chosen)), weights)
+    theta = solve(lambda t: predict(t, chosen) - logs, np.zeros(len(chosen)), weights)
     after = dict(zip(chosen, theta, strict=True))
-    fitted = _moved(start, after)
+    fitted = start.moved(after)
     before_s, after_s = np.exp(predict(np.zeros(0), [])), np.exp(predict(theta, chosen))
     observations = tuple(
         Observation(
@@ -266,12 +287,6 @@ def fit(
     return Calibration(perf=fitted, constants=found, observations=observations, bands=_bands(observations))
 
 
-def _moved(start: PerfModel, logs: Mapping[str, float]) -> PerfModel:
-    """Return a model whose constants are so many e-folds from where they start; shares stay in their range."""
-    moved = {name: getattr(start, name) * math.exp(log) for name, log in logs.items()}
-    return replace(start, **{name: min(value, MOST_SHARE) if name in SHARES else value for name, value in moved.items()})
-
-
 @dataclass(frozen=True)
 class _Observed:
     """A phase that was measured, and how a model predicts it."""
@@ -284,7 +299,7 @@ class _Observed:
     stretch: float
     """By which ranks that share cores take longer."""
 
-    def predict(self, perf: PerfModel, answers: dict[tuple[int, int], Mapping[str, float]]) -> float:
+    def predict(self, perf: Predicts, answers: dict[tuple[int, int], Mapping[str, float]]) -> float:
         """Return the seconds; ``answers`` keeps each call's."""
         if self.phase == "rest":
             return perf.dispatch_s
@@ -298,7 +313,7 @@ class _Observed:
         return self.stretch * sum(found.get(name, 0.0) for name in names)
 
 
-def phase_seconds(perf: PerfModel, cluster: ClusterSpec, questions: Iterable[Asked]) -> dict[str, float]:
+def phase_seconds(perf: Predicts, cluster: ClusterSpec, questions: Iterable[Asked]) -> dict[str, float]:
     """Return a call's seconds by phase, on its ranks in the mean."""
     found: dict[str, float] = {}
     for asked in questions:
@@ -309,7 +324,7 @@ def phase_seconds(perf: PerfModel, cluster: ClusterSpec, questions: Iterable[Ask
     return found
 
 
-def _observations(step: Measured) -> list[_Observed]:
+def _observations(step: Measured, perf: Predicts) -> list[_Observed]:
     by_call: dict[int, list[Span]] = {}
     for span in step.trace:
         if span.device is not None and span.duration_s is not None:
@@ -322,14 +337,14 @@ def _observations(step: Measured) -> list[_Observed]:
         if span.call_id in step.tasks:
             found.append(_Observed(call, "task", span.duration_s, step, span.call_id, 1.0))
         elif step.questions.get(span.call_id):
-            found += _phases(step, span, call, by_call.get(span.call_id, []))
+            found += _phases(step, perf, span, call, by_call.get(span.call_id, []))
     return [one for one in found if one.seconds >= SHORTEST_S]
 
 
-def _phases(step: Measured, call: Span, name: str, spans: Sequence[Span]) -> list[_Observed]:
+def _phases(step: Measured, perf: Predicts, call: Span, name: str, spans: Sequence[Span]) -> list[_Observed]:
     """Return a call's phases that the model predicts at all, and the rest of its time."""
     asked = step.questions[call.call_id]
-    known = phase_seconds(PerfModel(), step.cluster, asked)
+    known = phase_seconds(perf, step.cluster, asked)
     ranks: dict[int, dict[str, float]] = {span.rank or 0: {} for span in spans}
     for span in spans:
         if span.parent == call.method or (not span.parent and span.name != call.method):
@@ -368,54 +383,18 @@ def _measured(one: Measured | Measurable) -> Measured:
     return one.measured()
 
 
-def _check(steps: Sequence[Measured], constants: Sequence[str]) -> None:
-    known = {field.name for field in fields(PerfModel)}
+def _check(steps: Sequence[Measured], constants: Sequence[str], start: Predicts) -> None:
+    known = set(vars(start))
     unknown = [name for name in constants if name not in known and name not in FITTED]
     if unknown or not constants or (len(constants) > MOST_FITTED and tuple(constants) != FITTED):
         raise OptionError(
-            f"one run fits 1 to {MOST_FITTED} constants of PerfModel ({', '.join(sorted(known))}); got {list(constants)}"
+            f"one run fits 1 to {MOST_FITTED} constants of {type(start).__name__} ({', '.join(sorted(known))}); "
+            f"got {list(constants)}"
         )
     for step in steps:
         if step.trace.source == "predicted":
             title = step.trace.title or "the trace"
             raise OptionError(f"{title} was predicted, not measured; calibrate from a step of a real session")
-
-
-def _jacobian(function: Callable[[Array], Array], theta: Array, h: float = 1e-3) -> Array:
-    """Return the derivatives by central differences, [observations, constants]."""
-    columns = [(function(theta + h * e) - function(theta - h * e)) / (2 * h) for e in np.eye(len(theta))]
-    return np.stack(columns, axis=1) if columns else np.zeros((len(function(theta)), 0))
-
-
-def _solve(residuals: Callable[[Array], Array], theta: Array, weights: Array, rounds: int = 40) -> Array:
-    """Minimise the robust, regularised sum of squares (see the module's text)."""
-    if not len(theta):
-        return theta
-
-    def loss(found: Array, at: Array) -> float:
-        size = np.abs(found)
-        huber = np.where(size <= HUBER, size**2, 2 * HUBER * size - HUBER**2)
-        return float((weights**2 * huber).sum() + PRIOR * (at**2).sum())
-
-    damping, found = 1e-2, residuals(theta)
-    for _ in range(rounds):
-        robust = weights**2 * np.minimum(1.0, HUBER / np.maximum(np.abs(found), 1e-12))
-        jacobian = _jacobian(residuals, theta)
-        hessian = jacobian.T @ (robust[:, None] * jacobian) + PRIOR * np.eye(len(theta))
-        gradient = jacobian.T @ (robust * found) + PRIOR * theta
-        step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
-        tried = np.clip(theta + step, -MOST, MOST)
-        after = residuals(tried)
-        if loss(after, tried) < loss(found, theta):
-            moved = float(np.abs(tried - theta).max())
-            theta, found, damping = tried, after, max(1e-9, damping / 5)
-            if moved < 1e-5:
-                break
-        else:
-            damping *= 8
-            if damping > 1e9:
-                break
-    return theta
 
 
 def _bands(observations: Sequence[Observation]) -> dict[str, tuple[float, float]]:

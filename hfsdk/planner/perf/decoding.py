@@ -12,19 +12,64 @@ Rows beyond the slots wait. Slots are limited by ``max_num_seqs`` and by how man
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
+from hfsdk.core.spec import LinkSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.setup import Setup
 
-if TYPE_CHECKING:
-    from hfsdk.planner.perf.perf_model import PerfModel
-
-
 _ACTIVE = np.arange(1.0, 1025.0)
 """Active rows of a replica, made once."""
+
+
+class Rates(Protocol):
+    """The constants that decoding depends on, and the price of links (``PerfModel`` has them)."""
+
+    @property
+    def weight_efficiency(self) -> float:
+        """Share of memory bandwidth at which large weights are read."""
+        ...
+
+    @property
+    def weight_half_bytes(self) -> float:
+        """Bytes of a layer's weights at which that share is halved."""
+        ...
+
+    @property
+    def kv_efficiency(self) -> float:
+        """Share of memory bandwidth at which keys and values are read."""
+        ...
+
+    @property
+    def forward_efficiency(self) -> float:
+        """Share of peak FLOP/s of matrix products."""
+        ...
+
+    @property
+    def layer_s(self) -> float:
+        """Fixed seconds a layer and step, replayed as a graph."""
+        ...
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds in which the host launches a layer's kernels."""
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the host a step."""
+        ...
+
+    @property
+    def row_s(self) -> float:
+        """Seconds of the host a row and step."""
+        ...
+
+    def _rate(self, link: LinkSpec) -> float: ...
+
+    def _all_reduce(self, num_bytes: Array | float, ranks: int, link: LinkSpec, messages: float) -> Array | float: ...
 
 
 def slots(setup: Setup, prompts: Array, responses: Array) -> int:
@@ -37,7 +82,7 @@ def slots(setup: Setup, prompts: Array, responses: Array) -> int:
     return found
 
 
-def decode_s(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) -> float:
+def decode_s(perf: Rates, setup: Setup, prompts: Array, responses: Array) -> float:
     """Return the seconds one replica takes to produce responses of these lengths.
 
     A step costs the larger of reading the weights and of the active rows' arithmetic (rounded: hypot), tp all-reduces, and what a
@@ -75,7 +120,7 @@ def _rounds(setup: Setup, active: float | Array) -> float | Array:
     return np.maximum(stages, groups * (traits.handover if stages > 1 else 1.0))
 
 
-def _step_s(perf: PerfModel, setup: Setup, active: Array) -> Array:
+def _step_s(perf: Rates, setup: Setup, active: Array) -> Array:
     """Seconds of a step with ``active`` rows, without the KV cache."""
     spec, tp, device, traits = setup.spec, setup.rollout_tp, setup.device, setup.traits
     at_once = np.minimum(active, traits.generation_rows) if traits.generation_rows else active

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 
@@ -34,12 +34,10 @@ from hfsdk.core.methods import GRAD_NORM, STEP, method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
 from hfsdk.core.table import Array
+from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
 from hfsdk.planner.perf.decoding import decode_s
 from hfsdk.planner.perf.setup import Links, Setup, parameters
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
-
-if TYPE_CHECKING:
-    from hfsdk.planner.perf.calibration import Calibration, Measurable, Measured
 
 __all__ = ["Lengths", "Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
 
@@ -372,12 +370,17 @@ class PerfModel:
             return 0.0
         return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * 2 * math.log2(ranks) * link.latency_s
 
+    def moved(self, logs: Mapping[str, float]) -> Self:
+        """Return a model whose constants are so many e-folds from where they are; shares stay in their range."""
+        moved = {name: getattr(self, name) * math.exp(log) for name, log in logs.items()}
+        return replace(self, **{name: min(value, MOST_SHARE) if name in SHARES else value for name, value in moved.items()})
+
     @classmethod
     @checked
     def fit(
         cls, measured: Measured | Measurable | Sequence[Measured | Measurable], *, start: PerfModel | None = None,
         constants: Sequence[str] = (),
-    ) -> Calibration:  # fmt: skip
+    ) -> Calibration[PerfModel]:  # fmt: skip
         """Refit at most eight constants from measured steps: robust least squares on logarithms, held to the presets.
 
         Args:
@@ -391,8 +394,6 @@ class PerfModel:
         Raises:
             OptionError: nothing was measured, the trace was predicted, or too many or unknown constants.
         """
-        from hfsdk.planner.perf.calibration import FITTED, fit
-
         return fit(measured, start or cls(), constants or FITTED)
 
 
