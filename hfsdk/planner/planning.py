@@ -203,9 +203,9 @@ def _check_declared(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> None:
             both = ("train", role.train), ("rollout", role.rollout)
             declared = ", ".join(f"{use} '{layout}'" for use, layout in both if layout)
             sizes = sorted({int(size) for kind in kinds for size in kind.sizes})
-            told = ", ".join(map(str, sizes[:6])) + (f", ..., {sizes[-1]}" if len(sizes) > 6 else "")
+            exist = ", ".join(map(str, sizes[:6])) + (f", ..., {sizes[-1]}" if len(sizes) > 6 else "")
             raise LayoutError(
-                f"{role.name}'s declared layouts ({declared}) together cover no pool of this cluster; pools have {told} devices. "
+                f"{role.name}'s declared layouts ({declared}) together cover no pool of this cluster; pools have {exist} devices. "
                 'Leave them out ("auto"), or give sizes whose product is one of these.'
             )
 

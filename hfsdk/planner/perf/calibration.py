@@ -237,8 +237,8 @@ class Calibration(Generic[M]):
             errors = "".join(f"{100 * (s / measured - 1):+8.0f} %" for s in (before, after))
             lines.append(f"  {call:<28} {measured:8.3f} s measured, {before:8.3f} s and {after:8.3f} s predicted {errors}")
         for c in self.constants:
-            told = f"{c.before:.4g} -> {c.after:.4g}" if c.determined else f"{c.before:.4g} (the run says too little of it)"
-            lines.append(f"  {c.name:<28} {told}")
+            change = f"{c.before:.4g} -> {c.after:.4g}" if c.determined else f"{c.before:.4g} (the run says too little of it)"
+            lines.append(f"  {c.name:<28} {change}")
         return "\n".join(lines)
 
 
