@@ -61,8 +61,6 @@ HEAVY = [
 
 
 KNOWN = [
-    "hfsdk.algorithms.losses, hfsdk.algorithms.rlmath",
-    "hfsdk.engine.worker.hosted, hfsdk.engine.worker.keepsake, hfsdk.engine.worker.worker",
     "hfsdk.models.handle, hfsdk.models.host",
     ", ".join(
         f"hfsdk.session.{name}"
@@ -71,9 +69,6 @@ KNOWN = [
             "training",
         )
     ),
-    "hfsdk.viz.credit.drawing, hfsdk.viz.credit.view",
-    "hfsdk.viz.placement.drawing, hfsdk.viz.placement.view",
-    "hfsdk.viz.tokens.drawing, hfsdk.viz.tokens.view",
 ]
 """Cycles that are still to be broken; no new one joins them."""
 

@@ -22,7 +22,8 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.worker.hosted import HostedRole
-from hfsdk.engine.worker.worker import Worker, WorkerSetup
+from hfsdk.engine.worker.role_host import WorkerSetup
+from hfsdk.engine.worker.worker import Worker
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 
 NEVER = SafePoint(lambda: False)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from hfsdk.algorithms.choices import LOG_RATIO_CLAMPS
 from hfsdk.core.checks import Index, Name, NonNegative, OneOf, Positive, Within, check_fields, shown
 from hfsdk.core.errors import OptionError
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 KL_KINDS = ("k1", "k2", "k3", "k3+", "abs")
 """Estimators of the KL divergence; `hfsdk.algorithms.rlmath.kl_estimate` tells them apart."""
-LOG_RATIO_CLAMPS = ("above", "both", "none")
-"""Where log-ratios are cut before ``exp``: at +20; at -20 too, and k3 itself at 10 (verl); nowhere (TRL)."""
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
 sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hfsdk.algorithms.losses import LOG_RATIO_CLAMPS
+from hfsdk.algorithms.choices import LOG_RATIO_CLAMPS
 from hfsdk.core.errors import OptionError
 
 MAX_LOG_RATIO = 20.0

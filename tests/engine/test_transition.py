@@ -29,7 +29,8 @@ KEPT = []
 
 
 def transitions(rank, world_size, tp, folders, root):
-    from hfsdk.engine.worker.worker import Worker, WorkerSetup
+    from hfsdk.engine.worker.role_host import WorkerSetup
+    from hfsdk.engine.worker.worker import Worker
 
     worker = Worker(rank)
     worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")

@@ -231,7 +231,8 @@ class Whole:
     def __init__(self, rank, world_size, folder, name):
         from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
         from hfsdk.engine.worker.hosted import HostedRole
-        from hfsdk.engine.worker.worker import Worker, WorkerSetup
+        from hfsdk.engine.worker.role_host import WorkerSetup
+        from hfsdk.engine.worker.worker import Worker
 
         self.worker = Worker(rank)
         self.worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")

@@ -28,7 +28,8 @@ def come_and_go(rank, world_size):
     import torch.distributed as dist
 
     from hfsdk.engine.training import cpu_support_megatron
-    from hfsdk.engine.worker.worker import Worker, WorkerSetup
+    from hfsdk.engine.worker.role_host import WorkerSetup
+    from hfsdk.engine.worker.worker import Worker
 
     cpu_support_megatron.install()
     worker = Worker(rank)

@@ -64,7 +64,7 @@ from hfsdk.engine.ray.ray_cluster import Node, check_present, describe, num_core
 from hfsdk.engine.ray.ray_links import DeviceWorker, PoolState, RayLinks, without_consequences
 from hfsdk.engine.ray.ray_worker import Answer, RayTasks, RayWorker, read, tail
 from hfsdk.engine.weights.model_folders import Manifest, read_pieces
-from hfsdk.engine.worker.worker import WorkerSetup
+from hfsdk.engine.worker.role_host import WorkerSetup
 
 GRACE_S = 15.0
 """How long the other ranks of a call may take to come back after one failed outside a safe point."""

@@ -36,7 +36,8 @@ from hfsdk.engine.process.tasks import run_task
 from hfsdk.engine.weights.model_folders import Manifest, Receiver, find
 from hfsdk.engine.weights.moves import StateMove
 from hfsdk.engine.worker import environment
-from hfsdk.engine.worker.worker import Parcel, Reply, Sent, Worker, WorkerSetup
+from hfsdk.engine.worker.role_host import Parcel, Sent, WorkerSetup
+from hfsdk.engine.worker.worker import Reply, Worker
 
 if TYPE_CHECKING:
     from hfsdk.engine.worker.worker import Worker as WorkerType

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
@@ -36,11 +36,8 @@ from hfsdk.engine.weights.moves import Inventory, StateMove, inventory, way_of_s
 from hfsdk.engine.weights.residency import Residency
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.worker.keepsake import Keepsake
-from hfsdk.engine.worker.worker import Parcel
+from hfsdk.engine.worker.role_host import Parcel, RoleHost
 from hfsdk.resharding.reshard_plan import ReshardPlan, Resident, TransportReport
-
-if TYPE_CHECKING:
-    from hfsdk.engine.worker.worker import Worker
 
 A = TypeVar("A", bound=Arguments)
 
@@ -105,7 +102,7 @@ class RankView:
 class HostedRole:
     """One role's engines on this worker."""
 
-    def __init__(self, spec: RoleSpec, worker: Worker, state: Sequence[Any] = (), first: int | None = None) -> None:
+    def __init__(self, spec: RoleSpec, worker: RoleHost, state: Sequence[Any] = (), first: int | None = None) -> None:
         """Build them; collective over the pool.
 
         Args:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hfsdk.engine.weights import bridge
 from hfsdk.engine.weights.role_state import Shard
 from hfsdk.engine.weights.shares import Share, pieces
-from hfsdk.engine.worker.worker import Parcel
+from hfsdk.engine.worker.role_host import Parcel
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ from hfsdk.engine.process.gpus import Seen
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.process.tasks import user_traceback
+from hfsdk.engine.worker.role_host import Parcel, WorkerSetup
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,42 +39,6 @@ if TYPE_CHECKING:
     from hfsdk.engine.weights.moves import Inventory
     from hfsdk.engine.worker.hosted import HostedRole
     from hfsdk.engine.worker.keepsake import Keepsake
-
-
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What a worker is told when it joins a pool."""
-
-    device: int
-    rank: int
-    world_size: int
-    pool: str
-    job_id: str
-    store: str
-    """Where the pool's processes find each other: ``file://path`` or ``tcp://host:port``."""
-    num_threads: int = 1
-    address: str = ""
-    """Of this worker's node, where the pool is on several machines."""
-    collective_timeout_s: float | None = None
-    """How long a rank waits for the others in a collective; ``None``: torch's own limits."""
-    deterministic: bool = False
-    """Whether the same calls shall give the same bits; the process has the environment for it (``deterministic.environment``)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Parcel:
-    """A role's state, which is too large to travel with an answer."""
-
-    content: Any
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A parcel on its way: where it lies."""
-
-    handle: Any
-    num_bytes: int
 
 
 @dataclass(eq=False)

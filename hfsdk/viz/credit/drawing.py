@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.viz.credit.view import gae
+from hfsdk.viz.credit.gae import gae
 from hfsdk.viz.frame import Hatches, svg_document, svg_text, tag
 from hfsdk.viz.tokens.tokenmath import Array, unpack
 

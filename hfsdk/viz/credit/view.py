@@ -19,6 +19,8 @@ import numpy as np
 from hfsdk.core.checks import check_options, is_whole
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Ragged
+from hfsdk.viz.credit.drawing import credit_svg
+from hfsdk.viz.credit.gae import gae
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.tokens.tokenmath import Array, Whitening, pack, unpack, whitening_of
 from hfsdk.viz.tokens.view import visible
@@ -50,17 +52,6 @@ class CreditView(TypedDict):
     whitening: dict[str, Any]
     note: str
     missing: list[str]
-
-
-def gae(rewards: Array, values: Array, gamma: float, lam: float) -> tuple[Array, Array]:
-    """Return deltas and advantages of one sequence in float64 (GAE eq. 16; `rlmath.gae` is its batched twin in torch)."""
-    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
-    deltas = rewards + gamma * np.append(values[1:], 0.0)[: len(values)] - values
-    advantages, running = np.zeros_like(deltas), 0.0
-    for t in reversed(range(len(deltas))):
-        running = deltas[t] + gamma * lam * running
-        advantages[t] = running
-    return deltas, advantages
 
 
 def credit_view(batch: Batch, row: int, gamma: float, lam: float) -> CreditView:
@@ -157,8 +148,6 @@ class CreditPicture(Picture):
 
     def to_svg(self) -> str:
         """Return the panels for the first token, at the gamma and lambda given."""
-        from hfsdk.viz.credit.drawing import credit_svg
-
         return credit_svg(self.view)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hfsdk.viz.frame import Hatches, bytes_text, svg_document, svg_text, tag
+from hfsdk.viz.placement.data import BoxView, DeviceView, ShardView
 from hfsdk.viz.plain import cut
-
-if TYPE_CHECKING:
-    from hfsdk.viz.placement.view import BoxView, DeviceView, ShardView
 
 WIDTH = 980
 

@@ -17,121 +17,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from hfsdk.viz.frame import Picture, bytes_text, role_colors
+from hfsdk.viz.placement.data import BoxView, DeviceView, GeometryView, NodeView, PlacementView, PoolSpanView, RoleView, ShardView
 from hfsdk.viz.placement.drawing import WIDTH, drawn
 from hfsdk.viz.plain import cut, finite
-
-
-class ShardView(TypedDict):
-    """One role's part on one device."""
-
-    row: int
-    role: int
-    rank: int
-    tp: int
-    pp: int
-    dp: int
-    place: str
-    """Coordinates; of a shadow that only generates, those of its rollout."""
-    note: str
-    """What the card says besides: rollout replica, or who generates instead, or how old a shadow's weights are."""
-    short: str
-    """Coordinates for narrow columns: the axes that are split, or ``tp.pp.dp`` in the densest drawing."""
-    rollout_replica: int | None
-    planned_bytes: int | None
-    measured_bytes: int | None
-
-
-class DeviceView(TypedDict):
-    """One device and the shards on it."""
-
-    number: int
-    name: str
-    pool: str
-    pid: int | None
-    memory_bytes: int | None
-    used_bytes: int | None
-    shards: list[ShardView]
-
-
-class PoolSpanView(TypedDict):
-    """Neighbouring devices of one pool on one node."""
-
-    pool: str
-    text: str
-    """As much of the pool's name as fits above them."""
-    first: int
-    """Of the node's devices, counted from 0."""
-    num_devices: int
-
-
-class NodeView(TypedDict):
-    """One node, its devices and the pools above them."""
-
-    name: str
-    devices: list[DeviceView]
-    pools: list[PoolSpanView]
-
-
-class RoleView(TypedDict):
-    """One role, as the legend names it."""
-
-    name: str
-    short: str
-    letter: str
-    label: str
-    color: str
-    model: str
-    train: str
-    rollout: str | None
-    dtype: str
-    state: str
-    shadow_of: str
-    weights: str
-    """Updates its weights have seen or, of a shadow's, how old they are."""
-
-
-class BoxView(TypedDict):
-    """Where a node is drawn."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-class GeometryView(TypedDict):
-    """Sizes in SVG units, shared by the static and the interactive drawing."""
-
-    width: float
-    height: float
-    column: float
-    gap: float
-    top: float
-    """From a node's edge to its devices: its name and the pools."""
-    header: float
-    card: float
-    card_gap: float
-    memory_top: float
-    nodes: list[BoxView]
-
-
-class PlacementView(TypedDict):
-    """All the placement picture needs."""
-
-    picture: Literal["placement"]
-    title: str
-    summary: str
-    density: Literal["full", "compact", "tiny"]
-    predicted: bool
-    memory_scale_bytes: int
-    nodes: list[NodeView]
-    roles: list[RoleView]
-    geometry: GeometryView
-    before: PlacementView | None
-    """The same before the last move."""
 
 
 def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:

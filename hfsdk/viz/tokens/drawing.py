@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hfsdk.viz.frame import svg_document, svg_text, tag
-from hfsdk.viz.tokens.view import clipped_tokens, field_values, offsets, strength
+from hfsdk.viz.tokens.fields import clipped_tokens, field_values, offsets, strength
 
 POSITIVE, NEGATIVE, STRONG = "#2f7fd0", "#e0761b", "#8a63c9"
 WIDTH, LINE, CHAR, PAD = 980, 24, 7.0, 5.0

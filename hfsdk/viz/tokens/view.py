@@ -26,7 +26,9 @@ from hfsdk.core.tokens import MOST_OF_SAMPLE, Tokens
 from hfsdk.viz.frame import Picture, count_text
 from hfsdk.viz.plain import clean
 from hfsdk.viz.tokens import tokenmath
-from hfsdk.viz.tokens.tokenmath import Array, pack, unpack
+from hfsdk.viz.tokens.drawing import Drawing
+from hfsdk.viz.tokens.fields import clipped_tokens, compute, field_values, offsets
+from hfsdk.viz.tokens.tokenmath import Array, pack
 
 LABELS = {
     "rollout_log_probs": "log-prob (rollout)", "old_log_probs": "log-prob (old, trainer)", "ref_log_probs": "log-prob (reference)",
@@ -133,45 +135,6 @@ def visible(text: str) -> str:
     return "".join(_sign(c) for c in text)
 
 
-def field_values(view: Mapping[str, Any], field: Mapping[str, Any]) -> Array:
-    """Return a field's numbers over the tokens of all samples shown, float32, shape [T]."""
-    parts = [unpack(view["columns"][name]) for name in field["of"]]
-    return compute(field["op"], parts)
-
-
-def compute(op: str, parts: Sequence[Array]) -> Array:
-    """Return what follows from one or two columns."""
-    if op == "column":
-        return parts[0]
-    return {"subtract": tokenmath.subtract, "k3": tokenmath.k3, "ratio": tokenmath.ratio}[op](*parts)
-
-
-def strength(value: float, field: Mapping[str, Any]) -> float | None:
-    """Return how strongly a number colours its token, -1 to 1; ``None`` where there is no number."""
-    if math.isnan(value):
-        return None
-    if field["kind"] == "ratio":
-        value = math.log(value) if value > 0 else -math.inf
-    t = value / field["end"] if not math.isinf(value) else math.copysign(1.0, value) * math.copysign(1.0, field["end"])
-    return max(-1.0 if field["kind"] != "sequential" else 0.0, min(1.0, t))
-
-
-def clipped_tokens(view: Mapping[str, Any]) -> Array:
-    """Return which tokens clipping leaves without gradient, bool, shape [T] (none where nothing can be clipped)."""
-    clip = view["clip"]
-    if clip is None or not clip["known"]:
-        return np.zeros(sum(len(s["response"]) for s in view["samples"]), dtype=bool)
-    columns = {name: unpack(view["columns"][name]) for name in (clip["new"], clip["old"], "advantages")}
-    ratios = tokenmath.ratio(columns[clip["new"]], columns[clip["old"]])
-    return tokenmath.clipped(ratios, columns["advantages"], clip["low"], clip["high"])
-
-
-def offsets(view: Mapping[str, Any]) -> list[int]:
-    """Return where each sample's tokens begin among all tokens shown."""
-    lengths = [len(s["response"]) for s in view["samples"]]
-    return [0, *np.cumsum(lengths).tolist()] if lengths else [0]
-
-
 class TokensPicture(Picture):
     """Prompts and responses token by token. ``TokensPicture(tokens_view(batch.tokens()))``."""
 
@@ -183,8 +146,6 @@ class TokensPicture(Picture):
 
     def to_svg(self) -> str:
         """Return the first samples as a static drawing, coloured by the chosen field."""
-        from hfsdk.viz.tokens.drawing import Drawing
-
         return Drawing(self.view).svg()
 
 
