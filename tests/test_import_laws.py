@@ -61,7 +61,6 @@ HEAVY = [
 KNOWN = [
     "hfsdk.algorithms.losses, hfsdk.algorithms.rlmath",
     "hfsdk.engine.worker.hosted, hfsdk.engine.worker.keepsake, hfsdk.engine.worker.worker",
-    "hfsdk.models.handle, hfsdk.models.host",
     "hfsdk.planner.perf.calibration, hfsdk.planner.perf.decoding, hfsdk.planner.perf.perf_model",
     ", ".join(
         f"hfsdk.session.{name}"

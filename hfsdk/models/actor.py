@@ -15,8 +15,7 @@ from hfsdk.core.roles import RoleSpec, RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import longest_tokens
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Array, Ragged
-from hfsdk.models.handle import TrainedHandle
-from hfsdk.models.host import Host
+from hfsdk.models.handle import Host, TrainedHandle
 from hfsdk.models.reward import PART
 from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport, Resident, TransportReport
 
