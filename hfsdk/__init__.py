@@ -188,22 +188,14 @@ def __dir__() -> list[str]:
 
 
 def _register_displays() -> None:
-    """Teach IPython to draw hfsdk's nouns and progress, where it is running."""
+    """Teach IPython to draw hfsdk's nouns, where it is running."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
         return
-    from hfsdk.session.session import ON_OPEN
-    from hfsdk.session.training import ON_TRAIN
-    from hfsdk.viz.hooks import CallProgress, Dashboard, register
+    from hfsdk.viz.hooks import register
 
     register(shell)
-    ON_TRAIN.append(Dashboard.of)
-
-    def show_progress(session: Session) -> None:
-        CallProgress(session.subscribe)
-
-    ON_OPEN.append(show_progress)
 
 
 _register_displays()

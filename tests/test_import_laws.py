@@ -61,7 +61,6 @@ HEAVY = [
 
 
 KNOWN = [
-    "hfsdk.models.handle, hfsdk.models.host",
     ", ".join(
         f"hfsdk.session.{name}"
         for name in (

@@ -9,7 +9,7 @@ import pytest
 
 from hfsdk.core.arguments import Arguments
 from hfsdk.core.columns import COLUMNS, OF_RESPONSE, PER_TOKEN, is_per_token
-from hfsdk.core.methods import METHODS, UNKNOWN, method_of, writes_per_token
+from hfsdk.core.methods import METHODS, UNKNOWN, method_of, onloads, writes_per_token
 from hfsdk.core.roles import PARTS, AdamW, RoleSpec
 
 ROOT = Path(__file__).parents[1]
@@ -48,9 +48,9 @@ def test_who_changes_weights_also_touches_them_and_who_only_looks_needs_nothing(
 
 def test_an_update_brings_what_is_offloaded_but_adamw_s_state_where_that_comes_for_steps():
     role = RoleSpec(name="actor", kind="actor", model=None, optimizer=AdamW(offload=True), offload=True)
-    assert method_of("update").onloads(role) == ("weights", "gradients")
-    assert method_of("compute_log_probs").onloads(role) == ("weights",)
-    assert method_of("generate").onloads(role) == ()
+    assert onloads("update", role) == ("weights", "gradients")
+    assert onloads("compute_log_probs", role) == ("weights",)
+    assert onloads("generate", role) == ()
 
 
 @pytest.mark.parametrize(

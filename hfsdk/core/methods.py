@@ -93,16 +93,6 @@ class Method:
         """Whether a simulated twin can carry it out again: it writes no files and runs nothing of which nobody knows the time."""
         return self.work not in ("state", "move") and self.name != "run"
 
-    def onloads(self, role: RoleSpec) -> tuple[str, ...]:
-        """Return what a role has in host memory and this call needs on the device for its whole length.
-
-        AdamW's state is none of it where it comes for the optimizer's steps alone.
-        """
-        if not role.offload:
-            return ()
-        alone = role.optimizer is not None and role.optimizer.offload
-        return tuple(part for part in self.needs if part in role.offloads and not (alone and part == "optimizer"))
-
     @property
     def in_step(self) -> bool:
         """Whether it can be a part of an algorithm's step."""
@@ -329,3 +319,14 @@ def writes_per_token(method: str, column: str) -> bool:
     if kind.arguments is Scoring:
         return column.startswith("token_")
     return kind.work == "pass" or is_per_token(column)
+
+
+def onloads(method: str, role: RoleSpec) -> tuple[str, ...]:
+    """Return what a role has in host memory and a call needs on the device for its whole length.
+
+    AdamW's state is none of it where it comes for the optimizer's steps alone.
+    """
+    if not role.offload:
+        return ()
+    alone = role.optimizer is not None and role.optimizer.offload
+    return tuple(part for part in method_of(method).needs if part in role.offloads and not (alone and part == "optimizer"))

@@ -16,8 +16,7 @@ from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD
 from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Array, Ragged
-from hfsdk.models.handle import TrainedHandle
-from hfsdk.models.host import Host
+from hfsdk.models.handle import Host, TrainedHandle
 from hfsdk.models.reward import PART
 from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport, Resident, TransportReport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
-from hfsdk.models.host import CallClient, Host
+from hfsdk.models.host import CallClient
 from hfsdk.models.primitive import Primitive
 
 Epochs = Annotated[int, Within(1, 10_000)]
@@ -40,6 +40,54 @@ class OneRowMetrics(Metrics):
         """The one row; waits."""
         self.wait()
         return [self._client.result(self.call_ids[0])]
+
+
+class Host(Protocol):
+    """What handles need of their session; they stand below it and know nothing else of it."""
+
+    @property
+    def client(self) -> CallClient:
+        """Who calls are sent through."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The session's seed, which calls without one of their own use."""
+        ...
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """The model folder whose tokenizer turns text into tokens, or ``""``."""
+        ...
+
+    @property
+    def simulated_time(self) -> bool:
+        """Whether seconds are those of a virtual clock."""
+        ...
+
+    def ready(self, handle: ModelHandle) -> None:
+        """Place and load the handle's role where that has not happened; refuse a handle that was replaced or released."""
+        ...
+
+    def release(self, handle: ModelHandle) -> None:
+        """Free the handle's role and forget it."""
+        ...
+
+    def notice(self, text: str) -> None:
+        """Tell the user something that is no failure."""
+        ...
+
+    def next_count(self, name: str) -> int:
+        """Count up and return a named counter that is saved with the session, starting at 0."""
+        ...
+
+    def number(self, name: str) -> float | None:
+        """Return a named number that is saved with the session; ``None`` where nobody has set it."""
+        ...
+
+    def set_number(self, name: str, value: float) -> None:
+        """Set such a number."""
+        ...
 
 
 class ModelHandle:

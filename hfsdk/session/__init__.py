@@ -7,7 +7,7 @@ from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.session import Session
 from hfsdk.session.tracking import MLflow, TensorBoard, WandB
-from hfsdk.session.views import LiveTrace, PlacementPicture, Traces
+from hfsdk.session.views import LivePlacement, LiveTrace, Traces
 from hfsdk.session.what_if import WhatIf
 
-__all__ = ["LiveTrace", "MLflow", "PlacementPicture", "PromptStream", "Run", "Session", "TensorBoard", "Traces", "WandB", "WhatIf"]
+__all__ = ["LivePlacement", "LiveTrace", "MLflow", "PromptStream", "Run", "Session", "TensorBoard", "Traces", "WandB", "WhatIf"]

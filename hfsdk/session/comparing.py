@@ -12,7 +12,8 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, Row, read_baseline
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.session.client import uninterrupted
-from hfsdk.session.training import Algorithm, check_algorithm, progress_bar, wants_progress
+from hfsdk.session.notebook import wants_progress
+from hfsdk.session.training import Algorithm, check_algorithm, progress_bar
 
 if TYPE_CHECKING:
     from hfsdk.session.prompts import PromptStream

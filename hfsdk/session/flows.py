@@ -16,6 +16,8 @@ from hfsdk.session.live import LiveStep
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hfsdk.viz.frame import Picture
+
 
 class LiveDataflow(LiveStep):
     """The calls of a step and what flows between them. In a notebook it draws itself, live while calls run.
@@ -84,6 +86,16 @@ class LiveDataflow(LiveStep):
     def to_text(self) -> str:
         """Return one line per call."""
         return self.snapshot().to_text()
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
+
+        return DataflowPicture(dataflow_view(self.view()))
+
+    def _ipython_display_(self) -> None:
+        from hfsdk.viz.hooks import show_dataflow
+
+        show_dataflow(self)
 
     def __repr__(self) -> str:
         return repr(self.snapshot()) + (" (running)" if self.running else "")

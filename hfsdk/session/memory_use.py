@@ -15,6 +15,8 @@ from hfsdk.planner.perf.memory import DeviceMemory, device_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hfsdk.viz.frame import Picture
+
 PARTS = ("weights", "gradients", "optimizer", "rollout", "kv_cache")
 """What a worker's tensors are for; ``rollout`` is the generating engine's copy, beyond the trainer's weights."""
 ASLEEP = "asleep_bytes"
@@ -80,6 +82,16 @@ class MemoryUse:
             "device": number, "name": spec.name, "limit_bytes": spec.memory_bytes,
             "planned": None if estimate is None else _planned(estimate), "calls": calls, "samples": sorted(samples),
         }  # fmt: skip
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.memory.view import MemoryPicture, memory_view
+
+        return MemoryPicture(memory_view(self.view()))
+
+    def _repr_html_(self) -> str | None:
+        from hfsdk.viz.hooks import html_of
+
+        return html_of(self)
 
     def __repr__(self) -> str:
         lines = [f"{self._title}: bytes per device, in GB"]

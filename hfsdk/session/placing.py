@@ -27,7 +27,7 @@ from hfsdk.session.declare import Ground, placed, planned, weight_names, with_la
 from hfsdk.session.folder_lock import Turns
 from hfsdk.session.roles import Models, RoleBook
 from hfsdk.session.tokenizer import FolderTokenizer, StandInTokenizer
-from hfsdk.session.views import PlacementPicture
+from hfsdk.session.views import LivePlacement
 
 if TYPE_CHECKING:
     from hfsdk.session.checkpoint import Saving
@@ -188,7 +188,7 @@ class Placing(Declarations):
     # -- placement
 
     @checked
-    def place(self, what: Wish = "colocate", *, fresh: bool = False) -> PlacementPicture:
+    def place(self, what: Wish = "colocate", *, fresh: bool = False) -> LivePlacement:
         """Put the declared models on devices and load them; waits.
 
         On live models: what runs is finished first; roles whose devices, layouts or (on GPUs) share of the memory for generating
@@ -251,9 +251,9 @@ class Placing(Declarations):
         return self.placement
 
     @property
-    def placement(self) -> PlacementPicture:
+    def placement(self) -> LivePlacement:
         """Who lives where, with memory; drawn live while calls run."""
-        return PlacementPicture(
+        return LivePlacement(
             self._client, self._book, self._placement, self._specs, self.cluster, self.name, self.simulated_time, self._before
         )
 

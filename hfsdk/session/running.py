@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from hfsdk.viz.frame import Picture
+
 NUM_SAMPLES = 3
 MEASURED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
 """Of a step's row what is measured, and so differs from run to run."""
@@ -280,6 +282,16 @@ class Run:
         if not self.running or self.paused:
             return ""
         return "stop" if self._stop_asked else "pause" if self._pause_asked and not self._extra else ""
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
+
+        return DashboardPicture(dashboard_view(self.view()))
+
+    def _ipython_display_(self) -> None:
+        from hfsdk.viz.hooks import show_run
+
+        show_run(self)
 
     def __repr__(self) -> str:
         score = f", score {self.rows[-1]['score_mean']:.3f}" if self.rows and "score_mean" in self.rows[-1] else ""

@@ -32,6 +32,7 @@ from hfsdk.session.evaluation import evaluate
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.flows import Dataflows
 from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.notebook import show_calls
 from hfsdk.session.planning import Question, ask
 from hfsdk.session.predicting import Predicting
 from hfsdk.session.prompts import PromptOptions, PromptStream
@@ -182,8 +183,7 @@ class Session(Branching, Predicting):
         self._begin(ControllerClient(controller, wait_each=wait), kind)
         self._begin_history()
         self._finalizer = weakref.finalize(self, self._client.close)  # also at the interpreter's exit
-        for listener in ON_OPEN:
-            listener(self)
+        show_calls(self.subscribe)
 
     # -- data
 
@@ -459,6 +459,11 @@ class Session(Branching, Predicting):
         """Return plain data for display; does not wait."""
         return session_view(self.name, self._kind, self.cluster, self._client, self._book, self.messages)
 
+    def _repr_html_(self) -> str | None:
+        from hfsdk.viz.hooks import session_card
+
+        return session_card(self)
+
     def __repr__(self) -> str:
         state = "closed" if self._client.closed else "open"
         roles = ", ".join(h.name for h in self._book) or "none"
@@ -703,7 +708,3 @@ class Session(Branching, Predicting):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-ON_OPEN: list[Callable[[Session], None]] = []
-"""Called with every new session; ``hfsdk`` puts the notebook's progress display here when IPython runs."""

@@ -25,6 +25,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.session.branching import ORDER
 from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.lines import calls_of, user_line
+from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
 from hfsdk.session.running import NUM_SAMPLES, Run, resources
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker, Tracking, start, trackers
@@ -48,18 +49,6 @@ class Algorithm(Protocol):
     def metrics(self, step: Any) -> Mapping[str, float]:
         """Return the numbers of a step; waits."""
         ...
-
-
-class Watcher(Protocol):
-    """Shows a run while it goes on; ``hfsdk`` puts the notebook's dashboard into ``ON_TRAIN``."""
-
-    def ended(self) -> None:
-        """The run has ended: show it as it stays."""
-        ...
-
-
-ON_TRAIN: list[Callable[[Run], Watcher | None]] = []
-"""Called with every run at its start; where one answers, no text bar is drawn."""
 
 
 def train(
@@ -126,7 +115,7 @@ class _Loop:
     saving: tuple[int, str | Path, int]
     run: Run
     tracking: Tracking | None = None
-    watchers: Sequence[Watcher] = ()
+    watcher: Watcher | None = None
     unsubscribe: Callable[[], None] = lambda: None
 
     def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
@@ -137,7 +126,7 @@ class _Loop:
         session.run = run
         run.on_devices(session.cluster.num_devices, session.cluster.price_per_device_hour)
         self.unsubscribe = session.client.subscribe(run.on_event)
-        self.watchers = [w for w in (make(run) for make in ON_TRAIN) if w is not None] if shown else []
+        self.watcher = watcher_of(run) if shown else None
 
     def end(self, failed: Exception | None, *, done: bool) -> None:
         """End what has begun; whoever watches is told. A second time does nothing."""
@@ -148,10 +137,10 @@ class _Loop:
             if tracking is not None:
                 tracking.close(_how(run, failed))
         finally:
-            watchers, self.watchers = self.watchers, ()
+            watcher, self.watcher = self.watcher, None
             if run.running:
                 run.ends(failed, interrupted=not done and failed is None)
-            for watcher in watchers:
+            if watcher is not None:
                 watcher.ended()
 
     def go_in_background(self, line: str) -> None:
@@ -180,7 +169,7 @@ class _Loop:
         self.run.on_this_thread()
         told = ALREADY_TOLD.set(set())
         try:
-            with progress_bar(self.run.steps, shown and not self.watchers) as drawn, interrupts.raised():
+            with progress_bar(self.run.steps, shown and self.watcher is None) as drawn, interrupts.raised():
                 self.go(interrupts, drawn)
             done = True
         except Exception as error:
@@ -397,10 +386,3 @@ def progress_bar(steps: int, shown: bool, what: str = "train") -> Iterator[_Bar]
 
     with tqdm(total=steps, desc=what, unit="step", file=sys.stdout, leave=True) as bar:
         yield _Bar(bar)
-
-
-def wants_progress() -> bool:
-    """Whether someone looks: a terminal or a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return sys.stdout.isatty() or (shell is not None and getattr(shell, "kernel", None) is not None)

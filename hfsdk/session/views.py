@@ -1,4 +1,4 @@
-"""What a session shows of itself, as plain data: ``PlacementPicture``, ``Traces``, the session's card."""
+"""What a session shows of itself, as plain data: ``LivePlacement``, ``Traces``, the session's card."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from hfsdk.viz.frame import Picture
 
-class PlacementPicture:
+
+class LivePlacement:
     """Who lives where, with planned and measured memory. In a notebook it draws itself, live while calls run."""
 
     def __init__(
@@ -132,6 +134,16 @@ class PlacementPicture:
         nodes = sorted({self._cluster.node_of(device) for device in devices})
         return f" of {_numbers('node', nodes)}" if len(self._cluster.node_devices) > 1 else ""
 
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.placement.view import PlacementPicture, placement_view
+
+        return PlacementPicture(placement_view(self.view()))
+
+    def _ipython_display_(self) -> None:
+        from hfsdk.viz.hooks import show_placement
+
+        show_placement(self)
+
     def __repr__(self) -> str:
         data = self.view()
         lines = [f"Placement of {data['title']}: {self._cluster}"]
@@ -211,6 +223,16 @@ class LiveTrace(LiveStep):
     def to_perfetto(self, path: str | Path) -> Path:
         """Write a file that Perfetto and chrome://tracing open."""
         return self.snapshot().to_perfetto(path)
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+
+        return TimelinePicture(timeline_view(self.snapshot()))
+
+    def _ipython_display_(self) -> None:
+        from hfsdk.viz.hooks import show_trace
+
+        show_trace(self)
 
     def __repr__(self) -> str:
         trace = self.snapshot()

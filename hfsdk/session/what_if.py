@@ -49,6 +49,8 @@ from hfsdk.session.what_if_question import (
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hfsdk.viz.frame import Picture
+
 KEPT = 400
 """Answers that are remembered (the plans themselves: the last few)."""
 
@@ -401,6 +403,16 @@ class WhatIf:
     def _belongs(self, curve: Curve) -> bool:
         """Return whether a curve is still over what it says, the others being as they were."""
         return replace(self.question, **{curve.name: getattr(curve.others, curve.name)}) == curve.others
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.what_if.view import WhatIfPicture, what_if_view
+
+        return WhatIfPicture(what_if_view(self.view()))
+
+    def _ipython_display_(self) -> None:
+        from hfsdk.viz.hooks import show_what_if
+
+        show_what_if(self)
 
     def __repr__(self) -> str:
         asked = asdict(self.question)

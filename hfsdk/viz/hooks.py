@@ -1,8 +1,9 @@
 """Teaching IPython to draw the nouns: display formatters, live pictures, progress under the cell.
 
-The nouns return plain view data and know nothing of this module; it finds them by the name of their class, so registering
-imports none of them. Live displays follow one pattern: show a live picture with a display handle, publish from a thread
-at most five times a second, and replace it by the frozen picture when nothing runs any more.
+The nouns below return plain view data and know nothing of this module; it finds them by the name of their class, so registering
+imports none of them. The session's own objects, which stand above, ask it to show them (``_ipython_display_``). Live displays
+follow one pattern: show a live picture with a display handle, publish from a thread at most five times a second, and replace it by
+the frozen picture when nothing runs any more.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ def register(ipython: Any) -> None:
     """Register how every noun is drawn with a running IPython shell (``get_ipython()``)."""
     html = ipython.display_formatter.formatters["text/html"]
     html.for_type_by_name("hfsdk.core.batch", "Batch", _or_text(lambda obj: batch_html(obj.view())))
-    html.for_type_by_name("hfsdk.session.session", "Session", _or_text(lambda obj: session_html(obj.view())))
     html.for_type_by_name("hfsdk.core.snapshot", "Snapshot", _or_text(lambda obj: snapshot_html(obj.view())))
     html.for_type_by_name("hfsdk.core.pending", "Metrics", _or_text(_metrics))
     for module, name in PICTURES:
         html.for_type_by_name(module, name, _or_text(lambda obj: picture_of(obj).to_html()))
-    own = ipython.display_formatter.ipython_display_formatter
-    own.for_type_by_name("hfsdk.session.views", "PlacementPicture", show_placement)
-    own.for_type_by_name("hfsdk.session.views", "LiveTrace", show_trace)
-    own.for_type_by_name("hfsdk.session.flows", "LiveDataflow", show_dataflow)
-    own.for_type_by_name("hfsdk.session.running", "Run", show_run)
-    own.for_type_by_name("hfsdk.session.what_if", "WhatIf", show_what_if)
+
+
+def html_of(obj: Any) -> str | None:
+    """Return a noun's picture as HTML; ``None``, for its text form, where it cannot be drawn."""
+    return _or_text(lambda noun: picture_of(noun).to_html())(obj)
+
+
+def session_card(obj: Any) -> str | None:
+    """Return the HTML card of an object with ``view() -> session data``; ``None``, for its text form, where it cannot be drawn."""
+    return _or_text(lambda session: session_html(session.view()))(obj)
 
 
 def _or_text(draw: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
@@ -122,7 +126,7 @@ def show_run(run: Any) -> threading.Thread | None:
 
 
 class Dashboard:
-    """Follows a run of ``session.train`` under its cell; see ``hfsdk.session.training.ON_TRAIN``."""
+    """Follows a run of ``session.train`` under its cell."""
 
     @classmethod
     def of(cls, run: Any) -> Dashboard | None:

@@ -15,6 +15,7 @@ pytest.importorskip("hypothesis")
 import hfsdk as hf
 from benchmarks.fuzzing.values import Hostile, cyclic_dict, cyclic_list, deep_list
 from benchmarks.fuzzing.world import TEXTS, World, num_rows
+from hfsdk.core.spec import DEVICES
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ TYPOS = [
     (lambda s, b: s.plan(hf.PPO(), hf.Workload(), top=10**9), "top must be a whole number from 1 to 1,000"),
     (lambda s, b: s.models.critic.update(b, Hostile("__repr__")), "loss must be a function; got loss=a Hostile"),
     (lambda s, b: s.logs("actor\n" * 10**5), "role"),
-    (lambda s, b: dataclasses.replace(hf.spec.DEVICES["H100"], peak_flops=-1), "peak_flops must be a finite number above 0"),
+    (lambda s, b: dataclasses.replace(DEVICES["H100"], peak_flops=-1), "peak_flops must be a finite number above 0"),
     (lambda s, b: hf.ClusterSpec.parse("1x2 H100").with_memory(None), "memory_bytes must be a whole number from 1"),
     (lambda s, b: s.models.actor.role.model.num_bytes("int8"), "dtype must be one of 'fp32', 'bf16'; got dtype='int8'"),
     (lambda s, b: hf.Layout.parse("tp2").mesh(-1), "rollout_tp must be a whole number from 1 to 100,000; got rollout_tp=-1"),

@@ -282,7 +282,7 @@ def test_watchers_hear_of_the_end_however_it_comes(session, ready, controller, m
         def ended(self):
             ended.append(self.run.state)
 
-    monkeypatch.setattr("hfsdk.session.training.ON_TRAIN", [Watcher, lambda run: None])
+    monkeypatch.setattr("hfsdk.session.training.watcher_of", Watcher)
     session.train(OneCall(), ready, steps=1, progress=True)
     session.train(OneCall(), ready, steps=1, progress=False)
     controller.failing["compute_scores"] = hf.CallError("no")

@@ -25,7 +25,7 @@ LIVE = """
 import sys, threading, time, types
 from dataclasses import replace
 from hfsdk.core.trace import Span, Trace
-from hfsdk.viz.hooks import CallProgress, register
+from hfsdk.viz.hooks import CallProgress, register, show_trace
 
 shell = get_ipython()
 register(shell)
@@ -33,10 +33,11 @@ register(shell)
 class LiveTrace:
     def __init__(self):
         self.running, self.spans = True, []
+    def _ipython_display_(self):
+        show_trace(self)
     def snapshot(self):
         return Trace.of(list(self.spans), "live")
 
-LiveTrace.__module__ = "hfsdk.session.views"
 live = LiveTrace()
 
 def work():

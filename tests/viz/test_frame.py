@@ -325,7 +325,7 @@ def test_hooks_draw_nouns_they_never_import() -> None:
     shell = types.SimpleNamespace(display_formatter=formatters.DisplayFormatter())
     hooks.register(shell)
     batch = type("Batch", (), {"view": lambda self: demo.BATCH, "__module__": "hfsdk.core.batch"})()
-    session = type("Session", (), {"view": lambda self: demo.SESSION, "__module__": "hfsdk.session.session"})()
+    session = type("Session", (), {"view": lambda self: demo.SESSION, "_repr_html_": hooks.session_card})()
     rows = {"state": "done", "rows": demo.METRICS}
     metrics = type("Metrics", (), {"view": lambda self: rows, "__module__": "hfsdk.core.pending"})()
     for noun, sign in (

@@ -28,7 +28,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from hfsdk.core.errors import CallError, CheckpointError, OptionError
 from hfsdk.core.layout import Mesh
-from hfsdk.core.methods import method_of
+from hfsdk.core.methods import onloads
 from hfsdk.core.microbatch import MiniBatchPlan
 from hfsdk.core.roles import PARTS, AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
@@ -377,7 +377,7 @@ class Trainer:
     @contextmanager
     def during(self, method: str) -> Iterator[None]:
         """Bring what is offloaded and a call needs all along; AdamW's state travels beside the passes, its step waits for it."""
-        parts = [part for part in method_of(method).onloads(self.role) if part in self._offloaded]
+        parts = [part for part in onloads(method, self.role) if part in self._offloaded]
         with ExitStack() as stack:
             for part in parts:
                 here = self._offloaded[part]
