@@ -465,3 +465,15 @@ def test_what_cannot_be_planned_is_said():
         ReshardPlan.between(spec, "tp5", "tp1")
     with pytest.raises(OptionError, match=r"no tensor 'layers.0.q'; near it are"):
         ReshardPlan.between(spec, "tp4", "tp2").pieces("layers.0.q")
+
+
+@pytest.mark.parametrize("rollout", ["tp2 pp2 dp2", "tp1 pp2 dp4", "tp4 pp2", "tp1 pp4 dp2", "tp2 dp4"])
+@pytest.mark.parametrize("train", ["tp2 pp2 dp2", "tp1 pp4 dp2", "tp4 dp2", "tp2 pp4"])
+@pytest.mark.parametrize("grouping", ["strided", "vanilla"])
+def test_the_ranks_of_a_rollout_fill_its_layout(train, rollout, grouping):
+    """Each place of the rollout's mesh is one rank's, pipelined rollouts included."""
+    train, rollout = Layout.parse(train).fill(8), Layout.parse(rollout).fill(8)
+    plan = ReshardPlan.between(ModelSpec.preset("llama-7b"), train, rollout, grouping=grouping)
+    places = [plan.rollout_at(rank) for rank in range(8)]
+    every = {(tp, pp, dp) for tp in range(rollout.tp) for pp in range(rollout.pp) for dp in range(rollout.dp)}
+    assert {(at.tp, at.pp, at.dp) for at in places} == every

@@ -175,6 +175,8 @@ class TestRewardToGo:
         np.testing.assert_allclose(clipped["advantages"].flat, [0.5, 0.5, -0.5])
 
     def test_remax_baselines_by_rows(self):
+        made = remax.Advantages(kl_coef=0.0)(table([5.0, 1.0], lengths=[2, 1], baseline_scores=np.array([2.0, 4.0])))
+        assert made["advantages"].flat.tolist() == [3.0, 3.0, -3.0], "each row against its own"
         lone = remax.Advantages(kl_coef=0.0)(table([5.0], baseline_scores=np.array([5.0])))
         assert lone["advantages"].flat.tolist() == [0.0]
 

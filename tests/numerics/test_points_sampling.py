@@ -56,9 +56,10 @@ def test_point_10_top_k_renormalises_and_no_algorithm_offers_it(live, tmp_path):
         assert not {"top_k", "top_p"} & {field.name for field in fields(getattr(algorithms, name))}
 
 
-def test_point_11_the_gap_of_trainer_and_rollout_is_reported(live):
+@pytest.mark.parametrize("make", [hf.PPO, hf.GRPO, hf.RLOO, hf.ReMax, hf.ReinforcePlusPlus])
+def test_point_11_the_gap_of_trainer_and_rollout_is_reported(live, make):
     """For every algorithm, as a mean and a maximum over tokens; it is that of the columns."""
-    algorithm = hf.ReinforcePlusPlus(max_new_tokens=8)
+    algorithm = make(max_new_tokens=8)
     step = algorithm.step(live.session.models, live.prompts[1])
     numbers, table = algorithm.metrics(step), step.batch.table("rollout_log_probs", "old_log_probs")
     apart = np.abs(table["old_log_probs"].flat - table["rollout_log_probs"].flat)

@@ -14,7 +14,9 @@ def test_point_37_every_rollout_carries_the_version_of_its_weights(live):
     assert set(first["policy_version"]) == {before}
     ppo_step(live).actor.wait()
     assert live.actor.version == before + 2
-    assert set(live.actor.generate(OPENINGS, max_new_tokens=4)["policy_version"]) == {before + 2}
+    fresh = live.actor.generate(OPENINGS, max_new_tokens=4)
+    assert set(fresh["policy_version"]) == {before + 2}
+    assert gap(live.actor.compute_log_probs(fresh)) < FP32, "they are what the new weights say"
     stale = live.actor.compute_log_probs(first)
     assert set(stale["policy_version"]) == {before}, "how old the samples are stays visible"
     assert gap(stale) > 1e-3

@@ -100,8 +100,17 @@ def test_point_07_responses_end_at_the_stop_token_and_the_score_is_read_at_the_l
         assert (tokens[-1] in (EOS, ord("e"))) == (reason == "stop")
     assert "stop" in list(batch["finish_reason"])
 
+    long = live.actor.generate(["the film is a", "dull", "one of"] * 8, max_new_tokens=120)
+    ended = [row.tolist() for row in long["response"] if EOS in row]
+    assert ended, "some must end by themselves, else nothing is seen of it"
+    assert all(row.index(EOS) == len(row) - 1 for row in ended), "the end token is kept, and nothing stands behind it"
+
     scores = judge.reward.compute_scores(live.session.batch(**rows))["scores"]
     np.testing.assert_allclose(scores, each_row(rows, judge.score), atol=FP32)
+    closed = rows | {"response": [[*row, EOS] for row in rows["response"]]}
+    at_the_end = judge.reward.compute_scores(live.session.batch(**closed))["scores"]
+    np.testing.assert_allclose(at_the_end, each_row(closed, judge.score), atol=FP32)
+    assert np.abs(np.asarray(at_the_end) - np.asarray(scores)).max() > 1e-4, "of the end token, not of the one before it"
 
 
 def test_point_08_long_prompts_are_refused_not_cut(live):

@@ -192,6 +192,32 @@ class TestPolicyLoss:
         assert loss_fn.reads == ["old_log_probs", "advantages", "ref_log_probs"]
         assert ppo.PolicyLoss().reads == ["old_log_probs", "advantages"]
 
+    @pytest.mark.parametrize(
+        ("kind", "slope"),
+        [
+            ("k2", lambda apart: apart),
+            ("k3", lambda apart: 1 - (-apart).exp()),
+            ("k3+", lambda apart: apart),
+            ("abs", torch.sign),
+        ],
+    )
+    def test_point_17_the_kl_in_the_loss_is_of_the_policy_against_the_reference(self, kind, slope):
+        """Its gradient over both sides: k3 of the reference against the policy would grow where this one levels off."""
+        out, b = micro_batch(shift=0.1)
+        sides = torch.where(torch.arange(len(out.log_probs)) % 2 == 0, 0.9, -0.7)
+        b["ref_log_probs"] = out.log_probs.detach() - sides
+        loss, metrics = ppo.PolicyLoss(kl_coef=0.5, kl=kind)(out, b)
+        plain = ppo.PolicyLoss()(out, b)[0]
+        added = torch.autograd.grad((loss - plain).sum(), out.log_probs)[0]
+        torch.testing.assert_close(added, 0.5 * slope(sides), atol=1e-6, rtol=1e-5)
+        assert (metrics["kl_loss"] >= 0).all()
+
+    def test_point_17_k1_is_the_difference_itself_and_has_both_signs(self):
+        from hfsdk.algorithms import rlmath
+
+        policy, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+        assert rlmath.kl_estimate(policy, reference, "k1").tolist() == [0.5, -1.0]
+
     def test_approx_kl_is_of_old_against_new(self):
         out, b = micro_batch(shift=0.3)
         _, metrics = ppo.PolicyLoss()(out, b)

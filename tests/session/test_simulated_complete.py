@@ -186,11 +186,14 @@ def test_save_load_snapshot_rewind_fork_and_compare(session, tmp_path):
     session.train(algorithm, prompts, steps=1, progress=False)
     session.save(tmp_path / "saved")
     before = session.snapshot("before")
-    session.train(algorithm, prompts, steps=1, progress=False)
+    first = session.train(algorithm, prompts, steps=1, progress=False).rows
     assert actor.version == 4
     session.rewind(before)
     assert actor.version == 2
-    session.train(algorithm, prompts, steps=1, progress=False)
+    second = session.train(algorithm, prompts, steps=1, progress=False).rows
+        "the same prompts again"
+    )
+    assert second[0]["seconds"] == pytest.approx(first[0]["seconds"]), "the same prompts again"
     session.load(tmp_path / "saved")
     assert actor.version == 2
     assert session.fork(before, "other") == "other"

@@ -306,7 +306,7 @@ def test_advantages_figure_labels_every_token() -> None:
     tokens = [" it", " costs", " $5 and $6", "\n"]
     figure = advantages_figure(tokens, values=[0.1] * 4, rewards=[0, 0, 0, 1.0], advantages=[0.2, -0.1, 0, 0.4], title="$")
     labels = [t.get_text() for t in figure.axes[-1].get_xticklabels()]
-    assert len(labels) == 4
+    assert labels == ["·it", "·costs", "·\\$5 and \\$6", "⏎"]
     figure.canvas.draw()
 
 
