@@ -29,7 +29,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.core.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
     ("hfsdk.core.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
     ("hfsdk.resharding.reshard_plan", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
-    ("hfsdk.resharding.reshard_plan", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
+    ("hfsdk.resharding.reshard_report", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.session.memory_use", "MemoryUse"): lambda obj: MemoryPicture(memory_view(obj.view())),
     ("hfsdk.session.running", "Run"): lambda obj: DashboardPicture(dashboard_view(obj.view())),
     ("hfsdk.session.what_if", "WhatIf"): lambda obj: WhatIfPicture(what_if_view(obj.view())),

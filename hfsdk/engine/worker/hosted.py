@@ -37,7 +37,8 @@ from hfsdk.engine.weights.residency import Residency
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.worker.keepsake import Keepsake
 from hfsdk.engine.worker.worker import Parcel
-from hfsdk.resharding.reshard_plan import ReshardPlan, Resident, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import Resident, TransportReport
 
 if TYPE_CHECKING:
     from hfsdk.engine.worker.worker import Worker
