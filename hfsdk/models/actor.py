@@ -18,7 +18,8 @@ from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Array, Ragged
 from hfsdk.models.handle import Host, TrainedHandle
 from hfsdk.models.reward import PART
-from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport, Resident, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import ReshardReport, Resident, TransportReport
 
 if TYPE_CHECKING:
     from pandas import DataFrame

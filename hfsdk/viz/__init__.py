@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from hfsdk.core.spec import ModelSpec
     from hfsdk.core.table import Array
     from hfsdk.core.trace import Traced
-    from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport
+    from hfsdk.resharding.reshard_plan import ReshardPlan
+    from hfsdk.resharding.reshard_report import ReshardReport
     from hfsdk.viz.clip.view import ClipPicture
     from hfsdk.viz.credit.view import CreditPicture
     from hfsdk.viz.frame import Picture

@@ -27,7 +27,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.core.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
     ("hfsdk.core.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
     ("hfsdk.resharding.reshard_plan", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
-    ("hfsdk.resharding.reshard_plan", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
+    ("hfsdk.resharding.reshard_report", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.core.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),
     ("hfsdk.core.trace", "Trace"): lambda obj: TimelinePicture(timeline_view(obj)),
 }

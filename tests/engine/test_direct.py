@@ -24,7 +24,7 @@ from hfsdk.engine.weights import direct, transport
 from hfsdk.engine.weights.bridge import Route
 from hfsdk.engine.weights.direct import NOTHING, Links, Way
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard
-from hfsdk.resharding.reshard_plan import Move
+from hfsdk.resharding.box_moves import Move
 
 pytestmark = pytest.mark.slow
 

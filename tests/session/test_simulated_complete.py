@@ -191,8 +191,6 @@ def test_save_load_snapshot_rewind_fork_and_compare(session, tmp_path):
     session.rewind(before)
     assert actor.version == 2
     second = session.train(algorithm, prompts, steps=1, progress=False).rows
-        "the same prompts again"
-    )
     assert second[0]["seconds"] == pytest.approx(first[0]["seconds"]), "the same prompts again"
     session.load(tmp_path / "saved")
     assert actor.version == 2

@@ -20,7 +20,8 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Ragged
 from hfsdk.core.trace import Span, Trace
-from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import ReshardReport, TransportReport
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.running import Run
 from hfsdk.viz.drawn import picture_of

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 import hfsdk as hf
-from hfsdk.resharding.reshard_plan import ReshardPlan, ReshardReport, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import ReshardReport, TransportReport
 from hfsdk.viz.frame import bytes_text
 from hfsdk.viz.resharding.drawing import ParameterPicture
 from hfsdk.viz.resharding.view import (

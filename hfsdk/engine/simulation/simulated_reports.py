@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.calls.shadow_plan import plan_between
-from hfsdk.resharding.reshard_plan import ReshardPlan, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import TransportReport
 
 
 def transport_reports(

@@ -31,8 +31,10 @@ from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.shadow_plan import plan_between
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Piece, Shard, slices
+from hfsdk.resharding.box_moves import Move, moves_between
 from hfsdk.resharding.boxes import Box, Offsets
-from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport, moves_between
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import TransportReport
 
 _AS_NUMPY = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, and the dtype their bits travel as."""

@@ -29,7 +29,9 @@ from hfsdk.engine.process.safepoint import PeerFailed
 from hfsdk.engine.weights import transport
 from hfsdk.engine.weights.bridge import Route, boxes_of
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
-from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport, moves_between
+from hfsdk.resharding.box_moves import Move, moves_between
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import TransportReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -26,8 +26,8 @@ from hfsdk.engine.weights.direct import Tensors, Way
 from hfsdk.engine.weights.role_state import Shard, Summary
 from hfsdk.engine.weights.shares import Share
 from hfsdk.engine.weights.transport import TORCH_DTYPES
+from hfsdk.resharding.box_moves import Move, moves_between
 from hfsdk.resharding.boxes import Box
-from hfsdk.resharding.reshard_plan import Move, moves_between
 
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

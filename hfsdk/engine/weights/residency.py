@@ -23,8 +23,10 @@ import torch
 from hfsdk.engine.weights import transport
 from hfsdk.engine.weights.offload import empty
 from hfsdk.engine.weights.role_state import slices
+from hfsdk.resharding.box_moves import Move
 from hfsdk.resharding.boxes import VOCAB_TABLES, Box, inside, intersect, megatron_boxes, vllm_boxes, without
-from hfsdk.resharding.reshard_plan import Move, ReshardPlan, Resident, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import Resident, TransportReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

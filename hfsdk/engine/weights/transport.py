@@ -25,8 +25,10 @@ from torch import Tensor
 
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.weights.receipts import Receipts
+from hfsdk.resharding.box_moves import Move
 from hfsdk.resharding.boxes import Offsets
-from hfsdk.resharding.reshard_plan import Move, ReshardPlan, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import TransportReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

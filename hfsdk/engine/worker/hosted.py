@@ -37,7 +37,8 @@ from hfsdk.engine.weights.residency import Residency
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.worker.keepsake import Keepsake
 from hfsdk.engine.worker.role_host import Parcel, RoleHost
-from hfsdk.resharding.reshard_plan import ReshardPlan, Resident, TransportReport
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import Resident, TransportReport
 
 A = TypeVar("A", bound=Arguments)
 

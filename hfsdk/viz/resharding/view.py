@@ -13,8 +13,11 @@ from typing import Any, Literal, TypedDict
 from hfsdk.core.errors import OptionError
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.spec import DTYPE_BYTES
+from hfsdk.resharding.box_moves import Move
 from hfsdk.resharding.boxes import Box, megatron_ends, megatron_layer, vllm_ends, vllm_layer
-from hfsdk.resharding.reshard_plan import Move, ReshardPlan, ReshardReport, Section
+from hfsdk.resharding.layer_sections import Section
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.resharding.reshard_report import ReshardReport
 from hfsdk.viz.plain import plain
 
 MOST_RANKS = 32

@@ -1,0 +1,124 @@
+"""Who sends which box of a tensor to whom: moves between ranks that hold boxes and ranks that need boxes, as pure arithmetic.
+
+The boxes may be of any engine on either side; :mod:`hfsdk.resharding.layer_sections` plans those of Megatron and vLLM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hfsdk.resharding.boxes import Box, Offsets, inside, intersect
+
+Side = tuple[tuple[tuple[int, ...], tuple[Box, ...]], ...]
+"""Who holds (or needs) which boxes: (ranks, their boxes)."""
+
+_Holders = list[tuple[tuple[int, ...], Box]]
+"""Ranks that hold a box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A box of a tensor that goes from ``source`` rank's local parameter into ``target`` rank's (maybe itself)."""
+
+    tensor: str
+    source: int
+    target: int
+    source_local: str
+    source_start: Offsets
+    target_local: str
+    target_start: Offsets
+    size: Offsets
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.size)
+
+    def of_layer(self, by: int) -> Move:
+        """Return the same move ``by`` layers further on."""
+        return Move(
+            _shifted(self.tensor, by), self.source, self.target, _shifted(self.source_local, by), self.source_start,
+            _shifted(self.target_local, by), self.target_start, self.size,
+        )  # fmt: skip
+
+
+def moves_between(held: Sequence[Sequence[Box]], needed: Sequence[Sequence[Box]], nodes: Sequence[int]) -> tuple[Move, ...]:
+    """Plan how ranks, each with the boxes it needs, get them from other ranks, numbered before them, with the boxes they hold.
+
+    The boxes may be of any engine on either side; a plan of a transition is for those of Megatron and vLLM.
+    """
+    before: Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(held))
+    after: Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(needed, len(held)))
+    return cheapest_moves(before, after, nodes, [0] * len(nodes), one_source_per_node=True)
+
+
+def cheapest_moves(
+    held: Side, needed: Side, nodes: Sequence[int], sent: list[int], *, count: int = 1, one_source_per_node: bool = False
+) -> tuple[Move, ...]:
+    """Take every needed box from the rank itself where it holds it, else from its node, else from any, the idlest first.
+
+    Args:
+        held: who holds which boxes.
+        needed: who needs which.
+        nodes: the node of every rank.
+        sent: elements that every rank has sent so far; counted on here.
+        count: how often these moves will happen.
+        one_source_per_node: all ranks of a node take a part from the same holder.
+    """
+    by_tensor: dict[str, _Holders] = defaultdict(list)
+    for ranks, boxes in held:
+        for box in boxes:
+            by_tensor[box.tensor].append((ranks, box))
+    moves = []
+    given: dict[tuple[str, Offsets, Offsets, int], tuple[int, Box]] = {}
+    for targets, boxes in needed:
+        for box in boxes:
+            parts = _parts_of(box, by_tensor[box.tensor])
+            for target in targets:
+                for (start, size), who in parts.items():
+                    key = box.tensor, start, size, nodes[target]
+                    known = given.get(key) if one_source_per_node else None
+                    source, holder = known or _cheapest_source(who, target, nodes, sent)
+                    if source != target and known is None:
+                        sent[source] += count * math.prod(size)
+                    if one_source_per_node:
+                        given[key] = source, holder
+                    moves.append(Move(
+                        box.tensor, source, target, holder.local, inside(holder, start), box.local, inside(box, start), size,
+                    ))  # fmt: skip
+    return tuple(moves)
+
+
+def _parts_of(needed: Box, holders: _Holders) -> dict[tuple[Offsets, Offsets], _Holders]:
+    """Return the distinct parts of a box, (start, size), and who holds each."""
+    found: dict[tuple[Offsets, Offsets], _Holders] = defaultdict(list)
+    for ranks, box in holders:
+        part = intersect(box, needed)
+        if part:
+            found[part].append((ranks, box))
+    assert sum(math.prod(size) for _, size in found) == needed.numel, f"{needed} is not covered once"
+    return found
+
+
+def _cheapest_source(who: _Holders, target: int, nodes: Sequence[int], sent: list[int]) -> tuple[int, Box]:
+    best: tuple[tuple[bool, int, int], Box] | None = None
+    for ranks, box in who:
+        for rank in ranks:
+            if rank == target:
+                return rank, box
+            key = nodes[rank] != nodes[target], sent[rank], rank
+            if best is None or key < best[0]:
+                best = key, box
+    assert best is not None
+    return best[0][2], best[1]
+
+
+def _shifted(name: str, by: int) -> str:
+    """Return the name of the same parameter ``by`` layers further on."""
+    if not by:
+        return name
+    model, layers, number, rest = name.split(".", 3)
+    return f"{model}.{layers}.{int(number) + by}.{rest}"

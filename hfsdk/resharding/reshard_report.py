@@ -1,0 +1,125 @@
+"""What a weight transition did, beside what its plan said: bytes and seconds by rank, and the weights that are on a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan, size_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class TransportReport:
+    """What one rank moved."""
+
+    bytes_sent: int
+    bytes_received: int
+    bytes_copied: int
+    """Bytes copied between this rank's own tensors, in the plan's dtype."""
+    bytes_shared: int
+    """Bytes that stayed where they are, because both engines use the same storage."""
+    received_from: tuple[int, ...]
+    """Bytes received from every rank."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes of weights that are on a rank at one moment, counted from storages."""
+
+    moment: str
+    """``"training"``, ``"generating"``, or ``"both"`` where each engine keeps its own weights."""
+    trainer: int
+    """In Megatron's parameters alone."""
+    rollout: int
+    """In vLLM's parameters alone."""
+    shared: int
+    """In storages that both use."""
+    aside: int
+    """Of the training shard, kept outside both while generating."""
+    redundant: int
+    """Numbers that are there twice in the same dtype."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.trainer + self.rollout + self.shared + self.aside
+
+
+@dataclass(frozen=True, repr=False)
+class ReshardReport:
+    """What a weight transition did, beside what its plan said."""
+
+    plan: ReshardPlan
+    ranks: tuple[TransportReport, ...]
+    """Measured, by rank."""
+    predicted: bool = False
+    """Whether nothing was measured: the session is simulated, the bytes are the plan's and the seconds a performance model's."""
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes that were to cross between ranks."""
+        return self.plan.bytes_moved
+
+    @property
+    def measured_bytes(self) -> int:
+        """Bytes that were received from other ranks."""
+        return sum(rank.bytes_received for rank in self.ranks)
+
+    @property
+    def ratio(self) -> float:
+        """Measured over planned; 1 where nothing was to move and nothing did."""
+        return self.measured_bytes / self.planned_bytes if self.planned_bytes else 1.0 + self.measured_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Of the slowest rank; with the rollout apart, of the slowest that gives and then of the slowest that takes."""
+        first = self.plan.train.size if self.plan.apart else 0
+        return sum(max(rank.seconds for rank in ranks) for ranks in (self.ranks[:first], self.ranks[first:]) if ranks)
+
+    def bytes_by_link(self) -> dict[str, tuple[int, int]]:
+        """Return (planned, measured) bytes of each way a piece goes."""
+        planned, measured = self.plan.bytes_by_link(), dict.fromkeys(LINKS, 0)
+        for target, rank in enumerate(self.ranks):
+            measured[LINKS[0]] += rank.bytes_copied + rank.bytes_shared
+            for source, count in enumerate(rank.received_from):
+                if source != target:
+                    measured[self.plan.link(source, target)] += count
+        return {link: (planned[link], measured[link]) for link in LINKS}
+
+    def to_pandas(self) -> DataFrame:
+        """Return a table with a row per rank: planned and measured bytes, and seconds."""
+        import pandas as pd
+
+        rows = [
+            {
+                "rank": number, "planned_received_bytes": self.plan.bytes_received(number), "received_bytes": rank.bytes_received,
+                "planned_sent_bytes": self.plan.bytes_sent(number), "sent_bytes": rank.bytes_sent,
+                "planned_own_bytes": self.plan.bytes_copied(number), "copied_bytes": rank.bytes_copied,
+                "shared_bytes": rank.bytes_shared, "seconds": rank.seconds,
+            }
+            for number, rank in enumerate(self.ranks)
+        ]  # fmt: skip
+        return pd.DataFrame(rows).set_index("rank")
+
+    def view(self) -> dict[str, Any]:
+        """Return what a picture shows, as plain data: the plan's, with what was measured beside it."""
+        view = self.plan.view()
+        received = [None if self.predicted else rank.bytes_received for rank in self.ranks]
+        ranks = [{**rank, "measured": count} for rank, count in zip(view["ranks"], received, strict=True)]
+        how = "predicted" if self.predicted else "measured"
+        wire = {
+            "name": "wire", "received": max(rank.bytes_received for rank in self.ranks), "peak": None,
+            "counts": f"{how}: the fullest rank's, in {self.seconds:.3f} s", "measured": not self.predicted,
+        }  # fmt: skip
+        return {**view, "title": repr(self), "ranks": ranks, "ladder": [*view["ladder"], wire]}
+
+    def __repr__(self) -> str:
+        return (
+            f"ReshardReport {self.plan.spec.name}: planned {size_text(self.planned_bytes)} between ranks, "
+            f"{'predicted' if self.predicted else 'measured'} "
+            f"{size_text(self.measured_bytes)} (ratio {self.ratio:.3f}) in {self.seconds:.3f} s"
+        )
