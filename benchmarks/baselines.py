@@ -24,8 +24,9 @@ from itertools import product
 import numpy as np
 
 from hfsdk.core.checks import checked
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
-from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.setup import Links, Setup, parameters

@@ -36,8 +36,9 @@ from baselines import (
 )
 from common import Report, parser, table
 
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
-from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.perf_model import PerfModel, reshard_bytes
 
 PERF = PerfModel()

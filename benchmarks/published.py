@@ -17,8 +17,9 @@ import numpy as np
 from baselines import DEEPSPEED_CHAT
 from common import ROOT
 
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
-from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.perf.traits import EngineTraits
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from hfsdk.core import protocol as protocols
     from hfsdk.core.batch import Batch
+    from hfsdk.core.cluster import ClusterSpec, DeviceSpec
     from hfsdk.core.dataflow import Call, Dataflow
     from hfsdk.core.errors import (
         CallCancelledError,
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from hfsdk.core.protocol import TransferProtocol
     from hfsdk.core.roles import AdamW, RolloutOptions
     from hfsdk.core.snapshot import Snapshot
-    from hfsdk.core.spec import ClusterSpec, DeviceSpec, ModelSpec
+    from hfsdk.core.spec import ModelSpec
     from hfsdk.core.table import Ragged, Table
     from hfsdk.core.trace import Span, Trace
     from hfsdk.models import Primitive, primitive
@@ -89,7 +90,8 @@ _NAMES = {
     "core.protocol": "TransferProtocol",
     "core.roles": "AdamW RolloutOptions",
     "core.snapshot": "Snapshot",
-    "core.spec": "ClusterSpec DeviceSpec ModelSpec",
+    "core.cluster": "ClusterSpec DeviceSpec",
+    "core.spec": "ModelSpec",
     "core.table": "Ragged Table",
     "core.trace": "Span Trace",
     "models": "Primitive primitive",

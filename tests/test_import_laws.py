@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
     *["text", "errors", "exiting", "rules", "checks", "files", "columns"],
-    *["functions", "table", "clock", "rope", "hf_config", "spec", "layout", "placement", "roles"],
+    *["functions", "table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "roles"],
     *["rollout_sizes", "training_choices"],
     *["pending", "tokens", "batch", "protocol", "microbatch", "arguments", "methods", "rollout_weights"],
     *["dataflow", "comparison", "trace", "alternative", "plan", "runtime"],

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.core.arguments import Folder
+from hfsdk.core.cluster import DEVICES
 from hfsdk.core.layout import Layout
 from hfsdk.core.runtime import Assignment
-from hfsdk.core.spec import DEVICES
 from hfsdk.core.trace import Span
 from hfsdk.engine.process import deterministic, tasks
 from hfsdk.engine.process.clocks import EventClock, WallClock

@@ -17,8 +17,9 @@ from functools import lru_cache
 from typing import Annotated
 
 from hfsdk.core.checks import Length, OneOf, Within, check_fields, checked, shown
+from hfsdk.core.cluster import MOST_DEVICES
 from hfsdk.core.errors import LayoutError
-from hfsdk.core.spec import MOST_DEVICES, ModelSpec
+from hfsdk.core.spec import ModelSpec
 
 _AXIS = re.compile(r"^(tp|pp|dp)([0-9]{1,9})$")
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hfsdk.core.checks import Within, check_fields, checked, is_whole, shown
+from hfsdk.core.cluster import MOST_DEVICES
 from hfsdk.core.errors import PlacementError
-from hfsdk.core.spec import MOST_DEVICES, nearest
-from hfsdk.core.text import listed
+from hfsdk.core.text import listed, nearest
 
 SHADOWS = {"rollout": "generate", "inference": "compute_values"}
 """Ending of a shadow's name -> the method that it carries out in place of its role: ``actor.rollout``, ``critic.inference``."""

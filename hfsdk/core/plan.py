@@ -29,10 +29,10 @@ from hfsdk.core.alternative import (
     seconds_text,
 )
 from hfsdk.core.checks import Count, Within, check_fields, check_options, shown
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Trace
 
 if TYPE_CHECKING:

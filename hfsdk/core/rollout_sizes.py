@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hfsdk.core.cluster import DeviceSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import RolloutOptions
-from hfsdk.core.spec import DTYPE_BYTES, DeviceSpec, ModelSpec
+from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 
 MAX_SHARE = 0.92
 """The largest share of a GPU's memory that a rollout is planned for, and that vLLM is told it may use: vLLM's own default."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import HfsdkError, WorkerDiedError
 from hfsdk.core.files import FileSum
@@ -22,7 +23,6 @@ from hfsdk.core.microbatch import MiniBatchPlan
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Array, Table
 from hfsdk.core.trace import Span
 

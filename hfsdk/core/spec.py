@@ -1,4 +1,4 @@
-"""What a model and a cluster are, as numbers: ``ModelSpec``, ``DeviceSpec``, ``LinkSpec``, ``ClusterSpec``.
+"""What a model is, as numbers: ``ModelSpec``.
 
 Pure and frozen; nothing here loads a weight or asks a device. Parameter counts follow the tensor shapes of the Hugging
 Face format exactly; FLOPs follow Kaplan et al. (arXiv 2001.08361, section 2.1): 2 per weight and token forward, twice
@@ -7,13 +7,11 @@ that again backward, plus the attention term.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +40,7 @@ from hfsdk.core.hf_config import (
     window_of,
 )
 from hfsdk.core.rope import RopeScaling, YarnScaling, rope_parameters, rope_scaling
+from hfsdk.core.text import nearest
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the dtypes that hfsdk trains and generates in."""
@@ -51,9 +50,6 @@ Dtype = Annotated[str, OneOf(*DTYPE_BYTES)]
 Heads = Annotated[int, Within(1, 10**5)]
 Width = Annotated[int, Within(1, 10**7)]
 """Sizes of a model, bounded by some hundred times what the largest models have, so that a slip is told."""
-
-MOST_DEVICES = 100_000
-"""Devices of the largest cluster that is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,261 +310,3 @@ PRESETS: dict[str, ModelSpec] = {
     },
 }
 """Published architectures by name, for planning and simulation."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return words for the known names nearest to an unknown one, e.g. ``"did you mean 'llama-70b'?"``, or all of them."""
-    names = list(known)
-    folded = {one.lower(): one for one in names}
-    asked = name.strip().lower()
-    close = difflib.get_close_matches(asked, list(folded), n=3, cutoff=0.5)
-    found = [folded[one] for one in dict.fromkeys([one for one in folded if asked and one.startswith(asked)] + close)][:3]
-    every = f"here are {', '.join(names)}"
-    return f"did you mean {' or '.join(map(repr, found))}? T{every}" if found else f"t{every}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkSpec:
-    """A connection between two devices, or of a node to the network."""
-
-    name: Name
-    bandwidth: Positive
-    """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
-    latency_s: NonNegative
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-NVLINK_3 = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
-NVLINK_4 = LinkSpec(name="NVLink 4", bandwidth=450e9, latency_s=5e-6)
-PCIE_4 = LinkSpec(name="PCIe 4 x16", bandwidth=32e9, latency_s=1e-5)
-SHARED_MEMORY = LinkSpec(name="shared memory", bandwidth=4e9, latency_s=1e-4)
-NETWORK_200G = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
-NETWORK_8X400G = LinkSpec(name="8 x 400 Gbit/s", bandwidth=400e9, latency_s=2e-5)
-NETWORK_10G = LinkSpec(name="10 Gbit/s", bandwidth=1.25e9, latency_s=1e-4)
-"""Links by data sheet, one direction. 200 Gbit/s a machine is HybridFlow's testbed (arXiv 2409.19256, section 8.1), 8 x 400 Gbit/s
-a DGX H100; shared memory is gloo between processes of one machine, a round figure."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceSpec:
-    """One accelerator (or, without one, one worker's share of this machine)."""
-
-    name: Name
-    peak_flops: Positive
-    """Dense FLOP/s in bf16 (on CPU: in fp32)."""
-    memory_bytes: Annotated[int, Within(1, 10**15)]
-    memory_bandwidth: Positive
-    """Bytes per second of the device's own memory."""
-    fp32_flops: NonNegative = 0.0
-    """Dense FLOP/s in fp32 without tensor cores, which is PyTorch's default; 0 takes ``peak_flops``."""
-    host_bandwidth: Positive = 25e9
-    """Bytes per second between host memory and the device, one direction."""
-    launches: NonNegative = 1.0
-    """Whether kernels are launched from a host (0: the device is the host)."""
-    link: LinkSpec = NVLINK_3
-    """Between devices of this kind in one node."""
-    network: LinkSpec = NETWORK_200G
-    """Of a node with such devices."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @checked
-    def flops(self, dtype: Dtype) -> float:
-        """Return the peak FLOP/s in ``"bf16"`` or ``"fp32"``."""
-        return self.fp32_flops or self.peak_flops if dtype == "fp32" else self.peak_flops
-
-
-DEVICES: dict[str, DeviceSpec] = {
-    "A100-80GB": DeviceSpec(
-        name="A100-80GB", peak_flops=312e12, fp32_flops=19.5e12, memory_bytes=80 * 10**9, memory_bandwidth=2.04e12
-    ),
-    "A100-80GB-PCIe": DeviceSpec(
-        name="A100-80GB-PCIe", peak_flops=312e12, fp32_flops=19.5e12, memory_bytes=80 * 10**9, memory_bandwidth=1.94e12,
-        link=PCIE_4,
-    ),
-    "H100": DeviceSpec(
-        name="H100", peak_flops=989e12, fp32_flops=67e12, memory_bytes=80 * 10**9, memory_bandwidth=3.35e12,
-        host_bandwidth=55e9, link=NVLINK_4, network=NETWORK_8X400G,
-    ),
-    "H200": DeviceSpec(
-        name="H200", peak_flops=989e12, fp32_flops=67e12, memory_bytes=141 * 10**9, memory_bandwidth=4.8e12,
-        host_bandwidth=55e9, link=NVLINK_4, network=NETWORK_8X400G,
-    ),
-    "cpu": DeviceSpec(
-        name="cpu", peak_flops=5e10, memory_bytes=8 * 10**9, memory_bandwidth=2e10, host_bandwidth=1e10, launches=0.0,
-        link=SHARED_MEMORY, network=NETWORK_10G,
-    ),
-}  # fmt: skip
-"""Device presets by name (vendors' data sheets, dense; ``cpu`` is a round figure for one core of a server).
-
-The PCIe card of the A100 has the SXM module's peak on paper and less power to reach it; its links are what differs most.
-"""
-
-_GROUP = re.compile(r"^\s*(\d+)\s*[xX]\s*(\d+)\s+(\S+)\s*$")
-
-
-def _group(text: str, part: str) -> tuple[int, int, DeviceSpec]:
-    """Read one ``"nodes x devices name"`` of a cluster's text.
-
-    Raises:
-        OptionError: it does not parse, names an unknown device, or none.
-    """
-    match = _GROUP.match(part)
-    if not match:
-        joined = " Join kinds of devices by '+'." if re.search(r"[,;&]|\band\b", text) else ""
-        raise OptionError(
-            f"cluster {shown(text)} does not parse at {shown(part.strip())}; write nodes x devices and a device name, "
-            f"e.g. '16x8 A100-80GB' or '8x8 H100 + 8x8 A100-80GB'; devices: {', '.join(DEVICES)}.{joined}"
-        )
-    if match[3] not in DEVICES:
-        near = nearest(match[3][:100], DEVICES)
-        raise OptionError(f"cluster {shown(text)} names the device {shown(match[3])}, which is not known; {near}")
-    count, size = (int(number[:12]) for number in match.groups()[:2])
-    if not count or not size:
-        raise OptionError(
-            f"cluster {shown(text)} has no devices at {shown(part.strip())}: it says {count} nodes of {size}; "
-            "give at least one of each"
-        )
-    return count, size, DEVICES[match[3]]
-
-
-def _slowest_links(nodes: Iterable[tuple[DeviceSpec, ...]]) -> tuple[LinkSpec, LinkSpec]:
-    kinds = list({node[0].name: node[0] for node in nodes}.values())
-    near, far = ([kind.link for kind in kinds], [kind.network for kind in kinds])
-    return min(near, key=lambda link: link.bandwidth), min(far, key=lambda link: link.bandwidth)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterSpec:
-    """Nodes x devices with their links. ``ClusterSpec.parse("16x8 A100-80GB")``."""
-
-    node_devices: tuple[tuple[DeviceSpec, ...], ...]
-    """For every node its devices."""
-    intra_node: LinkSpec = NVLINK_3
-    """Between devices of a node."""
-    inter_node: LinkSpec = NETWORK_200G
-    """Of a node to the others, shared by its devices."""
-    price_per_device_hour: NonNegative = 0.0
-    node_cores: tuple[Annotated[int, Within(1, MOST_DEVICES)], ...] = ()
-    """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        num_devices = sum(map(len, self.node_devices))
-        if not self.node_devices or not all(self.node_devices):
-            raise OptionError("a cluster has at least one node, and each node at least one device; e.g. '1x8 H100' has both")
-        if num_devices > MOST_DEVICES:
-            raise OptionError(f"a cluster has at most {MOST_DEVICES:,} devices; this one would have {num_devices:,}")
-        if self.node_cores and len(self.node_cores) != len(self.node_devices):
-            raise OptionError(
-                f"node_cores names a number of at least 1 for each of {len(self.node_devices)} nodes; got {shown(self.node_cores)}"
-            )
-
-    @classmethod
-    @checked
-    def parse(cls, text: Annotated[str, Length(0, 100_000)], price_per_device_hour: NonNegative = 0.0) -> ClusterSpec:
-        """Parse ``"nodes x devices name"``, joined by ``+`` for mixed clusters.
-
-        The links are those of the device preset; in a mixed cluster, of the kind whose links are slowest (see `links_of`).
-
-        Raises:
-            OptionError: the text does not parse or names an unknown device, or no devices or too many.
-        """
-        groups = [_group(text, part) for part in text.split("+")]
-        num_devices = sum(count * size for count, size, _ in groups)
-        if num_devices > MOST_DEVICES:
-            raise OptionError(f"a cluster has at most {MOST_DEVICES:,} devices; {shown(text)} would have {num_devices:,}")
-        nodes = [(device,) * size for count, size, device in groups for _ in range(count)]
-        return cls.of(nodes, price_per_device_hour=price_per_device_hour)
-
-    @classmethod
-    @checked
-    def of(
-        cls, nodes: Sequence[tuple[DeviceSpec, ...]], *, price_per_device_hour: NonNegative = 0.0, node_cores: tuple[int, ...] = ()
-    ) -> ClusterSpec:
-        """Return the cluster of these nodes with their devices' own links; of several kinds, of the one whose links are slowest."""
-        alike = cls(node_devices=tuple(nodes), price_per_device_hour=price_per_device_hour, node_cores=node_cores)
-        near, far = _slowest_links(alike.node_devices)
-        return replace(alike, intra_node=near, inter_node=far)
-
-    @checked
-    def links_of(self, nodes: Sequence[int]) -> tuple[LinkSpec, LinkSpec]:
-        """Return the link inside and the link between these nodes.
-
-        Where the cluster's links are those of its devices, nodes of one kind in a mixed cluster have their own.
-        """
-        nodes = [self._known(node) for node in nodes]
-        if not nodes:
-            raise OptionError("links are between nodes; nodes names none")
-        if (self.intra_node, self.inter_node) != _slowest_links(self.node_devices):
-            return self.intra_node, self.inter_node
-        return _slowest_links([self.node_devices[node] for node in nodes])
-
-    @property
-    def devices(self) -> tuple[DeviceSpec, ...]:
-        """All devices, node by node; a device's index here is its number everywhere in hfsdk."""
-        return tuple(device for node in self.node_devices for device in node)
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices over all nodes."""
-        return len(self.devices)
-
-    @checked
-    def node_of(self, device: int) -> int:
-        """Return the node that holds device number ``device``.
-
-        Raises:
-            OptionError: the cluster has no such device.
-        """
-        asked = device
-        for node, devices in enumerate(self.node_devices):
-            if 0 <= device < len(devices):
-                return node
-            device -= len(devices)
-        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {asked}")
-
-    @checked
-    def cores_of(self, node: int) -> int:
-        """Return the cores that the workers of a node share; as many as workers where each has its own."""
-        return self.node_cores[self._known(node)] if self.node_cores else len(self.node_devices[self._known(node)])
-
-    def _known(self, node: int) -> int:
-        if not 0 <= node < len(self.node_devices):
-            raise OptionError(f"the cluster has the nodes 0 to {len(self.node_devices) - 1}; asked for node={node}")
-        return node
-
-    @property
-    def shares_cores(self) -> bool:
-        """Whether some node has fewer cores than workers."""
-        return any(cores < len(node) for cores, node in zip(self.node_cores, self.node_devices, strict=False))
-
-    @checked
-    def with_cores(self, cores: Annotated[int, Within(1, MOST_DEVICES)]) -> ClusterSpec:
-        """Return the same cluster whose workers share ``cores`` processor cores on each node (CPU devices).
-
-        Raises:
-            OptionError: it is not at least 1.
-        """
-        return replace(self, node_cores=(cores,) * len(self.node_devices))
-
-    @checked
-    def with_memory(self, memory_bytes: Annotated[int, Within(1, 10**15)]) -> ClusterSpec:
-        """Return the same cluster with every device's memory set to ``memory_bytes``."""
-        nodes = tuple(tuple(replace(d, memory_bytes=memory_bytes) for d in node) for node in self.node_devices)
-        return replace(self, node_devices=nodes)
-
-    def __str__(self) -> str:
-        parts: list[str] = []
-        seen: list[tuple[int, str, int]] = []
-        for node in self.node_devices:
-            key = (len(node), node[0].name)
-            if seen and seen[-1][:2] == key:
-                seen[-1] = (*key, seen[-1][2] + 1)
-            else:
-                seen.append((*key, 1))
-        parts = [f"{count}x{size} {name}" for size, name, count in seen]
-        return " + ".join(parts)

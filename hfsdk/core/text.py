@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -19,3 +20,14 @@ def printable(text: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return names in one line, those with line feeds or other control characters as ``repr`` writes them."""
     return ", ".join(name if name.isprintable() else repr(name) for name in names)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return words for the known names nearest to an unknown one, e.g. ``"did you mean 'llama-70b'?"``, or all of them."""
+    names = list(known)
+    folded = {one.lower(): one for one in names}
+    asked = name.strip().lower()
+    close = difflib.get_close_matches(asked, list(folded), n=3, cutoff=0.5)
+    found = [folded[one] for one in dict.fromkeys([one for one in folded if asked and one.startswith(asked)] + close)][:3]
+    every = f"here are {', '.join(names)}"
+    return f"did you mean {' or '.join(map(repr, found))}? T{every}" if found else f"t{every}"

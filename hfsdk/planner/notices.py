@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 
 SLOW = 0.5
 """A link to other nodes with less than this share of the bandwidth inside a node is worth a word."""

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hfsdk.core.alternative import Alternative, PlannedCall, PlannedMemory
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Again, Plan, Searched, Workload
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.planner.explain import (
     DEFAULT_ERROR,
     alternative,

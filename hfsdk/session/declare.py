@@ -11,6 +11,7 @@ from typing import Any
 
 from hfsdk.core.alternative import Layouts
 from hfsdk.core.checks import shown
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
@@ -18,7 +19,8 @@ from hfsdk.core.placement import Placement, Pool, is_shadow
 from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import context_tokens
-from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec, nearest
+from hfsdk.core.spec import PRESETS, ModelSpec
+from hfsdk.core.text import nearest
 from hfsdk.engine.process.gpus import default_dtype
 from hfsdk.models.handle import ModelHandle
 from hfsdk.planner.perf.cache import sized

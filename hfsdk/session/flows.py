@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import checked
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.dataflow import Call, CallFlow, Dataflow, Edge
 from hfsdk.core.errors import OptionError
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep

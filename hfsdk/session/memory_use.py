@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Span, Trace
 from hfsdk.planner.perf.memory import DeviceMemory, device_bytes
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.alternative import Alternative
 from hfsdk.core.checks import checked
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import PlacementError
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.engine.calls import messages as m
 from hfsdk.models import ModelHandle
 from hfsdk.models.reward import SCORER_NUMBERS

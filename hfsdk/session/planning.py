@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hfsdk.core.checks import check_options, is_whole, shown
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError, PlacementError
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import METHODS
@@ -16,7 +17,7 @@ from hfsdk.core.placement import PRESETS
 from hfsdk.core.plan import Plan, Workload, check_workload
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import context_tokens
-from hfsdk.core.spec import ClusterSpec, nearest
+from hfsdk.core.text import nearest
 from hfsdk.engine.process.startup import without_collector
 from hfsdk.models import ModelHandle
 from hfsdk.planner.perf.perf_model import PerfModel

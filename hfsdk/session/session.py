@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, overlo
 
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, NonNegative, Title, Within, checked
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment
 from hfsdk.core.files import as_path
 from hfsdk.core.plan import Plan, Workload
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.process.interrupts import held

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hfsdk.core.checks import NonNegative, Title, Within, check_options, shown
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import ModelNotFoundError, OptionError
 from hfsdk.core.plan import LENGTH_KINDS, Lengths
 from hfsdk.core.runtime import Runtime
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.planner.perf.perf_model import PerfModel
 
 if TYPE_CHECKING:

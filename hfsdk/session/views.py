@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from hfsdk.core.checks import checked
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import Comparison
 from hfsdk.core.errors import OptionError
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.placement import SHADOWS, Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import DeviceStatus
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.text import printable
 from hfsdk.core.trace import Span, Trace, Traced
 from hfsdk.engine.calls import queries as q

@@ -22,11 +22,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from hfsdk.core.checks import Length, checked, is_whole, shown
+from hfsdk.core.cluster import DEVICES, MOST_DEVICES, ClusterSpec
 from hfsdk.core.errors import HfsdkError, LayoutError, OptionError
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import PRESETS
 from hfsdk.core.plan import Plan, Workload
-from hfsdk.core.spec import DEVICES, MOST_DEVICES, ClusterSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.session.planning import priced
 from hfsdk.session.what_if_question import (
     AS_DECLARED,

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from hfsdk.assets import MODELS
+from hfsdk.core.cluster import DEVICES
 from hfsdk.core.errors import PlacementError
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.rollout_sizes import most_seqs
-from hfsdk.core.spec import DEVICES, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.process import gpus
 
 GIB = 2**30

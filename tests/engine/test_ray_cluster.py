@@ -5,7 +5,7 @@ import os
 import pytest
 
 pytest.importorskip("ray")
-from hfsdk.core.spec import DEVICES, SHARED_MEMORY, ClusterSpec
+from hfsdk.core.cluster import DEVICES, SHARED_MEMORY, ClusterSpec
 from hfsdk.engine.ray.ray_cluster import _cores, _device
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hfsdk.core import protocol as protocols
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, CheckpointError, OptionError, SimulatedValueError
 from hfsdk.core.layout import Layout
@@ -16,7 +17,7 @@ from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import AdamW, RoleSpec, Sampling
 from hfsdk.core.runtime import Order, Pick, Runtime, Stored, Work
-from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.trace import Trace
 from hfsdk.engine.simulation.simulated_runtime import ResponseLengths, SimulatedRow, SimulatedRuntime, SimulatedValue

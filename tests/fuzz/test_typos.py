@@ -15,7 +15,7 @@ pytest.importorskip("hypothesis")
 import hfsdk as hf
 from benchmarks.fuzzing.values import Hostile, cyclic_dict, cyclic_list, deep_list
 from benchmarks.fuzzing.world import TEXTS, World, num_rows
-from hfsdk.core.spec import DEVICES
+from hfsdk.core.cluster import DEVICES
 
 
 @pytest.fixture(scope="module")

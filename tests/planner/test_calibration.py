@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Trace
 from hfsdk.planner.perf.calibration import FITTED, MOST_FITTED, Measured, fit
 from hfsdk.planner.perf.least_squares import HUBER

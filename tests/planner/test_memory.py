@@ -3,13 +3,14 @@ from dataclasses import replace
 
 import pytest
 
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError, LayoutError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import BLOCK_TOKENS, cache_bytes
-from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.core.training_choices import TrainingChoices
 from hfsdk.planner.perf.memory import adamw_temporary_bytes, check_fits, device_bytes, role_bytes, rollout_parameters
 

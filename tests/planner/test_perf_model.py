@@ -7,9 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hfsdk.core.cluster import DEVICES, ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
-from hfsdk.core.spec import DEVICES, ClusterSpec, LinkSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.planner.perf.decoding import slots
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes

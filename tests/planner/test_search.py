@@ -10,8 +10,9 @@ import pytest
 from brute_force import BruteForce
 
 import hfsdk as hf
+from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
-from hfsdk.core.spec import ClusterSpec, LinkSpec, ModelSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.cache import with_least
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup

@@ -17,7 +17,8 @@ from benchmarks.baselines import (
     fits,
     ppo_step,
 )
-from hfsdk.core.spec import ClusterSpec, ModelSpec
+from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.perf_model import PerfModel
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"

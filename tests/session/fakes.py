@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import CallCancelledError
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.runtime import Kept
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Ragged, Table, kind_of, take
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q

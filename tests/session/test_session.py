@@ -11,7 +11,8 @@ from fakes import CPU2
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
-from hfsdk.core.spec import PRESETS, ClusterSpec
+from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.spec import PRESETS
 from hfsdk.engine.calls import messages as m
 from hfsdk.session import Session
 

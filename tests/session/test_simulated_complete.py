@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import ModelNotFoundError, OptionError, SimulatedValueError
-from hfsdk.core.spec import PRESETS, ClusterSpec, ModelSpec
+from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.planner.perf.perf_model import PerfModel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import hfsdk as hf
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import ComparedCall, Comparison
 from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
 from hfsdk.core.experiment import MEASURED, Experiment
@@ -17,7 +18,6 @@ from hfsdk.core.history import Branch, History, Mark
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Ragged
 from hfsdk.core.trace import Span, Trace
 from hfsdk.resharding.reshard_plan import ReshardPlan

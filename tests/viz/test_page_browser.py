@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Trace
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.viz.drawn import picture_of

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.trace import Span, Trace
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.running import Run

@@ -13,8 +13,8 @@ import psutil
 import ray
 from ray._private import accelerators
 
+from hfsdk.core.cluster import DEVICES, ClusterSpec, DeviceSpec
 from hfsdk.core.errors import PlacementError
-from hfsdk.core.spec import DEVICES, ClusterSpec, DeviceSpec
 from hfsdk.engine.process.gpus import check_count
 
 PACKAGE = Path(__file__).parents[2]

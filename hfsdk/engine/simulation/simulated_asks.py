@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Array
 from hfsdk.engine.simulation.simulated_spans import Phases
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hfsdk.core.clock import DONE_S, TASK_NODE, core_speeds
-from hfsdk.core.spec import ClusterSpec
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.table import Array
 from hfsdk.engine.simulation.simulated_spans import Timeline
 

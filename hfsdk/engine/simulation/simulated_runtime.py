@@ -25,6 +25,7 @@ import numpy as np
 
 from hfsdk.core.arguments import Arguments, Folder, ToShadow
 from hfsdk.core.clock import start_s
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError
 from hfsdk.core.files import FileSum
@@ -45,7 +46,6 @@ from hfsdk.core.methods import (
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Column, Ragged, Table, concat, take
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.host_memory import kept_bytes

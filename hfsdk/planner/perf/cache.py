@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, choose_sizes, is_open, least_cache_bytes
-from hfsdk.core.spec import ClusterSpec, DeviceSpec
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, DeviceMemory, MemoryEstimate, alike_devices
 
 Free = tuple[int, int]

@@ -25,9 +25,9 @@ import numpy as np
 
 from hfsdk.core.checks import checked
 from hfsdk.core.clock import stretch
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ClusterSpec
 from hfsdk.core.table import Array
 from hfsdk.core.trace import Span, Trace, Traced
 from hfsdk.planner.perf.least_squares import jacobian, solve

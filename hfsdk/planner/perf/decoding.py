@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hfsdk.core.spec import LinkSpec
+from hfsdk.core.cluster import LinkSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.setup import Setup
 

@@ -35,12 +35,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from hfsdk.core.checks import checked
+from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import PARTS, RoleSpec
 from hfsdk.core.rollout_sizes import cache_bytes
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, ModelSpec
+from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.training_choices import choose_training
 from hfsdk.resharding.boxes import padded_vocab
 

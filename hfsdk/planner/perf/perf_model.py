@@ -29,10 +29,11 @@ import numpy as np
 
 from hfsdk.core.arguments import Folder
 from hfsdk.core.checks import NonNegative, Positive, Share, Within, check_fields, checked
+from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import GRAD_NORM, STEP, method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, LinkSpec, ModelSpec
+from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
 from hfsdk.planner.perf.decoding import decode_s

@@ -17,10 +17,11 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from hfsdk.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec, LinkSpec, ModelSpec
+from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.memory import role_bytes

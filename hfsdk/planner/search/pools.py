@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hfsdk.core.spec import ClusterSpec, DeviceSpec
+from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.table import Array
 
 

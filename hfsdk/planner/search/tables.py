@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hfsdk.core.clock import stretch
+from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import EXPORT_WEIGHTS, FORWARD_BACKWARD, GENERATE, STEP, UPDATE, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
-from hfsdk.core.spec import DTYPE_BYTES, ClusterSpec, DeviceSpec
+from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.decoding import slots

@@ -1,0 +1,116 @@
+"""Prints how the package is built: tree, what is over a limit, names that occur twice, lines; ``--check`` exits 1 for new ones.
+
+Limits: modules of 450 lines, classes of 400, functions of 60 without their docstring, 16 entries in ``hfsdk/``. What is still over
+them stands in ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "hfsdk"
+MOST = {"module": 450, "class": 400, "function": 60, "entries": 16}
+KNOWN = frozenset(
+    {
+        "class HostedRole",
+        "class RayRuntime",
+        "class Session",
+        "class Trainer",
+        "function plan_step",
+        "module algorithms/rlmath.py",
+        "module core/dataflow.py",
+        "module core/rules.py",
+        "module engine/generation/rollout.py",
+        "module engine/ray/ray_runtime.py",
+        "module engine/training/megatron_model.py",
+        "module engine/training/trainer.py",
+        "module engine/weights/transport.py",
+        "module engine/worker/hosted.py",
+        "module session/session.py",
+        "module viz/timeline/view.py",
+    }
+)
+"""Still over a limit; nothing new joins them."""
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    """Yield every module's path below the package, and its text."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+
+
+def over_limits() -> dict[str, int]:
+    """Return what is over a limit, by name, and its lines."""
+    found = {}
+    for name, text in modules():
+        if text.count("\n") > MOST["module"]:
+            found[f"module {name}"] = text.count("\n")
+        for node in ast.walk(ast.parse(text)):
+            kind = "class" if isinstance(node, ast.ClassDef) else "function" if isinstance(node, ast.FunctionDef) else ""
+            if kind:
+                lines = (node.end_lineno or 0) - node.lineno + 1 - (_docstring_lines(node) if kind == "function" else 0)
+                if lines > MOST[kind]:
+                    found[f"{kind} {node.name}"] = lines
+    entries = [p for p in PACKAGE.iterdir() if p.name != "__pycache__"]
+    if len(entries) > MOST["entries"]:
+        found["entries of hfsdk/"] = len(entries)
+    return found
+
+
+def _docstring_lines(node: ast.AST) -> int:
+    body = node.body if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else []
+    first = body[0] if body else None
+    text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    return (first.end_lineno or 0) - first.lineno + 1 if text and first is not None else 0
+
+
+def lines() -> dict[str, int]:
+    """Return the lines of Python (code, docstrings, comments and empty ones apart) and of JS and CSS."""
+    found: Counter[str] = Counter()
+    for _, text in modules():
+        tree = ast.parse(text)
+        documented = sum(_docstring_lines(node) for node in ast.walk(tree))
+        every = text.split("\n")[:-1]
+        empty = sum(not line.strip() for line in every)
+        comments = sum(line.lstrip().startswith("#") for line in every)
+        found += Counter({"Python": len(every), "docstrings": documented, "comments": comments, "empty": empty})
+    found["code"] = found["Python"] - found["docstrings"] - found["comments"] - found["empty"]
+    found["JS and CSS"] = sum(p.read_text().count("\n") for p in PACKAGE.rglob("*") if p.suffix in (".js", ".css"))
+    return dict(found)
+
+
+def tree() -> list[str]:
+    """Return the tree two folders deep, with the lines of each."""
+    sizes: Counter[tuple[str, ...]] = Counter()
+    for name, text in modules():
+        parts = tuple(name.split("/"))
+        for depth in range(1, min(3, len(parts)) + (len(parts) < 3)):
+            sizes[parts[:depth]] += text.count("\n")
+    return [f"{'  ' * (len(parts) - 1)}{parts[-1]:24} {count:6,}" for parts, count in sorted(sizes.items())]
+
+
+def main() -> int:
+    """Print it all."""
+    over = over_limits()
+    twice = {n: c for n, c in Counter(name.rpartition("/")[2] for name, _ in modules()).items() if c > 1 and n != "__init__.py"}
+    say = sys.stdout.write
+    say(
+        "\n".join(tree())
+        + "\n\nlines: "
+        + ", ".join(f"{name} {count:,}" for name, count in lines().items())
+        + "\n\nover a limit:\n"
+    )
+    say("".join(f"  {name:44} {count}{'' if name in KNOWN else '  NEW'}\n" for name, count in sorted(over.items())))
+    say("module names that occur more than once: " + ", ".join(f"{name} ({count})" for name, count in sorted(twice.items())) + "\n")
+    for name in sorted(KNOWN - set(over)):
+        say(f"no longer over a limit, take it out of KNOWN: {name}\n")
+    return int("--check" in sys.argv and set(over) != KNOWN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
