@@ -20,15 +20,8 @@ from hfsdk.core.tokens import MOST_TOKENS, SHOWN_TOKENS
 from hfsdk.session.tokenizer import StandInTokenizer, byte_alphabet
 from hfsdk.viz import hooks
 from hfsdk.viz.tokens import tokenmath
-from hfsdk.viz.tokens.view import (
-    TokensPicture,
-    clipped_tokens,
-    field_values,
-    sample_text,
-    strength,
-    tokens_view,
-    visible,
-)
+from hfsdk.viz.tokens.fields import clipped_tokens, field_values, strength
+from hfsdk.viz.tokens.view import TokensPicture, sample_text, tokens_view, visible
 from tests.viz import token_batches as made
 
 

@@ -103,7 +103,7 @@ class Predicts(Protocol):
         """Return, for each group of ranks that share rows, the call's seconds by span name."""
         ...
 
-    def moved(self, logs: Mapping[str, float]) -> Self:
+    def _moved(self, logs: Mapping[str, float]) -> Self:
         """Return a model whose constants are so many e-folds from where they are."""
         ...
 
@@ -258,7 +258,7 @@ def fit(
     names = [name for name in constants if hasattr(start, name)]
 
     def predict(theta: Array, chosen: Sequence[str]) -> Array:
-        perf = start.moved(dict(zip(chosen, theta, strict=True)))
+        perf = start._moved(dict(zip(chosen, theta, strict=True)))
         answers: dict[tuple[int, int], Mapping[str, float]] = {}
         predicted: Array = np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
         return predicted
@@ -270,7 +270,7 @@ def fit(
     chosen = [name for name, one in zip(names, most, strict=True) if one >= least]
     theta = solve(lambda t: predict(t, chosen) - logs, np.zeros(len(chosen)), weights)
     after = dict(zip(chosen, theta, strict=True))
-    fitted = start.moved(after)
+    fitted = start._moved(after)
     before_s, after_s = np.exp(predict(np.zeros(0), [])), np.exp(predict(theta, chosen))
     observations = tuple(
         Observation(

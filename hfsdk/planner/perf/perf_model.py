@@ -371,7 +371,7 @@ class PerfModel:
             return 0.0
         return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * 2 * math.log2(ranks) * link.latency_s
 
-    def moved(self, logs: Mapping[str, float]) -> Self:
+    def _moved(self, logs: Mapping[str, float]) -> Self:
         """Return a model whose constants are so many e-folds from where they are; shares stay in their range."""
         moved = {name: getattr(self, name) * math.exp(log) for name, log in logs.items()}
         return replace(self, **{name: min(value, MOST_SHARE) if name in SHARES else value for name, value in moved.items()})
