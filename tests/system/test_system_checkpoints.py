@@ -90,6 +90,7 @@ def test_another_layout_goes_on_alike(home, tmp_path):
     assert critic.run(fingerprint) == weights
 
 
+@pytest.mark.slow
 def test_other_models_are_refused(home, tmp_path):
     session, critic, _ = home
     session.save(tmp_path)
