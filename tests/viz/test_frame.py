@@ -359,3 +359,8 @@ hfsdk.viz.hooks.CallProgress(lambda callback: callback({"type": "call_started", 
 assert not hfsdk.viz.register_hooks()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), float("inf")])
+def test_what_was_not_measured_says_so(missing: float | None) -> None:
+    assert frame.seconds_text(missing) == frame.bytes_text(missing) == frame.count_text(missing) == "not measured"
