@@ -9,6 +9,7 @@ from typing import Any
 
 import hfsdk as hf
 from fire.trials import Note, TrialError
+from hfsdk.core import errors
 
 CEILING_S = 240.0
 
@@ -105,7 +106,7 @@ def ground(folder: Path) -> Kernel:
     return Kernel(folder)
 
 
-TYPED = {name for name, kind in vars(hf.errors).items() if isinstance(kind, type) and issubclass(kind, hf.HfsdkError)}
+TYPED = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, hf.HfsdkError)}
 
 
 def trial(kernel: Kernel, note: Note) -> None:
