@@ -41,7 +41,7 @@ def assert_invariants(metrics: Any, tolerance: NonNegative = 1e-4) -> None:
         metrics: what ``actor.update`` returned, a Step, or the rows.
         tolerance: largest ``|ratio - 1|`` and approximate KL; about 0.05 in bf16, and with log-probs of the rollout.
     """
-    from hfsdk.algorithms.step import invariants
+    from hfsdk.algorithms.invariants import invariants
 
     try:
         rows = [dict(row) for row in _rows(getattr(metrics, "actor", metrics))]

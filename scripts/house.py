@@ -22,7 +22,6 @@ KNOWN = frozenset(
         "class Session",
         "class Trainer",
         "function plan_step",
-        "module algorithms/rlmath.py",
         "module core/dataflow.py",
         "module core/rules.py",
         "module engine/generation/rollout.py",

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
-    *["text", "errors", "exiting", "rules", "checks", "files", "columns"],
+    *["text", "credit", "errors", "exiting", "rules", "checks", "files", "columns"],
     *["functions", "table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "roles"],
     *["rollout_sizes", "training_choices"],
     *["pending", "tokens", "batch", "protocol", "microbatch", "arguments", "methods", "rollout_weights"],
@@ -43,7 +43,7 @@ HOMES = {
         *["algorithms/*", "assets/*"],
     ],
 }
-TORCH_AT_MODULE_LEVEL = ["engine/*", "algorithms/rlmath.py"]  # rlmath is pure torch, and itself imported lazily
+TORCH_AT_MODULE_LEVEL = ["engine/*", "algorithms/rlmath.py", "algorithms/groups.py"]  # pure torch, themselves imported lazily
 HEAVY = [
     "torch",
     "ray",

@@ -1,6 +1,8 @@
 """RLHF algorithms; each reads like its paper. Their numerics are in `hfsdk.algorithms.rlmath`, which needs torch.
 
-May import: core.
+Of models they know the types of the handles alone.
+
+May import: core, models.
 """
 
 from hfsdk.algorithms.dpo import DPO

@@ -1,6 +1,32 @@
-"""Names of choices that losses offer and ``rlmath`` carries out; here, because only the latter needs torch to be imported."""
+"""What options may be: names of choices, and types with their bounds. Needs no torch; ``rlmath`` reads it too."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from hfsdk.core.checks import OneOf, Within
+
 LOG_RATIO_CLAMPS = ("above", "both", "none")
 """Where log-ratios are cut before ``exp``: at +20; at -20 too, and k3 itself at 10 (verl); nowhere (TRL)."""
+KL_KINDS = ("k1", "k2", "k3", "k3+", "abs")
+"""Estimators of the KL divergence; `hfsdk.algorithms.rlmath.kl_estimate` tells them apart."""
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
+"""How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
+sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
+SCALES = ("group", "batch", "none")
+"""What GRPO's advantages are divided by: the standard deviation of the group's scores, of all, or nothing (Dr. GRPO)."""
+
+KL = Annotated[str, OneOf(*KL_KINDS)]
+Aggregation = Annotated[str, OneOf(*AGGREGATIONS)]
+Clamp = Annotated[str, OneOf(*LOG_RATIO_CLAMPS)]
+OldLogProbs = Annotated[str, OneOf("recompute", "rollout")]
+Scale = Annotated[str, OneOf(*SCALES)]
+Alone = Annotated[str, OneOf("zero", "score")]
+"""What a group of one response gets."""
+Clip = Annotated[float, Within(above=0, below=1)]
+DualClip = Annotated[float, Within(above=1)]
+NewTokens = Annotated[int, Within(1, 10**7)]
+Copies = Annotated[int, Within(1, 100_000)]
+"""Responses per prompt."""
+Epochs = Annotated[int, Within(1, 1000)]
+MiniBatches = Annotated[int, Within(1, 10**6)]

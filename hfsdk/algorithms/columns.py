@@ -1,7 +1,8 @@
-"""Between the columns of a table and the flat tensors of `hfsdk.algorithms.rlmath`, in float64."""
+"""Between the columns of a table and the flat tensors of `hfsdk.algorithms.rlmath`, in float64 where nothing else is said."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,21 +12,21 @@ from hfsdk.core.errors import ColumnError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hfsdk.core.table import Ragged, Table
+    from hfsdk.core.table import Column, Ragged, Table
 
 
-def flat(table: Table, name: str) -> Tensor:
+def flat(table: Table, name: str, dtype: str = "float64") -> Tensor:
     """Return a column with one number per response token, shape [T]."""
     import torch
 
-    return torch.tensor(table.ragged(name).flat, dtype=torch.float64)
+    return torch.tensor(table.ragged(name).flat, dtype=getattr(torch, dtype))
 
 
-def lengths(table: Table) -> Tensor:
-    """Return the response lengths, shape [N]."""
+def lengths(table: Table, name: str = "response") -> Tensor:
+    """Return the response lengths, shape [N], as any column with numbers per token has them."""
     import torch
 
-    return torch.tensor(table.ragged("response").lengths)
+    return torch.tensor(table.ragged(name).lengths)
 
 
 def finite(table: Table, name: str) -> Tensor:
@@ -54,9 +55,14 @@ def groups(table: Table) -> Tensor:
     return torch.tensor(np.asarray(table["group"], dtype=np.int64))
 
 
-def on_tokens(table: Table, x_T: Tensor) -> Ragged:
-    """Return one number per response token as a column, in float32."""
-    return table.ragged("response").map(x_T.numpy().astype(np.float32))
+def on_tokens(table: Table, x_T: Tensor, like: str = "response") -> Ragged:
+    """Return one number per response token as a column, in float32; ``like`` is a column of the same lengths."""
+    return table.ragged(like).map(x_T.numpy().astype(np.float32))
+
+
+def all_on_tokens(table: Table, columns: Mapping[str, Tensor], like: str = "response") -> dict[str, Column]:
+    """Return several of them by name."""
+    return {name: on_tokens(table, x_T, like) for name, x_T in columns.items()}
 
 
 def on_every_token(table: Table, x_N: Tensor) -> Ragged:

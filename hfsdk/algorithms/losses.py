@@ -1,4 +1,4 @@
-"""What the losses of several algorithms share: `PolicyLoss`, `ValueLoss`, names of KL estimators and aggregations, checks.
+"""What the losses of several algorithms share: options (`SurrogateOptions`), `PolicyLoss`, `ValueLoss`, checks.
 
 A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``; see `hfsdk.algorithms.ppo`.
 """
@@ -7,62 +7,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from hfsdk.algorithms.choices import LOG_RATIO_CLAMPS
-from hfsdk.core.checks import Index, Name, NonNegative, OneOf, Positive, Within, check_fields, shown
+from hfsdk.algorithms.choices import KL, Aggregation, Clamp, Clip, DualClip
+from hfsdk.algorithms.options import Options
+from hfsdk.core.checks import Index, Name, NonNegative, Positive, shown
 from hfsdk.core.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KL_KINDS = ("k1", "k2", "k3", "k3+", "abs")
-"""Estimators of the KL divergence; `hfsdk.algorithms.rlmath.kl_estimate` tells them apart."""
-AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
-"""How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
-sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
 
+@dataclass(frozen=True, kw_only=True)
+class SurrogateOptions(Options):
+    """Options of the clipped surrogate loss, of algorithms and of `PolicyLoss`."""
 
-KL = Annotated[str, OneOf(*KL_KINDS)]
-Aggregation = Annotated[str, OneOf(*AGGREGATIONS)]
-Clamp = Annotated[str, OneOf(*LOG_RATIO_CLAMPS)]
-OldLogProbs = Annotated[str, OneOf("recompute", "rollout")]
-Clip = Annotated[float, Within(above=0, below=1)]
-NewTokens = Annotated[int, Within(1, 10**7)]
-Copies = Annotated[int, Within(1, 100_000)]
-"""Responses per prompt."""
-Epochs = Annotated[int, Within(1, 1000)]
-MiniBatches = Annotated[int, Within(1, 10**6)]
+    clip: Clip = 0.2
+    """epsilon: how far the ratio may fall below 1 and, without ``clip_high``, rise above it (PPO eq. 7); without effect in the
+    first optimizer step on a batch."""
+    clip_high: Positive | None = None
+    """How far the ratio may rise above 1, where it differs; DAPO's clip-higher takes 0.28 (arXiv 2503.14476)."""
+    dual_clip: DualClip | None = None
+    """c: the loss of a negative advantage is at most ``-c A`` (arXiv 1912.09729, verl: c = 3); ``None`` is off."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus, per nat; the loss is lowered by it."""
+    aggregation: Aggregation = "token_mean"
+    """How the loss is averaged, one of `AGGREGATIONS`; an algorithm's ``"fixed_length"`` divides by ``max_new_tokens``."""
+    tis_cap: Positive | None = None
+    """Truncated importance sampling: the loss of each token, without its bonus and KL, times ``min(trainer / rollout, tis_cap)``,
+    for what the generating engine's numerics differ from the trainer's; verl takes 2.0. ``None`` is off; needs old log-probs by
+    the trainer."""
+    log_ratio_clamp: Clamp = "above"
+    """Where log-ratios are cut before ``exp``: one of `LOG_RATIO_CLAMPS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLoss:
+class PolicyLoss(SurrogateOptions):
     """The clipped surrogate loss of PPO (eq. 7), with an entropy bonus and a KL penalty where asked for."""
 
-    clip: Clip = 0.2
-    """epsilon: how far the ratio may fall below 1 and, without ``clip_high``, rise above it."""
-    clip_high: Positive | None = None
-    """How far the ratio may rise above 1; DAPO's clip-higher takes 0.28 (arXiv 2503.14476)."""
-    dual_clip: Annotated[float, Within(above=1)] | None = None
-    """c: the loss of a negative advantage is at most ``-c A`` (arXiv 1912.09729, c = 3); ``None`` is off."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus, per nat; the loss is lowered by it."""
     kl_coef: NonNegative = 0.0
     """beta: weight of the KL to the reference in the *loss*, per nat (GRPO); PPO proper puts it into the reward."""
     kl: KL = "k3"
     """Estimator of that KL; k2 and k3+ have the right gradient, k3 nearly, k1 none."""
-    aggregation: Aggregation = "token_mean"
-    """One of `AGGREGATIONS`."""
     fixed_length: Index = 0
     """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
-    tis_cap: Positive | None = None
-    """Truncated importance sampling: the loss of each token, without its bonus and KL, times ``min(trainer / rollout, tis_cap)``,
-    for what the generating engine's numerics differ from the trainer's; verl takes 2.0. ``None`` is off."""
-    log_ratio_clamp: Clamp = "above"
-    """One of `LOG_RATIO_CLAMPS`."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         fits = (self.fixed_length >= 1) == (self.aggregation == "fixed_length")
         check(fits, "fixed_length", self.fixed_length, 'at least 1 with aggregation="fixed_length" and 0 otherwise')
 
@@ -102,7 +93,7 @@ class PolicyLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueLoss:
+class ValueLoss(Options):
     """Half the squared error of the critic, clipped around the values that the batch was made with."""
 
     clip: Positive | None = 0.2
@@ -117,7 +108,7 @@ class ValueLoss:
     """Column of the target; Safe-RLHF's cost critic has ``"cost_returns"``."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         PolicyLoss(aggregation=self.aggregation, fixed_length=self.fixed_length)
 
     @property

@@ -9,32 +9,18 @@ where the name ends in ``_max``) over all ranks, with global counts; a loss ther
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
-from hfsdk.algorithms.losses import (
-    AGGREGATIONS,
-    KL,
-    KL_KINDS,
-    Aggregation,
-    Clamp,
-    Clip,
-    Copies,
-    Epochs,
-    MiniBatches,
-    NewTokens,
-    OldLogProbs,
-    PolicyLoss,
-    ValueLoss,
-    check,
-    check_tis,
-)  # fmt: skip
-from hfsdk.algorithms.step import Statistics, Step, ended, need_roles
-from hfsdk.core.checks import NonNegative, OneOf, Positive, Share, Within, check_fields, checked
+from hfsdk.algorithms.choices import AGGREGATIONS, KL_KINDS, MiniBatches
+from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.losses import PolicyLoss, ValueLoss, check
+from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
+from hfsdk.algorithms.options import with_options
+from hfsdk.algorithms.step import Statistics, Step, ended
+from hfsdk.core.checks import NonNegative, OneOf, Positive, checked
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hfsdk.core.batch import Batch
     from hfsdk.core.table import Column, Table
 
@@ -42,171 +28,48 @@ __all__ = ["AGGREGATIONS", "KL_KINDS", "PPO", "Advantages", "PolicyLoss", "Value
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advantages:
-    """The function that `advantages` runs over the whole batch; see there for the fields."""
+class AdvantageOptions(GAEOptions):
+    """Options of `advantages`, and with them of `PPO`."""
 
-    gamma: Share = 1.0
-    lam: Share = 0.95
-    kl_coef: NonNegative = 0.05
-    kl: KL = "k1"
-    whiten: bool = True
     whiten_rewards: bool = False
+    """Rewards get variance 1, before GAE; they keep their mean."""
     missing_eos_penalty: NonNegative = 0.0
-    score_clip: Positive | None = None
-    per_token: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @property
-    def reads(self) -> list[str]:
-        """Columns the function reads."""
-        kl, eos = self.kl_coef > 0, self.missing_eos_penalty > 0
-        columns = ["scores", "values"] + ["old_log_probs", "ref_log_probs"] * kl + ["finish_reason"] * eos
-        return columns + ["token_scores"] * self.per_token
-
-    @property
-    def writes(self) -> list[str]:
-        """Columns the function writes."""
-        return ["rewards", "advantages", "returns"] + ["kl"] * (self.kl_coef > 0)
-
-    def __call__(self, table: Table) -> dict[str, Column]:
-        """Return the columns `writes`, in float32."""
-        import torch
-
-        from hfsdk.algorithms import rlmath
-        from hfsdk.algorithms.columns import finite
-
-        def flat(name: str) -> Tensor:
-            return torch.tensor(table.ragged(name).flat, dtype=torch.float32)
-
-        shape = table.ragged("values")
-        values, lengths = flat("values"), torch.tensor(shape.lengths)
-        scores = finite(table, "scores").float()
-        columns, kl = {}, torch.zeros_like(values)
-        if self.kl_coef:
-            kl = rlmath.kl_estimate(flat("old_log_probs"), flat("ref_log_probs"), self.kl)
-            columns["kl"] = rlmath.kl_estimate(flat("old_log_probs"), flat("ref_log_probs"), "k1")
-        own = flat("token_scores") if self.per_token else None
-        rewards = rlmath.token_rewards(scores, kl, lengths, self.kl_coef, self.score_clip, own)
-        if self.missing_eos_penalty:
-            rewards = rlmath.missing_eos_penalty(rewards, torch.tensor(ended(table)), lengths, self.missing_eos_penalty)
-        if self.whiten_rewards:
-            rewards = rlmath.whiten(rewards, shift_mean=False)
-        advantages, returns = rlmath.gae(rewards, values, lengths, self.gamma, self.lam)
-        columns |= {"rewards": rewards, "advantages": advantages, "returns": returns}
-        if self.whiten:
-            columns["advantages"] = rlmath.whiten(advantages)
-        return {name: shape.map(column.numpy()) for name, column in columns.items()}
-
-
-@checked
-def advantages(
-    batch: Batch,
-    *,
-    gamma: float = 1.0,
-    lam: float = 0.95,
-    kl_coef: float = 0.05,
-    kl: str = "k1",
-    whiten: bool = True,
-    whiten_rewards: bool = False,
-    missing_eos_penalty: float = 0.0,
-    score_clip: float | None = None,
-) -> Batch:
-    """Turn scores and values into rewards, advantages and returns, in a CPU task over the whole batch.
-
-    Args:
-        batch: with scores and values (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs
-            where ``kl_coef`` is not 0.
-        gamma: discount per token (GAE, arXiv 1506.02438).
-        lam: lambda of GAE: 0 is one-step TD, 1 is reward-to-go minus value.
-        kl_coef: beta: each token's reward is lowered by beta times its KL, in score units per nat.
-        kl: estimator of that KL (`KL_KINDS`).
-        whiten: advantages get mean 0 and variance 1 over the whole batch's tokens.
-        whiten_rewards: rewards get variance 1, before GAE; they keep their mean.
-        missing_eos_penalty: subtracted at the last token of responses that were cut off, after score clipping.
-        score_clip: scores are cut to [-score_clip, score_clip].
-
-    Returns:
-        The batch with rewards, advantages, returns (advantages before whitening, plus values) and, where ``kl_coef``
-        is not 0, ``kl`` (old minus reference log-probability), all per token.
-
-    Raises:
-        OptionError: an argument is out of its range.
-        ColumnError: a column is missing; at the first look: a score is not finite.
-    """
-    fn = Advantages(
-        gamma=gamma,
-        lam=lam,
-        kl_coef=kl_coef,
-        kl=kl,
-        whiten=whiten,
-        whiten_rewards=whiten_rewards,
-        missing_eos_penalty=missing_eos_penalty,
-        score_clip=score_clip,
-        per_token="token_scores" in batch,
-    )
-    return batch.map(fn, reads=fn.reads, writes=fn.writes)
+    """Subtracted, in score units, at the last token of responses that were cut off, after score clipping (TRL)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO:
+class PPO(AdvantageOptions, OnPolicy):
     """PPO with a learned critic. gamma, lambda and both clips are those of the N details, ``kl_coef`` is TRL's."""
 
-    max_new_tokens: NewTokens = 32
-    """Longest response, in tokens."""
-    temperature: Positive = 1.0
-    """tau: logits are divided by it in sampling and in every log-probability pass."""
-    n: Copies = 1
-    """Responses per prompt."""
-    gamma: Share = 1.0
-    """Discount per token (GAE)."""
-    lam: Share = 0.95
-    """lambda of GAE."""
-    kl_coef: NonNegative = 0.05
-    """beta: weight of the KL to the reference, in score units per nat; with 0 no reference is needed."""
-    kl: KL = "k1"
-    """Estimator of that KL (`KL_KINDS`)."""
     kl_in: Annotated[str, OneOf("reward", "loss")] = "reward"
-    """``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
-    clip: Clip = 0.2
-    """epsilon of the ratio (PPO eq. 7)."""
-    clip_high: Positive | None = None
-    """Upper epsilon, where it differs (DAPO)."""
-    dual_clip: Annotated[float, Within(above=1)] | None = None
-    """c of dual clip (arXiv 1912.09729)."""
+    """Where the KL is: ``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
     value_clip: Positive | None = 0.2
     """How far values may move, in value units; ``None`` is off."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus, per nat."""
-    aggregation: Aggregation = "token_mean"
-    """One of `AGGREGATIONS`, for the actor; ``"fixed_length"`` divides by ``max_new_tokens``."""
-    epochs: Epochs = 1
-    """Passes over the batch, reshuffled each time; OpenAI's RLHF has 4."""
     mini_batches: MiniBatches = 2
-    """Optimizer steps per epoch."""
-    whiten: bool = True
-    """Advantages get mean 0 and variance 1."""
-    whiten_rewards: bool = False
-    """Rewards get variance 1 and keep their mean."""
-    missing_eos_penalty: NonNegative = 0.0
-    """Subtracted, in score units, where the response was cut off (TRL)."""
-    score_clip: Positive | None = None
-    """Largest absolute score."""
-    old_log_probs: OldLogProbs = "recompute"
-    """The ratio's denominator: ``"recompute"`` by the trainer (one more forward pass, ratio exactly 1 at first), or
-    ``"rollout"``: as the generating engine gave them."""
-    tis_cap: Positive | None = None
-    """Truncated importance sampling for the rollout's numerics, as in `PolicyLoss`; needs old log-probs by the trainer."""
-    log_ratio_clamp: Clamp = "above"
-    """Where log-ratios are cut before ``exp``, as in `PolicyLoss`."""
+    """Optimizer steps per epoch; of epochs OpenAI's RLHF has 4."""
+
+    @checked
+    def step(self, models: Models, prompts: Batch) -> Step:
+        """Run one step (HybridFlow, figure 6); returns at once."""
+        need_roles(models, self.roles)
+        batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)
+        if self.old_log_probs == "recompute":
+            batch = models.actor.compute_log_probs(batch)
+        else:
+            batch = batch.alias("old_log_probs", "rollout_log_probs")
+        if self.kl_coef:
+            batch = models.reference.compute_log_probs(batch)
+        batch = models.critic.compute_values(batch)
+        batch = models.reward.compute_scores(batch)
+        batch = Advantages.of(self, kl_coef=self.kl_coef if self.kl_in == "reward" else 0.0).over(batch)
+        critic = models.critic.update(batch, self.value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        return Step(batch, critic, actor)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         useful = self.kl_in == "reward" or self.kl in ("k2", "k3", "k3+")
         check(useful, "kl", self.kl, 'k2, k3 or k3+ with kl_in="loss" (k1 has no gradient in expectation)')
-        check_tis(self.tis_cap, self.old_log_probs)
-        _ = self.policy_loss, self.value_loss, Advantages(**self._advantage_options)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -216,54 +79,65 @@ class PPO:
     @property
     def policy_loss(self) -> PolicyLoss:
         """The actor's loss."""
-        return PolicyLoss(
-            clip=self.clip,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-            entropy_coef=self.entropy_coef,
-            kl_coef=self.kl_coef if self.kl_in == "loss" else 0.0,
-            kl=self.kl,
-            aggregation=self.aggregation,
-            fixed_length=self.max_new_tokens if self.aggregation == "fixed_length" else 0,
-            tis_cap=self.tis_cap,
-            log_ratio_clamp=self.log_ratio_clamp,
-        )
+        return replace(super().policy_loss, kl_coef=self.kl_coef if self.kl_in == "loss" else 0.0)
 
     @property
     def value_loss(self) -> ValueLoss:
         """The critic's loss."""
         return ValueLoss(clip=self.value_clip)
 
-    @property
-    def _advantage_options(self) -> dict[str, Any]:
-        names = ("gamma", "lam", "kl", "whiten", "whiten_rewards", "missing_eos_penalty", "score_clip")
-        options = {name: getattr(self, name) for name in names}
-        return {**options, "kl_coef": self.kl_coef if self.kl_in == "reward" else 0.0}
-
-    @checked
-    def step(self, models: Any, prompts: Batch) -> Step:
-        """Run one step (HybridFlow, figure 6); returns at once.
-
-        Args:
-            models: has the handles named in `roles` as attributes, as ``session.models`` does.
-            prompts: a batch with a column ``prompt``.
-        """
-        need_roles(models, self.roles)
-        sampling = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "n": self.n}
-        batch = models.actor.generate(prompts, **sampling)
-        if self.old_log_probs == "recompute":
-            batch = models.actor.compute_log_probs(batch)
-        else:
-            batch = batch.alias("old_log_probs", "rollout_log_probs")
-        if self.kl_coef:
-            batch = models.reference.compute_log_probs(batch)
-        batch = models.critic.compute_values(batch)
-        batch = models.reward.compute_scores(batch)
-        batch = advantages(batch, **self._advantage_options)
-        critic = models.critic.update(batch, self.value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
-        return Step(batch, critic, actor)
-
     def metrics(self, step: Step) -> dict[str, float]:
         """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""
         return step.numbers(Statistics(reference=self.kl_coef > 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantages(AdvantageOptions, KLRewardFunction):
+    """The function that `advantages` runs over the whole batch."""
+
+    dtype, like = "float32", "values"
+    needs = ("scores", "values")
+    takes = ("token_scores",)
+    gives = ("rewards", "advantages", "returns")
+
+    @property
+    def reads(self) -> list[str]:
+        """Columns the function reads."""
+        return super().reads + ["finish_reason"] * (self.missing_eos_penalty > 0)
+
+    def __call__(self, table: Table) -> dict[str, Column]:
+        """Return the columns `writes`, in float32."""
+        import torch
+
+        from hfsdk.algorithms import columns, rlmath
+
+        values_T, lengths_N = columns.flat(table, "values", self.dtype), columns.lengths(table, self.like)
+        scores_N = columns.finite(table, "scores").float()
+        own_T = columns.flat(table, "token_scores", self.dtype) if "token_scores" in table else None
+        kl_T, found = self.kl_of(table)
+        rewards_T = rlmath.token_rewards(scores_N, kl_T, lengths_N, self.kl_coef, self.score_clip, own_T)
+        if self.missing_eos_penalty:
+            rewards_T = rlmath.missing_eos_penalty(rewards_T, torch.tensor(ended(table)), lengths_N, self.missing_eos_penalty)
+        if self.whiten_rewards:
+            rewards_T = rlmath.whiten(rewards_T, shift_mean=False)
+        advantages_T, returns_T = rlmath.gae(rewards_T, values_T, lengths_N, self.gamma, self.lam)
+        found |= {"rewards": rewards_T, "returns": returns_T}
+        found["advantages"] = rlmath.whiten(advantages_T) if self.whiten else advantages_T
+        return columns.all_on_tokens(table, found, self.like)
+
+
+@with_options(Advantages)
+@checked
+def advantages(batch: Batch, options: Advantages) -> Batch:
+    """Turn scores and values into rewards, advantages and returns, in a CPU task over the whole batch.
+
+    Args:
+        batch: with scores and values (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs
+            where ``kl_coef`` is not 0.
+        options: those of `Advantages`.
+
+    Returns:
+        The batch with rewards, advantages, returns (advantages before whitening, plus values) and, where ``kl_coef``
+        is not 0, ``kl`` (old minus reference log-probability), all per token.
+    """
+    return options.over(batch)

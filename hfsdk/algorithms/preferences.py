@@ -1,7 +1,7 @@
-"""Losses over pairs of responses to one prompt, and of single demonstrations: what comes before RLHF, and DPO's.
+"""Losses over pairs of responses to one prompt, and of single demonstrations: what comes before RLHF.
 
 A batch of pairs (``session.pairs``) has two rows per pair, the chosen response first; a loss that says ``together = 2`` gets both
-in one micro-batch. `BradleyTerry` and `CostLoss` train a reward or cost model (``out.scores``), `DPOLoss` and `CrossEntropy` the
+in one micro-batch. `BradleyTerry` and `CostLoss` train a reward or cost model (``out.scores``), `CrossEntropy` and `DPO`'s loss the
 actor.
 """
 
@@ -11,19 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hfsdk.algorithms.losses import check
-from hfsdk.core.checks import NonNegative, OneOf, Positive, Within, check_fields
+from hfsdk.algorithms.options import Options
+from hfsdk.core.checks import NonNegative, OneOf, Positive
 from hfsdk.core.errors import ColumnError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DPO_KINDS = ("sigmoid", "ipo", "hinge")
-"""Losses of the margin: DPO's own, IPO's (arXiv 2310.12036), SLiC's hinge (2305.10425)."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class BradleyTerry:
+class BradleyTerry(Options):
     """Negative log-likelihood that the chosen response wins: ``-log sigmoid(s_chosen - s_rejected - margin)``.
 
     (Bradley-Terry; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; the margin is Llama 2's, 2307.09288, eq. 2.)
@@ -35,9 +32,6 @@ class BradleyTerry:
     """Weight of ``(s_chosen + s_rejected)^2``, which keeps scores around 0 (Eisenstein et al. 2023, arXiv 2312.09244; TRL)."""
 
     together: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def reads(self) -> list[str]:
@@ -58,7 +52,7 @@ class BradleyTerry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostLoss:
+class CostLoss(Options):
     """Safe-RLHF's cost model (arXiv 2310.12773, eq. 6): which of two responses costs more, and whether each costs at all.
 
     ``-log sigmoid(c_rejected - c_chosen) - log sigmoid(sign_r c_rejected) - log sigmoid(sign_c c_chosen)``: the chosen response is
@@ -70,9 +64,6 @@ class CostLoss:
 
     together: ClassVar[int] = 2
     reads: ClassVar[tuple[str, ...]] = ("chosen", "group", "sign")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the pair's loss on both of its rows, shape [N], and metrics per pair."""
@@ -89,58 +80,13 @@ class CostLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOLoss:
-    """Direct preference optimisation (arXiv 2305.18290, eq. 7) over the log-ratios of whole responses to the reference."""
-
-    beta: Positive = 0.1
-    """How strongly the policy is held to the reference, in score units per nat."""
-    kind: Annotated[str, OneOf(*DPO_KINDS)] = "sigmoid"
-    """One of `DPO_KINDS`."""
-    label_smoothing: Annotated[float, Within(0, below=0.5)] = 0.0
-    """Probability that a pair's label is wrong (conservative DPO); below 0.5, with ``kind="sigmoid"``."""
-    sft_coef: NonNegative = 0.0
-    """Weight of the chosen response's cross-entropy per token (arXiv 2404.19733)."""
-
-    together: ClassVar[int] = 2
-    reads: ClassVar[tuple[str, ...]] = ("chosen", "group", "ref_log_probs")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        smooth = self.kind == "sigmoid" or not self.label_smoothing
-        check(smooth, "label_smoothing", self.label_smoothing, '0 unless kind="sigmoid"')
-
-    def __call__(self, out: Any, b: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the pair's loss on both of its rows, shape [N], and metrics per pair."""
-        from hfsdk.algorithms import rlmath
-
-        log_probs_of(out, self)
-        whole = b.num_samples // 2 * 2  # the engine may put a sample without response behind the last
-        check_pairs(b, whole)
-        ratio_N = b.segment_sum(out.log_probs - b["ref_log_probs"])[:whole]
-        ratio_P2 = ratio_N.reshape(-1, 2)
-        tokens_P2 = b.lengths[:whole].reshape(-1, 2).clamp(min=1)
-        if self.kind == "ipo":
-            ratio_P2 = ratio_P2 / tokens_P2
-        loss_P = rlmath.dpo_loss(ratio_P2[:, 0], ratio_P2[:, 1], self.beta, self.kind, self.label_smoothing)
-        if self.sft_coef:
-            chosen_N = b.segment_sum(out.log_probs)[:whole].reshape(-1, 2)[:, 0] / tokens_P2[:, 0]
-            loss_P = loss_P - self.sft_coef * chosen_N
-        loss_N = ratio_N.new_zeros(b.num_samples)
-        loss_N[:whole] = loss_P.repeat_interleave(2)
-        return loss_N, pair_metrics(self.beta * ratio_N.reshape(-1, 2))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossEntropy:
+class CrossEntropy(Options):
     """Token cross-entropy: supervised fine-tuning, and the pre-training loss of InstructGPT (its ptx)."""
 
     weight: Positive = 1.0
     """The loss is multiplied by it."""
     aggregation: Annotated[str, OneOf("token_mean", "sequence_mean", "sequence_sum")] = "token_mean"
     """As in `PolicyLoss`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss per token, shape [T], and metrics per token."""

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from hfsdk.algorithms.choices import LOG_RATIO_CLAMPS
+from hfsdk.core.credit import estimate
 from hfsdk.core.errors import OptionError
 
 MAX_LOG_RATIO = 20.0
@@ -182,13 +183,8 @@ def gae(
     if bootstrap_values_N is not None:
         rows = torch.nonzero(lengths_N > 0).squeeze(1)
         next_values_NL[rows, lengths_N[rows] - 1] = bootstrap_values_N[rows].to(next_values_NL.dtype)
-    deltas_NL = rewards_NL + gamma * next_values_NL - values_NL
-
     advantages_NL = torch.zeros_like(values_NL)
-    running_N = values_NL.new_zeros(len(lengths_N))
-    for t in reversed(range(values_NL.shape[1])):  # deltas behind a row's end are 0, so it starts from A = 0 there
-        running_N = deltas_NL[:, t] + gamma * lam * running_N
-        advantages_NL[:, t] = running_N
+    estimate(rewards_NL, values_NL, next_values_NL, gamma, lam, advantages_NL)  # deltas behind a row's end are 0: A = 0 there
     advantages_T = advantages_NL[mask_NL]
     return advantages_T, advantages_T + values_T
 
@@ -201,121 +197,6 @@ def reward_to_go(rewards_T: Tensor, lengths_N: Tensor, gamma: float = 1.0) -> Te
     return gae(rewards_T, torch.zeros_like(rewards_T), lengths_N, gamma, 1.0)[0]
 
 
-def identical_in_group(scores_N: Tensor, group_N: Tensor) -> Tensor:
-    """Say for each sequence whether its whole group has one and the same score; bool, shape [N].
-
-    Such a group teaches nothing: nobody in it is better than another. A group of one is one of them.
-    """
-    index_N, num_groups = _groups(group_N)
-    start = scores_N.new_zeros(num_groups)
-    lowest = start.scatter_reduce(0, index_N, scores_N, "amin", include_self=False)
-    highest = start.scatter_reduce(0, index_N, scores_N, "amax", include_self=False)
-    return (lowest == highest)[index_N]
-
-
-def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6, alone: str = "zero") -> Tensor:
-    """Return how much better each response is than the mean of its group, in standard deviations (GRPO, section 4.1.2).
-
-    ``(score - mean) / (std + epsilon)``, the standard deviation unbiased (divided by n - 1), as TRL and verl have it.
-    Where all scores of a group are the same, and in a group of one, the advantage is exactly 0, whatever the rounding
-    of the mean. A NaN stays within its group, except under ``scale="batch"``.
-
-    Args:
-        scores_N: one score per sequence, shape [N].
-        group_N: whole numbers; sequences with the same number answer the same prompt. Groups may differ in size and
-            stand in any order; shape [N].
-        scale: ``"group"`` divides by the group's deviation, ``"batch"`` by that of all scores, ``"none"`` does not
-            divide (Dr. GRPO: groups of almost equal scores are not blown up).
-        epsilon: added to the deviation, in score units.
-        alone: what a group of one gets: ``"zero"`` (it has nobody to be better than), or ``"score"``, over 1 + epsilon where
-            ``scale`` is ``"group"`` (verl: mean 0 and deviation 1).
-
-    Returns:
-        Advantages, shape [N].
-
-    Raises:
-        OptionError: another ``scale`` or ``alone``.
-    """
-    if scale not in ("group", "batch", "none"):
-        raise OptionError(f'scale must be "group", "batch" or "none"; got {scale!r}')
-    centred_N, size_N = _centred(scores_N, group_N, alone)
-    if scale == "none":
-        return centred_N
-    if scale == "batch":
-        return centred_N / (masked_var(scores_N).sqrt() + epsilon)
-    index_N, num_groups = _groups(group_N)
-    squares = scores_N.new_zeros(num_groups).index_add(0, index_N, centred_N.square())
-    deviation_N = (squares[index_N] / (size_N - 1).clamp(min=1)).sqrt()
-    return centred_N / (torch.where(size_N > 1, deviation_N, 1.0) + epsilon)
-
-
-def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
-    """Move the scores of each group as far apart as their order, their mean and a range allow (Yang et al. 2025, GRPOVI).
-
-    It solves ``max sum z_i^2`` over ``low <= z_i <= high`` with the group's mean kept and ``z_i >= z_j`` where ``r_i > r_j``
-    (arXiv 2505.23247, the reward adjustment model, with the same weight for each response that was sampled). The objective is
-    convex, so a corner of that set is the best: steps from ``high`` down to ``low``, and at most one score of another value
-    between them, which the mean fixes. Scores that are equal stay equal (the paper lets them part), so that value may be
-    several responses'.
-
-    ::
-
-        scores 0.1 0.2 0.4 0.9, range 0 to 1, mean 0.4      0 0 0.6 1
-
-    Args:
-        scores_N: one score per sequence, shape [N].
-        group_N: as in `group_advantages`, shape [N].
-        low: the range's ends; by default the lowest and the highest of all the scores.
-        high: see ``low``.
-
-    Returns:
-        The new scores, shape [N]; a group whose scores are all the same keeps them, and so does a group of one.
-
-    Raises:
-        OptionError: a score lies outside the range.
-    """
-    low = float(scores_N.min()) if low is None else low
-    high = float(scores_N.max()) if high is None else high
-    if bool((scores_N < low).any() | (scores_N > high).any()):
-        raise OptionError(
-            f"the scores reach from {float(scores_N.min()):g} to {float(scores_N.max()):g}; the range of {low:g} to {high:g} "
-            "must hold them all"
-        )
-    found_N = scores_N.clone()
-    for group in group_N.unique():
-        mine = group_N == group
-        levels, which, counts = scores_N[mine].unique(return_inverse=True, return_counts=True)
-        if len(levels) < 2:
-            continue
-        excess = float((scores_N[mine] - low).sum())  # what there is to hand out, from the best responses down
-        new = torch.full_like(levels, low)
-        for level in range(len(levels) - 1, -1, -1):
-            given = min(excess, (high - low) * int(counts[level]))
-            new[level] = low + given / int(counts[level])
-            excess -= given
-        found_N[mine] = new[which]
-    return found_N
-
-
-def leave_one_out(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor:
-    """Return each score minus the mean of the *others* of its group (RLOO, section 4.1); shape [N].
-
-    That is ``n / (n - 1)`` times the distance to the group's own mean. 0 where all scores of a group are the same, and
-    in a group of one, which has no others (TRL: the same; verl: the score itself, which ``alone="score"`` gives). Arguments as
-    in `group_advantages`.
-    """
-    centred_N, size_N = _centred(scores_N, group_N, alone)
-    return centred_N * size_N / (size_N - 1).clamp(min=1)
-
-
-def lagrangian(advantages_T: Tensor, cost_advantages_T: Tensor, multiplier: float) -> Tensor:
-    """Return ``(A_reward - lambda A_cost) / (1 + lambda)``, shape [T] (Safe RLHF, arXiv 2310.12773, appendix B.3).
-
-    The divisor keeps the step's size when lambda grows.
-    """
-    return (advantages_T - multiplier * cost_advantages_T) / (1.0 + multiplier)
-
-
 def log_sigmoid(x_N: Tensor) -> Tensor:
     """Return ``log(1 / (1 + exp(-x)))`` without overflow, shape [N]."""
     return torch.nn.functional.logsigmoid(x_N)
@@ -324,38 +205,6 @@ def log_sigmoid(x_N: Tensor) -> Tensor:
 def bradley_terry(better_P: Tensor, worse_P: Tensor, margin_P: Tensor | float = 0.0) -> Tensor:
     """Return ``-log sigmoid(better - worse - margin)`` per pair, shape [P] (InstructGPT eq. 1; Llama 2 eq. 2)."""
     return -log_sigmoid(better_P - worse_P - margin_P)
-
-
-def dpo_loss(chosen_P: Tensor, rejected_P: Tensor, beta: float, kind: str = "sigmoid", label_smoothing: float = 0.0) -> Tensor:
-    """Return DPO's loss per pair from the log-ratios ``log pi(y|x) - log pi_ref(y|x)`` of both responses.
-
-    ========  ====================================================================  =======================
-    kind      loss of ``m = chosen - rejected``                                     source
-    ========  ====================================================================  =======================
-    sigmoid   ``-(1 - e) log sigmoid(beta m) - e log sigmoid(-beta m)``             arXiv 2305.18290, eq. 7
-    ipo       ``(m - 1 / (2 beta))^2``, log-ratios averaged over tokens             2310.12036, eq. 17
-    hinge     ``max(0, 1 - beta m)``                                                2305.10425
-    ========  ====================================================================  =======================
-
-    Args:
-        chosen_P: log-ratio of the chosen response, shape [P].
-        rejected_P: of the rejected one, shape [P].
-        beta: above 0.
-        kind: a row of the table.
-        label_smoothing: e, only with sigmoid.
-
-    Raises:
-        OptionError: another kind.
-    """
-    margin_P = chosen_P - rejected_P
-    if kind == "sigmoid":
-        right_P, wrong_P = log_sigmoid(beta * margin_P), log_sigmoid(-beta * margin_P)
-        return -(1 - label_smoothing) * right_P - label_smoothing * wrong_P
-    if kind == "ipo":
-        return (margin_P - 1 / (2 * beta)).square()
-    if kind != "hinge":
-        raise OptionError(f"the DPO losses are sigmoid, ipo and hinge; got {kind!r}")
-    return torch.relu(1 - beta * margin_P)
 
 
 def masked_mean(x_T: Tensor, mask_T: Tensor | None = None) -> Tensor:
@@ -500,24 +349,6 @@ def _clamped(log_ratio_T: Tensor, clamp: str) -> Tensor:
     if clamp == "none":
         return log_ratio_T
     return log_ratio_T.clamp(min=-MAX_LOG_RATIO if clamp == "both" else None, max=MAX_LOG_RATIO)
-
-
-def _groups(group_N: Tensor) -> tuple[Tensor, int]:
-    """Number the groups from 0: the group of each sequence, shape [N], and how many groups there are."""
-    names, index_N = torch.unique(group_N, return_inverse=True)
-    return index_N, len(names)
-
-
-def _centred(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> tuple[Tensor, Tensor]:
-    """Return each score minus its group's mean (exactly 0 where all are the same) and the size of its group."""
-    if alone not in ("zero", "score"):
-        raise OptionError(f'a group of one gets "zero" or "score"; got alone={alone!r}')
-    index_N, num_groups = _groups(group_N)
-    size_N = torch.bincount(index_N, minlength=num_groups)[index_N]
-    totals = scores_N.new_zeros(num_groups).index_add(0, index_N, scores_N)
-    centred_N = scores_N - totals[index_N] / size_N
-    centred_N = torch.where(identical_in_group(scores_N, group_N), 0.0, centred_N)
-    return torch.where(size_N == 1, scores_N, centred_N) if alone == "score" else centred_N, size_N
 
 
 def _add_at_last_token(x_T: Tensor, add_N: Tensor, lengths_N: Tensor) -> Tensor:

@@ -9,29 +9,59 @@ clipped; with more steps the clip of PPO keeps them near the policy that sampled
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-from hfsdk.algorithms.losses import Aggregation, Copies, check
-from hfsdk.algorithms.on_policy import KLReward, OnPolicy
+from hfsdk.algorithms.choices import Aggregation, Alone, Copies
+from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.on_policy import KLReward, KLRewardFunction, OnPolicy
+from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.step import Step
-from hfsdk.core.checks import OneOf, Positive, checked
+from hfsdk.core.checks import checked
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hfsdk.core.batch import Batch
     from hfsdk.core.table import Column, Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advantages(KLReward):
-    """The function that `advantages` runs over the whole batch; see there for the fields."""
+class RLOO(KLReward, OnPolicy):
+    """REINFORCE with a leave-one-out baseline. ``kl_coef`` is TRL's, the loss is the paper's."""
 
-    alone: Annotated[str, OneOf("zero", "score")] = "zero"
+    n: Copies = 4
+    """k: responses per prompt, at least 2, which is TRL's."""
+    aggregation: Aggregation = "sequence_sum"
+    """How the loss is averaged: the sum over a response's tokens, as log pi(y|x) is one; others as in `PolicyLoss`."""
+
+    compares = True
+
+    @checked
+    def step(self, models: Models, prompts: Batch) -> Step:
+        """Run one step; returns at once."""
+        need_roles(models, self.roles)
+        batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)
+        if self.old_log_probs == "recompute":
+            batch = models.actor.compute_log_probs(batch)
+        else:
+            batch = batch.alias("old_log_probs", "rollout_log_probs")
+        if self.kl_coef:
+            batch = models.reference.compute_log_probs(batch)
+        batch = models.reward.compute_scores(batch)
+        batch = Advantages.of(self).over(batch)
+        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        return Step(batch, None, actor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantages(KLRewardFunction):
+    """The function that `advantages` runs over the whole batch."""
+
+    alone: Alone = "zero"
+    """What a group of one gets: ``"zero"``, or its ``"score"``, less its KL (verl)."""
 
     needs = ("scores", "group", "response")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.alone in ("zero", "score"), "alone", self.alone, '"zero" or "score"')
+    gives = ("advantages",)
 
     def __call__(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
@@ -40,63 +70,35 @@ class Advantages(KLReward):
         rewards_N = columns.finite(table, "scores")
         if self.score_clip is not None:
             rewards_N = rewards_N.clamp(-self.score_clip, self.score_clip)
-        kl_T, written = self.kl_of(table)
+        kl_T, found = self.kl_of(table)
         rewards_N = rewards_N - self.kl_coef * rlmath.sequence_sum(kl_T, columns.lengths(table))
-        advantages_N = rlmath.leave_one_out(rewards_N, columns.groups(table), self.alone)
-        return {"advantages": columns.on_every_token(table, advantages_N), **written}
+        advantages_N = leave_one_out(rewards_N, columns.groups(table), self.alone)
+        return {"advantages": columns.on_every_token(table, advantages_N), **columns.all_on_tokens(table, found)}
 
 
+def leave_one_out(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor:
+    """Return each score minus the mean of the *others* of its group (section 4.1); shape [N].
+
+    That is ``n / (n - 1)`` times the distance to the group's own mean. 0 where all scores of a group are the same, and in a group
+    of one, which has no others (TRL: the same; verl: the score itself, which ``alone="score"`` gives).
+    """
+    from hfsdk.algorithms import groups
+
+    size_N = groups.group_size(group_N)
+    return (scores_N - groups.group_mean(scores_N, group_N, alone)) * size_N / (size_N - 1).clamp(min=1)
+
+
+@with_options(Advantages)
 @checked
-def advantages(
-    batch: Batch, *, kl_coef: float = 0.05, kl: str = "k1", score_clip: float | None = None, alone: str = "zero"
-) -> Batch:
+def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into leave-one-out advantages, in a CPU task over the whole batch.
 
     Args:
         batch: with scores and group; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0. Groups may differ in
             size; one whose rewards are all the same gets 0.
-        kl_coef: beta: each response's reward is lowered by beta times the KL summed over its tokens.
-        kl: estimator of that KL (`KL_KINDS`).
-        score_clip: scores are cut to [-score_clip, score_clip], before the KL.
-        alone: what a group of one gets: ``"zero"``, or its ``"score"``, less its KL (verl).
+        options: those of `Advantages`.
 
     Returns:
         The batch with advantages and, where ``kl_coef`` is not 0, ``kl`` (old minus reference log-probability), per token.
-
-    Raises:
-        OptionError: an argument is out of its range.
-        ColumnError: a column is missing; at the first look: a score is not finite.
     """
-    fn = Advantages(kl_coef=kl_coef, kl=kl, score_clip=score_clip, alone=alone)
-    return batch.map(fn, reads=fn.reads, writes=fn.writes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RLOO(OnPolicy):
-    """REINFORCE with a leave-one-out baseline. ``kl_coef`` is TRL's, the loss is the paper's."""
-
-    n: Copies = 4
-    """k: responses per prompt, at least 2, which is TRL's."""
-    score_clip: Positive | None = None
-    """Largest absolute score."""
-    aggregation: Aggregation = "sequence_sum"
-    """How the loss is averaged: the sum over a response's tokens, as log pi(y|x) is one; others as in `PolicyLoss`."""
-
-    compares = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Advantages(kl_coef=self.kl_coef, kl=self.kl, score_clip=self.score_clip)
-
-    @checked
-    def step(self, models: Any, prompts: Batch) -> Step:
-        """Run one step; returns at once.
-
-        Args:
-            models: has the handles named in `roles` as attributes, as ``session.models`` does.
-            prompts: a batch with a column ``prompt``.
-        """
-        batch = self.with_log_probs(models, self.respond(models, prompts))
-        batch = models.reward.compute_scores(batch)
-        batch = advantages(batch, kl_coef=self.kl_coef, kl=self.kl, score_clip=self.score_clip)
-        return Step(batch, None, self.learn(models, batch))
+    return options.over(batch)

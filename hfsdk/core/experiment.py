@@ -180,9 +180,15 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
     if then != steps:
         raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Take as many, or write another one.")
     for name, options in algorithms.items():
-        if judged.get(name, options) != options:
+        if _parts(judged.get(name, options)) != _parts(options):
             raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Give it a name of its own.")
     return known
+
+
+def _parts(options: str) -> list[str]:
+    """Return the class and the options of an algorithm's ``repr`` in an order of their own: that of its fields may change."""
+    name, _, given = options.removesuffix(")").partition("(")
+    return [name, *sorted(given.split(", "))]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hfsdk.algorithms.step import ALREADY_TOLD
+from hfsdk.algorithms.invariants import ALREADY_TOLD
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError

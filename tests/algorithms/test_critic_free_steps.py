@@ -11,9 +11,8 @@ import pytest
 from toy import GOOD, ToyModels, prompts
 
 import hfsdk as hf
-from hfsdk.algorithms import grpo, reinforce_pp, remax, rlmath, rloo
-from hfsdk.algorithms.on_policy import OnPolicy
-from hfsdk.algorithms.step import invariants
+from hfsdk.algorithms import grpo, ppo, reinforce_pp, remax, rlmath, rloo, safe_rlhf
+from hfsdk.algorithms.invariants import invariants
 from hfsdk.core.errors import ColumnError, OptionError, PlacementError, SimulatedValueError
 
 ALL = [
@@ -218,7 +217,7 @@ class TestOptions:
             cls(3)
         with pytest.raises(AttributeError, match="cannot assign"):
             algorithm.n = 3
-        described = {name for base in (OnPolicy, cls) for name in self.described(base)}
+        described = {name for base in cls.__mro__ if is_dataclass(base) for name in self.described(base)}
         assert described == {f.name for f in fields(cls)}
 
     @staticmethod
@@ -230,12 +229,14 @@ class TestOptions:
         assert all(isinstance(b, ast.Expr) for _, b in mine)
         return [a.target.id for a, _ in mine]
 
-    @pytest.mark.parametrize("module", [grpo, rloo, remax, reinforce_pp])
-    def test_signature_and_function_agree(self, module):
-        names = [f.name for f in fields(module.Advantages) if f.name != "per_token"]  # the batch tells
-        options = inspect.signature(module.advantages).parameters.values()
-        defaults = {option.name: option.default for option in options if option.name != "batch"}
-        assert defaults == {name: getattr(module.Advantages(), name) for name in names}
+    @pytest.mark.parametrize("module", [ppo, grpo, rloo, remax, reinforce_pp, safe_rlhf])
+    def test_the_function_takes_the_options_of_its_advantages(self, module):
+        options = inspect.signature(module.advantages).parameters
+        assert next(iter(options)) == "batch"
+        for field in fields(module.Advantages):
+            default = options[field.name].default
+            assert default == (options[field.name].empty if field.name == "multiplier" else field.default)
+            assert f"        {field.name}: " in module.advantages.__doc__
 
 
 def test_the_page_has_every_option_and_its_default():

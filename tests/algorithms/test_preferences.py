@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hfsdk as hf
-from hfsdk.algorithms import rlmath, safe_rlhf
-from hfsdk.algorithms.preferences import DPOLoss
+from hfsdk.algorithms import safe_rlhf
+from hfsdk.algorithms.dpo import DPOLoss
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.microbatch import plan_update
 from hfsdk.core.table import Ragged, Table
@@ -266,10 +266,16 @@ class TestSafeRLHF:
             np.testing.assert_allclose(found["advantages"][i], (both[0] - 2.0 * both[1]) / 3.0, rtol=1e-4)
             np.testing.assert_allclose(found["cost_returns"][i], both[1] + table["cost_values"][i], rtol=1e-5)
 
-    def test_multiplier_0_is_ppo_and_a_large_one_only_lowers_costs(self):
-        reward, cost = torch.tensor([1.0, -1.0]), torch.tensor([3.0, 2.0])
-        assert rlmath.lagrangian(reward, cost, 0.0).tolist() == reward.tolist()
-        assert rlmath.lagrangian(reward, cost, 1e9).tolist() == pytest.approx((-cost).tolist())
+    def test_a_small_multiplier_is_ppo_and_a_large_one_only_lowers_costs(self):
+        table, _ = self.table()
+
+        def mixed(multiplier):
+            return safe_rlhf.Advantages(multiplier=multiplier, kl_coef=0.0, whiten=False)(table)
+
+        columns = mixed(1.0)
+        reward = columns["returns"].flat - table["values"].flat
+        np.testing.assert_allclose(mixed(1e-9)["advantages"].flat, reward, atol=1e-5)
+        np.testing.assert_allclose(mixed(1e9)["advantages"].flat, -columns["cost_advantages"].flat, atol=1e-5)
 
     def test_an_infinite_cost_is_told_by_sample(self):
         table, _ = self.table()

@@ -23,7 +23,7 @@ def test_every_place_is_there():
     for number, _, where, _ in ROWS:
         for path in re.findall(r"`([a-z_/]+\.py)`", where):
             assert (ROOT / "hfsdk" / path).is_file(), (number, path)
-        for module, name in re.findall(r"`(rlmath)\.(\w+)`", where):
+        for module, name in re.findall(r"`(rlmath|groups|grpo|rloo)\.(\w+)`", where):
             assert f"def {name}(" in (ROOT / "hfsdk" / "algorithms" / f"{module}.py").read_text(encoding="utf-8"), (number, name)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hfsdk.algorithms import grpo, reinforce_pp, remax, rlmath, rloo
+from hfsdk.algorithms import filtering, groups, grpo, reinforce_pp, remax, rlmath, rloo
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Ragged, Table
 
@@ -43,7 +43,7 @@ class TestPeers:
     @pytest.mark.parametrize("scale", ["group", "batch", "none"])
     def test_trl_grpo(self, scale):
         case = ORACLE["trl"]
-        ours = rlmath.group_advantages(t(case["scores"]), g(*case["group"]), scale, case["options"]["epsilon"])
+        ours = grpo.group_advantages(t(case["scores"]), g(*case["group"]), scale, case["options"]["epsilon"])
         torch.testing.assert_close(ours, t(case["expected"][f"grpo_{scale}"]), rtol=1e-7, atol=0)  # TRL counts in float32
 
     def test_trl_rloo_with_kl(self):
@@ -75,19 +75,19 @@ class TestGroupAdvantages:
     def test_point_28_by_hand(self):
         """Group 0: 1, 2, 3, mean 2, deviation 1. Group 5: 0 and 4, mean 2, deviation sqrt(8)."""
         scores, group = t([1, 0, 2, 4, 3]), g(0, 5, 0, 5, 0)
-        assert rlmath.group_advantages(scores, group, "none").tolist() == [-1, -2, 0, 2, 1]
-        ours = rlmath.group_advantages(scores, group, "group", epsilon=1.0)
+        assert grpo.group_advantages(scores, group, "none").tolist() == [-1, -2, 0, 2, 1]
+        ours = grpo.group_advantages(scores, group, "group", epsilon=1.0)
         torch.testing.assert_close(ours, t([-0.5, -2 / (math.sqrt(8) + 1), 0, 2 / (math.sqrt(8) + 1), 0.5]))
         everything = math.sqrt(10 / 4)  # all five: mean 2, squares 1 + 4 + 0 + 4 + 1
-        ours = rlmath.group_advantages(scores, group, "batch", epsilon=0.5)
+        ours = grpo.group_advantages(scores, group, "batch", epsilon=0.5)
         torch.testing.assert_close(ours, t([-1, -2, 0, 2, 1]) / (everything + 0.5))
 
     def test_point_28_leave_one_out_by_hand(self):
         """1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2; and a group of two: 10 - 4 and 4 - 10."""
-        ours = rlmath.leave_one_out(t([1, 10, 2, 4, 6]), g(0, 1, 0, 1, 0))
+        ours = rloo.leave_one_out(t([1, 10, 2, 4, 6]), g(0, 1, 0, 1, 0))
         torch.testing.assert_close(ours, t([-3, 6, -1.5, -6, 4.5]))
 
-    @pytest.mark.parametrize("function", [rlmath.group_advantages, rlmath.leave_one_out])
+    @pytest.mark.parametrize("function", [grpo.group_advantages, rloo.leave_one_out])
     @pytest.mark.parametrize("value", [0.1, -7.3, 1e8, 0.0])
     def test_point_28_identical_scores_and_a_group_of_one_get_exactly_0(self, function, value):
         for dtype in (torch.float32, torch.float64):
@@ -97,11 +97,11 @@ class TestGroupAdvantages:
             assert ours[1] < 0 < ours[3]
 
     def test_point_28_which_groups_are_degenerate(self):
-        ours = rlmath.identical_in_group(t([1, 2, 1, 2, 3, 2]), g(0, 1, 0, 1, 7, 1))
+        ours = groups.identical_in_group(t([1, 2, 1, 2, 3, 2]), g(0, 1, 0, 1, 7, 1))
         assert ours.tolist() == [True] * 6
-        assert rlmath.identical_in_group(t([1, 2, 1.5]), g(0, 1, 0)).tolist() == [False, True, False]
+        assert groups.identical_in_group(t([1, 2, 1.5]), g(0, 1, 0)).tolist() == [False, True, False]
 
-    @pytest.mark.parametrize("function", [rlmath.group_advantages, rlmath.leave_one_out])
+    @pytest.mark.parametrize("function", [grpo.group_advantages, rloo.leave_one_out])
     def test_what_does_not_change_them(self, function):
         generator = torch.Generator().manual_seed(0)
         scores, group = torch.randn(12, generator=generator, dtype=torch.float64), g(*[0, 1, 2] * 4)
@@ -118,27 +118,27 @@ class TestGroupAdvantages:
     def test_scale_invariance_is_of_the_normalised_alone(self):
         scores, group = t([1, 2, 4, 0, 1, 5]), g(0, 0, 0, 1, 1, 1)
         factor = t([10, 0.3])[group]
-        plain = rlmath.group_advantages(scores, group)
-        torch.testing.assert_close(rlmath.group_advantages(scores * factor, group), plain, rtol=1e-4, atol=0)
-        raw = rlmath.group_advantages(scores, group, "none")
-        torch.testing.assert_close(rlmath.group_advantages(scores * factor, group, "none"), raw * factor)
-        torch.testing.assert_close(rlmath.leave_one_out(scores * factor, group), rlmath.leave_one_out(scores, group) * factor)
+        plain = grpo.group_advantages(scores, group)
+        torch.testing.assert_close(grpo.group_advantages(scores * factor, group), plain, rtol=1e-4, atol=0)
+        raw = grpo.group_advantages(scores, group, "none")
+        torch.testing.assert_close(grpo.group_advantages(scores * factor, group, "none"), raw * factor)
+        torch.testing.assert_close(rloo.leave_one_out(scores * factor, group), rloo.leave_one_out(scores, group) * factor)
         for name in range(2):
             assert plain[group == name].std().item() == pytest.approx(1, rel=1e-5)
 
     def test_nan_stays_in_its_group(self):
         scores, group = t([1, math.nan, 3, 1, 2, 3]), g(0, 0, 0, 1, 1, 1)
-        for ours in (rlmath.group_advantages(scores, group), rlmath.leave_one_out(scores, group)):
+        for ours in (grpo.group_advantages(scores, group), rloo.leave_one_out(scores, group)):
             assert ours[:3].isnan().all()
             assert ours[3:].isfinite().all()
-        assert not rlmath.identical_in_group(t([math.nan, math.nan]), g(0, 0)).any()
+        assert not groups.identical_in_group(t([math.nan, math.nan]), g(0, 0)).any()
 
     def test_other_scale(self):
         with pytest.raises(OptionError, match="scale must be"):
-            rlmath.group_advantages(t([1.0]), g(0), "sequence")
+            grpo.group_advantages(t([1.0]), g(0), "sequence")
 
     def test_gradients_of_no_one(self):
-        assert rlmath.group_advantages(t([]), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+        assert grpo.group_advantages(t([]), torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
 class TestRewardToGo:
@@ -221,7 +221,7 @@ class TestColumns:
 
     def test_rows_that_teach(self):
         rows = table([1, 1, 2, 3, 5, 0.1, 0.1, 0.1], [0, 0, 1, 1, 2, 3, 3, 3])
-        assert grpo.informative_rows(rows) == [2, 3]
+        assert filtering.informative_rows(rows) == [2, 3]
 
 
 class TestIncreaseVariance:
@@ -245,7 +245,7 @@ class TestIncreaseVariance:
         rng = np.random.default_rng(seed)
         scores = rng.choice([-1.0, -0.5, 0.0, 0.25, 0.5, 1.0], size=rng.integers(2, 9))
         low, high = float(scores.min()) - rng.choice([0.0, 0.5]), float(scores.max()) + rng.choice([0.0, 0.5])
-        found = rlmath.increase_variance(torch.tensor(scores), torch.zeros(len(scores)), low, high).numpy()
+        found = groups.increase_variance(torch.tensor(scores), torch.zeros(len(scores)), low, high).numpy()
         levels, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
         levels, counts = levels.tolist(), counts.tolist()
         if len(levels) == 1:
@@ -263,10 +263,10 @@ class TestIncreaseVariance:
     def test_by_hand(self):
         scores = torch.tensor([0.1, 0.2, 0.4, 0.9, 5.0])
         group = torch.tensor([0, 0, 0, 0, 1])
-        assert rlmath.increase_variance(scores, group, 0.0, 5.0)[:4].tolist() == pytest.approx([0, 0, 0, 1.6])
-        assert rlmath.increase_variance(scores[:4], group[:4], 0.0, 1.0).tolist() == pytest.approx([0, 0, 0.6, 1])
-        assert rlmath.increase_variance(scores, group)[4] == 5.0
+        assert groups.increase_variance(scores, group, 0.0, 5.0)[:4].tolist() == pytest.approx([0, 0, 0, 1.6])
+        assert groups.increase_variance(scores[:4], group[:4], 0.0, 1.0).tolist() == pytest.approx([0, 0, 0.6, 1])
+        assert groups.increase_variance(scores, group)[4] == 5.0
 
     def test_a_score_outside_the_range(self):
         with pytest.raises(OptionError, match=r"reach from 0.1 to 0.9; the range of 0 to 0.5"):
-            rlmath.increase_variance(torch.tensor([0.1, 0.9]), torch.zeros(2), 0.0, 0.5)
+            groups.increase_variance(torch.tensor([0.1, 0.9]), torch.zeros(2), 0.0, 0.5)

@@ -9,7 +9,8 @@ from system_helpers import ppo_batch
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.algorithms.step import ALREADY_TOLD, RATIO_TOLERANCE, Statistics, Step
+from hfsdk.algorithms.invariants import ALREADY_TOLD, RATIO_TOLERANCE
+from hfsdk.algorithms.step import Statistics, Step
 from hfsdk.core.pending import Metrics
 from hfsdk.core.spec import DTYPE_BYTES
 
@@ -58,8 +59,12 @@ def test_point_29_the_numbers_are_in_every_row_of_training_and_nothing_is_said(l
 class LeavesTemperatureOut(hf.ReinforcePlusPlus):
     """Its update does not divide the logits by the temperature: a bug that many have had."""
 
-    def learn(self, models, batch):
-        return super().learn(models, batch.with_columns(temperature=np.ones(len(batch), np.float32)))
+    def step(self, models, prompts):
+        def update(batch, loss, **options):
+            return models.actor.update(batch.with_columns(temperature=np.ones(len(batch), np.float32)), loss, **options)
+
+        actor = SimpleNamespace(generate=models.actor.generate, compute_log_probs=models.actor.compute_log_probs, update=update)
+        return super().step(SimpleNamespace(actor=actor, reference=models.reference, reward=models.reward), prompts)
 
 
 def test_point_29_a_run_says_once_what_breaks(live):

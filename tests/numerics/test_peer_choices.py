@@ -139,10 +139,10 @@ class TestGroupsOfOne:
 
     def test_point_28_a_group_of_one_as_verl_has_it(self):
         scores, group = t(self.case["scores"]), torch.tensor(self.case["group"])
-        ours = rlmath.group_advantages(scores, group, epsilon=1e-6, alone="score")
+        ours = grpo.group_advantages(scores, group, epsilon=1e-6, alone="score")
         torch.testing.assert_close(ours, t(self.case["expected"]["grpo"]), rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(rlmath.leave_one_out(scores, group, "score"), t(self.case["expected"]["rloo"]))
-        for function in (rlmath.group_advantages, rlmath.leave_one_out):
+        torch.testing.assert_close(rloo.leave_one_out(scores, group, "score"), t(self.case["expected"]["rloo"]))
+        for function in (grpo.group_advantages, rloo.leave_one_out):
             assert function(scores, group)[1] == 0
             with pytest.raises(OptionError, match="alone"):
                 function(scores, group, alone="mean")
@@ -183,8 +183,8 @@ class TestEmptyResponses:
 def test_point_28_grpos_epsilon_is_an_option():
     """verl's 1e-6 by default, TRL's 1e-4 where it is asked for (the peers' own numbers: test_group_advantages.py)."""
     assert hf.GRPO().epsilon == 1e-6
-    assert hf.GRPO(epsilon=1e-4)._advantage_options["epsilon"] == 1e-4
+    assert grpo.Advantages.of(hf.GRPO(epsilon=1e-4)).epsilon == 1e-4
     scores, group = t([0.0, 1e-3]), torch.zeros(2, dtype=torch.int64)
-    loud, quiet = (rlmath.group_advantages(scores, group, epsilon=e)[1].item() for e in (1e-6, 1e-4))
+    loud, quiet = (grpo.group_advantages(scores, group, epsilon=e)[1].item() for e in (1e-6, 1e-4))
     assert loud == pytest.approx(5e-4 / (1e-3 / 2**0.5 + 1e-6))
     assert quiet == pytest.approx(5e-4 / (1e-3 / 2**0.5 + 1e-4))

@@ -11,7 +11,7 @@ from system_helpers import ppo_batch
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.algorithms.step import invariants
+from hfsdk.algorithms.invariants import invariants
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 

@@ -6,7 +6,7 @@ from system_helpers import fingerprint, lengths_reward
 
 import hfsdk as hf
 from hfsdk.algorithms import grpo
-from hfsdk.algorithms.step import invariants
+from hfsdk.algorithms.invariants import invariants
 
 SHORT = {"max_new_tokens": 6, "n": 3}
 pytestmark = pytest.mark.filterwarnings("ignore:reward goes on with")

@@ -1,0 +1,78 @@
+"""What other libraries call options, and what hfsdk calls them: for who brings a name along."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from hfsdk.core.checks import shown
+from hfsdk.core.text import nearest
+
+OTHER_NAMES = {
+    "kl_coef": "beta kl_beta kl_coeff kl_weight init_kl_coef kl_loss_coef kl_penalty_coef",
+    "kl": "kl_estimator kl_penalty kl_type kl_loss_type",
+    "max_new_tokens": "max_tokens max_length max_completion_length max_response_length response_length generate_max_len",
+    "n": "num_generations group_size num_return_sequences n_samples n_samples_per_prompt rollout_n rloo_k k",
+    "clip": "epsilon eps cliprange clip_range clip_eps clip_epsilon clip_ratio clip_param epsilon_low clip_ratio_low eps_clip",
+    "clip_high": "epsilon_high clip_ratio_high eps_clip_high clip_range_high",
+    "dual_clip": "clip_ratio_c dual_clip_ratio delta",
+    "value_clip": "cliprange_value clip_range_vf vf_clip vf_clip_param value_clip_range value_clip_ratio clip_range_value",
+    "lam": "gae_lambda lambda lambda_ lmbda lambd gae_lam",
+    "gamma": "discount discount_factor",
+    "entropy_coef": "ent_coef entropy_coeff entropy_coefficient entropy_loss_coef entropy_weight",
+    "epochs": "num_ppo_epochs ppo_epochs num_epochs n_epochs noptepochs update_epochs num_iterations mu num_train_epochs",
+    "mini_batches": "num_mini_batches num_minibatches nminibatches n_minibatches minibatches num_mini_batch",
+    "whiten": "whiten_advantages normalize_advantage normalize_advantages norm_adv",
+    "score_clip": "reward_clip cliprange_reward reward_clip_range clip_reward_value clip_rewards",
+    "missing_eos_penalty": "non_eos_penalty eos_penalty",
+    "aggregation": "loss_agg_mode loss_type loss_aggregation",
+    "scale": "scale_rewards norm_adv_by_std_in_grpo",
+    "tis_cap": "tis_imp_ratio_cap vllm_importance_sampling_cap rollout_is_threshold",
+    "cost_limit": "threshold cost_threshold",
+    "kind": "loss_type",
+    "beta": "kl_coef",
+}  # fmt: skip
+"""hfsdk's name of an option -> its names in TRL, verl, OpenRLHF, Stable-Baselines3, CleanRL and the papers."""
+
+_OPTIMIZER = "it belongs to a model's optimizer: session.actor(model, optimizer=hf.AdamW(lr=1e-5)), and so with session.critic"
+_PER_MINI_BATCH = "an update is cut into a number of parts, mini_batches; how many tokens a pass takes at once belongs to the role"
+_ELSEWHERE = {
+    "lr learning_rate actor_lr critic_lr actor_learning_rate critic_learning_rate weight_decay max_grad_norm optimizer": _OPTIMIZER,
+    "vf_coef value_coef value_loss_coef": (
+        "no loss is weighed against the other, actor and critic have optimizers of their own: session.critic(model, "
+        "optimizer=hf.AdamW(lr=1e-5))"
+    ),
+    "batch_size train_batch_size rollout_batch_size per_device_train_batch_size": (
+        "it belongs to the prompts: session.prompts(data, batch_size=32)"
+    ),
+    "mini_batch_size minibatch_size ppo_mini_batch_size micro_batch_size": _PER_MINI_BATCH,
+    "steps num_steps max_steps total_episodes total_timesteps": "it belongs to the loop: session.train(..., steps=50)",
+    "seed": "it belongs to the session: hf.Session(seed=0)",
+    "top_p top_k min_new_tokens": "it belongs to a call of your own step: actor.generate(prompts, top_p=0.9)",
+}
+"""Options that are no algorithm's -> where they are."""
+
+
+def _by_word(groups: Mapping[str, str]) -> dict[str, str]:
+    return {word: said for words, said in groups.items() for word in words.split()}
+
+
+def unknown_option(what: str, name: str, known: Collection[str]) -> str:
+    """Return what to say of an option that does not exist.
+
+    Args:
+        what: the algorithm, loss or function, as the user calls it.
+        name: the option that was given.
+        known: those that exist.
+    """
+    asked = name.lower()
+    ours = [option for option, others in OTHER_NAMES.items() if asked in others.split()]
+    here, elsewhere = [option for option in ours if option in known], _by_word(_ELSEWHERE).get(asked)
+    if here:
+        said = f"hfsdk calls it {here[0]}: {what}({here[0]}=...)"
+    elif elsewhere:
+        said = elsewhere
+    elif ours:
+        said = f"hfsdk calls it {ours[0]}, which is no option of {what}; here are {', '.join(known)}"
+    else:
+        said = nearest(name, known)
+    return f"{what} has no option {shown(name)}; {said}"

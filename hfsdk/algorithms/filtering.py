@@ -1,0 +1,28 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476) without sampling again: leave out what teaches nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hfsdk.core.errors import SimulatedValueError
+
+if TYPE_CHECKING:
+    from hfsdk.core.batch import Batch
+    from hfsdk.core.table import Table
+
+
+def informative_rows(table: Table) -> list[int]:
+    """Return the rows whose group has scores that differ: all the others have advantage 0."""
+    from hfsdk.algorithms import columns, groups
+
+    identical_N = groups.identical_in_group(columns.finite(table, "scores"), columns.groups(table))
+    return (~identical_N).nonzero().squeeze(1).tolist()
+
+
+def informative(batch: Batch) -> Batch | None:
+    """Return the rows that have something to teach, or ``None``; all in a simulated session, where there are no scores."""
+    try:
+        rows = list(batch.reduce(informative_rows, reads=["scores", "group"]).value)
+    except SimulatedValueError:
+        return batch
+    return batch.take(rows) if rows else None

@@ -1,0 +1,57 @@
+"""The models that a step of an algorithm is given: `Models`, as ``session.models`` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import HfsdkError, OptionError
+
+if TYPE_CHECKING:
+    from hfsdk.models import ActorModel, CostModel, CriticModel, ReferenceModel, RewardModel
+
+
+class Models(Protocol):
+    """Handles by role. A step uses those that its algorithm's ``roles`` names; whatever has these attributes will do."""
+
+    @property
+    def actor(self) -> ActorModel:
+        """The policy: generates, gives log-probabilities, learns."""
+
+    @property
+    def critic(self) -> CriticModel:
+        """The value function."""
+
+    @property
+    def cost_critic(self) -> CriticModel:
+        """The value function of costs (Safe-RLHF)."""
+
+    @property
+    def reference(self) -> ReferenceModel:
+        """The frozen policy that the KL is measured against."""
+
+    @property
+    def reward(self) -> RewardModel:
+        """What scores responses."""
+
+    @property
+    def cost(self) -> CostModel:
+        """What is kept below a limit (Safe-RLHF)."""
+
+
+def need_roles(models: Any, roles: Sequence[str]) -> None:
+    """Look at every handle that a step uses, so that a missing one (PlacementError) is told before anything runs."""
+    for role in roles:
+        try:
+            handle = getattr(models, role)
+        except HfsdkError:
+            raise  # a role that the session does not have
+        except Exception as error:  # the user's own models
+            raise _not_models(models, role, roles) from error
+        if isinstance(models, type) or handle is None:
+            raise _not_models(models, role, roles)
+
+
+def _not_models(models: object, role: str, roles: Sequence[str]) -> OptionError:
+    return OptionError(f"models must have {role}: a step uses {', '.join(roles)}, as session.models has them; got {shown(models)}")

@@ -1,0 +1,81 @@
+"""What must hold in every step before anything is updated, and the warnings that say where it does not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+
+from hfsdk.core.errors import InvariantWarning
+
+RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
+"""How far the ratio may be from 1 before anything is updated, by the trainer's dtype."""
+GAP_TOLERANCE = {"fp32": {"mean": 1e-4, "max": 1e-3}, "bf16": {"mean": 0.05, "max": 1.0}}
+"""``|trainer - rollout|`` of a token's log-probability, in nats: rounding alone stays below."""
+
+ALREADY_TOLD: ContextVar[set[str] | None] = ContextVar("already_told", default=None)
+"""What a run of ``session.train`` has warned of, so that it does so once; ``None`` outside one, where every step is told."""
+
+
+def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = RATIO_TOLERANCE["fp32"]) -> list[str]:
+    """Return a warning for each thing that must hold in the first mini-batch and does not; ``[]`` is a clean bill.
+
+    Nothing has been updated then, so with ``old_log_probs`` from the trainer the ratio is 1 on every token, approx_kl
+    is 0 and nothing is clipped (the best single check of an implementation, N details). It is exact up to rounding in
+    fp32; give bf16 a tolerance of about 0.05. With ``old_log_probs`` from the rollout the difference is the engines'
+    own.
+
+    Args:
+        actor_rows: ``metrics.rows`` of an actor's update; of a loss without a ratio there is nothing to say.
+        tolerance: largest ``|ratio - 1|``.
+    """
+    if not actor_rows or "ratio" not in actor_rows[0]:
+        return []
+    first, broken = actor_rows[0], []
+    for name in ("ratio", "ratio_max"):
+        if not abs(first[name] - 1.0) <= tolerance:
+            broken.append(
+                f"{name} is {first[name]:.6g} in the first mini-batch, where it must be 1 (within {tolerance:g}): old_log_probs "
+                "and the update disagree. Look at temperature, dropout, masks, and whether the weights were updated in between; "
+                'with old_log_probs="rollout", at the two engines (rollout_gap)'
+            )
+    if not abs(first["approx_kl"]) <= tolerance:
+        broken.append(f"approx_kl is {first['approx_kl']:.3g} in the first mini-batch, where it must be 0 (within {tolerance:g})")
+    if first["clip_fraction"] != 0.0:
+        broken.append(f"clip_fraction is {first['clip_fraction']:.3g} in the first mini-batch, where it must be 0")
+    return broken
+
+
+def first_numbers(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the numbers of the first mini-batch that must be 0."""
+    if not rows or "ratio" not in rows[0]:
+        return {}
+    first = rows[0]
+    error = max(abs(first["ratio"] - 1.0), abs(first["ratio_max"] - 1.0))
+    return {
+        "first_ratio_error": error, "first_approx_kl": first["approx_kl"], "first_clip_fraction": first["clip_fraction"],
+    }  # fmt: skip
+
+
+def gaps(numbers: Mapping[str, float], dtype: str) -> list[str]:
+    """Return a warning where trainer and rollout disagree by more than their rounding."""
+    most = GAP_TOLERANCE[dtype]
+    if "rollout_gap_mean" not in numbers or all(numbers[f"rollout_gap_{kind}"] <= most[kind] for kind in most):
+        return []
+    mean, largest = numbers["rollout_gap_mean"], numbers["rollout_gap_max"]
+    return [
+        f"rollout_gap of trainer and generating engine is {mean:.3g} nats per token and {largest:.3g} at most, where rounding "
+        f"in {dtype} stays below {most['mean']:g} and {most['max']:g}: the samples are not the trainer's own. Look at the "
+        "temperature, at weights that were changed by hand, at top-k or top-p; tis_cap=2.0 corrects what is left"
+    ]
+
+
+def warn(broken: Sequence[str]) -> None:
+    """Warn of what is broken; within a run of ``session.train`` once of each kind, which is a warning's first word."""
+    told = ALREADY_TOLD.get()
+    for text in broken:
+        kind = text.split()[0]
+        if told is None or kind not in told:
+            warnings.warn(text, InvariantWarning, stacklevel=4)  # whoever asked the algorithm for its metrics
+        if told is not None:
+            told.add(kind)

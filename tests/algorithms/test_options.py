@@ -1,0 +1,127 @@
+"""Options: each declared once, shown by `?`, and refused where they do not exist, by the name that hfsdk has for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.algorithms import dpo, grpo, ppo, safe_rlhf
+from hfsdk.algorithms.aliases import OTHER_NAMES, unknown_option
+from hfsdk.algorithms.handles import Models
+from hfsdk.algorithms.options import Options
+
+EVERY = ["DPO", "GRPO", "PPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF"]
+every = pytest.mark.parametrize("name", EVERY)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hf.PPO(beta=0.1), r"PPO has no option 'beta'; hfsdk calls it kl_coef: PPO\(kl_coef=\.\.\.\)"),
+        (lambda: hf.PPO(gae_lambda=0.9), "calls it lam"),
+        (lambda: hf.PPO(cliprange=0.2), "calls it clip:"),
+        (lambda: hf.PPO(epsilon=0.2), "calls it clip:"),
+        (lambda: hf.PPO(clip_range=0.2), "calls it clip:"),
+        (lambda: hf.PPO(cliprange_value=0.2), "calls it value_clip"),
+        (lambda: hf.PPO(num_ppo_epochs=4), "calls it epochs"),
+        (lambda: hf.PPO(num_mini_batches=4), "calls it mini_batches"),
+        (lambda: hf.PPO(ent_coef=0.1), "calls it entropy_coef"),
+        (lambda: hf.PPO(vf_coef=0.1), "optimizers of their own"),
+        (lambda: hf.GRPO(num_generations=4), "calls it n:"),
+        (lambda: hf.GRPO(max_completion_length=4), "calls it max_new_tokens"),
+        (lambda: hf.GRPO(gae_lambda=1.0), "calls it lam, which is no option of GRPO; here are max_new_tokens"),
+        (lambda: hf.RLOO(learning_rate=1e-5), r"session\.actor\(model, optimizer=hf\.AdamW\(lr=1e-5\)\)"),
+        (lambda: hf.SafeRLHF(steps=4), "session.train"),
+        (lambda: hf.DPO(kl_coef=0.1), "calls it beta"),
+        (lambda: hf.PPO(whiten_reward=True), "did you mean 'whiten_rewards'"),
+        (lambda: hf.PPO(nothing_like_it=1), "there are max_new_tokens, temperature"),
+        (lambda: dataclasses.replace(hf.PPO(), beta=1), "calls it kl_coef"),
+        (lambda: ppo.PolicyLoss(cliprange=0.1), "PolicyLoss has no option 'cliprange'; hfsdk calls it clip"),
+        (lambda: ppo.advantages(None, gae_lambda=0.9), "advantages has no option 'gae_lambda'; hfsdk calls it lam: advantages"),
+        (lambda: grpo.Advantages(eps=1e-4), "clip, which is no option of Advantages"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_by_the_name_it_has_here(make, words):
+    with pytest.raises(hf.OptionError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_every_other_name_leads_to_the_option():
+    for name in EVERY:
+        mine = [field.name for field in dataclasses.fields(getattr(hf, name))]
+        for option, others in OTHER_NAMES.items():
+            for other in set(others.split()) - set(mine):
+                known = [one for one, names in OTHER_NAMES.items() if other in names.split() and one in mine]
+                said = unknown_option(name, other, mine)
+                assert f"calls it {(known or [''])[0]}" in said or other == option, (name, other, said)
+    assert set(OTHER_NAMES) <= {field.name for name in EVERY for field in dataclasses.fields(getattr(hf, name))}
+
+
+@every
+def test_the_help_has_every_option(name):
+    cls = getattr(hf, name)
+    for field in dataclasses.fields(cls):
+        assert f"        {field.name}: " in cls.__doc__
+        assert field.name in inspect.signature(cls).parameters
+
+
+@every
+def test_options_survive_pickle_and_replace(name):
+    algorithm = getattr(hf, name)(mini_batches=3)
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm == dataclasses.replace(algorithm)
+
+
+def test_a_subclass_may_take_what_is_no_field():
+    class Mine(hf.PPO):
+        def __init__(self, scale):
+            super().__init__(kl_coef=scale / 10)
+
+    class Wider(hf.PPO):
+        def __init__(self, **options):
+            super().__init__(clip=options.pop("mine"), **options)
+
+    assert Mine(scale=2).kl_coef == 0.2
+    assert (Wider(mine=0.3, n=2).clip, Wider(mine=0.3, n=2).n) == (0.3, 2)
+    with pytest.raises(hf.OptionError, match="Mine has no option 'scales'; did you mean 'scale'"):
+        Mine(scales=2)
+
+
+@every
+def test_an_option_is_declared_in_one_class_of_those_it_is_inherited_from(name):
+    """But for its default: a class may say it again with another one."""
+    cls, twice = getattr(hf, name), {}
+    for base in cls.__mro__[:-1]:
+        for field in inspect.get_annotations(base) if issubclass(base, Options) else ():
+            twice.setdefault(field, []).append(vars(base).get(field, getattr(base, field, None)))
+    for field, defaults in twice.items():
+        assert len(set(map(repr, defaults))) == len(defaults), field
+
+
+def test_what_takes_over_options_has_their_values():
+    algorithm = hf.SafeRLHF(gamma=0.9, lam=0.8, kl_coef=0.3, score_clip=2.0, whiten=False)
+    made = safe_rlhf.Advantages.of(algorithm, multiplier=2.0)
+    assert (made.gamma, made.lam, made.kl_coef, made.score_clip, made.whiten, made.multiplier) == (0.9, 0.8, 0.3, 2.0, False, 2.0)
+    assert hf.PPO(clip=0.1, clip_high=0.3, tis_cap=2.0).policy_loss == ppo.PolicyLoss(clip=0.1, clip_high=0.3, tis_cap=2.0, kl="k1")
+    assert dpo.DPO(beta=0.3, kind="ipo").loss == dpo.DPOLoss(beta=0.3, kind="ipo")
+
+
+@every
+def test_a_step_stands_near_the_top_of_a_short_file(name):
+    cls = getattr(hf, name)
+    source = Path(inspect.getfile(cls)).read_text(encoding="utf-8").splitlines()
+    assert len(source) <= 150
+    assert next(i for i, line in enumerate(source, 1) if "def step(" in line) <= 72
+
+
+def test_the_models_of_a_step_are_those_of_a_session():
+    with hf.Session.simulated("1x4 H200") as session:
+        for name, member in inspect.getmembers(Models, lambda m: isinstance(m, property)):
+            ours = inspect.getattr_static(type(session.models), name)
+            assert ours.fget.__annotations__["return"] == member.fget.__annotations__["return"]
