@@ -64,7 +64,6 @@ ENGINE_SIDE = {
     "DPO": ("metrics",),
     "OnPolicy": ("metrics",),
     "Options": ("of",),
-    "BatchFunction": ("over",),
     "Step": ("numbers",),
     "Saving": ("run", "run_in_background", "settle"),
     "Move": ("of_layer",),

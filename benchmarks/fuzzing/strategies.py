@@ -127,7 +127,10 @@ def typed(target: Target, parameter: inspect.Parameter) -> st.SearchStrategy[Any
     hint = target.hints[parameter.name]
     if f"{target.name}.{parameter.name}" in OWN:
         return OWN[f"{target.name}.{parameter.name}"]
-    return wrong() if hint in (Any, object) else st.from_type(_plain(hint))
+    untold = getattr(hint, "_is_protocol", False) and not getattr(
+        hint, "_is_runtime_protocol", False
+    )  # nobody can tell an instance
+    return wrong() if hint in (Any, object) or untold else st.from_type(_plain(hint))
 
 
 def _plain(hint: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from hfsdk.algorithms.choices import Epochs, MiniBatches
-from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.losses import check
 from hfsdk.algorithms.options import Options
 from hfsdk.algorithms.preferences import check_pairs, log_probs_of, pair_metrics
@@ -56,7 +56,7 @@ class DPO(LossOptions):
     """Optimizer steps per epoch."""
 
     @checked
-    def step(self, models: Models, pairs: Batch) -> Step:
+    def step(self, models: StepModels, pairs: Batch) -> Step:
         """Run one step; returns at once.
 
         Args:

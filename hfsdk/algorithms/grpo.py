@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from hfsdk.algorithms.choices import KL, SCALES, Aggregation, Alone, Copies, Scale
 from hfsdk.algorithms.filtering import informative
-from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.losses import PolicyLoss, check
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.options import BatchFunction, Options, with_options
@@ -66,7 +66,7 @@ class GRPO(AdvantageOptions, OnPolicy):
     compares = True
 
     @checked
-    def step(self, models: Models, prompts: Batch) -> Step:
+    def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step (the paper's algorithm 1, lines 6 to 11); returns at once, unless `filter_groups` waits for scores."""
         need_roles(models, self.roles)
         batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)

@@ -1,4 +1,4 @@
-"""The models that a step of an algorithm is given: `Models`, as ``session.models`` has them."""
+"""The models that a step of an algorithm is given: `StepModels`, as ``session.models`` has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hfsdk.models import ActorModel, CostModel, CriticModel, ReferenceModel, RewardModel
 
 
-class Models(Protocol):
+class StepModels(Protocol):
     """Handles by role. A step uses those that its algorithm's ``roles`` names; whatever has these attributes will do."""
 
     @property

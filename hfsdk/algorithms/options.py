@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, Self, TypeVar, get_type_hints
 
 from hfsdk.algorithms.aliases import unknown_option
 from hfsdk.algorithms.option_texts import option_lines, options_text
@@ -106,18 +106,27 @@ def refuse_unknown(what: str, given: Iterable[str], known: Collection[str]) -> N
             raise OptionError(unknown_option(what, name, known))
 
 
-def with_options(kind: Callable[P, F]) -> Callable[[Callable[[Batch, F], Batch]], Callable[Concatenate[Batch, P], Batch]]:
+class OverBatch(Protocol[P]):
+    """A function of a batch and of options."""
+
+    def __call__(self, batch: Batch, *args: P.args, **options: P.kwargs) -> Batch:
+        """Return the batch with the columns that the function writes."""
+        ...
+
+
+def with_options(kind: Callable[P, F]) -> Callable[[Callable[[Batch, F], Batch]], OverBatch[P]]:
     """Let a function ``(batch, options)`` take the options as keywords: signature, defaults and texts are those of their class.
 
     Args:
         kind: the class of the options, a subclass of `Options`.
     """
 
-    def decorated(function: Callable[[Batch, F], Batch]) -> Callable[Concatenate[Batch, P], Batch]:
-        known = inspect.signature(kind).parameters
+    def decorated(function: Callable[[Batch, F], Batch]) -> OverBatch[P]:
+        hints = get_type_hints(kind)
+        known = {name: p.replace(annotation=hints[name]) for name, p in inspect.signature(kind).parameters.items()}
 
         @functools.wraps(function)
-        def call(batch: Batch, /, *args: P.args, **options: P.kwargs) -> Batch:
+        def call(batch: Batch, *args: P.args, **options: P.kwargs) -> Batch:
             refuse_unknown(function.__name__, options, known)
             return function(batch, kind(*args, **options))
 

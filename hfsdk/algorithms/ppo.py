@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from hfsdk.algorithms.choices import AGGREGATIONS, KL_KINDS, MiniBatches
-from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.losses import PolicyLoss, ValueLoss, check
 from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
@@ -49,7 +49,7 @@ class PPO(AdvantageOptions, OnPolicy):
     """Optimizer steps per epoch; of epochs OpenAI's RLHF has 4."""
 
     @checked
-    def step(self, models: Models, prompts: Batch) -> Step:
+    def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step (HybridFlow, figure 6); returns at once."""
         need_roles(models, self.roles)
         batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)

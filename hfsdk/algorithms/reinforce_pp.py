@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hfsdk.algorithms.choices import MiniBatches
-from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.on_policy import KLReward, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.step import Step
@@ -38,7 +38,7 @@ class ReinforcePlusPlus(AdvantageOptions, OnPolicy):
     """Optimizer steps per epoch."""
 
     @checked
-    def step(self, models: Models, prompts: Batch) -> Step:
+    def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step; returns at once."""
         need_roles(models, self.roles)
         batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)

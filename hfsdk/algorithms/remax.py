@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfsdk.algorithms.choices import Aggregation
-from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.on_policy import KLReward, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.step import Step
@@ -37,7 +37,7 @@ class ReMax(KLReward, OnPolicy):
     `PolicyLoss`; ``"fixed_length"`` divides by ``max_new_tokens``."""
 
     @checked
-    def step(self, models: Models, prompts: Batch) -> Step:
+    def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step; returns at once."""
         need_roles(models, self.roles)
         batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.algorithms.choices import MiniBatches
-from hfsdk.algorithms.handles import Models, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.losses import ValueLoss, check
 from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
@@ -59,7 +59,7 @@ class SafeRLHF(GAEOptions, OnPolicy):
     """Optimizer steps per epoch."""
 
     @checked
-    def step(self, models: Models, prompts: Batch) -> SafeStep:
+    def step(self, models: StepModels, prompts: Batch) -> SafeStep:
         """Run one step; waits for its costs, which move lambda."""
         need_roles(models, self.roles)
         batch = models.actor.generate(prompts, max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import pickle
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 import hfsdk as hf
 from hfsdk.algorithms import dpo, grpo, ppo, safe_rlhf
 from hfsdk.algorithms.aliases import OTHER_NAMES, unknown_option
-from hfsdk.algorithms.handles import Models
+from hfsdk.algorithms.handles import StepModels
 from hfsdk.algorithms.options import Options
+from hfsdk.core.experiment import FORMAT, read_baseline
 
 EVERY = ["DPO", "GRPO", "PPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF"]
 every = pytest.mark.parametrize("name", EVERY)
@@ -122,6 +124,21 @@ def test_a_step_stands_near_the_top_of_a_short_file(name):
 
 def test_the_models_of_a_step_are_those_of_a_session():
     with hf.Session.simulated("1x4 H200") as session:
-        for name, member in inspect.getmembers(Models, lambda m: isinstance(m, property)):
+        for name, member in inspect.getmembers(StepModels, lambda m: isinstance(m, property)):
             ours = inspect.getattr_static(type(session.models), name)
             assert ours.fget.__annotations__["return"] == member.fget.__annotations__["return"]
+
+
+def test_a_baseline_is_read_whose_options_stand_in_another_order(tmp_path):
+    scores = {str(seed): 1.0 for seed in range(2)}
+
+    def read(text):
+        known = {"format": FORMAT, "steps": 3, "seeds": [0, 1], "algorithms": {"PPO": {"options": text, "final_scores": scores}}}
+        path = tmp_path / "ppo.json"
+        path.write_text(json.dumps(known))
+        return read_baseline(path, 3, {"PPO": "PPO(n=1, clip=0.2)"})
+
+    assert read("PPO(clip=0.2, n=1)")["steps"] == 3
+    for other in ("PPO(clip=0.3, n=1)", "GRPO(clip=0.2, n=1)"):
+        with pytest.raises(hf.OptionError, match="Give it a name of its own"):
+            read(other)
