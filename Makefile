@@ -84,9 +84,10 @@ test-all: setup browser  ## all tests (about 40 minutes on two cores)
 fire: setup  ## five minutes of kills, interrupts, damage, full disks and bad input; make fire ARGS="--minutes 60"
 	@$(BIN)/python benchmarks/under_fire.py --minutes 5 --check $(ARGS)
 
-lint: setup  ## ruff (rules and format) and mypy
+lint: setup  ## ruff and biome (rules and format of Python and JS), and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/biome check --error-on-warnings hfsdk/viz/static
 	@$(BIN)/mypy hfsdk
 
 bench: setup  ## run every benchmark and check its numbers

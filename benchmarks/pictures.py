@@ -30,7 +30,8 @@ from common import Report, parser, say, table
 import hfsdk as hf
 from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import timelines_picture
-from hfsdk.viz.frame import Picture, static
+from hfsdk.viz.frame import Picture
+from hfsdk.viz.modules import static
 
 FIRST_PAINT_S, FRAMES_PER_S, KERNEL_MS, FROZEN_BYTES, MODULE_BYTES = 1.0, 20.0, 5.0, 200_000, 30_000
 SPANS, DEVICES = 20_000, 16

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 import threading
@@ -35,6 +34,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.files import as_path, export
 from hfsdk.core.placement import is_shadow
+from hfsdk.viz.modules import esm, js_literal, static
 from hfsdk.viz.plain import clean, plain
 
 View = Mapping[str, Any]
@@ -200,29 +200,7 @@ class Hatches:
         return f"<defs>{''.join(patterns)}</defs>"
 
 
-# ---------------------------------------------------------------- static files
-
-
-@cache
-def static(name: str) -> str:
-    """Return the text of a file of ``hfsdk/viz/static``."""
-    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
-
-
-SHARED = {"plan": ("plan_parts",), "what_if": ("plan_parts",)}
-"""Picture -> further parts that its module is made of."""
-
-
-@cache
-def esm(name: str) -> str:
-    """Return the whole ES module of a picture: the shared parts and its own."""
-    return "\n".join(static(f"{part}.js") for part in ("core", *SHARED.get(name, ()), name))
-
-
-def js_literal(value: Any) -> str:
-    """Return JSON that is safe inside ``<script>`` and inside XML: no ``<``, ``>``, ``&`` or control character is left in it."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\x7f", "\\u007f")
+# ---------------------------------------------------------------- pages
 
 
 _SCRIPT = re.compile("<script[^>]*>(.*?)</script>", re.DOTALL)

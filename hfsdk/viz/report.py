@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 
 from hfsdk.core.files import export
-from hfsdk.viz.frame import html_page, static
+from hfsdk.viz.frame import html_page
+from hfsdk.viz.modules import static
 
 
 def write_report(

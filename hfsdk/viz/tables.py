@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from hfsdk.viz.frame import bytes_text, count_text, role_colors, seconds_text, static
+from hfsdk.viz.frame import bytes_text, count_text, role_colors, seconds_text
+from hfsdk.viz.modules import static
 from hfsdk.viz.plain import clean, finite
 
 MAX_TEXT = 400

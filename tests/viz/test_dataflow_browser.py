@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hfsdk.viz.frame import esm, html_page, static
+from hfsdk.viz.frame import html_page
+from hfsdk.viz.modules import esm, static
 from tests.viz import harness
 from tests.viz.test_dataflow_picture import AWKWARD, flow, picture
 

@@ -20,7 +20,8 @@ import pytest
 from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import frame, hooks
 from hfsdk.viz.curves import curves_svg
-from hfsdk.viz.frame import Picture, js_literal
+from hfsdk.viz.frame import Picture
+from hfsdk.viz.modules import esm, js_literal
 from hfsdk.viz.placement.view import PlacementPicture, PlacementView, placement_view
 from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
@@ -124,8 +125,8 @@ def test_texts_cannot_leave_their_place() -> None:
 def test_sizes_stay_small() -> None:
     assert len(timeline().to_html()) < 80_000
     assert len(placement().to_html()) < 60_000
-    assert len(frame.esm("timeline")) < 34_000
-    assert len(frame.esm("placement")) < 26_000
+    assert len(esm("timeline")) < 34_000
+    assert len(esm("placement")) < 26_000
     assert len(timeline(devices=32, steps=24).to_svg()) < 1_500_000
 
 

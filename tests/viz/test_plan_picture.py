@@ -16,7 +16,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.errors import DeviceMemoryError, LayoutError, OptionError
 from hfsdk.viz.drawn import picture_of
-from hfsdk.viz.frame import esm
+from hfsdk.viz.modules import esm
 from hfsdk.viz.plan.view import PlanView, plan_view
 from hfsdk.viz.what_if import view as what_if_module
 from hfsdk.viz.what_if.view import WhatIfView, what_if_view

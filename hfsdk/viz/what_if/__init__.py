@@ -1,4 +1,4 @@
 """Sliders over a plan's choices: view and drawing.
 
-May import: core, resharding, viz.frame, viz.plain, viz.plan.
+May import: core, resharding, viz.frame, viz.modules, viz.plain, viz.plan.
 """

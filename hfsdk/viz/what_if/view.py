@@ -22,7 +22,8 @@ from functools import cache
 from typing import Any, Literal, TypedDict
 
 from hfsdk.core.exiting import exiting
-from hfsdk.viz.frame import NOTEBOOK_HINT, Picture, count_text, esm, static
+from hfsdk.viz.frame import NOTEBOOK_HINT, Picture, count_text
+from hfsdk.viz.modules import esm, static
 from hfsdk.viz.plain import finite, plain
 from hfsdk.viz.plan.drawing import PlanDrawing
 from hfsdk.viz.plan.view import PlanPicture, PlanView, plan_view

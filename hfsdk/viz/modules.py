@@ -1,0 +1,42 @@
+"""The files of ``hfsdk/viz/static``, and the ES module of a picture: its own file with those that it imports in front."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
+_BLANKS = re.compile(r"^[ \t]+|^[ \t]*//[^\n]*\n|^\n", re.MULTILINE)
+
+
+@cache
+def static(name: str) -> str:
+    """Return the text of a file of ``hfsdk/viz/static``."""
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def esm(name: str) -> str:
+    """Return one ES module that imports nothing; without comments and indentation, for every frozen picture holds it."""
+    parts = [_EXPORT.sub("", _IMPORT.sub("", static(f"{part}.js"))) for part in reversed(_needed(name))]
+    return _BLANKS.sub("", "\n".join(parts))
+
+
+def _needed(name: str) -> list[str]:
+    """Return a file and those that it imports, each before what it needs itself."""
+    names: dict[str, None] = {name: None}
+    for part in _IMPORT.findall(static(f"{name}.js")):
+        for needed in _needed(part):
+            names.pop(needed, None)
+            names[needed] = None
+    return list(names)
+
+
+def js_literal(value: Any) -> str:
+    """Return JSON that is safe inside ``<script>`` and inside XML: no ``<``, ``>``, ``&`` or control character is left in it."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\x7f", "\\u007f")
