@@ -180,15 +180,26 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
     if then != steps:
         raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Take as many, or write another one.")
     for name, options in algorithms.items():
-        if _parts(judged.get(name, options)) != _parts(options):
+        if not _same(judged.get(name, options), options):
             raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Give it a name of its own.")
     return known
 
 
-def _parts(options: str) -> list[str]:
-    """Return the class and the options of an algorithm's ``repr`` in an order of their own: that of its fields may change."""
-    name, _, given = options.removesuffix(")").partition("(")
-    return [name, *sorted(given.split(", "))]
+OFF = ("None", "0", "0.0", "False")
+"""Values of an option that changes nothing."""
+
+
+def _same(before: str, now: str) -> bool:
+    """Whether two algorithms' ``repr`` are alike: in any order, and but for options that came since and are off."""
+    (was, had), (name, has) = ((text.partition("(")[0], _options(text)) for text in (before, now))
+    came = {option for option, value in has.items() if option not in had and value in OFF}
+    return was == name and had == {option: value for option, value in has.items() if option not in came}
+
+
+def _options(text: str) -> dict[str, str]:
+    """Return the options of a ``repr`` with their values."""
+    given = text.removesuffix(")").partition("(")[2]
+    return {option: value for option, _, value in (part.partition("=") for part in given.split(", "))}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -136,9 +136,12 @@ def test_a_baseline_is_read_whose_options_stand_in_another_order(tmp_path):
         known = {"format": FORMAT, "steps": 3, "seeds": [0, 1], "algorithms": {"PPO": {"options": text, "final_scores": scores}}}
         path = tmp_path / "ppo.json"
         path.write_text(json.dumps(known))
-        return read_baseline(path, 3, {"PPO": "PPO(n=1, clip=0.2)"})
+        return read_baseline(path, 3, {"PPO": "PPO(n=1, clip=0.2, clip_high=None, entropy_coef=0.0)"})
 
-    assert read("PPO(clip=0.2, n=1)")["steps"] == 3
+    assert read("PPO(clip=0.2, n=1)")["steps"] == 3, "what came since is off"
+    assert read("PPO(clip=0.2, n=1, entropy_coef=0.0)")["steps"] == 3
+    with pytest.raises(hf.OptionError, match="Give it a name of its own"):
+        read("PPO(clip=0.2, n=1, entropy_coef=0.1)")
     for other in ("PPO(clip=0.3, n=1)", "GRPO(clip=0.2, n=1)"):
         with pytest.raises(hf.OptionError, match="Give it a name of its own"):
             read(other)
