@@ -33,6 +33,8 @@ from typing import Any
 
 from common import Report, Stopwatch, parser, say, short, table
 
+from hfsdk.session.session_parts import parts_of
+
 TEXT_S, STEP_S, WARM_S = 20.0, 40.0, 3.0
 CALL_MS, ROWS, TOKENS, COLUMNS, CALLS = 9.0, 256, 512, 6, 30
 PSS_GB, ROLLOUT_RATIO = 12.0, 1.15
@@ -189,7 +191,7 @@ def one_call(started: float) -> None:
         return {"total": np.full(rows.num_rows, sum(float(rows[name].flat.sum()) for name in rows))}
 
     with hf.Session(devices=4) as session:
-        client, critic = session.client, session.critic("tiny", train="dp4")
+        client, critic = parts_of(session).client, session.critic("tiny", train="dp4")
         batch = critic.call(write, session.batch(prompt=[[1] * TOKENS] * ROWS)).wait()
 
         def returned() -> list[float]:

@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 import hfsdk as hf  # noqa: E402
+from hfsdk.session.session_parts import parts_of  # noqa: E402
 
 CLOCKED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
 """Of a row of a real step what is measured."""
@@ -418,7 +419,7 @@ def session_views(session: Any, placement: str) -> dict[str, Any]:
     }  # fmt: skip
     found |= {name: drawn(thing) for name, thing in things.items()}
     found |= {"session": session.view(), "batch": batch.view(), "history rows": session.history.view()}
-    tables = {"session": session, "batch": batch, "metrics": metrics, "snapshot": session.find_snapshot("before")}
+    tables = {"session": session, "batch": batch, "metrics": metrics, "snapshot": parts_of(session).snapshots.find("before")}
     found["tables"] = outcome(shown_in_notebook, tables)
     with tempfile.TemporaryDirectory() as folder:
         found["report"] = page(session.report(Path(folder) / "report.html").read_text(encoding="utf-8"))

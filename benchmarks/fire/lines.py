@@ -17,6 +17,7 @@ import hfsdk as hf
 from fire.stage import OPENINGS, typed
 from fire.trials import Note, TrialError
 from hfsdk.algorithms import ppo
+from hfsdk.session.session_parts import parts_of
 
 CEILING_S = 120.0
 
@@ -55,7 +56,7 @@ class Desk:
         self.session.place("colocate")
         self.session.load(self.folder / "checkpoint")
         run = self.session.train(self.algorithm, self.prompts, steps=2, progress=False)
-        kept = self.session.persistent()
+        kept = parts_of(self.session).saved.to_save()
         seconds = round(run.rows[-1]["seconds"], 5)  # the first one's clock begins with what was left to do before it
         return seconds, kept["counters"], kept["positions"], len(kept["history"]), self.session.models.actor.version
 

@@ -21,6 +21,7 @@ from hfsdk.core.alternative import Alternative
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 OPENINGS = ["the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long",
             "i laughed and", "dull"]  # fmt: skip
@@ -131,7 +132,7 @@ class Stage:
 
     def persistent(self) -> Any:
         """Return what a checkpoint keeps besides weights, without what counts calls."""
-        kept = dict(self.session.persistent())
+        kept = dict(parts_of(self.session).saved.to_save())
         return {key: kept[key] for key in ("seed", "counters", "positions", "branch") if key in kept}
 
     def is_known(self, *names: str) -> None:
@@ -187,11 +188,11 @@ class Stage:
     @property
     def job(self) -> str:
         """The session's name in shared memory."""
-        return str(self.session.client._controller._runtime._job_id)  # type: ignore[attr-defined]
+        return str(parts_of(self.session).client._controller._runtime._job_id)  # type: ignore[attr-defined]
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
-        seen = sorted(self.session.client.send(q.Devices()), key=lambda s: (s.pool, s.rank))
+        seen = sorted(parts_of(self.session).client.send(q.Devices()), key=lambda s: (s.pool, s.rank))
         return [s.pid for s in seen if s.pid]
 
     def segments(self) -> set[str]:

@@ -21,6 +21,7 @@ DONE_S = 180.0
 SCRIPT = """
 import json, signal, sys, warnings
 import hfsdk as hf
+from hfsdk.session.session_parts import parts_of
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
 
@@ -38,7 +39,7 @@ def work(open_ones):
         raise KeyboardInterrupt
     session.save(folder)
     session.load(folder)
-    kept = session.persistent()
+    kept = parts_of(session).saved.to_save()
     return [round(run.rows[1]["seconds"], 5), kept["counters"], kept["positions"], len(kept["history"])]
 
 open_ones = []

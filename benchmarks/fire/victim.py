@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hfsdk as hf
+from hfsdk.session.session_parts import parts_of
 
 
 def say(**found: Any) -> None:
@@ -37,7 +38,7 @@ def main(folder: Path, behind: bool) -> None:
     """See the module."""
     say(starting=True)
     session = hf.Session(devices=1, seed=5, name="victim")
-    runtime = session.client._controller._runtime  # type: ignore[attr-defined]
+    runtime = parts_of(session).client._controller._runtime  # type: ignore[attr-defined]
     say(job=str(runtime._job_id))
     critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-3))
     batch = session.batch(prompt=[[1, 2, 3]] * 4, response=[[4, 5], [6], [7, 8, 9], [10]])

@@ -52,8 +52,7 @@ ENGINE_SIDE = {
         "saving",
     ),
     "Session": (
-        "over", "next_count", "number", "set_number", "recount", "record", "ready", "release", "notice", "measured", "persistent",
-        "restore", "resume",
+        "record", "measured",
     ),
     "WhatIf": ("attempt", "draw", "draw_curve"),
     "RowStream": ("rows", "row_at"),

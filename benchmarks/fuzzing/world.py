@@ -11,6 +11,7 @@ import numpy as np
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from hfsdk.session.session_parts import parts_of
 
 CLUSTER = "1x2 A100-80GB"
 TEXTS = ["hello world", "good day", "to be", "or not"]
@@ -69,7 +70,7 @@ class World:
         import pandas as pd  # noqa: F401
 
         matplotlib.figure.Figure()
-        self.session.client.need_tokenizer().encode_chat([{"role": "user", "content": "hello"}])
+        parts_of(self.session).client.need_tokenizer().encode_chat([{"role": "user", "content": "hello"}])
         self.get("Plan")
 
     def forget(self, name: str) -> None:
@@ -89,7 +90,7 @@ class World:
     @property
     def broken(self) -> bool:
         """Whether the session is of no use any more."""
-        return self.began and (self.session.client.closed or len(self.session.roles) != 5)
+        return self.began and (parts_of(self.session).client.closed or len(self.session.roles) != 5)
 
     def close(self) -> None:
         """End the session."""
@@ -100,14 +101,15 @@ class World:
 
     def state(self) -> Mapping[str, Any]:
         """Return what a refused call must not change."""
-        if not self.began or self.session.client.closed:
+        if not self.began or parts_of(self.session).client.closed:
             return {}
-        session = self.session
+        session, parts = self.session, parts_of(self.session)
         return {
-            "roles": {h.name: repr(h.role) for h in session.roles}, "placement": repr(session._placement), "seed": session.seed,
-            "branch": session.branch, "history": len(session.history.rows), "counts": session.counts(),
-            "snapshots": list(session.snapshots), "places": session._stream_positions(), "calls": session.client.last_call,
-            "open": len(session.client.open_calls()), "run": id(session.run),
+            "roles": {h.name: repr(h.role) for h in session.roles}, "seed": session.seed,
+            "placement": repr(parts.deployment.placement),
+            "branch": session.branch, "history": len(session.history.rows), "counts": parts.context.counters.all(),
+            "snapshots": list(session.snapshots), "places": parts.places.positions(), "calls": parts.client.last_call,
+            "open": len(parts.client.open_calls()), "run": id(session.run),
         }  # fmt: skip
 
 
@@ -217,7 +219,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "WhatIf": lambda w: w.session.what_if(w.get("PPO"), w.get("Workload")),
     "Calibration": _calibration,
     "Saving": lambda w: w.session.save("saved by the world", wait=False),
-    "Client": lambda w: w.session.client,
+    "Client": lambda w: parts_of(w.session).client,
     "RoleSpec": lambda w: w.session.models.actor.role,
     "Runtime": _runtime,
     "Tracker": lambda w: Recorder(),

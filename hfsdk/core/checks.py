@@ -162,10 +162,11 @@ class _Parameters:
         return kwargs
 
     def _what(self, args: tuple[Any, ...]) -> str:
-        """Name the function as a user calls it: a method by the class of its object, not of the mixin that defines it."""
+        """Name the function as a user calls it: by the class of its object, or by the facade that passed the call on."""
         owner, _, name = self._function.__qualname__.rpartition("<locals>.")[2].rpartition(".")
         if owner and args:
-            owner = (args[0] if isinstance(args[0], type) else type(args[0])).__name__
+            cls = args[0] if isinstance(args[0], type) else type(args[0])
+            owner = cls.__name__ if owner in [base.__name__ for base in cls.__mro__] else owner
         return f"{owner}.{name}".removesuffix(".__init__") if owner else name
 
 

@@ -203,7 +203,7 @@ class ActorModel(TrainedHandle):
         if not all(sides):
             raise OptionError(f"{self.name}'s weights have not moved yet; call {self.name}.generate(...) first")
         reports = tuple(report for side in sides for report in side)
-        return ReshardReport(plan, reports, predicted=self._host.simulated_time)
+        return ReshardReport(plan, reports, predicted=self._host.simulated)
 
     def census(self) -> DataFrame:
         """Return the weights that are on each rank now: a row per rank, bytes counted from storages that are not empty; waits.

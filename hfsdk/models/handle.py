@@ -23,6 +23,7 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
+from hfsdk.models.counters import Counters
 from hfsdk.models.host import CallClient
 from hfsdk.models.primitive import Primitive
 
@@ -56,13 +57,13 @@ class Host(Protocol):
         ...
 
     @property
-    def tokenizer_folder(self) -> str:
-        """The model folder whose tokenizer turns text into tokens, or ``""``."""
+    def simulated(self) -> bool:
+        """Whether seconds are those of a virtual clock."""
         ...
 
     @property
-    def simulated_time(self) -> bool:
-        """Whether seconds are those of a virtual clock."""
+    def counters(self) -> Counters:
+        """Numbers that are saved with the session."""
         ...
 
     def ready(self, handle: ModelHandle) -> None:
@@ -75,18 +76,6 @@ class Host(Protocol):
 
     def notice(self, text: str) -> None:
         """Tell the user something that is no failure."""
-        ...
-
-    def next_count(self, name: str) -> int:
-        """Count up and return a named counter that is saved with the session, starting at 0."""
-        ...
-
-    def number(self, name: str) -> float | None:
-        """Return a named number that is saved with the session; ``None`` where nobody has set it."""
-        ...
-
-    def set_number(self, name: str, value: float) -> None:
-        """Set such a number."""
         ...
 
 
@@ -310,7 +299,7 @@ class TrainedHandle(ModelHandle):
         if mini_batches > len(batch):
             raise OptionError(f"mini_batches must be at most {len(batch)}, the batch's samples; got mini_batches={mini_batches}")
         if seed is None:
-            seed = stable_seed(self._host.seed, self.name, self._host.next_count(f"{self.name}.updates"))
+            seed = stable_seed(self._host.seed, self.name, self._host.counters.next(f"{self.name}.updates"))
         lease = self._learn(UPDATE, batch, loss, Learning(epochs=epochs, mini_batches=mini_batches, seed=seed))
         return Metrics(self._client, lease, self._role.dtype)
 

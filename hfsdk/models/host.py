@@ -30,6 +30,11 @@ class TextCodec(Protocol):
 class CallClient(Client, Protocol):
     """The session's side of the controller, as handles use it."""
 
+    @property
+    def tokenizer_folder(self) -> str:
+        """The model folder whose tokenizer turns text into tokens, or ``""``."""
+        ...
+
     def send(self, message: Any) -> Any:
         """Send one message and return its reply."""
         ...

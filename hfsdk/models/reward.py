@@ -44,7 +44,7 @@ class _Scorer(TrainedHandle):
         if role.function is None:
             return self._forward(batch, self._scoring, Scoring(column=self.writes, normalisation=self.normalisation), [self.writes])
         arguments = Scoring(
-            column=self.writes, function=role.function, tokenizer=self._host.tokenizer_folder, per_token=role.per_token
+            column=self.writes, function=role.function, tokenizer=self._client.tokenizer_folder, per_token=role.per_token
         )
         method = replace(self._scoring, protocol=None, writes=(self.writes, *[per_token] * role.per_token))
         inputs = self._need(batch, method.reads, method.name) | self._extra_columns(batch)
@@ -65,7 +65,7 @@ class _Scorer(TrainedHandle):
 
         Kept with the session, and in the folder that :meth:`save_pretrained` writes.
         """
-        mean, std = self._host.number(f"{self.name}.score_mean"), self._host.number(f"{self.name}.score_std")
+        mean, std = self._host.counters.get(f"{self.name}.score_mean"), self._host.counters.get(f"{self.name}.score_std")
         if mean is None or std is None:
             return _saved_normalisation(self._role.folder)
         return mean, std
@@ -105,15 +105,15 @@ class _Scorer(TrainedHandle):
                 f"{self.name}.normalise found mean {mean:g} and standard deviation {std:g}; the deviation must be above 0. Give "
                 "more samples, and such that their scores differ."
             )
-        self._host.set_number(f"{self.name}.score_mean", mean)
-        self._host.set_number(f"{self.name}.score_std", std)
+        self._host.counters.set(f"{self.name}.score_mean", mean)
+        self._host.counters.set(f"{self.name}.score_std", std)
         return mean, std
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """As the actor's; the normalisation goes into ``config.json``, where ``session.reward(folder)`` finds it."""
         target = super().save_pretrained(folder)
         file = target / "config.json"
-        if self._host.simulated_time:
+        if self._host.simulated:
             return target  # nothing was written
         config = json.loads(file.read_text())
         config[NORMALISATION] = list(self.normalisation)
@@ -233,13 +233,13 @@ class CostModel(_Scorer):
 
         Part of the session's state: saved, loaded and rewound with it.
         """
-        found = self._host.number(f"{self.name}.multiplier")
+        found = self._host.counters.get(f"{self.name}.multiplier")
         return 1.0 if found is None else found
 
     @multiplier.setter
     @checked
     def multiplier(self, value: Positive) -> None:
-        self._host.set_number(f"{self.name}.multiplier", value)
+        self._host.counters.set(f"{self.name}.multiplier", value)
 
     @checked
     def adapt_multiplier(self, batch: Batch, *, limit: float, lr: Positive, most: Positive | None = None) -> float:

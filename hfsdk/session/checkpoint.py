@@ -25,7 +25,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -53,12 +52,13 @@ from hfsdk.session.checkpoint_index import (
     split,
     states_in,
 )
+from hfsdk.session.checkpoint_roles import check_roles, identity
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.folder_lock import FolderLock
+from hfsdk.session.saveable import Saveable
 
 if TYPE_CHECKING:
     from hfsdk.models import ModelHandle
-    from hfsdk.session.session import Session
 
 POLL_S = 0.02
 """How often workers are asked whether their files are written."""
@@ -71,7 +71,7 @@ class Saving(Awaited):
         folder: where it goes; until it is complete, the folder holds the save before it.
     """
 
-    def __init__(self, session: Session, folder: str | Path, keep: int) -> None:
+    def __init__(self, session: Saveable, folder: str | Path, keep: int) -> None:
         """Name it; :meth:`run` or :meth:`run_in_background` starts it."""
         if not is_whole(keep) or keep < 1:
             raise OptionError(f"keep is how many complete saves the folder holds, at least 1; got keep={keep!r}")
@@ -80,7 +80,7 @@ class Saving(Awaited):
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._looked = False
-        self._trained = [h for h in session.roles if h.role.trainable]
+        self._trained = session.trained()
         self._calls: list[int] = []
         self._lock = FolderLock(self.folder)
         self._names: list[str] = []
@@ -92,8 +92,8 @@ class Saving(Awaited):
         Every role copies its state when its pool comes to it, in the order of the calls.
         """
         for handle in self._trained:
-            self._session.ready(handle)
-        self._session.save_turns.take(self)
+            self._session.deployment.ready(handle)
+        self._session.turns.take(self)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
         self._names = self._lock.left
@@ -108,7 +108,7 @@ class Saving(Awaited):
         self._names = [*self._names, self._building.name, self._state.name]
         self._lock.note(self._names)
         self._building.mkdir()
-        self._kept = json.loads(json.dumps(self._session.persistent(), default=_plain))
+        self._kept = json.loads(json.dumps(self._session.to_save(), default=_plain))
         _submit(self._session, self._trained, SAVE_STATE, Folder(folder=str(self._building)), self._calls)
 
     def _read_index(self) -> Index:
@@ -128,7 +128,7 @@ class Saving(Awaited):
         Raises:
             CheckpointError: there are some.
         """
-        if self._session.simulated_time:
+        if self._session.context.simulated:
             real = [one.state for one in self._index.saves if self._index.read(one).has_weights]
             if real:
                 raise CheckpointError(
@@ -142,7 +142,7 @@ class Saving(Awaited):
         Raises:
             CheckpointError: says how much is needed and free.
         """
-        if self._session.simulated_time:
+        if self._session.context.simulated:
             return  # its files hold a number
         needed = 0
         for handle in self._trained:
@@ -161,10 +161,10 @@ class Saving(Awaited):
         Raises:
             CheckpointError: says how much is needed and free.
         """
-        room = self._session.client.send(m.AskHostRoom(tuple(handle.name for handle in self._trained), unless_kept=False))
+        room = self._session.context.client.send(m.AskHostRoom(tuple(handle.name for handle in self._trained), unless_kept=False))
         advice = "Let snapshots go with session.forget(...), or place the roles over more nodes."
         if notice := check_room(room, f"the save to {self.folder}", advice):
-            self._session.notice(notice)
+            self._session.context.notice(notice)
 
     def run(self) -> None:
         """Save, and return when this is the folder's save.
@@ -217,11 +217,11 @@ class Saving(Awaited):
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        if not self._session.client.closed:
-            self._session.client.settle(self._calls)  # until then ranks may write
+        if not self._session.context.client.closed:
+            self._session.context.client.settle(self._calls)  # until then ranks may write
 
     def _complete(self) -> None:
-        client = self._session.client
+        client = self._session.context.client
         results = _results(self._session, self._trained, self._calls)
         files: dict[str, FileSum] = {}
         for handle in self._trained:
@@ -233,7 +233,7 @@ class Saving(Awaited):
             if path.is_file() and name not in files:
                 files[name] = FileSum.of(path)
         updates = {name: _updates(result) for name, result in results.items()}
-        roles = {h.name: {**_identity(h), "num_updates": updates[h.name]} for h in self._trained}
+        roles = {h.name: {**identity(h), "num_updates": updates[h.name]} for h in self._trained}
         content = save_bytes(files, roles, self._kept)
         older = self._older()
         listed = Listed(self._state.name, FileSum(len(content), zlib.crc32(content)))
@@ -274,7 +274,7 @@ class Saving(Awaited):
             self._remove_what_is_left()
         finally:
             self._lock.release(keep=bool(self._names))
-            self._session.save_turns.give(self)
+            self._session.turns.give(self)
 
     @property
     def done(self) -> bool:
@@ -313,32 +313,33 @@ _PASSING = (Saving._begin.__code__, Saving._complete.__code__, ControllerClient.
 """Where a Ctrl-C ends a save: what these had begun is undone, and that is not interrupted."""
 
 
-def load_session(session: Session, folder: str | Path) -> None:
-    """Load a session; see ``Session.load``."""
-    session.client.check_open()
+def load_session(session: Saveable, folder: str | Path) -> None:
+    """Load what a save in a folder holds; see :meth:`hfsdk.session.saves.Saves.load`."""
+    client, notice = session.context.client, session.context.notice
+    client.check_open()
     root, state = split(folder_of(folder, "a checkpoint"))
-    trained = [h for h in session.roles if h.role.trainable]
+    trained = session.trained()
     with _told(root, "load from"):
         save = _checked_save(session, root, state, trained)
     if not save.has_checksums:
-        session.notice(f"{save.folder} was saved without checksums: damage inside its files is not seen; saving again adds them")
+        notice(f"{save.folder} was saved without checksums: damage inside its files is not seen; saving again adds them")
     calls: list[int] = []
     try:
         _submit(session, trained, LOAD_STATE, Folder(folder=str(save.folder), checked=True), calls)
         results = _results(session, trained, calls)
     except (HfsdkError, KeyboardInterrupt):
-        session.client.settle(calls)
-        done = [h.name for h, call in zip(trained, calls, strict=False) if session.client.state(call) == "done"]
+        client.settle(calls)
+        done = [h.name for h, call in zip(trained, calls, strict=False) if client.state(call) == "done"]
         if done:
-            session.notice(f"{', '.join(done)} came from {save.folder} before loading ended: load it again, or another, or rewind")
+            notice(f"{', '.join(done)} came from {save.folder} before loading ended: load it again, or another, or rewind")
         raise
     with uninterrupted():  # what roles come back from, numbers and history go over together
         for handle in trained:
-            session.client.send(m.Recover(handle.name, str(save.folder), _updates(results[handle.name])))
-        session.restore(save.session)
+            client.send(m.Recover(handle.name, str(save.folder), _updates(results[handle.name])))
+        session.take(save.session)
 
 
-def _checked_save(session: Session, root: Path, state: str, trained: Sequence[ModelHandle]) -> Save:
+def _checked_save(session: Saveable, root: Path, state: str, trained: Sequence[ModelHandle]) -> Save:
     """Return the save that is asked for (the last one for ``""``) once all of it was compared.
 
     Raises:
@@ -350,8 +351,8 @@ def _checked_save(session: Session, root: Path, state: str, trained: Sequence[Mo
         try:
             save = index.read(listed)
             for handle in trained:
-                session.ready(handle)  # layouts are known once it is placed
-            _check_roles(root, save.roles, trained)
+                session.deployment.ready(handle)  # layouts are known once it is placed
+            check_roles(root, save.roles, trained)
             check_files(save.folder, save.files)
             return save
         except CheckpointError as error:
@@ -390,53 +391,18 @@ def _plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _submit(session: Session, handles: list[ModelHandle], method: Method, arguments: Folder, calls: list[int]) -> None:
+def _submit(session: Saveable, handles: list[ModelHandle], method: Method, arguments: Folder, calls: list[int]) -> None:
     """Call a checkpoint method of several roles, adding to ``calls``; their ranks write into, and read from, ``folder/<name>``."""
     for handle in handles:
-        session.ready(handle)
-        calls.append(session.client.submit(m.Submit.of(handle.name, method, arguments)).call_id)
+        session.deployment.ready(handle)
+        calls.append(session.context.client.submit(m.Submit.of(handle.name, method, arguments)).call_id)
 
 
-def _results(session: Session, handles: list[ModelHandle], calls: list[int]) -> dict[str, Any]:
+def _results(session: Saveable, handles: list[ModelHandle], calls: list[int]) -> dict[str, Any]:
     """Wait for such calls and return what each role answered."""
-    session.client.wait(calls, None)
-    return {handle.name: session.client.result(call) for handle, call in zip(handles, calls, strict=True)}
-
-
-def _identity(handle: ModelHandle) -> dict[str, Any]:
-    """What must agree between a checkpoint and the role it is loaded into."""
-    role = handle.role
-    assert role.model is not None
-    model = {k: v for k, v in asdict(role.model).items() if k != "name" and v is not None}  # older saves lack newer fields
-    return {"kind": role.kind, "model": model, "name": str(role.model), "layout": str(role.train), "dtype": role.dtype}
+    session.context.client.wait(calls, None)
+    return {handle.name: session.context.client.result(call) for handle, call in zip(handles, calls, strict=True)}
 
 
 def _updates(result: Any) -> int:
     return int(result.get("num_updates", 0)) if isinstance(result, Mapping) else 0
-
-
-def _check_roles(root: Path, saved: Mapping[str, Any], trained: Sequence[ModelHandle]) -> None:
-    mine = {h.name: _identity(h) for h in trained}
-    missing = [name for name in saved if name not in mine]
-    if missing:
-        names = ", ".join(missing)
-        raise CheckpointError(f"the checkpoint in {root} has {names}, which the session does not; declare {missing[0]} first")
-    extra = [name for name in mine if name not in saved]
-    if extra:
-        names = f"{', '.join(extra)}; it has {', '.join(saved)}"
-        raise CheckpointError(f"the checkpoint in {root} has no {names}. Release {extra[0]} first.")
-    for name, role in mine.items():
-        for key, words in (("kind", "kind"), ("model", "model"), ("dtype", "dtype")):
-            if saved[name][key] != role[key]:
-                old = saved[name]["name"] if key == "model" else saved[name][key]
-                new = role["name"] if key == "model" else role[key]
-                detail = _differences(saved[name]["model"], role["model"]) if key == "model" else ""
-                raise CheckpointError(
-                    f"the checkpoint in {root} has {name} with {words} {old!r}; the session has {new!r}{detail}. "
-                    "Declare the role as it was saved; only its layout may be another."
-                )
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    found = [f"{k} {old.get(k)} -> {new.get(k)}" for k in new if old.get(k) != new.get(k)]
-    return f" ({', '.join(found)})"

@@ -250,6 +250,11 @@ class ControllerClient:
         """Set the tokenizer, or the model folder it is loaded from at first use."""
         self.tokenizer = FolderTokenizer(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
 
+    @property
+    def tokenizer_folder(self) -> str:
+        """The model folder whose tokenizer is used, or ``""``."""
+        return str(self.tokenizer.folder) if isinstance(self.tokenizer, FolderTokenizer) else ""
+
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
 

@@ -7,17 +7,18 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.core.checks import shown
+from hfsdk.core.checks import Count, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, Row, read_baseline
 from hfsdk.core.snapshot import Snapshot
+from hfsdk.session.algorithm import Algorithm, check_algorithm
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.notebook import wants_progress
-from hfsdk.session.training import Algorithm, check_algorithm, progress_bar
+from hfsdk.session.session_parts import Parts
+from hfsdk.session.training import progress_bar, train
 
 if TYPE_CHECKING:
     from hfsdk.session.prompts import PromptStream
-    from hfsdk.session.session import Session
 
 Algorithms = Sequence[Algorithm] | Mapping[str, Algorithm]
 
@@ -25,51 +26,72 @@ NAMES = {"score_mean": "score", "kl_mean": "kl", "response_tokens_mean": "length
 """What a step's row calls it -> what an experiment's does."""
 
 
-def compare(
-    session: Session,
+@checked
+def compare(  # noqa: D417
+    parts: Parts,
     algorithms: Algorithms,
     prompts: PromptStream,
     *,
-    steps: int,
-    seeds: Sequence[int],
-    snapshot: Snapshot | str | None,
-    baseline: str | Path | None,
-    save_baseline: bool,
-    progress: bool | None,
+    steps: Count,
+    seeds: Sequence[int] = (0, 1, 2),
+    snapshot: Snapshot | str | None = None,
+    baseline: str | Path | None = None,
+    save_baseline: bool = False,
+    progress: bool | None = None,
 ) -> Experiment:
-    """See ``Session.compare``."""
+    """Run each algorithm with each seed from the same point, and go back to where the session was.
+
+    Every run is a branch of :attr:`history`. Seeded means repeatable: the same call gives the same scores, bit for bit.
+
+    Args:
+        algorithms: e.g. ``[hf.PPO(), hf.GRPO()]``, or by name ``{"no KL": hf.PPO(kl_coef=0.0)}``.
+        prompts: from :meth:`prompts`; each run begins at the same place.
+        steps: of each run.
+        seeds: of sampling and shuffling, in place of the session's.
+        snapshot: where to start; by default here.
+        baseline: a JSON file with earlier final scores, by which these are judged (``experiment.ok``).
+        save_baseline: write that file from these scores instead.
+        progress: whether to draw a bar; by default in a notebook and in a terminal.
+
+    Returns:
+        The experiment: one DataFrame, one picture, one verdict.
+
+    Raises:
+        OptionError: an option is out of its range; there is no baseline, or it is of other steps or options.
+        CallError: a call failed; the session is where it was.
+    """
     named = _named(algorithms)
-    seeds = _checked(seeds)
+    seeds = _different(seeds)
     options = {name: repr(algorithm) for name, algorithm in named.items()}
     if save_baseline and baseline is None:
         raise OptionError("save_baseline=True needs the file to write: baseline='ppo.json'")
     known = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
-    if baseline is not None and session.simulated_time:
+    if baseline is not None and parts.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
     shown = wants_progress() if progress is None else progress
-    before, here = session.run, None
+    before, here = parts.runs.run, None
     rows: list[Row] = []
     branches: dict[tuple[str, int], str] = {}
     with uninterrupted() as held:  # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
         try:
-            here = session.snapshot("compare")
-            start = here if snapshot is None else session.find_snapshot(snapshot)
+            here = parts.snapshots.snapshot("compare")
+            start = here if snapshot is None else parts.snapshots.find(snapshot)
             with progress_bar(len(named) * len(seeds) * steps, shown, "compare") as bar:
                 for name, algorithm in named.items():
                     for seed in seeds:
-                        branches[name, seed] = session.fork(start, _free(session, f"{name}, seed {seed}"))
-                        session.seed = seed
+                        branches[name, seed] = parts.snapshots.fork(start, _free(parts, f"{name}, seed {seed}"))
+                        parts.context.seed = seed
                         if held:
                             raise KeyboardInterrupt(f"stopped before {name}, seed {seed}; the session is where it was")
-                        run = session.train(algorithm, prompts, steps=steps, progress=False, stop=bar.step)
+                        run = train(parts, algorithm, prompts, steps=steps, progress=False, stop=bar.step)
                         rows += [_row(name, seed, row) for row in run.rows]
                         if run.paused:
                             raise KeyboardInterrupt(f"stopped at {name}, seed {seed}; the session is where it was")
         finally:
-            if here is not None and not session.client.closed:
-                session.resume(here)
-                session.forget(here)
-            session.run = before
+            if here is not None and not parts.client.closed:
+                parts.snapshots.resume(here)
+                parts.snapshots.forget(here)
+            parts.runs.run = before
     experiment = Experiment(tuple(rows), options, seeds, steps, known, branches)
     if save_baseline and baseline is not None:
         experiment.save_baseline(baseline)
@@ -110,13 +132,13 @@ def _differing(algorithm: Any, alike: Sequence[Any]) -> str:
     return f"({', '.join(f'{name}={getattr(algorithm, name)!r}' for name in names)})" if names else ""
 
 
-def _checked(seeds: Sequence[int]) -> tuple[int, ...]:
+def _different(seeds: Sequence[int]) -> tuple[int, ...]:
     if not seeds or len(set(seeds)) < len(seeds):
         raise OptionError(f"seeds are different whole numbers, e.g. [0, 1, 2]; got {shown(seeds)}")
     return tuple(seeds)
 
 
-def _free(session: Session, name: str) -> str:
+def _free(parts: Parts, name: str) -> str:
     """Return a name that no branch has yet."""
-    taken = {branch.name for branch in session.history.branches}
+    taken = {branch.name for branch in parts.log.history().branches}
     return name if name not in taken else next(n for i in range(2, len(taken) + 3) if (n := f"{name} ({i})") not in taken)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,39 +17,32 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores
+from hfsdk.session.context import Context
 from hfsdk.session.declare import Ground, ModelSource, function_role, model_role
+from hfsdk.session.deployment import Deployment
 
 Layouts = str | Layout
 """``"tp2 dp2"``, ``hf.Layout(tp=2)``, or ``"auto"`` (data parallel)."""
 
-H = TypeVar("H", bound=ModelHandle)
 S = TypeVar("S", RewardModel, CostModel)
 
 ACTOR_OPTIMIZER = AdamW(lr=1e-5)
 CRITIC_OPTIMIZER = AdamW(lr=2e-5)
 
 
-class Declarations(ABC):
-    """The part of a session that declares roles."""
+class Declarations:
+    """Declares roles, each by its kind."""
 
-    seed: int
+    def __init__(self, context: Context, deployment: Deployment) -> None:
+        self._context, self._deployment = context, deployment
 
     @property
-    @abstractmethod
     def _ground(self) -> Ground:
-        """What roles are declared on."""
+        return self._context.ground
 
     def _dtype(self, asked: str | None) -> str:
         """Return the dtype that was asked for, or what models have here."""
         return self._ground.default_dtype if asked is None else asked
-
-    @abstractmethod
-    def _declare(self, cls: type[H], role: RoleSpec) -> H:
-        """Return the handle of a role: the one there is, or a new one."""
-
-    @abstractmethod
-    def _declared(self, handle: ModelHandle) -> RoleSpec:
-        """Return a handle's role as the user declared it, its layouts perhaps open."""
 
     @checked
     def actor(
@@ -99,9 +91,9 @@ class Declarations(ABC):
             options = replace(options, cpu_weights=cpu_weights)
         role = RoleSpec(
             name=name, kind="actor", dtype=self._dtype(dtype), optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
-            recompute=recompute, rollout_options=options, offload=offload, seed=self.seed,
+            recompute=recompute, rollout_options=options, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._declare(ActorModel, model_role(role, model, train, rollout, self._ground))
+        return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._ground))
 
     @checked
     def critic(
@@ -122,9 +114,9 @@ class Declarations(ABC):
         """
         role = RoleSpec(
             name=name, kind="critic", head="scalar", dtype=self._dtype(dtype), optimizer=optimizer,
-            micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self.seed,
+            micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._declare(CriticModel, model_role(role, model, train, None, self._ground))
+        return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._ground))
 
     @checked
     def reference(
@@ -150,14 +142,15 @@ class Declarations(ABC):
         Raises: as in :meth:`actor`.
         """
         own = model.role.dtype if isinstance(model, ModelHandle) else self._dtype(None)
-        declared = self._declared(model) if isinstance(model, ModelHandle) else None
+        declared = self._deployment.book.declared(model) if isinstance(model, ModelHandle) else None
         train = None if declared is None or "train" in declared.auto else declared.train
         if layout == "auto" and train is not None:
             layout = train  # as declared: what placing filled in may be otherwise on this role's pool, and the next time
         role = RoleSpec(
-            name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload, seed=self.seed
-        )
-        return self._declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
+            name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload,
+            seed=self._context.seed,
+        )  # fmt: skip
+        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
 
     @checked
     def reward(
@@ -249,8 +242,8 @@ class Declarations(ABC):
             parts.append(source)
         names, values = tuple(f"{PART}{part.name}" for part in parts), tuple(float(w) for w in chosen)
         shipped = Shipped.of(WeightedScores(names, values))
-        role = RoleSpec(name=name, kind="reward", seed=self.seed, timeout_s=timeout_s, function=shipped)
-        handle = self._declare(RewardSum, role)
+        role = RoleSpec(name=name, kind="reward", seed=self._context.seed, timeout_s=timeout_s, function=shipped)
+        handle = self._deployment.declare(RewardSum, role)
         handle.parts, handle.weights = tuple(parts), values
         return handle
 
@@ -260,12 +253,12 @@ class Declarations(ABC):
     ) -> S:  # fmt: skip
         role = RoleSpec(
             name=name, kind=cls.kind, dtype=self._dtype(dtype), micro_batch_tokens=micro_batch_tokens,
-            offload=offload, seed=self.seed, timeout_s=timeout_s, per_token=per_token,
+            offload=offload, seed=self._context.seed, timeout_s=timeout_s, per_token=per_token,
         )  # fmt: skip
         if callable(source) and not isinstance(source, ModelHandle):
             if optimizer is not None:
                 raise OptionError(f"a {cls.kind} function cannot be trained; leave optimizer out, or give a model")
-            return self._declare(cls, function_role(role, source))
+            return self._deployment.declare(cls, function_role(role, source))
         if optimizer is not None:
             role = replace(role, optimizer=optimizer)
-        return self._declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))
+        return self._deployment.declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))

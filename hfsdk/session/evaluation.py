@@ -7,37 +7,56 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hfsdk.core.checks import Count, Index, NonNegative, checked
 from hfsdk.core.table import Table
 from hfsdk.models import ReferenceModel, RewardModel
 from hfsdk.session.prompts import PromptStream
+from hfsdk.session.session_parts import Parts
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hfsdk.core.batch import Batch
-    from hfsdk.session.session import Session
 
 
-def evaluate(
-    session: Session,
+@checked
+def evaluate(  # noqa: D417
+    parts: Parts,
     prompts: PromptStream | Sequence[str],
     *,
-    reward: RewardModel | None,
-    num_prompts: int,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int | None,
-    num_samples: int,
+    reward: RewardModel | None = None,
+    num_prompts: Count = 128,
+    max_new_tokens: Count = 32,
+    temperature: NonNegative = 1.0,
+    seed: int | None = None,
+    num_samples: Index = 3,
 ) -> pd.DataFrame:
-    """See ``Session.evaluate``."""
+    """Generate for the first ``num_prompts`` of a stream and score the responses; nothing is trained, nothing advances.
+
+    Args:
+        prompts: a stream from :meth:`prompts` (best of held-out data), or texts.
+        reward: by default the session's.
+        num_prompts: at most as many as there are.
+        max_new_tokens: longest response, in tokens.
+        temperature: of sampling.
+        seed: of sampling; by default the session's.
+        num_samples: samples kept in ``frame.attrs["samples"]``.
+
+    Returns:
+        One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version and,
+        where the session has a reference, kl_mean (per sequence, nats, k1).
+
+    Raises:
+        SimulatedValueError: the session is simulated and has no scores.
+    """
     import pandas as pd
 
-    models = session.models
+    models = parts.deployment.models
     reward = reward or models.reward
     batch = _first(prompts, num_prompts)
     batch = models.actor.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     reads = ["response", "scores", "finish_reason", "policy_version"]
-    if any(isinstance(h, ReferenceModel) for h in session.roles) and temperature > 0:
+    if any(isinstance(h, ReferenceModel) for h in parts.deployment.book) and temperature > 0:
         batch = models.actor.compute_log_probs(batch)
         batch = models.reference.compute_log_probs(batch)
         reads += ["old_log_probs", "ref_log_probs"]

@@ -31,6 +31,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulation.simulated_values import SimulatedValue
 from hfsdk.models import ModelHandle, RewardModel
+from hfsdk.models.counters import Counters
 from hfsdk.models.reward import RewardSum
 from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.session.client import ControllerClient
@@ -67,7 +68,6 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
         if isinstance(handle, RewardSum) and isinstance(twin, RewardSum):
             twin.parts = tuple(part for part in map(book.find, [p.name for p in handle.parts]) if isinstance(part, RewardModel))
             twin.weights = handle.weights
-    host.book = book
     offsets = np.arange(workload.prompts + 1, dtype=np.int64) * workload.prompt_tokens
     prompts = Ragged(np.broadcast_to(np.int32(0), (int(offsets[-1]),)), offsets)  # values do not exist: one token, seen often
     batch = Batch.from_columns(host.client, {"prompt": prompts, "position": np.arange(workload.prompts)})
@@ -282,13 +282,11 @@ def _maker(cls: type[ModelHandle], host: _Host, role: RoleSpec) -> Callable[[], 
 
 
 class _Host:
-    """What handles need of a session, for one step."""
+    """What handles need of a session, for one step; what it counts is counted for this step alone."""
 
     def __init__(self, client: ControllerClient, seed: int, numbers: Mapping[str, float]) -> None:
-        self.client, self.seed, self.simulated_time = client, seed, True
-        self.tokenizer_folder = ""
-        self._numbers = dict(numbers)
-        self.book: RoleBook | None = None
+        self.client, self.seed, self.simulated = client, seed, True
+        self.counters = Counters(numbers)
         client.use_tokenizer(StandInTokenizer(2))
 
     def ready(self, handle: ModelHandle) -> None:
@@ -299,16 +297,3 @@ class _Host:
 
     def notice(self, text: str) -> None:
         """Nobody is told: nothing runs."""
-
-    def next_count(self, name: str) -> int:
-        """Count up from where the session stands."""
-        self._numbers[name] = count = int(self._numbers.get(name, -1)) + 1
-        return count
-
-    def number(self, name: str) -> float | None:
-        """Return one of the session's numbers."""
-        return self._numbers.get(name)
-
-    def set_number(self, name: str, value: float) -> None:
-        """Set it for this step alone."""
-        self._numbers[name] = float(value)

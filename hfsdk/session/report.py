@@ -16,29 +16,31 @@ from hfsdk.viz.tables import batch_html, metrics_html, session_html
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
-    from hfsdk.session.session import Session
+    from hfsdk.session.session_parts import Parts
 
 
-def session_report(session: Session, path: Path, batch: Batch | None) -> Path:
+def session_report(parts: Parts, path: Path, batch: Batch | None) -> Path:
     """Write the report; see ``Session.report``."""
-    run = session.run
+    run = parts.runs.run
     batch = batch if batch is not None else getattr(run.last, "batch", None) if run is not None else None
-    loaded = {role["name"] for role in session.view()["roles"] if role["state"] == "loaded"}  # a report loads nothing
-    moved = [h for h in session.roles if isinstance(h, ActorModel) and h.name in loaded]
-    parts: list[tuple[str, Callable[[], str]]] = [
-        ("Session", lambda: session_html(session.view())),
-        ("Placement", lambda: picture_of(session.placement).to_html()),
+    loaded = {role["name"] for role in parts.view()["roles"] if role["state"] == "loaded"}  # a report loads nothing
+    moved = [h for h in parts.deployment.book if isinstance(h, ActorModel) and h.name in loaded]
+    sections: list[tuple[str, Callable[[], str]]] = [
+        ("Session", lambda: session_html(parts.view())),
+        ("Placement", lambda: picture_of(parts.deployment.live()).to_html()),
         ("Training", lambda: "" if run is None else picture_of(run).to_html()),
-        ("Dataflow of the last step", lambda: picture_of(session.dataflow).to_html()),
-        ("Timeline of the last step", lambda: picture_of(session.trace).to_html()),
-        ("Memory", lambda: picture_of(session.memory).to_html()),
+        ("Dataflow of the last step", lambda: picture_of(parts.dataflows).to_html()),
+        ("Timeline of the last step", lambda: picture_of(parts.traces).to_html()),
+        ("Memory", lambda: picture_of(parts.memory).to_html()),
         *((f"Resharding of {actor.name}", partial(_reshard, actor)) for actor in moved),
         ("Tokens", lambda: "" if batch is None else picture_of(batch.tokens()).to_html()),
         ("Batch", lambda: "" if batch is None else batch_html(batch.view())),
-        ("History", lambda: _history(session)),
+        ("History", lambda: _history(parts)),
     ]
-    drawn = [(heading, _section(draw)) for heading, draw in parts]
-    return write_report(path, f"hfsdk: {session.name}", [(heading, html) for heading, html in drawn if html], session.notice)
+    drawn = [(heading, _section(draw)) for heading, draw in sections]
+    return write_report(
+        path, f"hfsdk: {parts.context.name}", [(heading, html) for heading, html in drawn if html], parts.context.notice
+    )
 
 
 def _section(draw: Callable[[], str]) -> str:
@@ -59,7 +61,7 @@ def _reshard(handle: ActorModel) -> str:
     return picture_of(report).to_html()
 
 
-def _history(session: Session) -> str:
-    rows: list[Any] = [row for row in session.history.path() if row["kind"] == "step"]
+def _history(parts: Parts) -> str:
+    rows: list[Any] = [row for row in parts.log.history().path() if row["kind"] == "step"]
     table = metrics_html(rows) if rows else ""
     return table and f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="history">{table}</div>'

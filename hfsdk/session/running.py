@@ -301,6 +301,38 @@ class Run:
         return f"Run({len(self.rows)}{of} steps, {self.state}{score}{hours}{cost})"
 
 
+class CurrentRun:
+    """The last run of a session: what may not happen in the middle of a step asks here.
+
+    Attributes:
+        run: ``None`` where nothing was trained yet.
+    """
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+    def check_between_steps(self, what: str) -> None:
+        """Refuse what would take a step half done.
+
+        Raises:
+            OptionError: a step of the run is under way.
+        """
+        if self.run is not None and not self.run.between_steps:
+            raise OptionError(
+                f"{what}() would take a step of {self.run!r} half done; run.pause() and run.wait() first, or train with save_every"
+            )
+
+    def watch(self) -> Run:
+        """Return the last run of :meth:`train`; as the last line of a cell it is drawn, live while it goes on.
+
+        Raises:
+            OptionError: nothing was trained in this session yet.
+        """
+        if self.run is None:
+            raise OptionError("there is no run to watch; session.train(hf.PPO(), prompts, steps=50, wait=False) starts one")
+        return self.run
+
+
 def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:
     """Return what a step took of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from hfsdk.core.errors import ModelNotFoundError, OptionError
 from hfsdk.core.plan import LENGTH_KINDS, Lengths
 from hfsdk.core.runtime import Runtime
 from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.session.client import Sender
 
 if TYPE_CHECKING:
     from hfsdk.engine.simulation.simulated_runtime import SimulatedRuntime
@@ -24,8 +27,20 @@ Seed = Annotated[int, Within(0, 2**63 - 1)]
 """Of random numbers."""
 
 
-def start_runtime(devices: int | str | None, **options: Any) -> tuple[Runtime, list[str]]:
-    """Start the Ray runtime; return it and what the user has to know about who can reach it. ``options`` are the runtime's.
+@dataclass(frozen=True, eq=False)
+class Started:
+    """A controller, and what it has to run calls on."""
+
+    controller: Sender
+    cluster: ClusterSpec
+    kind: str
+    """``"ray"`` or ``"simulated"``."""
+    notices: Sequence[str] = ()
+    """What the user has to know about who can reach it."""
+
+
+def start(devices: int | str | None, options: Mapping[str, Any]) -> Started:
+    """Start the Ray runtime and a controller over it. ``options`` are the runtime's.
 
     Raises:
         OptionError: ``devices`` is neither a number, ``"auto"`` nor an address.
@@ -52,7 +67,7 @@ def start_runtime(devices: int | str | None, **options: Any) -> tuple[Runtime, l
         runtime = RayRuntime(address=devices, **options)
     else:
         runtime = RayRuntime(num_devices=_default_devices() if devices is None else devices, **options)
-    return runtime, runtime.notices
+    return _controlled(runtime, runtime.notices)
 
 
 def _default_devices() -> int | None:
@@ -76,19 +91,27 @@ def check_session(
     )  # fmt: skip
 
 
-def check_runtime(runtime: Runtime) -> Runtime:
-    """Return what runs calls, as it is.
+def taken(runtime: Runtime | Started) -> Started:
+    """Return a runtime of the caller's with a controller over it; what has started already as it is.
 
     Raises:
         OptionError: it has no devices.
     """
+    if isinstance(runtime, Started):
+        return runtime
     try:
         known = isinstance(runtime.cluster, ClusterSpec)
     except Exception:  # an object of the user, whatever it raises
         known = False
     if not known:
         raise OptionError(f"runtime runs the calls and has a cluster of devices; leave it out for Ray; got {shown(runtime)}")
-    return runtime
+    return _controlled(runtime)
+
+
+def _controlled(runtime: Runtime, notices: Sequence[str] = ()) -> Started:
+    from hfsdk.engine.controller.controller import Controller
+
+    return Started(Controller(runtime), runtime.cluster, runtime.kind, notices)
 
 
 def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: PerfModel | None = None) -> SimulatedRuntime:

@@ -1,10 +1,14 @@
-"""``RowStream``: batches of a data set's rows in a fixed, repeatable, endless order; what streams of prompts and examples share."""
+"""``RowStream``: batches of a data set's rows in a fixed, repeatable, endless order; what streams of prompts and examples share.
+
+``StreamPlaces``: how far the streams of a session are.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -76,3 +80,40 @@ class RowStream(ABC):
         prefix = f"{self.seed}|{turn}|".encode()
         keys = [hashlib.blake2b(prefix + str(row).encode(), digest_size=8).digest() for row in range(self.num_rows)]
         return np.array(sorted(range(self.num_rows), key=keys.__getitem__), dtype=np.int64)
+
+
+class StreamPlaces:
+    """How far a session's streams are, also those of a checkpoint that have not been made here yet."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, RowStream] = {}
+        """By fingerprint, the latest of those made alike."""
+        self._all: weakref.WeakSet[RowStream] = weakref.WeakSet()
+        self._waiting: dict[str, int] = {}
+        """Places, by fingerprint, of streams that are not made yet."""
+
+    def add(self, stream: RowStream) -> None:
+        """Put a new stream where a checkpoint had one like it, and keep its place from now on."""
+        stream.position = self._waiting.pop(stream.fingerprint, 0)
+        self._latest[stream.fingerprint] = stream
+        self._all.add(stream)
+
+    def positions(self) -> dict[str, int]:
+        """Return the places by fingerprint."""
+        return {**self._waiting, **{key: stream.position for key, stream in self._latest.items()}}
+
+    def of_each(self) -> weakref.WeakKeyDictionary[RowStream, int]:
+        """Return every stream's own place: those made alike have one fingerprint, and each a place."""
+        return weakref.WeakKeyDictionary({stream: stream.position for stream in self._all})
+
+    def take(self, positions: Mapping[str, int]) -> None:
+        """Put the streams where a checkpoint has them."""
+        self._waiting = dict(positions)
+        for key, stream in self._latest.items():
+            stream.position = self._waiting.pop(key, stream.position)
+
+    def go_back(self, positions: Mapping[str, int], of_each: Mapping[RowStream, int]) -> None:
+        """Put the streams where they were, by fingerprint and each; one that was made since begins there too."""
+        self._waiting = {key: place for key, place in positions.items() if key not in self._latest}
+        for stream in self._all:
+            stream.position = of_each.get(stream, positions.get(stream.fingerprint, 0))

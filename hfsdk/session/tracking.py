@@ -32,7 +32,7 @@ from hfsdk.core.checks import check_fields, shown
 from hfsdk.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from hfsdk.session.session import Session
+    from hfsdk.session.session_parts import Parts
     from hfsdk.session.streams import RowStream
 
 Sample = Mapping[str, Any]
@@ -161,15 +161,15 @@ def _tracker(one: object) -> Tracker:
     return one  # type: ignore[return-value]  # it has a start
 
 
-def start(session: Session, algorithm: Any, prompts: RowStream, steps: int, chosen: Sequence[Tracker]) -> Tracking:
+def start(parts: Parts, algorithm: Any, prompts: RowStream, steps: int, chosen: Sequence[Tracker]) -> Tracking:
     """Open a run with every tracker.
 
     Raises:
         OptionError: a package is missing, or a folder cannot be made. Whatever else fails is only noticed.
     """
-    title = f"{session.name}-{type(algorithm).__name__}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1_000_000:06d}"
-    tracking = Tracking(session.notice)
-    config = described(session, algorithm, prompts, steps) if chosen else {}
+    title = f"{parts.context.name}-{type(algorithm).__name__}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1_000_000:06d}"
+    tracking = Tracking(parts.context.notice)
+    config = described(parts, algorithm, prompts, steps) if chosen else {}
     try:
         for tracker in chosen:
             tracking.add(tracker, title, config)
@@ -179,12 +179,12 @@ def start(session: Session, algorithm: Any, prompts: RowStream, steps: int, chos
     return tracking
 
 
-def described(session: Session, algorithm: Any, prompts: RowStream, steps: int) -> dict[str, Any]:
+def described(parts: Parts, algorithm: Any, prompts: RowStream, steps: int) -> dict[str, Any]:
     """Return a run's configuration: the algorithm's fields, the prompts', the seed, each role's model, layouts and lr."""
     fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
     found: dict[str, Any] = {"algorithm": type(algorithm).__name__, **{f.name: getattr(algorithm, f.name) for f in fields}}
-    found |= {"steps": steps, "seed": session.seed, "batch_size": prompts.batch_size, "prompts_seed": prompts.seed}
-    for handle in session.roles:
+    found |= {"steps": steps, "seed": parts.context.seed, "batch_size": prompts.batch_size, "prompts_seed": prompts.seed}
+    for handle in parts.deployment.book:
         role = handle.role
         if role.function is not None:
             found[f"{role.name}.function"] = f"{role.function.name}@{role.function.version}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import signal
 import sys
 import threading
@@ -13,25 +12,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from hfsdk.algorithms.invariants import ALREADY_TOLD
 from hfsdk.core.batch import Batch
-from hfsdk.core.checks import shown
+from hfsdk.core.checks import Count, Index, checked
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.engine.calls import messages as m
-from hfsdk.session.branching import ORDER
+from hfsdk.session.algorithm import Algorithm, check_algorithm
 from hfsdk.session.checkpoint_index import folder_of
+from hfsdk.session.history_log import ORDER
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
 from hfsdk.session.running import NUM_SAMPLES, Run, resources
+from hfsdk.session.session_parts import Parts
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker, Tracking, start, trackers
-
-if TYPE_CHECKING:
-    from hfsdk.session.session import Session
 
 Metric = Callable[[Batch], Mapping[str, float] | float]
 
@@ -39,50 +37,68 @@ LEAVE_S = 5.0
 """How long the end of the interpreter waits for a call of a run that goes on."""
 
 
-class Algorithm(Protocol):
-    """What ``train`` runs; see ``hfsdk.algorithms``."""
-
-    def step(self, models: Any, prompts: Batch) -> Any:
-        """Run one step; return something with the ``batch`` and what ``metrics`` needs."""
-        ...
-
-    def metrics(self, step: Any) -> Mapping[str, float]:
-        """Return the numbers of a step; waits."""
-        ...
-
-
-def train(
-    session: Session,
+@checked
+def train(  # noqa: D417
+    parts: Parts,
     algorithm: Algorithm,
     prompts: RowStream,
     *,
-    steps: int,
-    metrics: Sequence[Metric],
-    stop: Callable[[Row], bool] | None,
-    save_every: int,
-    folder: str | Path | None,
-    keep: int,
-    resume: str | Path | None,
-    track: str | Tracker | Sequence[str | Tracker],
-    progress: bool | None,
-    wait: bool,
+    steps: Count,
+    metrics: Sequence[Callable[[Batch], Mapping[str, float] | float]] = (),
+    stop: Callable[[dict[str, Any]], bool] | None = None,
+    save_every: Index = 0,
+    folder: str | Path | None = None,
+    keep: Count = 1,
+    resume: str | Path | None = None,
+    track: str | Tracker | Sequence[str | Tracker] = (),
+    progress: bool | None = None,
+    wait: bool = True,
 ) -> Run:
-    """See ``Session.train``."""
+    """Run ``steps`` steps of an algorithm: ``algorithm.step(session.models, next(prompts))``, with its metrics.
+
+    The first interrupt pauses after the running step and returns the run so far (``run.paused``); the second cancels the
+    running call and raises; a third detaches. A step that did not finish gives its prompts back.
+
+    Args:
+        algorithm: e.g. ``hf.PPO(clip=0.2)``.
+        prompts: from :meth:`prompts`; for `DPO` pairs from :meth:`pairs`.
+        steps: steps to run now.
+        metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
+        stop: called with each step's row of metrics; true ends the run.
+        save_every: save to ``folder`` after every so many steps; 0 is never.
+        folder: where to save.
+        keep: how many of these saves the folder holds, as in :meth:`save`.
+        resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
+        track: where every step is kept as well: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, one with options, e.g.
+            ``hf.TensorBoard("logs")``, or several; see :mod:`hfsdk.session.tracking`.
+        progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
+        wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
+            ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
+
+    Returns:
+        The run; ``run.history`` has one row per step: the algorithm's metrics, your own, and what the step took: seconds,
+        tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost.
+
+    Raises:
+        OptionError: an option is out of its range, or a tracker's package is not installed.
+        CheckpointError: ``resume`` is not a checkpoint of these roles.
+        CallError: a call failed.
+    """
     _check_options(algorithm, save_every, folder)
     if folder is not None:
         folder_of(folder, "a save")
     chosen = trackers(track)
-    if session.run is not None and session.run.running:
-        raise OptionError(f"{session.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
+    if parts.runs.run is not None and parts.runs.run.running:
+        raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
     if resume is not None:
-        session.load(resume)
+        parts.saves.load(resume)
     saving = (save_every, folder, keep) if save_every and folder is not None else (0, "", 1)
     shown = wants_progress() if progress is None else progress
     run = Run()
     with _interrupts_held(run.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        loop = _Loop(session, algorithm, prompts, metrics, stop, saving, run)
+        loop = _Loop(parts, algorithm, prompts, metrics, stop, saving, run)
         try:
-            loop.begin(start(session, algorithm, prompts, steps, chosen), steps, not wait, shown)
+            loop.begin(start(parts, algorithm, prompts, steps, chosen), steps, not wait, shown)
             interrupts.answer()
             if not wait:
                 loop.go_in_background(user_line())
@@ -107,7 +123,7 @@ def _how(run: Run, failed: Exception | None) -> str:
 class _Loop:
     """A run from its begin to its end, on the thread that called ``train`` or on one of its own."""
 
-    session: Session
+    parts: Parts
     algorithm: Algorithm
     prompts: RowStream
     metrics: Sequence[Metric]
@@ -120,12 +136,12 @@ class _Loop:
 
     def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
         """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
-        session, run = self.session, self.run
+        parts, run = self.parts, self.run
         self.tracking = tracking
-        run.begins(steps, background, lambda: _stop_calls(session, run))
-        session.run = run
-        run.on_devices(session.cluster.num_devices, session.cluster.price_per_device_hour)
-        self.unsubscribe = session.client.subscribe(run.on_event)
+        run.begins(steps, background, lambda: _stop_calls(parts, run))
+        parts.runs.run = run
+        run.on_devices(parts.context.cluster.num_devices, parts.context.cluster.price_per_device_hour)
+        self.unsubscribe = parts.client.subscribe(run.on_event)
         self.watcher = watcher_of(run) if shown else None
 
     def end(self, failed: Exception | None, *, done: bool) -> None:
@@ -160,7 +176,7 @@ class _Loop:
         own = set(self.run.own_calls)
         self.run.leave()
         with suppress(HfsdkError):
-            self.session.client.settle([*own, *self.run.own_calls], LEAVE_S)
+            self.parts.client.settle([*own, *self.run.own_calls], LEAVE_S)
 
     def attend(self, shown: bool, interrupts: _Interrupts) -> None:
         """Run the loop to its end; whatever happens, who watches is told that it is over."""
@@ -181,44 +197,44 @@ class _Loop:
             self.end(failed, done=done)
 
     def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
-        session, run, (every, folder, keep) = self.session, self.run, self.saving
+        parts, run, (every, folder, keep) = self.parts, self.run, self.saving
         while len(run.rows) < run.steps and run.may_go_on():
-            row = _one_step(session, self.algorithm, self.prompts, self.metrics, run)
+            row = _one_step(parts, self.algorithm, self.prompts, self.metrics, run)
             bar.show(row)
             if self.tracking is not None:
                 self.tracking.step(row, run.samples_of(row["step"]))
             if every and row["step"] % every == every - 1:
                 with run.saving():
-                    session.save(folder, keep=keep)
+                    parts.saves.save(folder, keep=keep)
             if self.stop is not None and self.stop(row):
                 run.stopped = True
                 break
             if interrupts.count and len(run.rows) < run.steps:
                 run.paused = True
-                session.notice(f"paused after step {row['step']}; call session.train again to go on")
+                parts.context.notice(f"paused after step {row['step']}; call session.train again to go on")
                 break
 
 
-def _one_step(session: Session, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], run: Run) -> Row:
+def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], run: Run) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
-    places, counts = [(stream, stream.position) for stream in _streams_of(algorithm, prompts)], session.counts()
+    places, counts = [(stream, stream.position) for stream in _streams_of(algorithm, prompts)], parts.context.counters.all()
     started, finished = time.perf_counter(), False
-    session.client.send(m.NextStep())
+    parts.client.send(m.NextStep())
     try:
-        step = algorithm.step(session.models, next(prompts))
+        step = algorithm.step(parts.deployment.models, next(prompts))
         if step is None:
             raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
-        row: Row = {"step": session.next_count("steps")}
+        row: Row = {"step": parts.context.counters.next("steps")}
         try:
             row |= _numbers(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
             for metric in metrics:
                 row |= _own_metric(metric, step.batch)
         except SimulatedValueError:
-            session.client.wait(session.client.open_calls(), None)  # shapes and times only: no metrics to show
-        trace = run.of_step(session.trace.snapshot())
-        row["seconds"] = trace.duration_s if session.simulated_time else time.perf_counter() - started
-        cluster = session.cluster
-        placement = session.placement.placement
+            parts.client.wait(parts.client.open_calls(), None)  # shapes and times only: no metrics to show
+        trace = run.of_step(parts.traces.snapshot())
+        row["seconds"] = trace.duration_s if parts.context.simulated else time.perf_counter() - started
+        cluster = parts.context.cluster
+        placement = parts.deployment.placement
         used = {device for pool in (placement.pools if placement else ()) for device in pool.devices}
         row |= resources(trace, row["seconds"], len(used), cluster.price_per_device_hour * len(cluster.devices) / 3600)
         finished = True
@@ -226,11 +242,11 @@ def _one_step(session: Session, algorithm: Algorithm, prompts: RowStream, metric
         if not finished:
             for stream, position in places:
                 stream.position = position
-            session.recount(counts)  # the seeds of its updates: gone on with, the run is as if it had not stopped
-            _stop_calls(session, run)
+            parts.context.counters.replace(counts)  # the seeds of its updates: gone on with, the run is as if it had not stopped
+            _stop_calls(parts, run)
     own = set(run.own_calls)
-    run.note(row, step, trace, session.trace.step, _samples(step))
-    session.record(row, algorithm, own, metrics)
+    run.note(row, step, trace, parts.traces.step, _samples(step))
+    parts.log.record(row, algorithm, own, metrics)
     return row
 
 
@@ -245,11 +261,11 @@ def _samples(step: Any) -> list[Mapping[str, Any]]:
     return list(batch.view(NUM_SAMPLES)["samples"]) if isinstance(batch, Batch) else []
 
 
-def _stop_calls(session: Session, run: Run) -> None:
+def _stop_calls(parts: Parts, run: Run) -> None:
     """Cancel what the run's step has started; calls that the user started beside it go on."""
-    if not session.client.closed:
+    if not parts.client.closed:
         own = set(run.own_calls)
-        session.client.cancel([call for call in session.client.open_calls() if call in own])
+        parts.client.cancel([call for call in parts.client.open_calls() if call in own])
 
 
 def _own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
@@ -285,16 +301,6 @@ def _numbers(found: Any, who: str, kept: tuple[type, ...] = (int, float, str, ty
             kind = type(value).__name__
             raise OptionError(f"{who} must return a number or a dict of numbers; {key!r} is of type {kind}") from error
     return row
-
-
-def check_algorithm(algorithm: Any) -> None:
-    """Check that it is something with a step.
-
-    Raises:
-        OptionError: it is not.
-    """
-    if isinstance(algorithm, type) or not callable(inspect.getattr_static(algorithm, "step", None)):
-        raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {shown(algorithm)}")
 
 
 def _check_options(algorithm: Algorithm, save_every: int, folder: str | Path | None) -> None:

@@ -5,6 +5,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.errors import CallError, CheckpointError, ColumnError, DependencyError, WorkerDiedError
 from hfsdk.engine.calls import messages as m
+from hfsdk.session.session_parts import parts_of
 
 
 def score(completions):
@@ -19,7 +20,7 @@ def session():
 
 @pytest.fixture
 def runtime(session):
-    return session.client._controller._runtime
+    return parts_of(session).client._controller._runtime
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def failing(runtime, monkeypatch, where, method, error):
 
 
 def settle(session):
-    session.client.settle(session.client.open_calls())
+    parts_of(session).client.settle(parts_of(session).client.open_calls())
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_every_failure_says_role_call_and_line(session, runtime, roles, monkeypa
 
 
 def test_columns_released_while_the_call_ends_are_dropped(session, runtime, roles, monkeypatch):
-    controller = session.client._controller
+    controller = parts_of(session).client._controller
     execution = controller._execution
     count, released = execution._count_updates, []
 
@@ -102,7 +103,7 @@ def test_columns_released_while_the_call_ends_are_dropped(session, runtime, role
 def test_a_checkpoint_that_is_gone_is_told_once(session, runtime, roles, monkeypatch):
     actor, batch = roles[0], session.batch(prompt=[[1]], response=[[2]])
     actor.update(batch, lambda out, b: out.log_probs).wait()
-    session.client.send(m.Recover("actor", "/gone", 1))
+    parts_of(session).client.send(m.Recover("actor", "/gone", 1))
     mend = failing(runtime, monkeypatch, "call", "compute_log_probs", WorkerDiedError("it ended."))
     with pytest.raises(WorkerDiedError, match="checkpoint /gone"):
         actor.compute_log_probs(batch).wait()

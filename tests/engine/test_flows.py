@@ -13,6 +13,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.dispatch import picks_for
 from hfsdk.engine.controller.execution import MOST_FLOWS
 from hfsdk.engine.controller.flows import column_bytes, transfers_of, weights_taken
+from hfsdk.session.session_parts import parts_of
 
 LENGTHS = np.array([1, 2, 3, 4, 5, 6])
 
@@ -101,7 +102,7 @@ def test_what_is_known_of_calls_travels_and_is_bounded(session):
     for _ in range(MOST_FLOWS + 3):
         written = session.models.critic.compute_values(batch)
     written.wait()
-    flows = session.client.send(q.FlowsOf(0))
+    flows = parts_of(session).client.send(q.FlowsOf(0))
     again = pickle.loads(pickle.dumps(flows))
     assert [f.call for f in again] == [f.call for f in flows]
     planned = [bool(f.reads) for f in flows if f.call.method == "compute_values"]

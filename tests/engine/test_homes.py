@@ -11,6 +11,7 @@ from hfsdk.core.errors import WorkerDiedError
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import StateGoneError, TransferBrokenError
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 APART = {"actor": 1, "critic": 1}
 
@@ -28,7 +29,7 @@ def session():
 
 @pytest.fixture
 def runtime(session):
-    return session.client._controller._runtime
+    return parts_of(session).client._controller._runtime
 
 
 def learn(session, times):
@@ -38,7 +39,7 @@ def learn(session, times):
 
 
 def updates(session):
-    return {name: at for name, (_, _, at) in session.client.send(q.Roles()).items()}
+    return {name: at for name, (_, _, at) in parts_of(session).client.send(q.Roles()).items()}
 
 
 class Dies:
@@ -75,7 +76,7 @@ def test_a_worker_that_ends_while_roles_move_costs_its_updates_and_not_the_sessi
     Dies(runtime, monkeypatch, method, error, when=when)
     with pytest.raises(WorkerDiedError, match="ended") as told:
         session.place(APART)
-    assert session.placement.placement == session.client.send(q.CurrentPlacement()), "handles and controller agree"
+    assert session.placement.placement == parts_of(session).client.send(q.CurrentPlacement()), "handles and controller agree"
     lost = dict(re.findall(r"(\w+) comes back with its initial weights \((\d) updates? lost\)", str(told.value)))
     learn(session, 1)
     assert updates(session) == {name: 1 + (0 if name in lost else 3) for name in ("actor", "critic")}
@@ -166,7 +167,7 @@ def test_what_is_collective_on_a_part_of_a_pool_and_on_the_whole_takes_turns(mon
         actor = session.actor("tiny")
         session.critic("tiny")
         session.reference(actor)
-        runtime = session.client._controller._runtime
+        runtime = parts_of(session).client._controller._runtime
         busy = Busy(runtime, monkeypatch, "load", "call", "keep", "restore")
         rows = session.batch(prompt=[[1], [2]], response=[[1], [2]])
         session.place("interleaving")
@@ -218,7 +219,7 @@ def apart():
 
 @pytest.fixture
 def straight(apart, monkeypatch):
-    return Straight(apart.client._controller._runtime, monkeypatch)
+    return Straight(parts_of(apart).client._controller._runtime, monkeypatch)
 
 
 def onto(session, **pools):
@@ -243,7 +244,7 @@ def test_a_role_goes_straight_where_both_its_places_can_be_open(apart, straight)
     onto(apart, actor=(2, 3), critic=(1,))
     assert straight.loads[-1] == ("critic", (1,), (0,)), "a pool of the same name on other devices"
     assert updates(apart) == {"actor": 4, "critic": 4}
-    assert set(apart.client._controller._runtime._pools) == {"actor", "critic"}, "nothing that was set aside is left"
+    assert set(parts_of(apart).client._controller._runtime._pools) == {"actor", "critic"}, "nothing that was set aside is left"
     learn(apart, 1)
 
 
@@ -275,4 +276,4 @@ def test_a_move_that_fails_costs_what_was_on_the_workers_that_ended(apart, strai
     assert dict(re.findall(r"(\w+) comes back with its initial weights \((\d) updates? lost\)", told)) == lost
     learn(apart, 1)
     assert updates(apart) == dict.fromkeys(BOTH, 1 if lost else 4)
-    assert set(apart.client._controller._runtime._pools) == {"actor", "critic"}
+    assert set(parts_of(apart).client._controller._runtime._pools) == {"actor", "critic"}

@@ -8,6 +8,7 @@ import hfsdk as hf
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import KEPT_STEPS
 from hfsdk.engine.controller import ledger
+from hfsdk.session.session_parts import parts_of
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def by_hand(session, steps):
 def remembered(session):
     gc.collect()
     session.forget(session.snapshot("flush"))  # whatever is sent takes releases along
-    return len(list(session.client._controller._calls))
+    return len(list(parts_of(session).client._controller._calls))
 
 
 def test_calls_of_old_steps_leave_memory(session):
@@ -48,7 +49,7 @@ def test_calls_of_old_steps_leave_memory(session):
 @pytest.mark.parametrize("loop", ["only generates", "only learns", "only puts"])
 def test_calls_of_a_loop_that_is_one_long_step_leave_memory(session, monkeypatch, loop):
     monkeypatch.setattr(ledger, "MOST_CALLS", 60)
-    session.client._controller._calls._look_at = 60
+    parts_of(session).client._controller._calls._look_at = 60
     batch = session.batch(prompt=[[1], [2]])
     held = session.models.actor.generate(batch, max_new_tokens=2)
     for _ in range(150):

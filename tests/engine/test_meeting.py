@@ -9,6 +9,7 @@ import hfsdk as hf
 from hfsdk.core.errors import CallError, DependencyError, PlacementError, SessionClosedError, WorkerDiedError
 from hfsdk.core.runtime import Outcome, TransferBrokenError
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 APART = {"actor critic": 1, "actor.rollout critic.inference": 1}
 PROMPTS = ["one", "two"]
@@ -65,7 +66,7 @@ def session():
 
 @pytest.fixture
 def runtime(session):
-    return session.client._controller._runtime
+    return parts_of(session).client._controller._runtime
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def generate(session):
 
 
 def shadow(session, name="actor.rollout"):
-    return session.client._controller._roles[name]
+    return parts_of(session).client._controller._roles[name]
 
 
 def test_a_shadow_has_the_weights_when_they_were_given(session, watched):
@@ -195,7 +196,7 @@ def test_a_session_that_is_closed_meanwhile_ends(monkeypatch):
     with hf.Session.simulated("1x2 A100-80GB") as session:
         session.actor("tiny")
         session.place({"actor": 1, "actor.rollout": 1})
-        watched = Watched(session.client._controller._runtime, monkeypatch)
+        watched = Watched(parts_of(session).client._controller._runtime, monkeypatch)
         watched.slow["generate"] = 1.5
         generate(session)
         session.models.actor.update(session.batch(prompt=[[1], [2]], response=[[1], [2]]), likelihood)
@@ -215,4 +216,4 @@ def test_placing_anew_drains_what_waits(session, watched):
     session.place("colocate")
     assert late.wait(20)
     generate(session).wait(20)
-    assert session.client.send(q.Roles())["actor"][2] == 1
+    assert parts_of(session).client.send(q.Roles())["actor"][2] == 1

@@ -16,6 +16,7 @@ import hfsdk as hf
 from benchmarks.fuzzing.values import Hostile, cyclic_dict, cyclic_list, deep_list
 from benchmarks.fuzzing.world import TEXTS, World, num_rows
 from hfsdk.core.cluster import DEVICES
+from hfsdk.session.session_parts import parts_of
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +113,9 @@ def test_numpy_and_torch_scalars_are_taken_wherever_numbers_are(session, batch):
 
 def test_a_refused_update_does_not_move_the_seeds_of_later_ones(session, batch):
     actor = session.models.actor
-    before = session.counts()
+    before = parts_of(session).context.counters.all()
     with pytest.raises(hf.OptionError):
         actor.update(batch, 3)
     with pytest.raises(hf.OptionError):
         actor.update(batch, num_rows, mini_batches=1000)
-    assert session.counts() == before
+    assert parts_of(session).context.counters.all() == before

@@ -18,6 +18,7 @@ from hfsdk.planner.perf.cache import sized, sizes_alone, with_least
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, check_fits, device_bytes, role_bytes
 from hfsdk.planner.perf.setup import Setup
 from hfsdk.planner.search.search import FROM_MEMORY, Search
+from hfsdk.session.session_parts import parts_of
 
 LLAMA_8B = ModelSpec.preset("llama3-8b")
 H100 = ClusterSpec.parse("1x8 H100")
@@ -287,15 +288,17 @@ def test_a_placed_role_its_memory_picture_and_its_prediction_have_the_same_sizes
 
 
 def device_asked(session):
-    return device_bytes(session._specs.values(), session._placement, session.cluster)[0].asked
+    return device_bytes(parts_of(session).deployment.specs.values(), parts_of(session).deployment.placement, session.cluster)[
+        0
+    ].asked
 
 
 def test_an_actor_with_a_shadow_shows_the_shadows_sizes():
     session, role = ppo_session("2x8 H100")
     session.place({"actor critic reference reward": 8, "actor.rollout": 8})
     alone = role.role.rollout_options
-    assert alone == session._specs["actor.rollout"].rollout_options
-    assert session._specs["actor"].rollout is None
+    assert alone == parts_of(session).deployment.specs["actor.rollout"].rollout_options
+    assert parts_of(session).deployment.specs["actor"].rollout is None
     session.place("colocate")
     assert 0 < role.role.rollout_options.kv_cache_bytes < alone.kv_cache_bytes
 
@@ -307,7 +310,7 @@ def test_a_role_declared_later_takes_its_part_and_the_same_declaration_stays_the
     other = session.reference(role, name="second")
     session.place("colocate")
     assert role.role.rollout_options.kv_cache_bytes < before.kv_cache_bytes
-    assert session._declared(role).rollout_options == RolloutOptions()
+    assert parts_of(session).deployment.book.declared(role).rollout_options == RolloutOptions()
     other.release()
     session.place("colocate")
     assert role.role.rollout_options == before

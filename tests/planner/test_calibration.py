@@ -10,6 +10,7 @@ from hfsdk.core.trace import Trace
 from hfsdk.planner.perf.calibration import FITTED, MOST_FITTED, Measured, fit
 from hfsdk.planner.perf.least_squares import HUBER
 from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.session.session_parts import parts_of
 
 HIDDEN = PerfModel(
     train_efficiency=0.31, forward_efficiency=0.5, weight_efficiency=0.4, launch_s=1e-4, step_s=4e-3, link_efficiency=0.2,
@@ -33,7 +34,7 @@ def step(perf, cluster="1x8 A100-80GB", placement="colocate", prompts=64, new_to
         session.place(placement)
         stream = session.prompts([[1 + i % 50] * (600 + 3 * i) for i in range(prompts)], batch_size=prompts)
         hf.PPO(max_new_tokens=new_tokens, mini_batches=mini_batches).step(session.models, stream[0])
-        session.client.wait(session.client.open_calls(), None)
+        parts_of(session).client.wait(parts_of(session).client.open_calls(), None)
         found = session.measured()
         return replace(found, trace=as_measured(found.trace)), session.predict(perf=PerfModel())
 

@@ -22,6 +22,7 @@ from hfsdk.planner.search.pools import pack
 from hfsdk.planner.search.search import Search
 from hfsdk.planner.search.tables import Tables
 from hfsdk.session.recording import record_step
+from hfsdk.session.session_parts import parts_of
 
 SHARDED = hf.AdamW(distributed=True)
 
@@ -48,7 +49,7 @@ def session_on(cluster, algorithm, *, spec=None, seed=0, cpu_weights="packed", l
 
 
 def declared(session):
-    return [(handle, session._declared(handle)) for handle in session.roles]
+    return [(handle, parts_of(session).deployment.book.declared(handle)) for handle in session.roles]
 
 
 def recorded(session, algorithm, workload):
@@ -568,7 +569,7 @@ def test_memory_is_what_the_memory_model_says(big):
 
 def test_money():
     session = session_on("1x4 A100-80GB", hf.GRPO(n=2))
-    session.cluster = replace(session.cluster, price_per_device_hour=2.5)
+    parts_of(session).context.cluster = replace(session.cluster, price_per_device_hour=2.5)
     plan = session.plan(hf.GRPO(n=2), hf.Workload(prompts=8, prompt_tokens=64, response_tokens=64, steps=50))
     assert plan.cost_per_step == pytest.approx(plan.seconds * 4 * 2.5 / 3600)
     assert plan.cost == pytest.approx(50 * plan.cost_per_step)

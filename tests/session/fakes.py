@@ -21,8 +21,14 @@ from hfsdk.core.table import Ragged, Table, kind_of, take
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.session import Session
+from hfsdk.session.start import Started
 
 CPU2 = ClusterSpec.parse("1x2 cpu")
+
+
+def session_over(controller, cluster, kind="ray", **options):
+    """Return a session over a stand-in for the controller."""
+    return Session(runtime=Started(controller, cluster, kind), **options)
 
 
 class FakeController:
@@ -242,7 +248,7 @@ def controller():
 
 @pytest.fixture
 def session(controller):
-    session = Session.over(controller, CPU2)
+    session = session_over(controller, CPU2)
     yield session
     session.close()
 

@@ -15,6 +15,8 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.engine.calls import messages as m
+from hfsdk.session.session_parts import parts_of
+from tests.session.fakes import session_over
 
 TEXTS = [f"review number {i}" for i in range(10)]
 
@@ -30,17 +32,17 @@ def test_everything_comes_back(session, controller, tmp_path):
     next(prompts), next(prompts)
     controller.updates["actor"] = 5
     session.record({"step": 0, "score_mean": 0.25})
-    session.next_count("steps")
+    parts_of(session).context.counters.next("steps")
     session.save(tmp_path / "save")
     assert sorted(p.name for p in (tmp_path / "save").iterdir()) == ["session.json", "state-1"]
 
-    other = hf.Session.over(type(controller)(), session.cluster, seed=9)
+    other = session_over(type(controller)(), session.cluster, seed=9)
     streams = prepared(other)
     other.load(tmp_path / "save")
     assert other.seed == 0
     assert streams.position == 2
     assert other.history["score_mean"].tolist() == [0.25]
-    assert other.next_count("steps") == 1
+    assert parts_of(other).context.counters.next("steps") == 1
     assert other.models.actor.version == 5
     later = other.prompts(TEXTS, batch_size=3, seed=0)  # made again in a cell: it starts over
     assert later.position == 0
@@ -50,7 +52,7 @@ def test_everything_comes_back(session, controller, tmp_path):
 def test_streams_made_after_loading_get_their_place_too(session, controller, tmp_path):
     next(prepared(session))
     session.save(tmp_path)
-    other = hf.Session.over(type(controller)(), session.cluster)
+    other = session_over(type(controller)(), session.cluster)
     other.actor("tiny")
     other.critic("tiny")
     other.load(tmp_path)
@@ -160,7 +162,7 @@ def test_incomplete_damaged_and_foreign(session, tmp_path):
 )
 def test_other_roles(session, controller, tmp_path, actor, words):
     folder = saved(session, tmp_path)
-    other = hf.Session.over(type(controller)(), session.cluster.with_memory(10**11))
+    other = session_over(type(controller)(), session.cluster.with_memory(10**11))
     other.actor(**{"model": "tiny", **actor})
     other.critic("tiny")
     with pytest.raises(hf.CheckpointError, match=words):
@@ -170,7 +172,7 @@ def test_other_roles(session, controller, tmp_path, actor, words):
 
 def test_another_layout_is_welcome(session, controller, tmp_path):
     folder = saved(session, tmp_path)
-    other = hf.Session.over(type(controller)(), session.cluster)
+    other = session_over(type(controller)(), session.cluster)
     other.actor("tiny", train="tp2")
     other.critic("tiny", train="pp2")
     other.load(folder)
@@ -179,7 +181,7 @@ def test_another_layout_is_welcome(session, controller, tmp_path):
 
 def test_missing_and_extra_roles(session, controller, tmp_path):
     folder = saved(session, tmp_path)
-    other = hf.Session.over(type(controller)(), session.cluster)
+    other = session_over(type(controller)(), session.cluster)
     other.actor("tiny")
     with pytest.raises(hf.CheckpointError, match="has critic, which the session does not; declare critic first"):
         other.load(folder)
@@ -217,7 +219,7 @@ def test_a_save_in_the_background(session, controller, tmp_path):
     session.record({"step": 1})
     assert not (tmp_path / "session.json").exists()
     with pytest.raises(hf.CheckpointError, match="an unfinished save"):
-        hf.Session.over(controller, session.cluster).load(tmp_path)
+        session_over(controller, session.cluster).load(tmp_path)
 
     async def look():
         return await saving
@@ -269,9 +271,9 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import hfsdk as hf
-from fakes import CPU2, FakeController
+from fakes import CPU2, FakeController, session_over
 controller = FakeController()
-session = hf.Session.over(controller, CPU2)
+session = session_over(controller, CPU2)
 session.actor("tiny"), session.critic("tiny")
 controller.updates["actor"] = 1
 session.save({folder!r})

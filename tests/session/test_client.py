@@ -16,7 +16,7 @@ import hfsdk as hf
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.events import EventRelay
-from tests.session.fakes import interrupts_after
+from tests.session.fakes import interrupts_after, session_over
 
 
 def test_the_first_interrupt_cancels_and_waits_until_the_call_has_stopped(actor, controller):
@@ -94,7 +94,7 @@ def test_what_nobody_refers_to_is_released_with_the_next_message(actor, controll
 
 
 def test_a_waiting_session_waits_in_each_call(controller):
-    session = hf.Session.over(controller, hf.ClusterSpec.parse("1x2 cpu"), wait=True)
+    session = session_over(controller, hf.ClusterSpec.parse("1x2 cpu"), wait=True)
     session.actor("tiny").generate("Hello")
     assert isinstance(controller.messages[-1], m.Wait)
     session.close()
@@ -121,7 +121,7 @@ def test_a_closed_session_refuses_everything_and_closes_once(session, actor, con
 
 
 def test_a_forgotten_session_is_closed(controller):
-    session = hf.Session.over(controller, hf.ClusterSpec.parse("1x2 cpu"))
+    session = session_over(controller, hf.ClusterSpec.parse("1x2 cpu"))
     session.actor("tiny")
     del session
     gc.collect()

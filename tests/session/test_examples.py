@@ -7,6 +7,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.session.session_parts import parts_of
 
 PAIRS = {
     "prompt": ["one ", "two ", "three "], "chosen": ["good", "fine", "great"], "rejected": ["bad", "poor", "awful stuff"],
@@ -19,7 +20,7 @@ def zeros(completions, completion_ids):
 
 
 def texts(session, batch, name="response"):
-    decode = session.client.need_tokenizer().decode
+    decode = parts_of(session).client.need_tokenizer().decode
     return [decode(list(row)).removesuffix("<eos>") for row in batch[name]]
 
 
@@ -37,7 +38,7 @@ class TestPairs:
     def test_responses_end_with_the_models_own_token_once(self, session, actor):
         from hfsdk.engine.weights.model_folders import eos_token_ids
 
-        (eos,) = eos_token_ids(session.tokenizer_folder)
+        (eos,) = eos_token_ids(parts_of(session).client.tokenizer_folder)
         ids = {"prompt": [[1, 2]], "chosen": [[3, 4, eos]], "rejected": [[5]]}
         batch = session.pairs(ids, batch_size=1)[0]
         assert [list(row) for row in batch["response"]] == [[3, 4, eos], [5, eos]]
@@ -52,10 +53,10 @@ class TestPairs:
         pairs = session.pairs(PAIRS, batch_size=2, seed=4)
         assert texts(session, pairs[0]) == texts(session, next(pairs))
         next(pairs)
-        saved = session.persistent()
+        saved = parts_of(session).saved.to_save()
         again = session.pairs(PAIRS, batch_size=2, seed=4)
         assert again.position == 0
-        session.restore(saved)
+        parts_of(session).saved.take(saved)
         assert again.position == 2
         assert len(pairs) == 2
 
@@ -149,9 +150,9 @@ class TestScorers:
         model = session.reward("tiny", optimizer=hf.AdamW(lr=1e-4))
         assert model.normalisation == (0.0, 1.0)
         model.normalise(mean=2.0, std=4.0)
-        saved = session.persistent()
+        saved = parts_of(session).saved.to_save()
         model.normalise(mean=0.0, std=1.0)
-        session.restore(saved)
+        parts_of(session).saved.take(saved)
         assert model.normalisation == (2.0, 4.0)
         for std in (0.0, float("nan"), -1.0):
             with pytest.raises(OptionError, match="std must be a finite number above 0"):
@@ -165,9 +166,9 @@ class TestScorers:
         cost = session.cost(length_reward)
         assert cost.multiplier == 1.0
         cost.multiplier = 2.5
-        saved = session.persistent()
+        saved = parts_of(session).saved.to_save()
         cost.multiplier = 3.5
-        session.restore(saved)
+        parts_of(session).saved.take(saved)
         assert cost.multiplier == 2.5
         for value in (0.0, -1.0, float("inf"), True, "x"):
             with pytest.raises(OptionError, match="must be a finite number above 0"):

@@ -9,12 +9,26 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
-from hfsdk.session import branching, checkpoint, comparing, folder_lock, placing, running, training
+from hfsdk.session import (
+    checkpoint,
+    comparing,
+    deployment,
+    folder_lock,
+    history_log,
+    pending_save,
+    running,
+    saveable,
+    saves,
+    snapshots,
+    streams,
+    training,
+)
+from hfsdk.session.session_parts import parts_of
 
 pytestmark = pytest.mark.slow
 
-FILES = {module.__file__ for module in (training, running, placing, branching, comparing)}
-OF_SAVES = {module.__file__ for module in (checkpoint, folder_lock)}
+FILES = {module.__file__ for module in (training, running, deployment, snapshots, history_log, streams, comparing)}
+OF_SAVES = {module.__file__ for module in (checkpoint, folder_lock, pending_save, saveable, saves)}
 
 
 class InterruptAt:
@@ -77,13 +91,13 @@ def check_usable(session, relays):
     run.wait(10)
     assert not run.running
     assert session.train(session.algorithm, session.stream, steps=1, progress=False).state == "finished"
-    assert len(session.client._relays) == relays
+    assert len(parts_of(session).client._relays) == relays
     assert not [thread for thread in threading.enumerate() if thread.name == "hfsdk-train" and thread.is_alive()]
 
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_an_interrupt_at_any_line_of_a_runs_start_leaves_training_possible(session, wait):
-    relays = len(session.client._relays)
+    relays = len(parts_of(session).client._relays)
 
     def train():
         session.train(session.algorithm, session.stream, steps=1, progress=False, wait=wait)
@@ -97,7 +111,7 @@ def test_an_interrupt_at_any_line_of_a_runs_start_leaves_training_possible(sessi
 def test_an_interrupt_at_any_line_of_a_place_leaves_handles_and_controller_together(session):
     wanted = iter([{"actor reference": 1, "critic": 1}, "colocate"] * 500)
     for _ in interrupted(lambda: session.place(next(wanted)), every=3):
-        assert session.client.send(q.CurrentPlacement()) == session.placement.placement
+        assert parts_of(session).client.send(q.CurrentPlacement()) == session.placement.placement
         session.train(session.algorithm, session.stream, steps=1, progress=False)
 
 
@@ -105,9 +119,9 @@ def test_an_interrupt_at_any_line_of_a_rewind_goes_back_all_the_way_or_not_at_al
     before, branch = session.snapshot("before"), session.branch
     session.train(session.algorithm, session.stream, steps=1, progress=False)
     for _ in interrupted(lambda: session.rewind(before), every=3):
-        done = session.counts().get("steps") == before.counters.get("steps")
+        done = parts_of(session).context.counters.all().get("steps") == before.counters.get("steps")
         assert done or session.branch == branch, "the weights went back and the counters did not, or the other way round"
-        assert (session.client.send(q.Roles())["actor"][2] == 1) is done
+        assert (parts_of(session).client.send(q.Roles())["actor"][2] == 1) is done
         branch = session.branch
         session.train(session.algorithm, session.stream, steps=1, progress=False)
         assert session.history.path()[-1]["branch"] == branch
@@ -115,11 +129,11 @@ def test_an_interrupt_at_any_line_of_a_rewind_goes_back_all_the_way_or_not_at_al
 
 def test_an_interrupt_at_any_line_of_a_load_loads_all_or_says_what_it_did(session, tmp_path):
     session.save(tmp_path)
-    saved = session.counts()
+    saved = parts_of(session).context.counters.all()
     session.train(session.algorithm, session.stream, steps=1, progress=False)
     for _ in interrupted(lambda: session.load(tmp_path), files=OF_SAVES):
-        done = session.counts() == saved
-        roles = {name: state[2] for name, state in session.client.send(q.Roles()).items() if name in ("actor", "critic")}
+        done = parts_of(session).context.counters.all() == saved
+        roles = {name: state[2] for name, state in parts_of(session).client.send(q.Roles()).items() if name in ("actor", "critic")}
         come = [name for name, num_updates in roles.items() if num_updates == 1]
         assert len(come) == 2 if done else not come or "before loading ended" in session.messages[-1], roles
         assert not done or len(session.history) == 1

@@ -7,6 +7,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.session import events
+from hfsdk.session.session_parts import parts_of
 
 LIMIT_S = 60
 
@@ -63,7 +64,7 @@ def test_the_end_of_a_call_is_heard_before_the_start_of_the_next(session, monkey
     ids = []
     for _ in range(4):
         calls_of(session).wait()
-        ids.append(session.client.last_call)
+        ids.append(parts_of(session).client.last_call)
     stop()
     mine = [(kind, number) for kind, number in heard if kind != "call_progress"]
     assert mine == [(kind, number) for number in ids for kind in ("call_started", "call_done")]

@@ -27,6 +27,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import HostRoom
 from hfsdk.session import checkpoint, checkpoint_index
 from hfsdk.session.folder_lock import LOCK, FolderLock
+from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
 
 
@@ -182,7 +183,7 @@ def test_threads_take_turns(session, controller, tmp_path):
         thread.start()
     for thread in threads:
         thread.join(60)
-    session._settle_save()
+    parts_of(session).pending_save.settle()
     assert not failures
     assert names(tmp_path) == ["b", "session.json", "state-15", "state-16"]
     assert names(tmp_path / "b") == ["session.json", "state-4", "state-5"]
@@ -305,7 +306,7 @@ def test_whatever_an_index_says_is_loaded_whole_or_refused_at_once(tmp_path):
             changed = copy.deepcopy(index if k % 4 == 0 else save)
             for _ in range(rng.randrange(1, 3)):
                 mutate(rng, changed)
-            before, started = (session.seed, session.counts(), repr(session.history)), time.monotonic()
+            before, started = (session.seed, parts_of(session).context.counters.all(), repr(session.history)), time.monotonic()
             if k % 4 == 0:
                 (tmp_path / "session.json").write_text(json.dumps(changed))
             else:
@@ -316,7 +317,7 @@ def test_whatever_an_index_says_is_loaded_whole_or_refused_at_once(tmp_path):
                 repr(session.history), session.history.view()
             except hf.CheckpointError:
                 refused += 1
-                assert (session.seed, session.counts(), repr(session.history)) == before
+                assert (session.seed, parts_of(session).context.counters.all(), repr(session.history)) == before
             assert time.monotonic() - started < 10
             (state / "save.json").write_text(json.dumps(save))
         assert refused > 200
@@ -567,7 +568,7 @@ def test_what_could_not_be_loaded_is_not_saved(session, tmp_path, monkeypatch):
     with pytest.raises(hf.CheckpointError, match=r"cannot be saved: .*a row's kl_mean must be a number"):
         session.save(tmp_path)
     monkeypatch.setattr(checkpoint_index, "MOST_BYTES", 2000)
-    session._rows = Rows()
+    parts_of(session).log._rows = Rows()
     for step in range(100):
         session.record({"step": step, "kl_mean": 0.5})
     with pytest.raises(hf.CheckpointError, match=r"the 100 rows of its history take"):
@@ -667,7 +668,7 @@ def test_an_interrupt_ends_the_waiting_for_what_runs(session, controller, what):
     assert not kinds & {m.Snapshot, m.Place, m.Remove, m.Rewind, m.Cancel}
     assert batch.state == "running"
     assert session.models.actor is actor
-    controller.let_go(session.client.last_call)
+    controller.let_go(parts_of(session).client.last_call)
     controller.held.clear()
     acts[what]()
 

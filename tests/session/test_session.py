@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import json
 import shutil
 import warnings
 
 import pytest
-from fakes import CPU2
+from fakes import CPU2, session_over
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.spec import PRESETS
 from hfsdk.engine.calls import messages as m
-from hfsdk.session import Session
+from hfsdk.session.session_parts import parts_of
 
 
 def test_the_same_arguments_give_the_same_handle(session, actor, controller):
@@ -192,7 +194,7 @@ def test_nothing_to_place(session):
 
 def test_models_that_do_not_fit_are_refused_before_loading(controller):
     small = hf.ClusterSpec.parse("1x2 cpu").with_memory(10**9)
-    session = hf.Session.over(controller, small)
+    session = session_over(controller, small)
     actor = session.actor("smollm2-135m-instruct")
     with pytest.raises(hf.DeviceMemoryError, match=r"exists 1\.00"):
         actor.generate("x")
@@ -298,7 +300,7 @@ def test_declaring_again_after_a_load_keeps_what_was_loaded(session, actor, cont
     reference, critic = session.reference(actor), session.critic("tiny")
     session.place()
     saved = {"seed": 5, "counters": {}, "positions": {}, "history": []}
-    session.restore(saved)  # as session.load does with a checkpoint of another seed
+    parts_of(session).saved.take(saved)  # as session.load does with a checkpoint of another seed
     assert session.actor("tiny") is actor
     assert session.reference(actor) is reference
     assert session.critic("tiny") is critic
@@ -338,7 +340,7 @@ def test_the_version_of_a_handle_is_its_own(session, actor, controller):
 
 
 def test_a_closed_real_session_s_placement_is_not_a_prediction(controller):
-    session = Session.over(controller, CPU2)
+    session = session_over(controller, CPU2)
     session.actor("tiny")
     assert session.placement.view()["predicted"] is False
     session.place()
@@ -370,7 +372,7 @@ def test_the_dataflow_keeps_aliased_columns():
 )
 def test_models_are_bf16_on_gpus_unless_the_user_says_otherwise(controller, cluster, kind, dtype):
     other = {"fp32": "bf16", "bf16": "fp32"}[dtype]
-    session = Session.over(controller, ClusterSpec.parse(cluster), kind)
+    session = session_over(controller, ClusterSpec.parse(cluster), kind)
     actor = session.actor("tiny")
     declared = [actor, session.critic("tiny"), session.reference(actor), session.reward("tiny", optimizer=hf.AdamW())]
     asked = session.actor("tiny", name="asked", dtype=other)
@@ -381,3 +383,33 @@ def test_models_are_bf16_on_gpus_unless_the_user_says_otherwise(controller, clus
     assert told == {model.name: dtype for model in declared} | {model.name: other for model in declared_otherwise}
     assert session.reference(asked, name="own", dtype=dtype).role.dtype == dtype, "its own wins over the actor's"
     session.close()
+
+
+def test_a_session_is_open_as_long_as_a_handle_of_it_is_there():
+    def handle():
+        return hf.Session.simulated("1x1 H100").actor("llama-7b")
+
+    actor = handle()
+    gc.collect()
+    client = actor._host.client
+    assert not client.closed
+    assert actor.memory == {}
+    del actor
+    gc.collect()
+    assert client.closed
+
+
+def test_tab_shows_what_a_user_would_type():
+    public = {name for name in dir(hf.Session.simulated("1x1 H100")) if not name.startswith("_")}
+    assert not public & {"client", "ready", "release", "notice", "next_count", "persistent", "restore", "find_snapshot", "resume"}
+    assert hf.Session.__bases__ == (object,)
+
+
+def test_the_facade_passes_on_with_its_own_name():
+    with hf.Session.simulated("1x1 H100") as session:
+        with pytest.raises(hf.OptionError, match=r"^Session\.prompts: batch_size must be"):
+            session.prompts(["a"], batch_size=0)
+        with pytest.raises(TypeError, match=r"^Session\.train\(\) missing"):
+            session.train()
+        assert "compute_values" not in session.actor.__doc__
+        assert str(inspect.signature(session.place)).startswith("(what: ")

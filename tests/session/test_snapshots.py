@@ -9,6 +9,7 @@ from hfsdk.core.experiment import Experiment
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.running import MEASURED
+from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.tables import snapshot_html
 
 TEXTS = [f"review number {i}" for i in range(40)]
@@ -88,7 +89,7 @@ def test_unchanged_roles_are_counted_once(session, prompts):
 
 
 def test_states_are_freed_with_the_last_snapshot_that_has_them(session, prompts):
-    runtime = session.client._controller._runtime
+    runtime = parts_of(session).client._controller._runtime
     session.snapshot("one")
     session.snapshot("two")
     assert len(runtime._kept) == 2
@@ -105,7 +106,7 @@ def test_states_are_freed_with_the_last_snapshot_that_has_them(session, prompts)
     session.snapshot("again")
     train(session, prompts)
     session.snapshot("again")  # the one before goes with its name
-    session.client.send(q.CurrentStep())
+    parts_of(session).client.send(q.CurrentStep())
     assert len(runtime._kept) == 2
 
 
@@ -113,13 +114,13 @@ def test_rewind_takes_everything_back(session, prompts):
     train(session, prompts, 2)
     before = session.snapshot()
     assert before.name == "snapshot 1"
-    counts, place = session.counts(), prompts.position
+    counts, place = parts_of(session).context.counters.all(), prompts.position
     first = train(session, prompts, 3).rows
     later = session.prompts(TEXTS, batch_size=8)
     next(later)
     session.seed = 99
     assert session.rewind("snapshot 1") == "snapshot 1/1"
-    assert (session.counts(), prompts.position, later.position, session.seed) == (counts, place, 0, 4)
+    assert (parts_of(session).context.counters.all(), prompts.position, later.position, session.seed) == (counts, place, 0, 4)
     assert session.models.actor.version == 4
     again = train(session, prompts, 3).rows
     assert [unmeasured(row) for row in again] == [unmeasured(row) for row in first]
@@ -195,12 +196,12 @@ def test_stale_batches(session, prompts):
             use(later.map(lambda table: {"doubled": table["position"]}, ["position"], ["doubled"]), loss)
     with pytest.raises(hf.StaleBatchError):
         actor.update(critic.compute_values(later), loss)
-    session.client.settle(session.client.open_calls())
+    parts_of(session).client.settle(parts_of(session).client.open_calls())
     assert actor.version == 3, "nothing was trained on it"
     actor.update(actor.compute_log_probs(actor.generate(later, max_new_tokens=4)), loss)
     critic.step()
     after = made()
-    session.release(actor)
+    actor.release()
     new = session.actor("tiny")
     new.update(after, loss)  # another actor: nothing is known of its way
 
@@ -248,7 +249,7 @@ def test_a_weighted_sum_comes_back_with_its_weights(session, prompts):
 def test_a_state_on_a_worker_that_ended_is_told_before_anything_changes(session, prompts, monkeypatch):
     before = session.snapshot("before")
     train(session, prompts)
-    monkeypatch.setattr(session.client._controller._runtime, "holds", lambda kept: kept.role != "critic")
+    monkeypatch.setattr(parts_of(session).client._controller._runtime, "holds", lambda kept: kept.role != "critic")
     with pytest.raises(hf.CheckpointError, match=r"critic's state is gone with a worker that ended.*device 0, 1.*session.load"):
         session.rewind(before)
     assert session.models.actor.version == session.models.critic.version > 0
@@ -289,7 +290,7 @@ def test_snapshots_travel_as_data(session, prompts):
 
 def test_compare_runs_each_from_the_same_point_and_comes_back(session, prompts):
     train(session, prompts, 2)
-    counts, place = session.counts(), prompts.position
+    counts, place = parts_of(session).context.counters.all(), prompts.position
     run = session.run
     algorithms = [hf.PPO(max_new_tokens=4), hf.PPO(max_new_tokens=8), hf.GRPO(max_new_tokens=4, n=2)]
     experiment = session.compare(algorithms, prompts, steps=3, seeds=[0, 7])
@@ -300,7 +301,13 @@ def test_compare_runs_each_from_the_same_point_and_comes_back(session, prompts):
     assert frame["step"].tolist() == [2, 3, 4] * 6
     assert frame["tokens"].min() > 0
     assert frame["score"].isna().all()
-    assert (session.counts(), prompts.position, session.seed, session.branch, session.run) == (counts, place, 4, "main", run)
+    assert (parts_of(session).context.counters.all(), prompts.position, session.seed, session.branch, session.run) == (
+        counts,
+        place,
+        4,
+        "main",
+        run,
+    )
     assert session.models.actor.version == 4
     assert list(session.snapshots) == []
     names = [branch.name for branch in session.history.branches]
@@ -429,22 +436,22 @@ def test_a_70b_snapshot_says_what_each_node_keeps():
     with hf.Session.simulated("8x8 H200") as session:
         session.actor("llama3-70b", train="tp8 pp2 dp4", rollout="tp8", dtype="bf16", optimizer=hf.AdamW(distributed=True))
         session.place("colocate")
-        (fresh, *_) = room = session.client.send(m.AskHostRoom(("actor",), unless_kept=True))
+        (fresh, *_) = room = parts_of(session).client.send(m.AskHostRoom(("actor",), unless_kept=True))
         numbers = session.models.actor.spec.num_parameters()
         assert [one.node for one in room] == list(range(8))
         assert [one.free_bytes for one in room] == [None] * 8, "no host memory is spent here"
         assert sum(one.needed_bytes for one in room) == pytest.approx(6 * numbers, rel=1e-3), "no moments before the first step"
         kept = session.snapshot("before")
         assert kept.to_pandas().groupby("node")["bytes"].sum()[0] == fresh.needed_bytes
-        assert session.client.send(m.AskHostRoom(("actor",), unless_kept=True)) == (), "the snapshot has it"
-        assert session.client.send(m.AskHostRoom(("actor",), unless_kept=False)) == room
+        assert parts_of(session).client.send(m.AskHostRoom(("actor",), unless_kept=True)) == (), "the snapshot has it"
+        assert parts_of(session).client.send(m.AskHostRoom(("actor",), unless_kept=False)) == room
 
 
 def test_a_snapshot_that_hosts_cannot_keep_is_refused_before_anything_is_copied(session, prompts, monkeypatch):
     train(session, prompts)
-    runtime = session.client._controller._runtime
+    runtime = parts_of(session).client._controller._runtime
     held = len(runtime._kept)
-    needed = session.client.send(m.AskHostRoom(("actor", "critic"), unless_kept=True))[0].needed_bytes
+    needed = parts_of(session).client.send(m.AskHostRoom(("actor", "critic"), unless_kept=True))[0].needed_bytes
     monkeypatch.setattr(runtime, "free_host_bytes", lambda devices: {0: needed - 1})
     with pytest.raises(hf.CheckpointError, match=r"the snapshot takes [\d.]+ MB of host memory on node 0, and [\d.]+ MB are free"):
         session.snapshot("too much")

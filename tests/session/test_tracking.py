@@ -412,9 +412,9 @@ def test_the_interpreter_s_end_closes_a_run_in_the_background(tmp_path):
         import sys, time
         sys.path[:0] = sys.argv[1:]
         import hfsdk as hf
-        from fakes import CPU2, FakeController
+        from fakes import CPU2, FakeController, session_over
         from test_tracking import OneCall, TEXTS
-        session = hf.Session.over(FakeController(), CPU2)
+        session = session_over(FakeController(), CPU2)
         session.actor("tiny"); session.reward(lambda completions: [0.0] * len(completions))
         prompts = session.prompts(TEXTS, batch_size=2)
         session.train(OneCall(), prompts, steps=10**6, wait=False, track=["wandb", "mlflow", "tensorboard"])

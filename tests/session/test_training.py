@@ -10,7 +10,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.engine.calls import messages as m
-from tests.session.fakes import interrupts_after
+from tests.session.fakes import interrupts_after, session_over
 
 TEXTS = [f"review number {i}" for i in range(10)]
 
@@ -145,7 +145,7 @@ def test_a_failed_step_gives_its_prompts_back(session, ready, controller):
 def test_saves_and_goes_on(session, ready, tmp_path, controller, length_reward):
     session.train(OneCall(), ready, steps=4, save_every=2, folder=tmp_path)
     assert (tmp_path / "state-2").is_dir()
-    other = hf.Session.over(type(controller)(), session.cluster)
+    other = session_over(type(controller)(), session.cluster)
     other.actor("tiny")
     other.reward(length_reward)
     prompts = other.prompts(TEXTS, batch_size=2)

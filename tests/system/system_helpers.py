@@ -8,6 +8,7 @@ import numpy as np
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 OPENINGS = [
     "the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long and too",
@@ -84,13 +85,13 @@ def call_id(pending):
 
 def at_work(session, call, name=None, rank=None):
     """Whether a worker (that of ``rank``) is inside a call now (inside its sub-span ``name``)."""
-    spans = [s for s in session.client.send(q.SpansOf()) if s.device is not None and s.duration_s is None]
+    spans = [s for s in parts_of(session).client.send(q.SpansOf()) if s.device is not None and s.duration_s is None]
     return any(s.call_id == call and name in (None, s.name) and rank in (None, s.rank) for s in spans)
 
 
 def running(session):
     """Whether a worker call of the session runs, whichever."""
-    spans = session.client.send(q.SpansOf())
+    spans = parts_of(session).client.send(q.SpansOf())
     return any(s.device is not None and s.duration_s is None for s in spans)
 
 
@@ -101,7 +102,7 @@ def long_generation(roles, **more):
 
 def pids(session):
     """Process ids of the session's workers, by rank."""
-    return [s.pid for s in sorted(session.client.send(q.Devices()), key=lambda s: s.rank)]
+    return [s.pid for s in sorted(parts_of(session).client.send(q.Devices()), key=lambda s: s.rank)]
 
 
 def fingerprint(rank):

@@ -15,6 +15,7 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.assets import model_folder
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 
 @pytest.fixture(autouse=True)
@@ -265,7 +266,7 @@ def test_results_of_tasks_do_not_come_through_the_controller(live):
     import ray
 
     batch = live.session.batch(number=[1.0, 2.0]).map(lambda t: {"small": t["number"]}, ["number"], ["small"]).wait()
-    part = live.session.client.send(q.StoredOf(call_id(batch))).parts[0]
+    part = parts_of(live.session).client.send(q.StoredOf(call_id(batch))).parts[0]
     assert ray.experimental.get_object_locations(part.handle)[part.handle[0]]["node_ids"], "it is in the object store"
 
 

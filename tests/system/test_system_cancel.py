@@ -16,6 +16,7 @@ from system_helpers import (
 )
 
 import hfsdk as hf
+from hfsdk.session.session_parts import parts_of
 
 MANY = 12
 """Micro-batches of one sample each: a forward pass that takes a while."""
@@ -141,13 +142,13 @@ def test_interrupt_update(live, keyboard):
 
 
 def test_interrupt_inside_the_call_of_a_waiting_session(live, keyboard, slow_forward):
-    live.session.client.wait_each = True
+    parts_of(live.session).client.wait_each = True
     try:
         keyboard(lambda: running(live.session))
         with pytest.raises(KeyboardInterrupt):
             slow_forward()
     finally:
-        live.session.client.wait_each = False
+        parts_of(live.session).client.wait_each = False
 
 
 def test_second_interrupt_detaches(live, keyboard):

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from system_helpers import (
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from hfsdk.session.session_parts import parts_of
 
 pytestmark = pytest.mark.slow
 
@@ -120,8 +120,10 @@ def test_killed_while_idle_and_while_loading(single):
 
     def on_event(event):
         if event["type"] == "role_loading" and event["role"] == "late":
-            threading.Thread(target=kill, args=(session, 0)).start()
+            os.kill(pid, signal.SIGKILL)
 
+    until("the new worker", lambda: pids(session))  # what is asked while it loads may not be answered in time
+    pid = pids(session)[0]
     stop = session.subscribe(on_event)
     late = session.critic("tiny", name="late")
     with pytest.raises(hf.WorkerDiedError, match="started again at the next call"):
@@ -180,7 +182,8 @@ def test_killed_while_place_moves_trained_roles(ray_here, monkeypatch):
     with hf.Session(devices=2, name="moved") as session:
         actor, critic = session.actor("tiny", optimizer=hf.AdamW(lr=1e-3)), session.critic("tiny", optimizer=hf.AdamW(lr=1e-3))
         rows = session.batch(prompt=[[1], [2]], response=[[3, 4], [5, 6]])
-        runtime, loss = session.client._controller._runtime, lambda out, b: out.values if out.log_probs is None else out.log_probs
+        runtime = parts_of(session).client._controller._runtime
+        loss = lambda out, b: out.values if out.log_probs is None else out.log_probs  # noqa: E731
         for moment, where in (("close_pool", {"actor": 1, "critic": 1}), ("load", "colocate")):
             for role in (actor, critic):
                 role.update(rows, loss).wait(timeout=240)

@@ -8,6 +8,7 @@ from test_system_shadows import PROMPTS, at, check_by_plan, declared, likelihood
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
 from hfsdk.resharding.boxes import vllm_boxes
+from hfsdk.session.session_parts import parts_of
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ def session(ray_here):
 
 
 def runtime_of(session):
-    return session.client._controller._runtime
+    return parts_of(session).client._controller._runtime
 
 
 def links(session, ray, devices):
@@ -42,7 +43,7 @@ def check_weights(session, ray, actor, devices):
 def test_a_shadow_has_the_trained_weights_bit_for_bit(session, ray_here, train, rollout, pools):
     actor = declared(session, train, rollout)
     session.place({"actor": pools[0], "actor.rollout": pools[1]})
-    controller = session.client._controller
+    controller = parts_of(session).client._controller
     numbers = set()
     for learned in range(2):
         batch = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=6, seed=learned))
@@ -77,7 +78,7 @@ def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here):
 
 def pids(session):
     """Process ids of the workers, by device."""
-    return {status.device: status.pid for status in session.client.send(q.Devices())}
+    return {status.device: status.pid for status in parts_of(session).client.send(q.Devices())}
 
 
 def end_in_the_next_transfer(session, ray, device):

@@ -12,6 +12,7 @@ from system_helpers import call_id, check_works, lengths_reward, long_generation
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 
 def broken_loss(out, b):
@@ -23,7 +24,7 @@ def small(live, rows=4):
 
 
 def settle(live):
-    live.session.client.settle(live.session.client.open_calls())
+    parts_of(live.session).client.settle(parts_of(live.session).client.open_calls())
 
 
 # ---- who hears
@@ -104,7 +105,7 @@ def test_listener_that_raises_does_not_stop_the_work(live, capfd):
         heard.append(event["type"])
         raise ValueError("cannot draw")
 
-    stop = live.session.client._controller.subscribe(broken)
+    stop = parts_of(live.session).client._controller.subscribe(broken)
     assert len(small(live)["response"]) == 4
     stop()
     assert heard == ["call_started"], "it is left out from then on"
@@ -146,8 +147,8 @@ def test_columns_nobody_refers_to_are_freed(live):
     del again
     del batch
     settle(live)
-    live.session.client.send(q.RunningCalls())
-    stored = [live.session.client.send(q.StoredOf(call)) for call in (first, second)]
+    parts_of(live.session).client.send(q.RunningCalls())
+    stored = [parts_of(live.session).client.send(q.StoredOf(call)) for call in (first, second)]
     assert stored == [None, None]
 
 
@@ -189,7 +190,7 @@ def test_new_version_of_a_reward_function(live):
     assert set(reward.compute_scores(batch)["scores"]) == {1.0}
     assert live.session.reward(lambda completions: [2.0 for _ in completions]) is reward
     assert set(reward.compute_scores(batch)["scores"]) == {2.0}
-    calls = [c for c in live.session.client.send(q.CallsOf()) if str(c) == "reward.compute_scores"][-2:]
+    calls = [c for c in parts_of(live.session).client.send(q.CallsOf()) if str(c) == "reward.compute_scores"][-2:]
     assert len({c.function for c in calls}) == 2
     live.session.reward(lengths_reward)
 

@@ -11,6 +11,7 @@ from system_helpers import OPENINGS, gap, lengths_reward, state_of
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +100,7 @@ def test_a_shadow_gets_new_weights_once_and_only_when_there_are_some(four):
     learn(four, prepared(four))
 
     def transfers():
-        return sum(call.method == "export_weights" for call in four.client.send(q.CallsOf()))
+        return sum(call.method == "export_weights" for call in parts_of(four).client.send(q.CallsOf()))
 
     before = transfers()
     batches = [actor.generate(OPENINGS[:4], max_new_tokens=6, seed=k) for k in range(3)]

@@ -10,6 +10,7 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.core.batch import PER_TOKEN
 from hfsdk.engine.calls import queries as q
+from hfsdk.session.session_parts import parts_of
 
 EOS = 258
 RAGGED = {
@@ -20,7 +21,9 @@ RAGGED = {
 
 def spans_of(roles, pending, name):
     ids = set(pending.call_ids)
-    return [s for s in roles.session.client.send(q.SpansOf()) if s.call_id in ids and s.name == name and s.device is not None]
+    return [
+        s for s in parts_of(roles.session).client.send(q.SpansOf()) if s.call_id in ids and s.name == name and s.device is not None
+    ]
 
 
 def test_columns_of_a_step(live):
@@ -155,14 +158,14 @@ def test_columns_do_not_pass_through_the_controller(live, monkeypatch):
         weights.extend([len(pickle.dumps(value))] * isinstance(value, Answer))
         return value
 
-    before = live.session.client.send(q.ControllerBytes())
+    before = parts_of(live.session).client.send(q.ControllerBytes())
     with monkeypatch.context() as patch:
         patch.setattr(ray_runtime.ray, "get", weighed)
         batch = live.critic.compute_values(live.actor.compute_log_probs(live.reference.compute_log_probs(batch))).wait()
     column_bytes = 3 * 64 * 200 * 4
     assert len(weights) == 6
     assert sum(weights) < column_bytes / 8, weights
-    assert live.session.client.send(q.ControllerBytes()) == before == 0
+    assert parts_of(live.session).client.send(q.ControllerBytes()) == before == 0
     assert batch["values"].flat.shape == (64 * 200,)
 
 

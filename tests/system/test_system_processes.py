@@ -42,8 +42,9 @@ critic = two.critic("tiny", train="dp2")
 assert used(two, critic) == 1
 assert len(actor.generate([[1, 2, 3]], max_new_tokens=4)["response"]) == 1
 children = [p.pid for p in psutil.Process().children(recursive=True)]
-folders = [str(s.client._controller._runtime._folder) for s in (one, two)]
-mine = [s.pid for s in one.client.send(q.Devices())]
+from hfsdk.session.session_parts import parts_of
+folders = [str(parts_of(s).client._controller._runtime._folder) for s in (one, two)]
+mine = [s.pid for s in parts_of(one).client.send(q.Devices())]
 print(json.dumps({"pids": children, "folders": folders}), flush=True)
 
 batch = actor.generate([[1, 2, 3]] * 8, max_new_tokens=480, ignore_eos=True)
@@ -189,8 +190,9 @@ def test_messages_of_a_real_step_pickle(live, monkeypatch):
     from system_helpers import ppo_batch
 
     from hfsdk.algorithms import ppo
+    from hfsdk.session.session_parts import parts_of
 
-    sent, controller = [], live.session.client._controller
+    sent, controller = [], parts_of(live.session).client._controller
     send = controller.send
 
     def over_the_wire(message):

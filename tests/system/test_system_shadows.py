@@ -8,6 +8,7 @@ from system_helpers import OPENINGS, gap, state_of
 
 import hfsdk as hf
 from hfsdk.resharding.boxes import vllm_boxes
+from hfsdk.session.session_parts import parts_of
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def shadow_parameters(session, ray, devices):
         rollout = process._worker.roles["actor.rollout"].rollout
         return {name: parameter.detach().numpy().copy() for name, parameter in rollout.parameters().items()}
 
-    workers = session.client._controller._runtime._devices
+    workers = parts_of(session).client._controller._runtime._devices
     return ray.get([workers[device].handle.__ray_call__.remote(read) for device in devices])
 
 
@@ -110,7 +111,7 @@ def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here, cr
     apart = critic.compute_values(batch)["values"].flat
     full = trained_weights(critic)
     assert "score.weight" in full
-    workers = session.client._controller._runtime._devices
+    workers = parts_of(session).client._controller._runtime._devices
 
     def read(process):
         hosted = process._worker.roles["critic.inference"]
@@ -145,7 +146,7 @@ def test_objects_addressed_to_another_layout_are_not_used(session):
     late.cancel()
     slept.wait()
     session.place({"actor": 2, "actor.rollout": 2})
-    waiting = session.client._controller._roles["actor"].sync
+    waiting = parts_of(session).client._controller._roles["actor"].sync
     assert waiting.weights is not None
     assert waiting.weights.bundles[0].targets == (0,)
     fresh = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4))

@@ -1,14 +1,14 @@
-"""What the planner says of steps that ran: ``session.predict``, ``session.measured`` and ``session.calibrate``."""
+"""``Predictions``: what the planner says of steps that ran: ``session.predict``, ``measured`` and ``calibrate``."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from hfsdk.core.checks import Length, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.methods import GENERATE, method_of
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.trace import Trace
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.rerun import Rerun
@@ -16,24 +16,24 @@ from hfsdk.engine.controller.twin import TwinRun, run_twin
 from hfsdk.planner.explain import relative_errors
 from hfsdk.planner.perf.calibration import Calibration, Measured
 from hfsdk.planner.perf.perf_model import PerfModel
-from hfsdk.session.client import ControllerClient
-from hfsdk.session.placing import Placing
+from hfsdk.session.context import Context
+from hfsdk.session.deployment import Deployment
 from hfsdk.session.start import start_simulated
 from hfsdk.session.views import Traces
 
 
-class Predicting(Placing):
-    """The part of a session that holds what ran against what the planner says."""
+class Predictions:
+    """Holds what ran against what the planner says.
 
-    perf: PerfModel
-    """Predicts the seconds of :meth:`predict`; :meth:`calibrate` replaces it."""
-    errors: Mapping[str, float] | None
-    """Its relative error by method; ``None`` before :meth:`calibrate`."""
+    Attributes:
+        perf: predicts the seconds of :meth:`predict`; :meth:`calibrate` replaces it.
+        errors: its relative error by method; ``None`` before :meth:`calibrate`.
+    """
 
-    @property
-    @abstractmethod
-    def trace(self) -> Traces:
-        """The spans of the steps."""
+    def __init__(self, context: Context, deployment: Deployment) -> None:
+        self.perf = PerfModel()
+        self.errors: Mapping[str, float] | None = None
+        self._context, self._deployment = context, deployment
 
     @checked
     def predict(self, step: int = -1, *, perf: PerfModel | None = None) -> Trace:
@@ -54,7 +54,7 @@ class Predicting(Placing):
             CallError: a call of the step failed.
         """
         number, trace = self._step_trace(step)
-        twin = twin_of(self, self._client, trace, number, perf or self.perf)
+        twin = self._twin(trace, number, perf or self.perf)
         return Trace.of(twin.spans, title=f"step {number}, predicted")
 
     @checked
@@ -64,8 +64,8 @@ class Predicting(Placing):
         Arguments and errors as in :meth:`predict`.
         """
         number, trace = self._step_trace(step)
-        twin = twin_of(self, self._client, trace, number, self.perf)
-        return Measured(trace=trace, cluster=self.cluster, questions=twin.questions, tasks=twin.tasks)
+        twin = self._twin(trace, number, self.perf)
+        return Measured(trace=trace, cluster=self._context.cluster, questions=twin.questions, tasks=twin.tasks)
 
     @checked
     def calibrate(self, steps: Annotated[Sequence[int], Length(1, 10_000)] = (-1,)) -> Calibration[PerfModel]:
@@ -79,40 +79,46 @@ class Predicting(Placing):
         return found
 
     def _step_trace(self, step: int) -> tuple[int, Trace]:
-        traces = self.trace
+        client = self._context.client
+        traces = Traces(client)
         last = traces.step
         number = step + last + 1 if step < 0 else step
-        calls = self._client.send(q.CallsOf(number))
+        calls = client.send(q.CallsOf(number))
         running = [call.id for call in calls if method_of(call.method).repeatable]  # a save that failed told whoever saved
-        self._client.wait(running, None)
+        client.wait(running, None)
         return number, traces[step].snapshot()
 
+    def _twin(self, trace: Trace, step: int, perf: PerfModel) -> TwinRun:
+        """Carry a step's calls out again on a simulated twin.
 
-def twin_of(session: Placing, client: ControllerClient, trace: Trace, step: int, perf: PerfModel) -> TwinRun:
-    """Carry a step's calls out again on a simulated twin."""
-    reruns: Sequence[Rerun] = client.send(q.RerunsOf(step))
-    if not reruns and not len(trace) and not step:
-        raise OptionError(
-            "there is nothing to predict yet: no call of this session is done. Run a step first; what a step will take without "
-            "running it says session.plan(algorithm, workload)."
-        )
-    if not reruns:
-        raise OptionError(
-            f"there is nothing to predict of step {step}: no call of it is done, or it is so long ago that its calls are not kept. "
-            "Run a step first; a trace that was saved can be compared with session.trace[k] all the same."
-        )
-    runtime = start_simulated(session.cluster, None, perf)
-    runtime.keep_questions = True
-    functions = [handle.role for handle in session._book.functions]
-    return run_twin(reruns, runtime, session._placement, tuple(session._specs.values()), functions, _fresh(trace, reruns, session))
+        Raises:
+            OptionError: its calls are not kept.
+        """
+        deployment = self._deployment
+        reruns: Sequence[Rerun] = self._context.client.send(q.RerunsOf(step))
+        if not reruns and not len(trace) and not step:
+            raise OptionError(
+                "there is nothing to predict yet: no call of this session is done. Run a step first; what a step will take without "
+                "running it says session.plan(algorithm, workload)."
+            )
+        if not reruns:
+            raise OptionError(
+                f"there is nothing to predict of step {step}: no call of it is done, or it is so long ago that its calls are not "
+                "kept. Run a step first; a trace that was saved can be compared with session.trace[k] all the same."
+            )
+        runtime = start_simulated(self._context.cluster, None, perf)
+        runtime.keep_questions = True
+        functions = [handle.role for handle in deployment.book.functions]
+        fresh = _fresh(trace, reruns, deployment.specs)
+        return run_twin(reruns, runtime, deployment.placement, tuple(deployment.specs.values()), functions, fresh)
 
 
-def _fresh(trace: Trace, reruns: Iterable[Rerun], session: Placing) -> list[str]:
+def _fresh(trace: Trace, reruns: Iterable[Rerun], specs: Mapping[str, RoleSpec]) -> list[str]:
     """Return the actors whose first generation in the step moved no weights."""
     found: dict[str, bool] = {}
     moved = {span.call_id for span in trace if span.name == "reshard"}
     for rerun in reruns:
-        spec = session._specs.get(rerun.call.role)
+        spec = specs.get(rerun.call.role)
         if rerun.call.method == GENERATE.name and spec is not None and not spec.shadow_of:
             found.setdefault(rerun.call.role, rerun.call.id not in moved)
     return [role for role, fresh in found.items() if fresh]

@@ -1,0 +1,33 @@
+"""What ``train``, ``compare`` and ``plan`` run: anything with a step; see ``hfsdk.algorithms``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError
+
+
+class Algorithm(Protocol):
+    """What ``train`` runs; see ``hfsdk.algorithms``."""
+
+    def step(self, models: Any, prompts: Batch) -> Any:
+        """Run one step; return something with the ``batch`` and what ``metrics`` needs."""
+        ...
+
+    def metrics(self, step: Any) -> Mapping[str, float]:
+        """Return the numbers of a step; waits."""
+        ...
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Check that it is something with a step.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if isinstance(algorithm, type) or not callable(inspect.getattr_static(algorithm, "step", None)):
+        raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {shown(algorithm)}")

@@ -1,0 +1,75 @@
+"""``Saves``: saving a session into a folder, and loading it from one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, overload
+
+from hfsdk.core.checks import Count, checked
+from hfsdk.session.checkpoint import Saving, load_session
+from hfsdk.session.pending_save import PendingSave
+from hfsdk.session.running import CurrentRun
+from hfsdk.session.saveable import Saveable
+
+
+class Saves:
+    """The saves of a session."""
+
+    def __init__(self, session: Saveable, pending: PendingSave, run: CurrentRun) -> None:
+        self._session, self._pending, self._run = session, pending, run
+
+    @overload
+    def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path: ...
+
+    @overload
+    def save(self, folder: str | Path, *, keep: int = 1, wait: bool) -> Path | Saving: ...
+
+    @checked
+    def save(self, folder: str | Path, *, keep: Count = 1, wait: bool = True) -> Path | Saving:
+        """Save everything: weights, optimizers, schedules, the prompts' places, counters, history.
+
+        The folder holds the last complete save at every moment, also when this one is interrupted or its processes are killed.
+        Only what earlier saves wrote there is removed. Threads that save take turns; a folder that another process is saving to
+        is refused.
+
+        Args:
+            folder: where; it may hold other files as well.
+            keep: how many complete saves the folder holds when this one is complete, this one included; older ones are removed.
+            wait: whether the save is complete on return. Otherwise the roles' pools are held only while they copy their state,
+                the files are written in the background, and what is returned can be waited for. A later save, ``load``,
+                ``place`` and ``close`` wait for it.
+
+        Raises:
+            OptionError: ``folder`` is no path, ``keep`` is below 1, ``wait`` is no bool, or a step of a run is under way.
+            CheckpointError: the folder cannot be written, has too little space, is saved to by another process, or holds a
+                ``session.json`` that hfsdk did not write; also where the save before it failed and nobody has looked.
+        """
+        self._session.context.client.check_open()
+        self._run.check_between_steps("save")
+        self._pending.take()
+        saving = Saving(self._session, folder, keep)
+        if wait:
+            saving.run()
+            return saving.folder
+        saving.run_in_background()
+        self._pending.begin(saving)
+        return saving
+
+    @checked
+    def load(self, folder: str | Path) -> None:
+        """Load what :meth:`save` wrote into the same roles, in whatever layout they are here; waits.
+
+        Weights and optimizer state are those that were saved, bit for bit: every file is compared with its checksum before
+        anything of the session is replaced. Nothing in a checkpoint is run.
+
+        Args:
+            folder: for the last save in it; of those that ``save(folder, keep=3)`` kept, ``"folder/state-2"`` is an earlier one.
+
+        Raises:
+            OptionError: ``folder`` is no path, or a step of a run is under way.
+            CheckpointError: no checkpoint, an incomplete or a damaged one (names the file, and earlier saves that are there), or
+                one of other roles or models.
+        """
+        self._run.check_between_steps("load")
+        self._pending.settle()
+        load_session(self._session, folder)

@@ -1,0 +1,135 @@
+"""``Parts``: what a session is made of. Its facade passes calls on to them; training, comparing and reports use several."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.context import Context
+from hfsdk.session.declarations import Declarations
+from hfsdk.session.deployment import Deployment
+from hfsdk.session.flows import Dataflows
+from hfsdk.session.history_log import HistoryLog
+from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.pending_save import PendingSave
+from hfsdk.session.plans import Plans
+from hfsdk.session.predictions import Predictions
+from hfsdk.session.running import CurrentRun
+from hfsdk.session.saveable import Saveable
+from hfsdk.session.saves import Saves
+from hfsdk.session.snapshots import Snapshots
+from hfsdk.session.sources import Sources
+from hfsdk.session.streams import StreamPlaces
+from hfsdk.session.views import Traces, session_view
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a session; each knows those below it alone."""
+
+    context: Context
+    pending_save: PendingSave
+    deployment: Deployment
+    declarations: Declarations
+    places: StreamPlaces
+    sources: Sources
+    log: HistoryLog
+    runs: CurrentRun
+    snapshots: Snapshots
+    saved: Saveable
+    saves: Saves
+    predictions: Predictions
+    plans: Plans
+
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        """Return the parts of a new session."""
+        pending_save, places, runs = PendingSave(), StreamPlaces(), CurrentRun()
+        deployment = Deployment(context, pending_save)
+        log = HistoryLog(context.client, deployment.book)
+        saved = Saveable(context, deployment, places, log)
+        predictions = Predictions(context, deployment)
+        return cls(
+            context=context,
+            pending_save=pending_save,
+            deployment=deployment,
+            declarations=Declarations(context, deployment),
+            places=places,
+            sources=Sources(context, deployment.book, places),
+            log=log,
+            runs=runs,
+            snapshots=Snapshots(context, deployment, places, log, runs),
+            saved=saved,
+            saves=Saves(saved, pending_save, runs),
+            predictions=predictions,
+            plans=Plans(context, deployment, predictions),
+        )
+
+    @property
+    def client(self) -> ControllerClient:
+        """Who calls are sent through."""
+        return self.context.client
+
+    @property
+    def traces(self) -> Traces:
+        """The spans of the steps."""
+        return Traces(self.client)
+
+    @property
+    def dataflows(self) -> Dataflows:
+        """The calls of the steps and the columns between them."""
+        self.client.check_open()
+        return Dataflows(self.client, self.context.cluster)
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What every device holds through the current step."""
+        trace, context, deployment = self.traces.snapshot(), self.context, self.deployment
+        title = f"memory of {context.name}, {trace.title}"
+        return MemoryUse(trace, deployment.specs.values(), deployment.placement, context.cluster, title)
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data of the session's card; does not wait."""
+        context = self.context
+        return session_view(
+            context.name, context.runtime, context.cluster, self.client, self.deployment.book, context.messages
+        )  # fmt: skip
+
+
+class HasParts(Protocol):
+    """A facade over parts."""
+
+    _parts: Parts
+
+
+def parts_of(session: HasParts) -> Parts:
+    """Return what a session is made of, for what looks behind its facade: tests, benchmarks."""
+    return session._parts
+
+
+def delegate(part: Callable[[Parts], S], method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return a method of the facade that one of a part answers: with its signature, its text and its errors."""
+
+    def call(session: HasParts, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(part(session._parts), *args, **kwargs)
+
+    shown = inspect.signature(method)
+    first, *others = shown.parameters.values()
+    own = first.replace(name="self", annotation=inspect.Parameter.empty, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    passed_on: Any = update_wrapper(call, method)
+    passed_on.__signature__ = shown.replace(parameters=[own, *others])
+    passed_on.__qualname__ = inspect.unwrap(method).__qualname__ = f"Session.{method.__name__}"  # as errors name it
+    return call
+
+
+def itself(parts: Parts) -> Parts:
+    """Return the parts, for :func:`delegate`: what several of them answer together."""
+    return parts

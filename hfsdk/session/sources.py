@@ -1,0 +1,140 @@
+"""``Sources``: the user's data as batches: prompts, texts to imitate, preference pairs, own columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import Count, Within, checked
+from hfsdk.engine.weights.model_folders import eos_token_ids
+from hfsdk.models import ActorModel
+from hfsdk.session.context import Context
+from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
+from hfsdk.session.prompts import PromptOptions, PromptStream
+from hfsdk.session.roles import RoleBook
+from hfsdk.session.streams import StreamPlaces
+
+E = TypeVar("E", Demonstrations, Pairs)
+
+BatchSize = Annotated[int, Within(1, 1_000_000)]
+
+UNLIMITED_TOKENS = 2**31
+"""Context of a prompt stream made before there is an actor."""
+
+
+class Sources:
+    """Makes the streams and batches of a session."""
+
+    def __init__(self, context: Context, book: RoleBook, places: StreamPlaces) -> None:
+        self._context, self._client, self._book, self._places = context, context.client, book, places
+
+    @checked
+    def prompts(
+        self,
+        source: Any,
+        *,
+        column: str = "text",
+        batch_size: BatchSize,
+        seed: int | None = None,
+        max_prompt_tokens: Count | None = None,
+        chat: bool = False,
+        system: str | None = None,
+        shuffle: bool = True,
+    ) -> PromptStream:
+        """Return prompts in batches: ``prompts[k]`` repeats, ``next(prompts)`` advances.
+
+        Args:
+            source: a ``datasets.Dataset``, a DataFrame, a dict of columns, or a list of texts, of token ids or of dicts.
+            column: where the prompts are; the other columns are passed on to reward functions.
+            batch_size: prompts per batch.
+            seed: of the order; by default the session's.
+            max_prompt_tokens: keep at most the last so many tokens of each prompt; ``None`` cuts nothing.
+            chat: put each text into the model's chat template as the user's turn.
+            system: the system message of that chat.
+            shuffle: whether each pass over the data has an order of its own.
+
+        Raises:
+            ColumnError: there is no such column.
+            OptionError: a prompt is empty or as long as the context (names its row), or an option is out of range.
+        """
+        self._client.check_open()
+        options = PromptOptions(
+            column=column, batch_size=batch_size, seed=self._context.seed if seed is None else seed,
+            max_prompt_tokens=max_prompt_tokens, chat=chat, system=system, shuffle=shuffle,
+        )  # fmt: skip
+        actors = [h for h in self._book if isinstance(h, ActorModel)]
+        context = actors[0].context_tokens if actors else UNLIMITED_TOKENS
+        stream = PromptStream(self._client, self._client.tokenizer, source, options, context)
+        self._tell_left_out(stream.left_out)
+        self._places.add(stream)
+        return stream
+
+    @checked
+    def demonstrations(
+        self, source: Any, *, batch_size: BatchSize, seed: int | None = None, max_tokens: Count | None = None, shuffle: bool = True
+    ) -> Demonstrations:
+        """Return texts to imitate in batches, for ``actor.update(next(demonstrations), hf.CrossEntropy())``.
+
+        Args:
+            source: as in :meth:`prompts`, with a column ``text``, or ``prompt`` and ``completion``; or a list of texts. The model's
+                end-of-sequence token is put behind each.
+            batch_size: examples per batch.
+            seed: of the order; by default the session's.
+            max_tokens: longest prompt plus response; what is longer loses its end. ``None`` cuts nothing.
+            shuffle: whether each pass over the data has an order of its own.
+
+        Raises:
+            ColumnError: the data has neither.
+            OptionError: an example is empty or too long (names its row), or an option is out of range.
+        """
+        return self._examples(Demonstrations, source, batch_size, seed, max_tokens, shuffle)
+
+    @checked
+    def pairs(
+        self, source: Any, *, batch_size: BatchSize, seed: int | None = None, max_tokens: Count | None = None, shuffle: bool = True
+    ) -> Pairs:
+        """Return preference pairs in batches, for ``reward.update(next(pairs), hf.BradleyTerry())`` and `DPO`.
+
+        Args:
+            source: as in :meth:`prompts`, with columns ``prompt``, ``chosen`` and ``rejected`` (without ``prompt``: what both
+                texts begin with), e.g. ``hf.data.review_pairs()``. ``margin`` and others are passed on, ``chosen_x`` and
+                ``rejected_x`` as each row's ``x``.
+            batch_size: pairs per batch; it has twice as many rows, the chosen one first.
+            seed: of the order; by default the session's.
+            max_tokens: as in :meth:`demonstrations`.
+            shuffle: as in :meth:`demonstrations`.
+
+        Raises:
+            ColumnError: a column is missing.
+            OptionError: a pair has two different prompts or is too long (names its row), or an option is out of range.
+        """
+        return self._examples(Pairs, source, batch_size, seed, max_tokens, shuffle)
+
+    def _examples(self, cls: type[E], source: Any, batch_size: int, seed: int | None, max_tokens: int | None, shuffle: bool) -> E:
+        self._client.check_open()
+        options = ExampleOptions(
+            batch_size=batch_size, seed=self._context.seed if seed is None else seed, max_tokens=max_tokens, shuffle=shuffle
+        )
+        models = [h for h in self._book.models if h.spec is not None]
+        context = min((h.spec.max_positions for h in models if h.spec), default=UNLIMITED_TOKENS)
+        folder = self._client.tokenizer_folder
+        eos = eos_token_ids(folder) if folder else ()
+        stream = cls(self._client, self._client.tokenizer, eos, source, options, context)
+        self._tell_left_out(stream.left_out)
+        self._places.add(stream)
+        return stream
+
+    def _tell_left_out(self, names: Sequence[str]) -> None:
+        if names:
+            told = ", ".join(names)
+            self._context.notice(f"hfsdk writes columns named {told} itself; the data's are left out, rename them to pass them on")
+
+    @checked
+    def batch(self, /, **columns: Any) -> Batch:
+        """Return own data as a batch: lists of sequences become variable-length columns, numbers one value per sample.
+
+        Raises:
+            ColumnError: the columns differ in length or are empty.
+        """
+        return Batch.from_columns(self._client, columns)
