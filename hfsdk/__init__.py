@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     )
     from hfsdk.core import protocol as protocols
     from hfsdk.core.batch import Batch
+    from hfsdk.core.call_flow import Call
     from hfsdk.core.cluster import ClusterSpec, DeviceSpec
-    from hfsdk.core.dataflow import Call, Dataflow
+    from hfsdk.core.dataflow import Dataflow
     from hfsdk.core.errors import (
         CallCancelledError,
         CallError,
@@ -75,7 +76,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "algorithms": "DPO GRPO PPO RLOO BradleyTerry CostLoss CrossEntropy ReMax ReinforcePlusPlus SafeRLHF",
     "core.batch": "Batch",
-    "core.dataflow": "Call Dataflow",
+    "core.call_flow": "Call",
+    "core.dataflow": "Dataflow",
     "core.errors": (
         "CallCancelledError CallError CheckpointError ColumnError DependencyError DeviceMemoryError HfsdkError InvariantWarning "
         "LayoutError LostColumnError ModelNotFoundError NonFiniteLossError OptionError OutputError PlacementError "

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import pytest
 
+from hfsdk.core.bounds import Refused
 from hfsdk.core.checks import AnyNumber, Length, Name, Within, check_fields, checked, shown
 from hfsdk.core.errors import LayoutError, OptionError
-from hfsdk.core.rules import MOST_CHARACTERS, Refused, rule_of
+from hfsdk.core.rules import rule_of
+from hfsdk.core.scalars import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
-    *["text", "credit", "errors", "exiting", "rules", "checks", "files", "columns"],
+    *["text", "credit", "errors", "exiting", "bounds", "scalars", "rules", "checks", "files", "columns"],
     *["functions", "table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "roles"],
     *["rollout_sizes", "training_choices"],
     *["pending", "tokens", "batch", "protocol", "microbatch", "arguments", "methods", "rollout_weights"],
-    *["dataflow", "comparison", "trace", "alternative", "plan", "runtime"],
+    *["call_flow", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]

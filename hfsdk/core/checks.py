@@ -23,8 +23,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast, overload
 
+from hfsdk.core.bounds import NONFINITE, Length, OneOf, Refused, Rule, Within
 from hfsdk.core.errors import HfsdkError, OptionError
-from hfsdk.core.rules import ANYTHING, NONFINITE, Length, OneOf, Refused, Rule, Within, is_whole, rule_of, shown
+from hfsdk.core.rules import rule_of, shown
+from hfsdk.core.scalars import ANYTHING, is_whole
 
 __all__ = [
     "AnyNumber", "Count", "Index", "Length", "Name", "NonNegative", "OneOf", "Positive", "Share", "Title", "Within", "check_fields",

@@ -11,128 +11,20 @@ import dataclasses
 import inspect
 import itertools
 import math
-import numbers
 import operator
 import os
-import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-MOST_CHARACTERS = 1_000_000
-"""Longest text that is taken where nothing else is said."""
-
-MOST_ITEMS = 10_000_000
-"""Longest list that is taken where nothing else is said."""
+from hfsdk.core.bounds import MOST_ITEMS, NO, Bounds, Length, OneOf, Refused, Rule
+from hfsdk.core.scalars import ANYTHING, MOST_CHARACTERS, PATH, SCALARS, take_any_float, take_path, take_slice
 
 LOOKED_AT = 1_000
 """Items checked of a sequence that is neither list nor tuple, whose items may have to be computed; of those two, all are."""
-
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Control characters and ends of lines, which a path may have and nobody means."""
-
-MOST_OF_PATH, MOST_OF_PART = 4096, 255
-"""Longest path, and longest name in one, in bytes (Linux's PATH_MAX and NAME_MAX)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Bounds:
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-    finite: bool = True
-
-    def holds(self, number: float) -> bool:
-        return self.least <= number <= self.most and self.above < number < self.below
-
-    @property
-    def words(self) -> str:
-        """``"from 1 to 4,096"``, ``"of at least 0"``, ``"above 0 and at most 1"``."""
-        if self.least > -math.inf and self.most < math.inf:
-            return f"from {_figure(self.least)} to {_figure(self.most)}"
-        lower = {"of at least": self.least, "above": self.above}
-        upper = {"at most": self.most, "below": self.below}
-        return " and ".join(f"{word} {_figure(bound)}" for word, bound in (lower | upper).items() if math.isfinite(bound))
-
-
-class Within(_Bounds):
-    """Bounds of a number, beside its type: ``Annotated[int, Within(1, 4096)]``, ``Annotated[float, Within(above=0)]``."""
-
-    def __init__(
-        self, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf, below: float = math.inf
-    ) -> None:
-        super().__init__(least=least, most=most, above=above, below=below)
-
-
-@dataclasses.dataclass(frozen=True)
-class Length:
-    """Bounds of the number of characters of a text, or of the items of a list or a mapping: ``Annotated[str, Length(1, 200)]``."""
-
-    least: int = 0
-    most: int = MOST_ITEMS
-    encoded: bool = True
-    """Whether a text is refused that has no UTF-8 form; one that is only shown may have none."""
-
-    @property
-    def words(self) -> str:
-        """``"of 1 to 200"``."""
-        return f"of at least {self.least:,}" if self.most >= MOST_ITEMS else f"of {self.least:,} to {self.most:,}"
-
-
-@dataclasses.dataclass(frozen=True)
-class OneOf:
-    """The texts that are taken: ``Annotated[str, OneOf("token_mean", "sequence_mean")]``."""
-
-    texts: tuple[str, ...]
-
-    def __init__(self, *texts: str) -> None:
-        object.__setattr__(self, "texts", texts)
-
-
-NONFINITE = _Bounds(finite=False)
-"""Beside ``float``: infinite numbers and NaN are taken too."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """A rule's no.
-
-    Attributes:
-        wanted: what would have been taken, where the rule's own words do not tell.
-        at: where inside the value, e.g. ``"[3]"``.
-        value: what stands there.
-    """
-
-    wanted: str = ""
-    at: str = ""
-    value: Any = None
-
-
-NO = Refused()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Rule:
-    """What one annotation takes: ``take`` gives the value in plain Python, or :class:`Refused`.
-
-    Attributes:
-        take: the rule itself.
-        one: its words, ``"a whole number"``.
-        many: the same of several, ``"whole numbers"``.
-    """
-
-    take: Callable[[Any], Any]
-    one: str
-    many: str
-
-
-def is_whole(value: object) -> bool:
-    """Whether a value is a whole number (numpy's too; ``True`` is none)."""
-    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -156,10 +48,6 @@ def shown(value: object, most: int = 80) -> str:
     text = "".join(c if c.isprintable() else " " for c in text[: 10 * most])
     text = " ".join(text.split())
     return text if len(text) <= most + 20 else text[:most] + "..."
-
-
-def _figure(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) and abs(number) < 10**13 else f"{number:g}"
 
 
 @cache
@@ -190,7 +78,7 @@ def _of_class(kind: Any, args: tuple[Any, ...]) -> Rule:
     if kind is collections.abc.Callable:
         return _function(args)
     if kind is slice:
-        return Rule(_take_slice, "a slice of whole numbers", "slices of whole numbers")
+        return Rule(take_slice, "a slice of whole numbers", "slices of whole numbers")
     if kind is type:
         return Rule(lambda value: value if isinstance(value, type) else NO, "a class", "classes")
     if issubclass(kind, Mapping):
@@ -234,105 +122,6 @@ def _is_checkable(kind: type) -> bool:
     return kind.__module__ == "collections.abc" or bool(getattr(kind, "_is_runtime_protocol", False))
 
 
-# -- single values
-
-
-def _plain(value: Any) -> Any:
-    """Return a scalar of numpy or torch, or an array of theirs without axes, as plain Python; everything else as it is."""
-    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "shape", None) == ():
-        try:
-            return value.item()
-        except (AttributeError, RuntimeError):  # a dtype; a tensor without storage
-            return value
-    return value
-
-
-def _take_int(value: Any) -> Any:
-    if type(value) is not int:
-        value = _plain(value)
-        if not is_whole(value):
-            return NO
-        value = int(value)
-    return value if -(2**63) <= value < 2**63 else Refused("a whole number of at most 64 bits")
-
-
-def _take_any_float(value: Any) -> Any:
-    if type(value) is float:
-        return value
-    value = _plain(value)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return NO
-    try:
-        number = float(value)
-    except OverflowError:
-        return NO
-    return int(value) if isinstance(value, numbers.Integral) else number
-
-
-def _take_float(value: Any) -> Any:
-    value = _take_any_float(value)
-    return value if type(value) is Refused or math.isfinite(value) else NO
-
-
-def _take_bool(value: Any) -> Any:
-    value = value if type(value) is bool else _plain(value)
-    return value if type(value) is bool else NO
-
-
-def _take_text(value: Any) -> Any:
-    if not isinstance(value, str):
-        return NO
-    if len(value) > MOST_CHARACTERS:
-        return Refused(f"a text of at most {MOST_CHARACTERS:,} characters")
-    if not value.isascii() and not _is_unicode(value):
-        return Refused("a text without lone surrogates (U+D800 to U+DFFF), which have no UTF-8 form")
-    return value if type(value) is str else "".join([value])
-
-
-def _take_slice(value: Any) -> Any:
-    if not isinstance(value, slice) or value.step == 0:
-        return NO
-    ends = [end if end is None else _take_int(end) for end in (value.start, value.stop, value.step)]
-    return NO if any(type(end) is Refused for end in ends) else slice(*ends)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def take_path(value: Any) -> Any:
-    """Take a text or a path that can be the name of a file."""
-    try:
-        text = os.fspath(value) if isinstance(value, str | os.PathLike) else b""
-    except Exception:  # of the user's own kind of path
-        return NO
-    if not isinstance(text, str):
-        return NO
-    if len(text) > MOST_OF_PATH or CONTROL.search(text) or not _is_unicode(text):
-        return Refused(f"a path of at most {MOST_OF_PATH:,} bytes without control characters or lone surrogates")
-    if len(text) > MOST_OF_PART or not text.isascii():
-        longest = max(len(part.encode()) for part in text.split(os.sep))
-        if longest > MOST_OF_PART or len(text.encode()) > MOST_OF_PATH:
-            return Refused(f"a path of at most {MOST_OF_PATH:,} bytes, {MOST_OF_PART} in each name")
-    return value
-
-
-ANYTHING = Rule(lambda value: value, "anything", "things")
-SCALARS = {
-    Any: ANYTHING,
-    int: Rule(_take_int, "a whole number", "whole numbers"),
-    float: Rule(_take_float, "a finite number", "finite numbers"),
-    bool: Rule(_take_bool, "True or False", "truth values"),
-    str: Rule(_take_text, "a text", "texts"),
-    type(None): Rule(lambda value: value if value is None else NO, "None", "None"),
-}
-PATH = Rule(take_path, "a path", "paths")
-
-
 def _bounded(hint: Any, notes: tuple[Any, ...]) -> Rule:
     """Return the rule of ``Annotated[hint, *notes]``; in a union the notes are for the members that they can be about."""
     if get_origin(hint) in (Union, types.UnionType):
@@ -340,7 +129,7 @@ def _bounded(hint: Any, notes: tuple[Any, ...]) -> Rule:
         return _either(tuple(one if one is type(None) else Annotated[(one, *notes)] for one in members))
     rule = rule_of(hint)
     for note in notes:
-        if isinstance(note, _Bounds) and hint in (int, float):
+        if isinstance(note, Bounds) and hint in (int, float):
             rule = _within(rule, hint, note)
         elif isinstance(note, OneOf) and hint is str:
             rule = _one_of(note.texts)
@@ -354,8 +143,8 @@ def _one_of(texts: tuple[str, ...]) -> Rule:
     return Rule(lambda value: value if isinstance(value, str) and value in texts else NO, words, words)
 
 
-def _within(rule: Rule, hint: Any, bounds: _Bounds) -> Rule:
-    take_number = rule.take if bounds.finite else _take_any_float
+def _within(rule: Rule, hint: Any, bounds: Bounds) -> Rule:
+    take_number = rule.take if bounds.finite else take_any_float
     bounded = max(bounds.least, bounds.above) > -math.inf and min(bounds.most, bounds.below) < math.inf
     number_words = "a whole number" if hint is int else "a number" if bounded else "a finite number"
     words = [number_words if bounds.finite else "a number, NaN or infinity", bounds.words]

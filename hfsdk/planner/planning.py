@@ -99,14 +99,8 @@ def plan_step(
     search, by_key = searches[0], searches[-1].best.found
     found = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
     if not found:
-        if only is not None:
-            raise DeviceMemoryError(
-                f"nothing fits on {cluster} with placement {placement!r}, whatever the sizes of its pools and the layouts; "
-                "placement 'auto' looks at the others as well"
-            )
-        raise DeviceMemoryError(_does_not_fit(models, recorded, cluster))
-    errors = dict(error) if isinstance(error, Mapping) else {"": DEFAULT_ERROR if error is None else error}
-    errors.setdefault("", DEFAULT_ERROR)
+        raise _nothing_fits(models, recorded, cluster, placement)
+    errors = _errors(error)
     best, first = found[0], alternative(found[0], errors)
     searched = Searched(
         family=FAMILY + SHARING_CORES * cluster.shares_cores + FROM_MEMORY * search.sizes_are_open + search.shortened,
@@ -121,6 +115,24 @@ def plan_step(
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
         again=again,
     )  # fmt: skip
+
+
+def _errors(error: float | Mapping[str, float] | None) -> dict[str, float]:
+    """Return relative errors by method; under ``""`` that of all others."""
+    errors = dict(error) if isinstance(error, Mapping) else {"": DEFAULT_ERROR if error is None else error}
+    return {"": DEFAULT_ERROR, **errors}
+
+
+def _nothing_fits(
+    models: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec, placement: str
+) -> DeviceMemoryError:  # fmt: skip
+    """Return the error that says what would do."""
+    if placement == "auto":
+        return DeviceMemoryError(_does_not_fit(models, recorded, cluster))
+    return DeviceMemoryError(
+        f"nothing fits on {cluster} with placement {placement!r}, whatever the sizes of its pools and the layouts; "
+        "placement 'auto' looks at the others as well"
+    )
 
 
 def _only(placement: str, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> object:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.core.call_flow import Call, CallFlow, Edge
 from hfsdk.core.checks import checked
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.core.dataflow import Call, CallFlow, Dataflow, Edge
+from hfsdk.core.dataflow import Dataflow
 from hfsdk.core.errors import OptionError
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.client import ControllerClient

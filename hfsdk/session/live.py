@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import KEPT_STEPS
 from hfsdk.engine.calls import queries as q

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hfsdk.core import protocol as protocols
+from hfsdk.core.call_flow import Call
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, CheckpointError, OptionError, SimulatedValueError
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import METHODS

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 import hfsdk as hf
+from hfsdk.core.call_flow import Call, CallFlow, CallRun, Holder, Piece, Share, Transfer
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import ComparedCall, Comparison
-from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
+from hfsdk.core.dataflow import Dataflow
 from hfsdk.core.experiment import MEASURED, Experiment
 from hfsdk.core.history import Branch, History, Mark
 from hfsdk.core.layout import Layout

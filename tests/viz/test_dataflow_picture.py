@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import hfsdk as hf
-from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
+from hfsdk.core.call_flow import Call, CallFlow, CallRun, Holder, Piece, Share, Transfer
+from hfsdk.core.dataflow import Dataflow
 from hfsdk.core.layout import Layout
 from hfsdk.viz.dataflow.view import DataflowPicture, DataflowView, dataflow_view
 from hfsdk.viz.frame import bytes_text

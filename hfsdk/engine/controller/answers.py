@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from hfsdk.core.dataflow import CallFlow
+from hfsdk.core.call_flow import CallFlow
 from hfsdk.core.methods import PUT, method_of
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.runtime import DeviceStatus, Progress, Runtime

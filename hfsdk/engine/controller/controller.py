@@ -20,7 +20,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallCancelledError, CheckpointError, ColumnError, PlacementError, SessionClosedError
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import PUT

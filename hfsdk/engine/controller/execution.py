@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.arguments import NO_ARGUMENTS
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import (
     CallCancelledError,
     CallError,

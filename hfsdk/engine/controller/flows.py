@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from hfsdk.core.dataflow import MOST_RANKS, Holder, Piece, Share, Transfer
+from hfsdk.core.call_flow import Holder, Piece, Share, Transfer
+from hfsdk.core.dataflow import MOST_RANKS
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.runtime import Bundle, Order, Stored
 from hfsdk.core.table import Array

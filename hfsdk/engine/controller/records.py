@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hfsdk.core.call_flow import Call, CallFlow, CallRun
 from hfsdk.core.checks import shown
-from hfsdk.core.dataflow import Call, CallFlow, CallRun
 from hfsdk.core.errors import CallError, ColumnError, LayoutError
 from hfsdk.core.layout import Mesh
 from hfsdk.core.methods import EXPORT_WEIGHTS

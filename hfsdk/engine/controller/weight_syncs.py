@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hfsdk.core.arguments import ToShadow
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallCancelledError, DependencyError
 from hfsdk.core.methods import EXPORT_WEIGHTS
 from hfsdk.core.placement import SHADOWS, Pool

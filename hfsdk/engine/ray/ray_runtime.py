@@ -20,7 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hfsdk.core.arguments import Scoring
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import (
     CallCancelledError,
     CallError,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallError, HfsdkError, LostColumnError
 from hfsdk.core.files import FileSum
 from hfsdk.core.pending import ColumnInfo

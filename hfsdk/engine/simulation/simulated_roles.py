@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.arguments import Generation
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.methods import method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.arguments import Arguments, Folder, ToShadow
+from hfsdk.core.call_flow import Call
 from hfsdk.core.clock import start_s
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import (

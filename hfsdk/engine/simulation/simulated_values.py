@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hfsdk.core.call_flow import Call
 from hfsdk.core.columns import dtype_of, is_per_token
-from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import ColumnError, SimulatedValueError
 from hfsdk.core.methods import writes_per_token
 from hfsdk.core.pending import ColumnInfo

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hfsdk.core.dataflow import Call
+from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallError, CheckpointError, HfsdkError
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import method_of

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from hfsdk.core.dataflow import PHASES
+from hfsdk.core.call_flow import PHASES
 from hfsdk.core.methods import method_of
 from hfsdk.core.placement import is_shadow
 from hfsdk.viz.dataflow.drawing import drawing
