@@ -25,7 +25,7 @@ from fire.ledger import Ledger, Trial
 
 SCRIPT = ROOT / "benchmarks" / "under_fire.py"
 
-OVERTIME_S = 40.0
+OVERTIME_S = 90.0
 """How long trials under way may go on after the minutes are over; then they are ended, and count as not tried."""
 
 ROUND_S = 600.0
@@ -121,7 +121,8 @@ class Campaign:
             for job in jobs:
                 slot = seconds / rounds * job.part / total
                 due += slot
-                until = min(max(due, time.monotonic() + LEAST * slot), hard - OVERTIME_S)  # what came before may have taken longer
+                least = time.monotonic() + LEAST * slot  # what came before may have taken longer, and the minutes may be over
+                until = max(min(due, hard - OVERTIME_S), least)
                 in_vain = 0
                 while not self._ended.is_set() and time.monotonic() < until - LEAST * slot / 2 and in_vain < 3:
                     in_vain = 0 if self._child(job, until - time.monotonic(), hard) else in_vain + 1
