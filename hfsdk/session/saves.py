@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, Protocol, overload
 
 from hfsdk.core.checks import Count, checked
 from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.pending_save import PendingSave
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.saveable import Saveable
+
+
+class Save(Protocol):
+    """How a session saves: :meth:`Saves.save`."""
+
+    @overload
+    def __call__(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path: ...
+
+    @overload
+    def __call__(self, folder: str | Path, *, keep: int = 1, wait: Literal[False]) -> Saving: ...
+
+    def __call__(self, folder: str | Path, *, keep: int = 1, wait: bool = True) -> Path | Saving:
+        """Save everything into a folder."""
+        ...
 
 
 class Saves:
@@ -22,7 +36,7 @@ class Saves:
     def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path: ...
 
     @overload
-    def save(self, folder: str | Path, *, keep: int = 1, wait: bool) -> Path | Saving: ...
+    def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[False]) -> Saving: ...
 
     @checked
     def save(self, folder: str | Path, *, keep: Count = 1, wait: bool = True) -> Path | Saving:

@@ -33,7 +33,7 @@ from hfsdk.session.predictions import Predictions
 from hfsdk.session.reporting import report
 from hfsdk.session.roles import Models
 from hfsdk.session.running import CurrentRun, Run
-from hfsdk.session.saves import Saves
+from hfsdk.session.saves import Save, Saves
 from hfsdk.session.session_parts import Parts, delegate, itself
 from hfsdk.session.snapshots import Snapshots
 from hfsdk.session.sources import Sources
@@ -330,7 +330,7 @@ class Session:
     rewind = delegate(lambda parts: parts.snapshots, Snapshots.rewind)
     fork = delegate(lambda parts: parts.snapshots, Snapshots.fork)
     forget = delegate(lambda parts: parts.snapshots, Snapshots.forget)
-    save = delegate(lambda parts: parts.saves, Saves.save)
+    save: Save = delegate(lambda parts: parts.saves, Saves.save)  # type: ignore[arg-type, assignment]  # both overloads
     load = delegate(lambda parts: parts.saves, Saves.load)
 
     @property
