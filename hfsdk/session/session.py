@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -157,8 +157,6 @@ class Session:
         self._finalizer = weakref.finalize(context, client.close)  # once no handle is left either; also at the interpreter's exit
         show_calls(self.subscribe)
 
-    # -- what it is
-
     @property
     def name(self) -> str:
         """Shown in pictures."""
@@ -261,6 +259,7 @@ class Session:
     # -- looking
 
     report = delegate(itself, report)
+    subscribe = delegate(itself, Parts.subscribe)
 
     @property
     def trace(self) -> Traces:
@@ -276,20 +275,6 @@ class Session:
     def memory(self) -> MemoryUse:
         """What every device holds through the current step, planned and measured. Drawn in a notebook."""
         return self._parts.memory
-
-    @checked
-    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
-        """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
-
-        An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",
-        "call", "line", "done", "total", "unit", "seconds", "error"}``. Starts come on the calling thread, the rest on a thread of
-        the listener's own: it may look at the session, wait, and make calls, of which it is not told. One that raises is dropped.
-
-        Raises:
-            OptionError: it is no function.
-        """
-        self._parts.client.check_open()
-        return self._parts.client.listen(listener)
 
     def view(self) -> dict[str, Any]:
         """Return plain data for display; does not wait."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from hfsdk.core.checks import checked
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context
 from hfsdk.session.declarations import Declarations
@@ -102,6 +103,20 @@ class Parts:
         return session_view(
             context.name, context.runtime, context.cluster, self.client, self.deployment.book, context.messages
         )  # fmt: skip
+
+    @checked
+    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
+
+        An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",
+        "call", "line", "done", "total", "unit", "seconds", "error"}``. Starts come on the calling thread, the rest on a thread of
+        the listener's own: it may look at the session, wait, and make calls, of which it is not told. One that raises is dropped.
+
+        Raises:
+            OptionError: it is no function.
+        """
+        self.client.check_open()
+        return self.client.listen(listener)
 
 
 class HasParts(Protocol):
