@@ -60,7 +60,8 @@ class Lab:
 
     def __init__(self, rank: Any) -> None:
         self.hosted, self.me = rank._hosted, rank.rank
-        self.residency, self.plan, self.world = self.hosted.residency, self.hosted.plan, self.hosted.groups.world
+        transition, self.world = self.hosted.transition, self.hosted.groups.world
+        self.residency, self.plan = transition.residency, transition.plan
         self.sources = dict(self.residency._trainer)
         self.room: Any = None
         self.targets: dict[str, Any] = {}

@@ -17,15 +17,11 @@ PACKAGE = ROOT / "hfsdk"
 MOST = {"module": 450, "class": 400, "function": 60, "entries": 16}
 KNOWN = frozenset(
     {
-        "class HostedRole",
-        "class RayRuntime",
         "class Trainer",
         "module engine/generation/rollout.py",
-        "module engine/ray/ray_runtime.py",
         "module engine/training/megatron_model.py",
         "module engine/training/trainer.py",
         "module engine/weights/transport.py",
-        "module engine/worker/hosted.py",
     }
 )
 """Still over a limit; nothing new joins them."""

@@ -116,7 +116,7 @@ class Stage:
         import numpy as np
 
         def export(rank: Any) -> Any:
-            summary, packed = rank._hosted.export().content
+            summary, packed = rank._hosted.states.export().packed()
             return summary.num_updates, [(p.kind, p.tensor, p.shape, p.start, bits) for p, bits, _ in packed]
 
         found: dict[Any, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.rendezvous import join as join_world
 from hfsdk.engine.training import packed_attention, vocab_parallel
 from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
+from hfsdk.engine.worker.requests import Keep, Request, Restore, carry_out
+from hfsdk.engine.worker.worker import Worker
 from on_gpu import recorded, weights
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 
@@ -191,8 +194,8 @@ def states(setting: Setting) -> None:
         setting.need(not wrong, f"after {what} {len(wrong)} of {len(before)} weights differ, e.g. {wrong[:2]}")
 
     begun = time.perf_counter()
-    kept = here.keep_state("actor", 0)
-    setting.note(snapshot_s=time.perf_counter() - begun, state_gb=kept.num_bytes / 1e9)
+    _, _, num_bytes = carried_out(here, Keep("actor", 0))
+    setting.note(snapshot_s=time.perf_counter() - begun, state_gb=num_bytes / 1e9)
     folder = setting.folder / "state"
     folder.mkdir()
     begun = time.perf_counter()
@@ -203,7 +206,7 @@ def states(setting: Setting) -> None:
     setting.note(save_s=time.perf_counter() - begun)
     next_loss = update(hosted, table)
     begun = time.perf_counter()
-    here.restore("actor", 0, ())
+    carried_out(here, Restore("actor", 0))
     setting.sync()
     setting.note(rewind_s=time.perf_counter() - begun)
     same("going back")
@@ -212,6 +215,13 @@ def states(setting: Setting) -> None:
     hosted.run("load_state", table, Assignment(arguments=Folder(folder=str(folder), checked=True)), NEVER)
     same("loading")
     here.leave()
+
+
+def carried_out(here: Worker, request: Request) -> Any:
+    answer = carry_out(here, request)
+    if answer.error is not None:
+        raise answer.error
+    return answer.result
 
 
 def repeats(setting: Setting) -> None:
@@ -224,7 +234,7 @@ def repeats(setting: Setting) -> None:
     here = worker(setting)
     here.load(role(setting, spec))
     hosted = here.roles["actor"]
-    here.keep_state("actor", 0)
+    carried_out(here, Keep("actor", 0))
     table = rows(spec, [setting.size(length, length // 10) for length in (200, 700, 90, 410)] * 4)
     found = []
     for _ in range(2):
@@ -233,7 +243,7 @@ def repeats(setting: Setting) -> None:
         setting.note(steps_s=time.perf_counter() - begun)
         found.append((metrics, {name: tensor.clone() for name, tensor in hosted.trainer.local_tensors().items()}))
         log_probs(hosted, rows(spec, [setting.size(300, 30)] * 3))
-        here.restore("actor", 0, ())
+        carried_out(here, Restore("actor", 0))
     (first, weights), (again, others) = found
     wrong = [name for name, tensor in weights.items() if not torch.equal(tensor, others[name])]
     setting.note(loss=first[-1][0]["loss"], grad_norm=first[-1][0]["grad_norm"])

@@ -84,7 +84,7 @@ def through_pieces(h, parcels, name, distributed):
 
 
 def check(rank, world_size, root, layouts):
-    from hfsdk.engine.worker.keepsake import Keepsake
+    from hfsdk.engine.worker.kept_share import KeptShare
 
     found = {}
     for layout in layouts:
@@ -92,9 +92,9 @@ def check(rank, world_size, root, layouts):
         for name in DTYPES:
             for distributed in (False, True):
                 trainer = h.trainer(name, distributed=distributed)
-                fresh = Keepsake(trainer.share(), trainer.shard), state_of(trainer)
+                fresh = KeptShare(trainer.share(), trainer.shard), state_of(trainer)
                 h.learn(trainer, name, mini_batches=2)
-                kept, saved = Keepsake(trainer.share(), trainer.shard), state_of(trainer)
+                kept, saved = KeptShare(trainer.share(), trainer.shard), state_of(trainer)
                 seen = {"once": held_once(h, trainer, kept.share), "bytes": kept.num_bytes}
                 seen["fresh once"] = held_once(h, h.trainer(name, distributed=distributed), fresh[0].share)
                 h.learn(trainer, name)
@@ -104,7 +104,7 @@ def check(rank, world_size, root, layouts):
                 h.learn(trainer, name)
                 seen["next"] = equal(state_of(trainer), after)
                 seen["torn"] = torn(trainer, kept.share)
-                parcels = h.groups.gather_objects(kept.parcel().content)
+                parcels = h.groups.gather_objects(kept.packed())
                 trainer.take_share(kept.share)
                 seen["whole"] = h.whole(trainer)
                 seen["elsewhere"] = [through_pieces(other, parcels, name, d) for d in (False, True)]

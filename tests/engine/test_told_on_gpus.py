@@ -162,7 +162,7 @@ def ray_id(node):
 def started(monkeypatch, tmp_path):
     """Start a pool's workers; return, for each, Ray's options, the worker's arguments and its set-up."""
     pytest.importorskip("ray")
-    from hfsdk.engine.ray import ray_cluster, ray_runtime
+    from hfsdk.engine.ray import ray_cluster, ray_pools
     from hfsdk.engine.ray.ray_links import PoolState
 
     class Recorded:
@@ -182,16 +182,16 @@ def started(monkeypatch, tmp_path):
             nodes.append(where | {"Alive": True, "Resources": resources})
         monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: nodes[::-1])
         monkeypatch.setattr(ray_cluster.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: ray_id(0)))
-        monkeypatch.setattr(ray_runtime, "RayWorker", Recorded())
-        monkeypatch.setattr(ray_runtime.ray, "get", lambda answer, timeout=None: answer)
-        runtime = ray_runtime.RayRuntime.__new__(ray_runtime.RayRuntime)
-        runtime.cluster, runtime._nodes = ray_cluster.describe(len(cluster.nodes), shares_cpus=False)
-        runtime._devices, runtime._folder, runtime._job_id, runtime._shares_cpus = {}, tmp_path, "job", False
-        runtime._num_threads, runtime._stores, runtime._start_s = 4, itertools.count(), 300.0
-        runtime._deterministic, runtime._collective_s = settings.get("deterministic", False), settings.get("timeout_s")
+        monkeypatch.setattr(ray_pools, "RayWorker", Recorded())
+        monkeypatch.setattr(ray_pools.ray, "get", lambda answer, timeout=None: answer)
+        described, nodes = ray_cluster.describe(len(cluster.nodes), shares_cpus=False)
+        options = ray_pools.WorkerOptions(
+            "job", tmp_path, 4, False, 300.0, settings.get("timeout_s"), settings.get("deterministic", False)
+        )
+        pools = ray_pools.RayPools(described, nodes, options)
         pool = Pool("all", tuple(range(len(cluster.nodes))))
-        state = PoolState(pool, [runtime._worker_of(device) for device in pool.devices])
-        return runtime, [worker.options for worker in state.workers], [w.arguments for w in state.workers], runtime._setups(state)
+        state = PoolState(pool, [pools.worker_of(device) for device in pool.devices])
+        return described, [worker.options for worker in state.workers], [w.arguments for w in state.workers], pools.setups(state)
 
     return start
 
@@ -200,9 +200,9 @@ def started(monkeypatch, tmp_path):
 def test_ray_starts_one_worker_on_each_gpu_of_its_node_and_leaves_the_others_to_be_seen(started, cluster):
     from ray._private.accelerators import nvidia_gpu
 
-    runtime, options, arguments, _ = started(cluster)
-    assert [runtime.cluster.node_of(rank) for rank in range(len(cluster.nodes))] == list(cluster.nodes)
-    assert {device.name for device in runtime.cluster.devices} == {"H100"}
+    described, options, arguments, _ = started(cluster)
+    assert [described.node_of(rank) for rank in range(len(cluster.nodes))] == list(cluster.nodes)
+    assert {device.name for device in described.devices} == {"H100"}
     for rank, told in enumerate(options):
         assert (told["num_gpus"], told["num_cpus"]) == (1, 1)
         assert told["runtime_env"] == {"env_vars": {nvidia_gpu.NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR: "1"}}

@@ -68,15 +68,15 @@ def transition(worker, train, tp, folder, loaded, exported):
             wrong += unlike(loaded, hosted, exported, out, greedy.arguments.sampling)
         again, _ = hosted.run("generate", table, greedy, never)  # nothing moves: it is there
         wrong += ["second time"] * (not np.array_equal(again["response"].flat, out["response"].flat))
-        reports.append((hosted.last_transport.bytes_received, hosted.plan.bytes_received(rank)))
-        censuses.append(hosted.residency.census())
-        hosted._to_training()
+        reports.append((hosted.last_transport.bytes_received, hosted.transition.plan.bytes_received(rank)))
+        censuses.append(hosted.transition.residency.census())
+        hosted.transition.to_training()
         wrong += [n for n, t in hosted.trainer.local_tensors().items() if not torch.equal(t, kept[n])]
         rows = table.with_columns({"response": Ragged.of([np.arange(5)] * len(PROMPTS), np.int64)})
         learn = Assignment(arguments=Learning(function=Loss()), mini_batches=plan_of(hosted, rows))
         hosted.run("update", rows.take(mine_of(hosted, rows)), learn, never)
         wrong += ["no update"] * all(torch.equal(t, kept[n]) for n, t in hosted.trainer.local_tensors().items())
-        censuses.append(hosted.residency.census())
+        censuses.append(hosted.transition.residency.census())
     wrong += ["the same tokens"] * np.array_equal(tokens[0].flat, tokens[1].flat)
     KEPT.append(hosted)  # closing an engine takes seconds; the process ends soon
     dist.barrier()

@@ -117,7 +117,7 @@ def state_of(handle):
     """The whole state under Hugging Face names, put together from all ranks."""
 
     def export(rank):
-        summary, packed = rank._hosted.export().content
+        summary, packed = rank._hosted.states.export().packed()
         return summary, [(p.kind, p.tensor, p.shape, p.start, bits) for p, bits, _ in packed]
 
     found, exported = {}, handle.run(export)

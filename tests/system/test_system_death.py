@@ -157,9 +157,9 @@ def test_killed_after_its_checkpoint_was_removed(single, tmp_path):
 
 def test_hang_after_another_rank_failed(ray_here, monkeypatch):
     """A rank waits in a collective for one that has raised: its pool is ended after a while, not waited for."""
-    from hfsdk.engine.ray import ray_runtime
+    from hfsdk.engine.ray import ray_calls
 
-    monkeypatch.setattr(ray_runtime, "USER_GRACE_S", 2.0)
+    monkeypatch.setattr(ray_calls, "USER_GRACE_S", 2.0)
 
     def uneven(rank):
         import torch

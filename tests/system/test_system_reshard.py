@@ -129,7 +129,7 @@ def test_a_rank_dies_while_the_weights_move(session, actor, tmp_path):
 
     def bomb(rank):
         if rank.rank == 1:
-            rank._hosted.residency._clear_padding = lambda *args: os._exit(1)
+            rank._hosted.transition.residency._clear_padding = lambda *args: os._exit(1)
 
     greedy(actor)
     session.save(tmp_path)
@@ -146,7 +146,7 @@ def test_a_rank_dies_while_the_weights_move(session, actor, tmp_path):
 def test_ranks_that_differ_are_told_before_anything_moves(actor):
     def another_version(rank, by):
         rank._hosted.trainer.num_updates += by * rank.rank
-        rank._hosted.stale = True
+        rank._hosted.transition.stale = True
 
     before = greedy(actor)["response"].flat
     actor.run(another_version, 1)

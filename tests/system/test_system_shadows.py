@@ -159,14 +159,15 @@ def test_a_rank_that_gets_other_bytes_than_planned_says_so(session):
     """Nothing is written then, and the next generation asks for the weights again."""
 
     def short(rank):
-        worker, kept = rank._hosted.worker, rank._hosted.worker.keep
+        store = rank._hosted.worker.store
+        put = store.put
         if rank.rank == 1:
 
             def forgetful(boxes):
-                worker.keep = kept
-                return kept(boxes[1:])
+                store.put = put
+                return put(boxes[1:])
 
-            worker.keep = forgetful
+            store.put = forgetful
 
     actor = declared(session, "tp2", "tp1")
     session.place({"actor": 2, "actor.rollout": 2})

@@ -8,40 +8,32 @@ read from there without a copy; the controller sees references and lengths.
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import ray
 
 from hfsdk.core.call_flow import Call
-from hfsdk.core.errors import CallError, HfsdkError, LostColumnError
+from hfsdk.core.errors import CallError, HfsdkError
 from hfsdk.core.files import FileSum
-from hfsdk.core.pending import ColumnInfo
-from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Order, Pick, StateGoneError, Weights
-from hfsdk.core.table import Column, Ragged, Table, concat, kind_of, take
+from hfsdk.core.runtime import Order
+from hfsdk.core.table import Column
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.host_memory import free_host_bytes
 from hfsdk.engine.generation.cpu_support_vllm import remove_segments
 from hfsdk.engine.process import startup
-from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.process.tasks import run_task
 from hfsdk.engine.weights.model_folders import Manifest, Receiver, find
-from hfsdk.engine.weights.moves import StateMove
 from hfsdk.engine.worker import environment
-from hfsdk.engine.worker.role_host import Parcel, Sent, WorkerSetup
-from hfsdk.engine.worker.worker import Reply, Worker
-
-if TYPE_CHECKING:
-    from hfsdk.engine.worker.worker import Worker as WorkerType
-
+from hfsdk.engine.worker.answers import Answer, read
+from hfsdk.engine.worker.requests import Load, Request, carry_out
+from hfsdk.engine.worker.role_host import ObjectsGoneError, WorkerSetup
+from hfsdk.engine.worker.worker import Worker
 
 GONE = (
     ray.exceptions.OwnerDiedError,
@@ -51,76 +43,19 @@ GONE = (
 """What Ray raises for an object whose owner, or every copy of which, is gone."""
 
 
-NO_ROWS = np.zeros(0, dtype=np.int64)
+class RayStore:
+    """The node's object store; a reference is held in a list, so that Ray does not fetch what it stands for."""
 
+    def put(self, content: Any) -> list[Any]:
+        """Put an object there; this process owns it."""
+        return [ray.put(content)]
 
-@dataclass(eq=False)
-class Answer:
-    """What a rank or a task sends back: references and metadata only."""
-
-    status: str
-    rows: Any
-    part: Any = None
-    """``ObjectRef`` of the written columns, held in a list so that Ray does not fetch it."""
-    columns: Mapping[str, ColumnInfo] | None = None
-    result: Any = None
-    error: HfsdkError | None = None
-    spans: tuple[Span, ...] = ()
-    num_bytes: int = 0
-
-
-def describe(columns: Mapping[str, Column]) -> dict[str, ColumnInfo]:
-    """Return what the controller learns of written columns; equal length arrays are shared, so that they travel once."""
-    known: list[np.ndarray[Any, Any]] = []
-    described = {}
-    for name, column in columns.items():
-        lengths = None
-        if isinstance(column, Ragged):
-            lengths = column.lengths.astype(np.int32)
-            same = next((k for k in known if np.array_equal(k, lengths)), None)
-            lengths = lengths if same is None else same
-            known.append(lengths)
-        dtype = "text" if isinstance(column, list) else str(column.dtype)
-        described[name] = ColumnInfo(kind_of(column), dtype, _num_bytes(column), lengths)
-    return described
-
-
-def _num_bytes(column: Column) -> int:
-    return len(pickle.dumps(column)) if isinstance(column, list) else int(column.nbytes)
-
-
-def read(picks: Sequence[Pick], rows: Any) -> Table:
-    """Map the objects that hold ``rows`` and assemble a table; whole, ordered parts are not copied."""
-    columns: dict[str, Column] = {}
-    for pick in picks:
+    def get(self, references: Sequence[Any]) -> list[Any]:
+        """Map objects, of this node or others."""
         try:
-            objects = ray.get([handle[0] for handle in pick.handles])
+            return list(ray.get([reference[0] for reference in references]))
         except GONE:
-            raise LostColumnError(
-                f"columns {', '.join(pick.columns)} are gone: the worker that wrote them in {pick.source} died; run it again"
-            ) from None
-        for name, stored in pick.columns.items():
-            parts = [take(held[stored], local) for held, local in zip(objects, pick.local_rows, strict=True)]
-            column = parts[0] if len(parts) == 1 else concat(parts)
-            columns[name] = column if pick.order is None else take(column, pick.order)
-    return Table(columns, rows)
-
-
-def _state(parts: Sequence[Any], role: str) -> list[Any]:
-    """Map the parts of a role's state.
-
-    Raises:
-        StateGoneError: a worker that held one ended.
-    """
-    try:
-        return list(ray.get([handle[0] for handle in parts]))
-    except GONE:
-        raise StateGoneError(f"the state of {role} is gone: it was on its way when a worker that held it ended.") from None
-
-
-def _keep(content: Any) -> list[Any]:
-    """Put an object into this node's store; return its reference, in a list so that Ray does not fetch it."""
-    return [ray.put(content)]
+            raise ObjectsGoneError from None
 
 
 def tail(path: str, num_chars: int) -> str:
@@ -143,28 +78,13 @@ class _Process:
         os.dup2(log, 1)
         os.dup2(log, 2)
 
-    @staticmethod
-    def sent(parcel: Parcel) -> Sent:
-        """Put a parcel into the node's object store."""
-        return Sent(_keep(parcel.content), parcel.num_bytes)
-
-    @staticmethod
-    def answer(reply: Reply, order: Order) -> Answer:
-        """Describe what was written."""
-        answer = Answer(reply.status, order.rows, result=reply.result, error=reply.error, spans=reply.spans)
-        if reply.status == "ok" and order.keep and reply.columns is not None:
-            answer.columns = describe(reply.columns)
-            answer.num_bytes = sum(info.num_bytes for info in answer.columns.values())
-        return answer
-
 
 class WorkerProcess(_Process):
     """The worker process of one device; it joins one pool after another."""
 
     def __init__(self, device: int, log_file: str, num_threads: int, deterministic: bool = False) -> None:
         super().__init__(log_file, environment.of_worker(num_threads, deterministic))
-        self._worker: WorkerType = Worker(device, num_threads)
-        self._worker.keep = _keep
+        self._worker = Worker(device, num_threads, RayStore())
         self._worker.gpus = tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))
         self._own_paths = os.environ.get("HFSDK_FETCH_MODELS") != "always"
         self._folders: dict[str, str] = {}
@@ -228,91 +148,12 @@ class WorkerProcess(_Process):
         self._receiver = None
 
     @ray.method(concurrency_group="compute")
-    def load(self, role: RoleSpec, state: Sequence[Any] = (), first: int | None = None) -> Exception | None:
-        """Build a role, with a state whose parts are in the object store; return what went wrong."""
-        role = replace(role, folder=self._folders.get(role.folder, role.folder))
-        try:
-            self._worker.load(role, _state(state, role.name), first)
-        except StateGoneError as gone:
-            return gone
-        except Exception as error:  # told to the controller, which raises it at the user's line
-            traceback.print_exc()
-            return (
-                error
-                if isinstance(error, HfsdkError)
-                else CallError(f"loading {role.name} failed: {error!r}", details=traceback.format_exc())
-            )
-        return None
-
-    @ray.method(concurrency_group="compute")
-    def export(self, role: str) -> Sent | Exception:
-        """Put this rank's part of a role's state into the object store."""
-        try:
-            return self.sent(self._worker.export(role))
-        except Exception as error:  # told to the controller, which raises it at the user's line
-            traceback.print_exc()
-            return CallError(f"taking out the state of {role} failed: {error!r}", details=traceback.format_exc())
-
-    @ray.method(concurrency_group="compute")
-    def offer(self, role: str) -> list[Any] | Exception:
-        """Put what this rank gives of a role's state, but for the numbers, into the object store."""
-        try:
-            return _keep(self._worker.offer(role))
-        except Exception as error:  # told to the controller, which takes the state out
-            traceback.print_exc()
-            return CallError(f"offering the state of {role} failed: {error!r}", details=traceback.format_exc())
-
-    @ray.method(concurrency_group="compute")
-    def need(self, role: str, given: Sequence[Any]) -> list[Any] | Exception:
-        """Put what this rank takes of a state that others offer, but for the numbers, into the object store."""
-        try:
-            return _keep(self._worker.need(role, _state(given, role)))
-        except Exception as error:  # told to the controller, which takes the state out
-            traceback.print_exc()
-            return CallError(f"asking for the state of {role} failed: {error!r}", details=traceback.format_exc())
-
-    @ray.method(concurrency_group="compute")
-    def move_state(
-        self, call: Call, link: Link, rank: int, given: Sequence[Any], taken: Sequence[Any], nodes: Sequence[int]
-    ) -> Answer:
-        """Give a role's state to the ranks of another pool, or take it from them; collective over both."""
-        try:
-            move = StateMove(rank=rank, given=_state(given, call.role), taken=_state(taken, call.role), nodes=nodes)
-        except StateGoneError as gone:
-            return Answer("error", NO_ROWS, error=CallError(str(gone), role=call.role, method=call.method))
-        order = Order(NO_ROWS, (), False, arguments=move, link=link)
-        return self.answer(self._worker.execute(call, lambda: Table({}), order), order)
-
-    @ray.method(concurrency_group="compute")
-    def keep(self, role: str, number: int) -> tuple[str, int, int] | Exception:
-        """Keep a copy of this rank's part of a role's state; return its layout, updates and bytes."""
-        try:
-            kept = self._worker.keep_state(role, number)
-        except Exception as error:  # told to the controller, which raises it at the user's line
-            traceback.print_exc()
-            return CallError(f"keeping the state of {role} failed: {error!r}", details=traceback.format_exc())
-        return kept.layout, kept.num_updates, kept.num_bytes
-
-    @ray.method(concurrency_group="compute")
-    def send_kept(self, number: int) -> Sent | Exception:
-        """Put this rank's part of a kept state into the object store."""
-        try:
-            return self.sent(self._worker.send_kept(number))
-        except Exception as error:  # told to the controller, which raises it at the user's line
-            traceback.print_exc()
-            return CallError(f"sending a kept state failed: {error!r}", details=traceback.format_exc())
-
-    @ray.method(concurrency_group="compute")
-    def restore(self, role: str, number: int, state: Sequence[Any]) -> Exception | None:
-        """Give a role a kept state: this rank's own, or one whose parts are in the object store; return what went wrong."""
-        try:
-            self._worker.restore(role, number, _state(state, role))
-        except StateGoneError as gone:
-            return gone
-        except Exception as error:  # told to the controller, which raises it at the user's line
-            traceback.print_exc()
-            return CallError(f"giving {role} its kept state failed: {error!r}", details=traceback.format_exc())
-        return None
+    def ask(self, request: Request) -> Answer:
+        """Carry out this rank's share of a request; whatever goes wrong is in the answer."""
+        if isinstance(request, Load):
+            spec = request.spec
+            request = replace(request, spec=replace(spec, folder=self._folders.get(spec.folder, spec.folder)))
+        return carry_out(self._worker, request)
 
     @ray.method(concurrency_group="control")
     def holds(self, number: int) -> bool:
@@ -328,29 +169,6 @@ class WorkerProcess(_Process):
     def release(self, role: str) -> None:
         """Free a role."""
         self._worker.release(role)
-
-    @ray.method(concurrency_group="compute")
-    def execute(self, call: Call, order: Order, weights: Weights | None = None, version: int = 0) -> Answer:
-        """Carry out this rank's share of a call."""
-
-        def read_weights() -> Weights:
-            assert weights is not None
-            try:
-                found = ray.get([bundle.content[0] for bundle in weights.bundles])
-            except GONE:
-                raise LostColumnError(
-                    f"the weights of {weights.role.name} for its shadow are gone with the worker that sent them; run the call again"
-                ) from None
-            bundles = zip(weights.bundles, found, strict=True)
-            return replace(weights, bundles=tuple(replace(bundle, content=content) for bundle, content in bundles))
-
-        reply = self._worker.execute(call, lambda: read(order.picks, order.rows), order, read_weights if weights else None, version)
-        if reply.error is not None:
-            traceback.print_exception(reply.error)
-        answer = self.answer(reply, order)
-        if answer.columns is not None and reply.columns is not None:
-            answer.part = _keep(dict(reply.columns))
-        return answer
 
     @ray.method(concurrency_group="control")
     def cancel(self, call_id: int) -> None:
@@ -419,13 +237,16 @@ class TaskProcess(_Process):
         function takes too long.
         """
         try:
-            table = read(order.picks, order.rows)
+            table = read(order.picks, order.rows, RayStore())
             columns, result = run_task(call.method, table, order.arguments, call.writes)
         except HfsdkError as error:
             return Answer("error", order.rows, error=error), None
         except Exception as error:  # told to the controller, which raises it at the user's line
             return Answer("error", order.rows, error=CallError(f"{error!r}", details=traceback.format_exc())), None
-        return self.answer(Reply("ok", columns or None, result), order), columns or None
+        answer = Answer(rows=order.rows, result=result)
+        if order.keep and columns:
+            answer.describe(columns)
+        return answer, columns or None
 
 
 _remote: Any = ray.remote  # Ray's overloads do not know concurrency groups

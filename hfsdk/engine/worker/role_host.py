@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.rendezvous import Link
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
+    from hfsdk.core.layout import Mesh
+    from hfsdk.engine.process.safepoint import SafePoint
     from hfsdk.engine.training.megatron_checkpoint import Saving
+    from hfsdk.engine.training.megatron_groups import RoleGroups
+    from hfsdk.engine.training.trainer import Trainer
+    from hfsdk.engine.weights.direct import Tensors, Way
+    from hfsdk.resharding.reshard_report import TransportReport
 
 
 @dataclass(frozen=True)
@@ -36,20 +40,36 @@ class WorkerSetup:
     """Whether the same calls shall give the same bits; the process has the environment for it (``deterministic.environment``)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Parcel:
-    """A role's state, which is too large to travel with an answer."""
-
-    content: Any
-    num_bytes: int
+class ObjectsGoneError(Exception):
+    """Objects are gone from the store with the process that put them there, or with its node."""
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A parcel on its way: where it lies."""
+class ObjectStore(Protocol):
+    """Where objects lie that are too large to travel with an answer."""
 
-    handle: Any
-    num_bytes: int
+    def put(self, content: Any) -> Any:
+        """Put an object where other processes find it; return a reference to it."""
+        ...
+
+    def get(self, references: Sequence[Any]) -> list[Any]:
+        """Return the objects that references stand for.
+
+        Raises:
+            ObjectsGoneError: one of them is gone.
+        """
+        ...
+
+
+class OwnStore:
+    """The store of a process that is alone: a reference is the object itself."""
+
+    def put(self, content: Any) -> Any:
+        """Return the object."""
+        return content
+
+    def get(self, references: Sequence[Any]) -> list[Any]:
+        """Return the objects."""
+        return list(references)
 
 
 class RoleHost(Protocol):
@@ -59,17 +79,30 @@ class RoleHost(Protocol):
     recorder: Recorder
     saves: dict[str, Saving]
     """The last save of each role."""
-    keep: Callable[[Any], Any]
-    """Puts an object where other processes find it and returns a reference to it."""
+    store: ObjectStore
 
     def rest(self) -> None:
         """Have every rollout here that sleeps give up its memory."""
         ...
 
-    def link(self, link: Link, rank: int) -> AbstractContextManager[ProcessGroup]:
-        """Use a link for the running call."""
+    def exchange(self, way: Way, link: Link, sources: Tensors, targets: Tensors, safe: SafePoint) -> TransportReport:
+        """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools."""
         ...
 
     def memory(self) -> tuple[int, dict[str, int], dict[str, int], dict[str, int]]:
         """Return the bytes of the process and of its roles."""
+        ...
+
+
+class RoleOnRank(Protocol):
+    """A hosted role, as the user's functions reach it."""
+
+    spec: RoleSpec
+    worker: RoleHost
+    mesh: Mesh
+    groups: RoleGroups
+
+    @property
+    def trainer(self) -> Trainer:
+        """Its Megatron model."""
         ...

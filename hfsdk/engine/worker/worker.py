@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,8 +18,7 @@ from hfsdk.core.errors import CallError, CheckpointError, HfsdkError
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Assignment, Weights
-from hfsdk.core.table import Column, Table
+from hfsdk.core.runtime import Order, Weights
 from hfsdk.core.trace import Span
 from hfsdk.engine.process import deterministic, rendezvous, startup
 from hfsdk.engine.process.clocks import EventClock
@@ -29,40 +26,36 @@ from hfsdk.engine.process.gpus import Seen
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.process.tasks import user_traceback
-from hfsdk.engine.worker.role_host import Parcel, WorkerSetup
+from hfsdk.engine.worker.answers import Answer, read
+from hfsdk.engine.worker.role_host import ObjectStore, OwnStore, WorkerSetup
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from hfsdk.engine.training.megatron_checkpoint import Saving
-    from hfsdk.engine.weights.direct import Links
-    from hfsdk.engine.weights.moves import Inventory
+    from hfsdk.engine.weights.direct import Links, Tensors, Way
     from hfsdk.engine.worker.hosted import HostedRole
-    from hfsdk.engine.worker.keepsake import Keepsake
-
-
-@dataclass(eq=False)
-class Reply:
-    """How a rank's share of a call ended: ``"ok"``, ``"cancelled"``, ``"peer"`` (another rank failed) or ``"error"``."""
-
-    status: str
-    columns: Mapping[str, Column] | None = None
-    result: Any = None
-    error: HfsdkError | None = None
-    spans: tuple[Span, ...] = ()
+    from hfsdk.engine.worker.kept_share import KeptShare
+    from hfsdk.resharding.reshard_report import TransportReport
 
 
 class Worker:
     """The compute side of a worker process."""
 
-    def __init__(self, device: int, num_threads: int = 1) -> None:
+    def __init__(self, device: int, num_threads: int = 1, store: ObjectStore | None = None) -> None:
+        """Host no role yet.
+
+        Args:
+            device: its number.
+            num_threads: of torch.
+            store: where large objects lie; without it this process is alone.
+        """
+        self.store = store or OwnStore()
         self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
         self.recorder = Recorder(device=device, rank=0, gauge=self._memory)
         self._process = psutil.Process()
         self.roles: dict[str, HostedRole] = {}
         self.saves: dict[str, Saving] = {}
         """The last save of each role; it goes on when the role is released."""
-        self.kept: dict[int, Keepsake] = {}
+        self.kept: dict[int, KeptShare] = {}
         """States of roles that snapshots refer to; they stay when the role moves or is released."""
         self._running_call = -1
         self._cancel_asked = -1
@@ -74,8 +67,6 @@ class Worker:
         """Ray's ids of the GPUs that it gave this process; set by the runtime."""
         self._gpu: int | None = None
         """Torch's number of its GPU, named wherever another thread than the compute lane asks."""
-        self.keep: Callable[[Any], Any] = lambda content: content
-        """Puts an object where other processes find it and returns a reference to it; set by the runtime."""
 
     def serve_store(self, host: str, *, link: bool = False) -> str:
         """Serve the store through which the next pool's processes find each other, until this one leaves it; return its URL.
@@ -164,11 +155,11 @@ class Worker:
         assert self._links is not None  # it is in a pool
         return self._links
 
-    @contextmanager
-    def link(self, link: rendezvous.Link, rank: int) -> Iterator[ProcessGroup]:
-        """Use a link for the running call; ``rank`` is this process's in it."""
-        with self.links.using(link, rank, self._running_call, self._gpu) as group:
-            yield group
+    def exchange(self, way: Way, link: rendezvous.Link, sources: Tensors, targets: Tensors, safe: SafePoint) -> TransportReport:
+        """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools."""
+        with self.links.using(link, way.route.rank, self._running_call, self._gpu) as group:
+            safe.agree(group, way.problem(sources, targets))
+            return way.move(sources, targets, group)
 
     def drop_link(self, number: int) -> None:
         """Leave a link, as the other pool is gone."""
@@ -180,7 +171,7 @@ class Worker:
 
         Args:
             role: what to build.
-            state: what :meth:`export` returned on the ranks of the place it comes from.
+            state: its parts, of the ranks of the place it comes from.
             first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
         """
         from hfsdk.engine.worker.hosted import HostedRole
@@ -189,7 +180,7 @@ class Worker:
             startup.collect_everything()
         if role.name in self.roles:
             self.release(role.name)
-        self._lane()
+        self.use_this_thread()
         self._half_built = True
         self.roles[role.name] = HostedRole(role, self, state, first)
         self._half_built = False
@@ -199,96 +190,53 @@ class Worker:
         for hosted in self.roles.values():
             hosted.rest()
 
-    def export(self, role: str) -> Parcel:
-        """Return this rank's part of a role's state, in a form that any layout reads; collective over the pool."""
-        self._lane()
-        return self.roles[role].export()
-
-    def offer(self, role: str) -> Inventory:
-        """Say what this rank gives of a role's state to another pool; collective over this one."""
-        self._lane()
-        return self.roles[role].offer()
-
-    def need(self, role: str, given: Sequence[Inventory]) -> Inventory:
-        """Say what this rank takes of a state that the ranks of another pool offer."""
-        return self.roles[role].need(given[0].summary)
-
-    def keep_state(self, role: str, number: int) -> Keepsake:
-        """Copy this rank's part of a role's state and keep it; collective over the pool."""
-        self._lane()
-        self.kept[number] = self.roles[role].keep()
-        return self.kept[number]
-
-    def send_kept(self, number: int) -> Parcel:
-        """Return this rank's part of a kept state, in a form that any layout reads."""
-        return self.kept[number].parcel()
-
-    def restore(self, role: str, number: int, state: Sequence[Any]) -> None:
-        """Give a role a kept state; collective over the pool.
-
-        Args:
-            role: which; it is loaded.
-            number: of the state, which this rank has as it needs it, unless ``state`` is given.
-            state: what :meth:`send_kept` returned on the ranks of another place or layout.
-        """
-        self._lane()
-        if state:
-            self.roles[role].take_pieces(state)
-        else:
-            self.roles[role].restore(self.kept[number])
-
     def release(self, role: str) -> None:
         """Free a role."""
         hosted = self.roles.pop(role, None)
         if hosted is not None:
             hosted.close()
 
-    def execute(
-        self,
-        call: Call,
-        read: Callable[[], Table],
-        given: Assignment,
-        weights: Callable[[], Weights] | None = None,
-        version: int = 0,
-    ) -> Reply:
-        """Carry out this rank's share of a call; every way it can end is in the reply.
+    def execute(self, call: Call, order: Order, weights: Weights | None = None, version: int = 0) -> Answer:
+        """Carry out this rank's share of a call; every way it can end is in the answer.
 
         Args:
             call: the call, for spans.
-            read: maps the input columns; runs inside the span ``fetch``.
-            given: what to do with the rows.
-            weights: maps what the trained role's ranks have addressed to this rank; for a shadow that lacks it.
+            order: what to do, with which rows.
+            weights: what the trained role's ranks have addressed to this rank; for a shadow that lacks it.
             version: of the weights that a shadow must have by then.
         """
-        self._lane()
+        self.use_this_thread()
         self._running_call = call.id
         template = Span(
             name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step, start_ns=0, phase=call.phase
         )
-        reply = Reply("ok")
+        answer, columns = Answer(rows=order.rows), None
         try:
             with self.recorder.call(template), self.recorder.span(call.method) as whole:
                 with self.recorder.span("fetch") as attrs:
-                    table = read()
+                    table = read(order.picks, order.rows, self.store)
                     attrs["bytes"] = table.nbytes
                 hosted = self.roles[call.role]
                 if weights is not None:
                     with self.recorder.span("sync") as attrs:
-                        taken = hosted.take_over(weights, version, self._safe_point(call.id))
+                        taken = hosted.take_weights(weights, version, self._safe_point(call.id))
                         attrs.update(bytes=taken.bytes_received, sources=sum(count > 0 for count in taken.received_from))
                 if method_of(call.method).uses_weights:
-                    hosted.check_version(version)
-                reply.columns, reply.result = hosted.run(call.method, table, given, self._safe_point(call.id))
+                    hosted.shadow.check_version(version)
+                columns, answer.result = hosted.run(call.method, table, order, self._safe_point(call.id))
                 whole.update(self._parts_of_memory())
         except Cancelled:
-            reply.status = "cancelled"
+            answer.status = "cancelled"
         except PeerFailed:
-            reply.status = "peer"
+            answer.status = "peer"
         except Exception as error:  # everything is told to the controller, which knows the user's line
-            reply.status, reply.error = "error", _told(error)
+            answer.status, answer.error = "error", _told(error)
         self._running_call = -1
-        reply.spans = tuple(self.recorder.take()[0])
-        return reply
+        answer.spans = tuple(self.recorder.take()[0])
+        if answer.status == "ok" and order.keep and columns is not None:
+            answer.describe(columns)
+            answer.part = self.store.put(dict(columns))
+        return answer
 
     def cancel(self, call_id: int) -> None:
         """Ask the running call to stop at its next safe point (control lane)."""
@@ -354,7 +302,7 @@ class Worker:
         asked: Callable[[], bool] = lambda: self._cancel_asked == call_id  # noqa: E731
         return SafePoint(asked)
 
-    def _lane(self) -> None:
+    def use_this_thread(self) -> None:
         """Set what torch keeps per thread: actor methods do not run on the main thread."""
         import torch
 

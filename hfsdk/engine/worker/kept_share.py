@@ -1,10 +1,10 @@
-"""``Keepsake``: one rank's share of a role's state as a snapshot keeps it, in the memory of the worker's process.
+"""``KeptShare``: one rank's share of a role's state as a snapshot keeps it, in the memory of the worker's process.
 
 It stays when the role moves, is released, or its pool is taken apart, and is gone with the process. Of what ranks that differ in dp
 alone hold alike each keeps a part (``shares.py``): a state is kept once, and is there while all its workers live. The same ranks of
 the same layout give it back to each other; to any other it goes in pieces (see ``role_state.py``)::
 
-    actor dp2 on devices 0, 1        keepsakes                rewind, still dp2: each rank's own, sent to the other one too
+    actor dp2 on devices 0, 1        kept shares              rewind, still dp2: each rank's own, sent to the other one too
     rank 0, rank 1              ->   device 0, device 1       rewind, now tp2:   pieces of both, through the object store
 """
 
@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hfsdk.engine.weights import bridge
-from hfsdk.engine.weights.role_state import Shard
+from hfsdk.engine.weights.role_state import Shard, Summary
 from hfsdk.engine.weights.shares import Share, pieces
-from hfsdk.engine.worker.role_host import Parcel
 
 
 @dataclass(frozen=True, eq=False)
-class Keepsake:
+class KeptShare:
     """See the module's text."""
 
     share: Share
@@ -41,7 +40,6 @@ class Keepsake:
         """Bytes of its tensors."""
         return self.share.num_bytes
 
-    def parcel(self) -> Parcel:
+    def packed(self) -> tuple[Summary, bridge.Packed]:
         """Return it in pieces that any layout reads; those of other ranks that hold the same are left out."""
-        packed = bridge.pack(pieces(self.share, self.shard))
-        return Parcel((self.share.summary, packed), bridge.num_bytes_of(packed))
+        return self.share.summary, bridge.pack(pieces(self.share, self.shard))
