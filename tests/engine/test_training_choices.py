@@ -283,7 +283,10 @@ def test_gradient_is_that_of_plain_pytorch(results, layout):
 def test_what_is_learned_is_the_same_and_so_is_the_form_of_the_state(results, layout):
     for rank in results(layout, "updates"):
         for (name, dtype), ((plain, fast), apart, swapped, same) in rank.items():
-            assert fast == pytest.approx(plain, rel=1e-4 if dtype == "fp32" else 0.05), name
+            # in bfloat16 the loss nearly gone is what rounding makes of it, which is another on each kind of processor
+            assert fast == pytest.approx(
+                plain, rel=1e-4 if dtype == "fp32" else 0.05, abs=0 if dtype == "fp32" else 0.02 * plain[0]
+            ), name
             assert swapped
             assert all(same), (name, same)
             assert apart["step"] == 0

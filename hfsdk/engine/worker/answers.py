@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class Answer:
     """How a rank's share of something ended: ``"ok"``, ``"cancelled"``, ``"peer"`` (another rank failed) or ``"error"``."""
 
     status: str = "ok"
-    rows: Any = NO_ROWS
+    rows: Any = field(default_factory=lambda: NO_ROWS)
     """Of a call: numbers of the rank's rows in its batch."""
     part: Any = None
     """Reference to the written columns, or to the rank's part of a state."""
