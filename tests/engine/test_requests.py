@@ -1,0 +1,80 @@
+"""Whatever a worker is asked, how it ended is in the answer: an error with what was asked, or that a state is gone."""
+
+import pickle
+
+import pytest
+
+pytest.importorskip("torch")
+
+from hfsdk.core.call_flow import Call
+from hfsdk.core.errors import CallError, CheckpointError
+from hfsdk.core.runtime import Order, StateGoneError
+from hfsdk.engine.process.rendezvous import Link
+from hfsdk.engine.worker.answers import NO_ROWS
+from hfsdk.engine.worker.requests import Execute, Export, Keep, Load, MoveState, Need, Offer, Restore, SendKept, carry_out
+from hfsdk.engine.worker.role_host import ObjectsGoneError, OwnStore
+from hfsdk.engine.worker.worker import Worker
+
+CALL = Call(id=1, role="actor", method="give_state")
+
+
+class EmptyStore(OwnStore):
+    def get(self, references):
+        raise ObjectsGoneError
+
+
+class States:
+    def restore_parts(self, parts):
+        raise CheckpointError(f"{parts} do not fit")
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Export("actor"), "taking out the state of actor failed: KeyError"),
+        (Keep("actor", 0), "keeping the state of actor failed: KeyError"),
+        (SendKept("actor", 3), "sending the kept state of actor failed: KeyError(3)"),
+        (Restore("actor", 3), "restoring the state of actor failed: KeyError"),
+        (Offer("actor"), "offering the state of actor failed: KeyError"),
+        (Load("actor", None), "loading actor failed: AttributeError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_goes_wrong_is_told_with_what_was_asked(request_, words):
+    answer = carry_out(Worker(0), request_)
+    assert answer.status == "error"
+    assert isinstance(answer.error, CallError)
+    assert answer.error.message.startswith(words)
+    assert "Traceback" in answer.error.fields()["details"]
+
+
+@pytest.mark.parametrize("request_", [Restore("actor", 0, ["gone"]), Need("actor", ["gone"])], ids=lambda r: type(r).__name__)
+def test_a_state_that_is_gone_is_told_as_such(request_):
+    worker = Worker(0, store=EmptyStore())
+    worker.roles["actor"] = type("Role", (), {"states": States()})()
+    answer = carry_out(worker, request_)
+    assert answer.status == "error"
+    assert isinstance(answer.error, StateGoneError)
+    assert str(answer.error) == "the state of actor is gone: it was on its way when a worker that held it ended."
+
+
+def test_a_move_whose_parts_are_gone_is_an_error_of_its_call():
+    link = Link(0, ("a", "b"), "file:///nowhere", 2)
+    answer = carry_out(Worker(0, store=EmptyStore()), MoveState("actor", CALL, link, 0, ["gone"], [], (0, 0)))
+    assert isinstance(answer.error, CallError)
+    assert (answer.error.role, answer.error.method) == ("actor", "give_state")
+
+
+def test_errors_of_our_own_keep_their_type():
+    worker = Worker(0)
+    worker.roles["actor"] = type("Role", (), {"states": States()})()
+    answer = carry_out(worker, Restore("actor", 0, ["these"]))
+    assert isinstance(answer.error, CheckpointError)
+    assert str(answer.error).startswith("['these'] do not fit")
+
+
+def test_a_call_of_a_role_that_is_not_there_is_answered_with_its_spans():
+    answer = carry_out(Worker(0), Execute("actor", CALL, Order(NO_ROWS, (), False)))
+    assert answer.status == "error"
+    assert [span.name for span in answer.spans] == ["fetch", "give_state"]
+    assert pickle.loads(pickle.dumps(answer)).error.message == answer.error.message
