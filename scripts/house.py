@@ -15,15 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hfsdk"
 MOST = {"module": 450, "class": 400, "function": 60, "entries": 16}
-KNOWN = frozenset(
-    {
-        "class Trainer",
-        "module engine/generation/rollout.py",
-        "module engine/training/megatron_model.py",
-        "module engine/training/trainer.py",
-        "module engine/weights/transport.py",
-    }
-)
+KNOWN: frozenset[str] = frozenset()
 """Still over a limit; nothing new joins them."""
 
 

@@ -134,7 +134,7 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
         raise LayoutError(f"{role.name}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp only")
     context_tokens(spec, role.rollout_options)
     if ground.on_cpu and spec.head_dim not in RUN_EVERYWHERE:
-        from hfsdk.engine.generation.rollout import check_model
+        from hfsdk.engine.generation.rollout_engine import check_model
 
         check_model(spec, "cpu")
     return replace(role, rollout=layout)

@@ -11,9 +11,9 @@ with startup.making_what_stays():
     from hfsdk.engine.training import cpu_support_megatron
 
     cpu_support_megatron.install()
-    from hfsdk.engine.generation import rollout
+    from hfsdk.engine.generation import rollout_engine
     from hfsdk.engine.worker import hosted  # noqa: F401
 
-    rollout.import_engine()
+    rollout_engine.import_engine()
 
 atexit.register(os._exit, 0)  # what is set aside is not taken apart in the end, which some libraries would report as a leak

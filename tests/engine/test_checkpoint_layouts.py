@@ -48,13 +48,13 @@ class Layout(Harness):
 
     def whole(self, trainer):
         """The role's state under Hugging Face names, on rank 0; put together by other code than what is tested."""
-        from hfsdk.engine.training import megatron_model
+        from hfsdk.engine.training import megatron_folder, megatron_model
 
         state = state_of(trainer)
         parts = {kind: {n: held[kind] for n, held in state["optimizer"].items() if kind in held} for kind in KINDS}
         scalar = megatron_model.has_scalar_head(trainer.model)
         found = {
-            kind: megatron_model.gather_tensors(local, trainer.spec, self.groups, scalar=scalar)
+            kind: megatron_folder.gather_tensors(local, trainer.spec, self.groups, scalar=scalar)
             for kind, local in {"weights": state["weights"], **parts}.items()
         }
         steps = {float(held["step"]) for held in state["optimizer"].values() if "step" in held}

@@ -148,13 +148,13 @@ def test_a_rollout_sleeps_beside_its_trainer_on_a_gpu_once_a_process(device_type
 
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_vllm_is_told_to_sleep_where_there_are_gpus(sleeps):
-    rollout = pytest.importorskip("hfsdk.engine.generation.rollout")
+    rollout_engine = pytest.importorskip("hfsdk.engine.generation.rollout_engine")
     from vllm.engine.arg_utils import EngineArgs
 
     def told(share):
         spec = ModelSpec.from_folder(MODELS["tiny"].place())
         more = {"tp": 1, "dtype": "bf16", "seed": 1, "load_weights": False, "gpu_share": share, "sleeps": sleeps}
-        return rollout.engine_arguments("folder", spec, RolloutOptions(max_model_len=64), **more)
+        return rollout_engine.engine_arguments("folder", spec, RolloutOptions(max_model_len=64), **more)
 
     assert EngineArgs(**told(0.41)).enable_sleep_mode == sleeps
     assert not EngineArgs(**told(None)).enable_sleep_mode, "vLLM refuses it on processors"
@@ -180,13 +180,13 @@ def test_vllm_has_a_sleep_mode_on_cuda_alone_and_keeps_what_it_is_not_told_to_gi
 
 @pytest.mark.parametrize(("timeout", "limit_s"), [(None, None), (timedelta(seconds=90), 90), (timedelta(seconds=0.2), 1)])
 def test_vllms_ranks_wait_for_each_other_as_long_as_the_session_says(timeout, limit_s):
-    rollout = pytest.importorskip("hfsdk.engine.generation.rollout")
+    rollout_engine = pytest.importorskip("hfsdk.engine.generation.rollout_engine")
     from vllm.config import ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
     spec = ModelSpec.from_folder(MODELS["tiny"].place())
     more = {"tp": 1, "dtype": "bf16", "seed": 1, "load_weights": False, "gpu_share": 0.41, "timeout": timeout}
-    told = EngineArgs(**rollout.engine_arguments("folder", spec, RolloutOptions(max_model_len=64), **more))
+    told = EngineArgs(**rollout_engine.engine_arguments("folder", spec, RolloutOptions(max_model_len=64), **more))
     limits = {name: getattr(told, name) for name in ("distributed_timeout_seconds", "cpu_distributed_timeout_seconds")}
     assert set(limits.values()) == {limit_s}
     ParallelConfig(**limits)  # takes them
@@ -195,11 +195,11 @@ def test_vllms_ranks_wait_for_each_other_as_long_as_the_session_says(timeout, li
 @pytest.mark.parametrize("tp", [1, 2, 8])
 @pytest.mark.parametrize("share", [None, 0.41])
 def test_what_vllm_is_told(tp, share):
-    rollout = pytest.importorskip("hfsdk.engine.generation.rollout")
+    rollout_engine = pytest.importorskip("hfsdk.engine.generation.rollout_engine")
     from vllm.engine.arg_utils import EngineArgs
 
     spec = ModelSpec.from_folder(MODELS["tiny"].place())
-    told = rollout.engine_arguments(
+    told = rollout_engine.engine_arguments(
         "folder", spec, RolloutOptions(max_model_len=64), tp=tp, dtype="bf16", seed=1, load_weights=False, gpu_share=share
     )
     EngineArgs(**told)

@@ -20,7 +20,8 @@ from hfsdk.core.rollout_sizes import cache_bytes, context_tokens, least_cache_by
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged
 from hfsdk.engine.generation import cpu_support_vllm
-from hfsdk.engine.generation.rollout import Rollout, check_model
+from hfsdk.engine.generation.rollout import Rollout
+from hfsdk.engine.generation.rollout_engine import check_model
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.weights import transport

@@ -329,7 +329,7 @@ def trainer_of():
 
     from hfsdk.engine.calls.dispatch import mesh_of
     from hfsdk.engine.process.recorder import Recorder
-    from hfsdk.engine.training import cpu_support_megatron, megatron_model, trainer
+    from hfsdk.engine.training import cpu_support_megatron, megatron_folder, trainer
     from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
 
     cpu_support_megatron.install()
@@ -341,7 +341,7 @@ def trainer_of():
         groups = RoleGroups(mesh_of(role))
         groups.device = torch.device("meta")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(megatron_model, "load_folder", lambda *_: False)
+            patch.setattr(megatron_folder, "load_folder", lambda *_: False)
             patch.setattr(torch.cuda, "is_available", lambda: True)
             patch.setattr(torch.cuda, "current_device", lambda: groups.device)
             patch.setattr(torch.Tensor, "type", lambda tensor, *_: names[tensor.dtype])

@@ -297,7 +297,7 @@ def infer_outcome(h, trainer):
 
 
 def check_saving(h):
-    from hfsdk.engine.training.megatron_model import load_folder
+    from hfsdk.engine.training.megatron_folder import load_folder
 
     found = {}
     for name in h.models:
@@ -391,8 +391,9 @@ def in_halves(h, dtype, alone):
 def check_errors(h):
     """Mistakes at construction, frozen roles, reward heads, and groups given back."""
     from hfsdk.core.layout import Layout
+    from hfsdk.engine.training.megatron_folder import load_folder
     from hfsdk.engine.training.megatron_groups import RoleGroups
-    from hfsdk.engine.training.megatron_model import build_model, load_folder
+    from hfsdk.engine.training.megatron_model import build_model
 
     def said(action):
         try:

@@ -10,7 +10,7 @@ from spawn import run
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine.weights import transport
+from hfsdk.engine.weights import transport, transport_rounds
 from hfsdk.resharding.boxes import megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.resharding.reshard_plan import ReshardPlan
 
@@ -133,12 +133,12 @@ def repeated(rank):
     for factor in (1.0, 2.0):
         for tensor in sources.values():
             tensor.mul_(factor)
-        before = len(transport._schedules)
+        before = len(transport_rounds._schedules)
         transport.execute(plan, rank, sources, targets, None)
-        assert len(transport._schedules) - before == (factor == 1.0)
+        assert len(transport_rounds._schedules) - before == (factor == 1.0)
     check_targets(SPEC, 1, 0, targets, {name: 2 * tensor for name, tensor in full.items()})
     del plan
-    assert len(transport._schedules) == before - 1
+    assert len(transport_rounds._schedules) == before - 1
 
 
 def misfits(rank):
@@ -172,7 +172,7 @@ def test_every_layout_moves_the_planned_bytes_and_nothing_else():
 def test_rounds_stay_within_their_bucket():
     plan = ReshardPlan.between(SPEC, "tp2 dp2", "tp1")
     for rank in range(4):
-        schedule = transport._make_schedule(plan, rank, 32_768)
+        schedule = transport_rounds._make_schedule(plan, rank, 32_768)
         sizes = [sum(4 * m.numel for m in [*step.sends, *step.receives]) for step in schedule.rounds]
         assert max(a + b for a, b in pairwise(sizes)) <= 32_768, "two rounds are under way"
         received = sum(4 * message.numel for step in schedule.rounds for message in step.receives)
@@ -181,13 +181,13 @@ def test_rounds_stay_within_their_bucket():
 
 def test_large_pieces_are_messages_of_their_own():
     wide = replace(SPEC, hidden_size=256, mlp_hidden_size=512)
-    schedule = transport._make_schedule(ReshardPlan.between(wide, "tp4", "tp1"), 0, 2**20)
+    schedule = transport_rounds._make_schedule(ReshardPlan.between(wide, "tp4", "tp1"), 0, 2**20)
     messages = [message for step in schedule.rounds for message in step.sends]
     for message in messages:
-        large = [piece for piece in message.pieces if 4 * (piece.last - piece.first) >= transport.OWN_MESSAGE_BYTES]
+        large = [piece for piece in message.pieces if 4 * (piece.last - piece.first) >= transport_rounds.OWN_MESSAGE_BYTES]
         assert not large or len(message.pieces) == 1
     assert any(len(message.pieces) > 1 for message in messages)
-    assert any(4 * message.numel >= transport.OWN_MESSAGE_BYTES for message in messages)
+    assert any(4 * message.numel >= transport_rounds.OWN_MESSAGE_BYTES for message in messages)
     for peer in (1, 2, 3):
         tags = [message.tag for message in messages if message.peer == peer]
         assert tags == list(range(len(tags)))
@@ -200,7 +200,7 @@ def test_targets_begin_and_sources_end_as_late_and_early_as_can_be(train, invers
     plan = ReshardPlan.between(TIED, train, "tp2")
     plan = plan.inverse() if inverse else plan
     for rank in range(4):
-        rounds = transport._make_schedule(plan, rank, 65_536).rounds
+        rounds = transport_rounds._make_schedule(plan, rank, 65_536).rounds
         begun, done = [], []
         for step in rounds:
             begun += step.begun

@@ -21,28 +21,17 @@ rollout beside its trainer sleeps between phases (:mod:`hfsdk.engine.generation.
 
 from __future__ import annotations
 
-import itertools
-import math
-import os
-import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from hfsdk.assets.pretrained import load_tokenizer
-from hfsdk.core.errors import CallError, LayoutError, OptionError, UnsupportedModelError
+from hfsdk.core.errors import LayoutError, OptionError, UnsupportedModelError
 from hfsdk.core.roles import RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import (
-    BLOCK_TOKENS,
-    LEAST_SEQS,
     cache_bytes,
     context_tokens,
 )
@@ -51,116 +40,24 @@ from hfsdk.core.table import Column, Ragged
 from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.generation import vllm_sleep
 from hfsdk.engine.generation.drain import Drain
-from hfsdk.engine.process import gpus, rendezvous, startup
+from hfsdk.engine.generation.rollout_engine import _share, build, check_model, engine_arguments, sleeps
+from hfsdk.engine.generation.rollout_run import Row, Run, StopStrings
+from hfsdk.engine.process import rendezvous
 from hfsdk.engine.process.deterministic import any_algorithm
 from hfsdk.engine.process.recorder import Recorder
-from hfsdk.engine.process.safepoint import RanksDiffer, SafePoint
+from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.resharding.boxes import VOCAB_TABLES, vllm_boxes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head sizes of vLLM 0.32's attention on CPU; with others it starts and then fails at the first token."""
-
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
 
 
-def check_model(spec: ModelSpec, device_type: str) -> None:
-    """Check that vLLM can run the model. Pure; does not import vllm.
-
-    Raises:
-        UnsupportedModelError: its head size has no attention kernel on CPU, or its family has another there.
-    """
-    if spec.family == "qwen2" and spec.num_heads * spec.head_dim != spec.hidden_size:
-        raise UnsupportedModelError(
-            f"{spec.name} has {spec.num_heads} heads of {spec.head_dim}; vLLM takes the heads of a qwen2 model to be as wide as "
-            f"its hidden size, {spec.hidden_size}. Use a model with such heads."
-        )
-    if device_type == "cpu" and spec.head_dim not in CPU_HEAD_DIMS:
-        raise UnsupportedModelError(
-            f"{spec.name} has head_dim {spec.head_dim}; vLLM's attention on CPU has kernels for "
-            f"{', '.join(map(str, CPU_HEAD_DIMS))}. Use a model with one of these head sizes, or a GPU."
-        )
-
-
 _open_engines: dict[int, bool] = {}
 """The rollouts of this process that are open, and whether each sleeps: they share vLLM's groups, which the last to close ends."""
-
-
-def import_engine() -> None:
-    """Import vLLM ahead of the first engine; takes seconds."""
-    cpu.prepare()
-    compiler = startup.not_there("torch._inductor.lowering") if cpu.on_cpu() else nullcontext()
-    with startup.making_what_stays(), compiler:  # a second, to tell it of kernels; on CPU nothing is compiled
-        import vllm.v1.engine.llm_engine  # noqa: F401
-
-
-def use_batch_invariant_kernels() -> None:
-    """Put vLLM's batch-invariant kernels in the place of torch's in this process, where its environment asks for them.
-
-    The first engine would do it too: numbers of models that compute before would then change.
-    """
-    cpu.prepare()
-    from vllm.model_executor.determinism.batch_invariant import init_batch_invariance
-
-    init_batch_invariance()
-
-
-def engine_arguments(
-    folder: str,
-    spec: ModelSpec,
-    options: RolloutOptions,
-    *,
-    tp: int,
-    dtype: str,
-    seed: int,
-    load_weights: bool,
-    gpu_share: float | None,
-    sleeps: bool = False,
-    timeout: timedelta | None = None,
-) -> dict[str, Any]:
-    """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`.
-
-    ``gpu_share`` is :func:`gpus.memory_share`, ``None`` on CPU; ``sleeps`` is :func:`gpus.sleeps`; ``timeout`` is how long ranks
-    wait for each other, :func:`rendezvous.world_timeout`.
-    """
-    limit_s = None if timeout is None else math.ceil(timeout.total_seconds())
-    on_cpu = gpu_share is None
-    longest, sequences = context_tokens(spec, options), options.max_num_seqs or LEAST_SEQS
-    return {
-        "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
-        "config_format": "hf",  # not params.json, which Mistral's folders have too
-        "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
-        "load_format": "auto" if load_weights else "dummy", "enforce_eager": on_cpu, "seed": seed,
-        "max_model_len": longest, "max_num_seqs": sequences,
-        "kv_cache_memory_bytes": cache_bytes(spec, options, tp, dtype, on_cpu=on_cpu),
-        "enable_chunked_prefill": not on_cpu,  # a rewind no CPU generator has
-        "max_num_batched_tokens": max(options.max_num_batched_tokens, sequences, longest),
-        "block_size": BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": not on_cpu,
-        "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
-        "distributed_timeout_seconds": limit_s, "cpu_distributed_timeout_seconds": limit_s,
-        **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share, "enable_sleep_mode": sleeps}),
-    }  # fmt: skip
-
-
-def _share(spec: ModelSpec, tp: int, dtype: str, cache: int) -> float:
-    """Return the share of this GPU that vLLM is given: what is free beside the trainer, once torch has given back what it holds."""
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    weights = sum(box.numel for box in vllm_boxes(spec, tp, 0)) * TORCH_DTYPES[dtype].itemsize
-    return gpus.memory_share(weights + cache, free, total)
-
-
-def _sleeps(device_type: str, trained: bool) -> bool:
-    if device_type == "cpu" or not trained:
-        return gpus.sleeps(device_type, trained=trained, pool_is_free=True)
-    import_engine()
-    return gpus.sleeps(device_type, trained=trained, pool_is_free=vllm_sleep.pool_is_free())
 
 
 class Rollout:
@@ -219,14 +116,14 @@ class Rollout:
         self._ready = load_weights
         cpu.prepare()
         share = None if self._cpu else _share(spec, tp, dtype, self.kv_cache_bytes)
-        self.sleeps = _sleeps(device_type, trained)
+        self.sleeps = sleeps(device_type, trained)
         """Whether :meth:`rest` gives its memory up."""
         arguments = engine_arguments(
             folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share, sleeps=self.sleeps,
             timeout=rendezvous.world_timeout(),
         )  # fmt: skip
         with cpu.process_state_kept(), any_algorithm():
-            self._engine, plain = _build(arguments, rank, world_size, job_id)
+            self._engine, plain = build(arguments, rank, world_size, job_id)
         _open_engines[id(self)] = self.sleeps
         self._core = self._engine.engine_core
         self._core._finalizer.detach()  # close() shuts it down; a finalizer would destroy the trainer's process group
@@ -360,15 +257,15 @@ class Rollout:
         error: Exception | None = None
         try:
             self._check_request(prompts, seeds, sampling, row_ids)
-            stop = _StopStrings(self._tokenizer_for(sampling), sampling) if sampling.stop else None
+            stop = StopStrings(self._tokenizer_for(sampling), sampling) if sampling.stop else None
         except Exception as problem:
             error = problem
         safe.agree(control_group, error)
         self._clean_cache()
         self._num_calls += 1
         names = [f"{self._num_calls}.{i}" for i in range(len(prompts))]
-        rows = [_Row(prompt=prompts[i].tolist()) for i in range(len(prompts))]
-        run = _Run(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
+        rows = [Row(prompt=prompts[i].tolist()) for i in range(len(prompts))]
+        run = Run(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
         with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm():
             try:
                 self._add(names, rows, seeds, sampling, eos_token_ids)
@@ -395,7 +292,7 @@ class Rollout:
         for blocks in self._engine.model_executor.driver_worker.worker.model_runner.kv_caches:
             blocks.zero_()
 
-    def _drive(self, run: _Run, safe: SafePoint, group: ProcessGroup | None) -> None:
+    def _drive(self, run: Run, safe: SafePoint, group: ProcessGroup | None) -> None:
         scheduler, drain = self._core.engine_core.scheduler, Drain()
 
         def step() -> None:
@@ -449,7 +346,7 @@ class Rollout:
                 f"{self.spec.vocab_size - 1}. Was it tokenized for another model?"
             )
 
-    def _add(self, names: list[str], rows: list[_Row], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]) -> None:
+    def _add(self, names: list[str], rows: list[Row], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]) -> None:
         from vllm import SamplingParams
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)
@@ -493,143 +390,3 @@ class Rollout:
             ):  # fmt: skip
                 core.shutdown()
             self._engine = self._core = self._sleep = None
-
-
-@dataclass
-class _Row:
-    """One response as it grows."""
-
-    prompt: list[int]
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    finish_reason: str = ""
-
-
-class _StopStrings:
-    """Looks for stop strings in the text of the last tokens."""
-
-    def __init__(self, tokenizer: Any, sampling: Sampling) -> None:
-        self._tokenizer, self._strings, self._min_tokens = tokenizer, sampling.stop, sampling.min_new_tokens
-        longest = max(len(text.encode()) for text in sampling.stop)
-        self._window = longest + 8  # a token has at least one byte; a few more so that cut characters do not matter
-
-    def ends(self, row: _Row) -> bool:
-        """Whether the response contains a stop string by now (it is looked for at every token)."""
-        if len(row.tokens) < max(self._min_tokens, 1):
-            return False
-        tail = row.tokens[-self._window :]
-        context = (row.prompt + row.tokens[: -len(tail)])[-1:]  # some tokenizers drop the space before a first token
-        decode = self._tokenizer.decode
-        text = decode(context + tail)[len(decode(context)) :]
-        return any(string in text for string in self._strings)
-
-
-class _Run:
-    """The rows of one generate call on their way through the engine."""
-
-    def __init__(
-        self, core: Any, rows: Mapping[str, _Row], sampling: Sampling, stop: _StopStrings | None, recorder: Recorder
-    ) -> None:
-        self._core, self._stop, self._recorder = core, stop, recorder
-        self._max_new_tokens = sampling.max_new_tokens
-        self.rows = dict(rows)
-        self.open = dict(rows)
-        """Rows that have not ended."""
-        self.num_tokens = 0
-        self.finite = True
-        """Whether all log-probs are: those of weights with NaN are not."""
-        self.broken = False
-        """Whether the engine itself raised, and may not come out of its next step."""
-        self.drawn = 0
-        """Checksum of all tokens so far, and of what ended, in the order in which they came."""
-        self.num_started = 0
-        """Rows with at least one token."""
-        self._bound = len(self.rows) * sampling.max_new_tokens
-        self._report()
-
-    @property
-    def num_admitted(self) -> int:
-        """Rows that ended or that the engine works on; the others wait for room in its cache."""
-        return len(self.rows) - len(self.open) + len(self._core.engine_core.scheduler.running)
-
-    def step(self, safe: SafePoint, group: ProcessGroup | None) -> None:
-        """One step of the engine on every rank of the replica, then a safe point."""
-        error: Exception | None = None
-        before, self.broken = self.num_tokens, True
-        try:
-            outputs = self._core.get_output().outputs
-            self.broken = False
-            for output in outputs:
-                self._take(output)
-            if group is not None:
-                self._add_up(outputs)
-        except Exception as problem:
-            error = problem
-        try:
-            safe.agree(group, error, self.drawn)
-        except RanksDiffer:
-            raise CallError(
-                f"the ranks of this replica drew different tokens, after {before} that were the same: their logits or "
-                "their schedules differ, and what they would go on to write is of no use. The call wrote nothing; run it again. "
-                "If it comes back, generate with rollout='tp1', or in hf.Session(deterministic=True)."
-            ) from None
-        self._report()
-
-    def _add_up(self, outputs: Sequence[Any]) -> None:
-        drawn = ([*output.new_token_ids, -1 if output.finish_reason is None else -2] for output in outputs)
-        self.drawn = crc32(np.array(list(itertools.chain(*drawn)), np.int64), self.drawn)
-
-    def _take(self, output: Any) -> None:
-        row = self.open[output.request_id]
-        if output.new_token_ids:
-            self.num_started += not row.tokens
-            row.tokens += output.new_token_ids
-            row.log_probs += output.new_logprobs.logprobs[:, 0].tolist()
-            self.finite = self.finite and math.isfinite(row.log_probs[-1])
-            self.num_tokens += len(output.new_token_ids)
-        if output.finish_reason is not None:
-            row.finish_reason = str(output.finish_reason)
-            if row.finish_reason not in ("stop", "length"):
-                raise RuntimeError(f"vLLM ended a response with {row.finish_reason!r} after {len(row.tokens)} tokens")
-        elif self._stop and self._stop.ends(row):
-            row.finish_reason = "stop"
-            self._core.abort_requests([output.request_id])
-        if row.finish_reason:
-            del self.open[output.request_id]
-            self._bound -= self._max_new_tokens - len(row.tokens)
-
-    def _report(self) -> None:
-        finished = len(self.rows) - len(self.open)
-        self._recorder.progress = {
-            "tokens": self.num_tokens, "total": self._bound, "finished": finished, "samples": len(self.rows)
-        }  # fmt: skip
-
-    def columns(self) -> dict[str, Column]:
-        """Return what the call writes."""
-        rows = list(self.rows.values())
-        return {
-            "response": Ragged.of([row.tokens for row in rows], np.int32),
-            "rollout_log_probs": Ragged.of([row.log_probs for row in rows], np.float32),
-            "finish_reason": np.array([row.finish_reason for row in rows], dtype="<U6"),
-        }
-
-
-def _build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:
-    """Build vLLM's engine on all ranks; returns it and the layers whose weights stayed plain (CPU)."""
-    if not dist.is_initialized() and world_size == 1:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    if not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
-        raise RuntimeError(f"the rollout needs torch.distributed initialised as rank {rank} of {world_size}")
-    token = [uuid.uuid4().hex[:12]]
-    dist.broadcast_object_list(token, src=0)
-    local_rank = rank if cpu.on_cpu() else torch.cuda.current_device()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank))  # vLLM reads them; restored after
-    import_engine()
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    with startup.making_what_stays(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
-        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-    dist.barrier()
-    cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies
-    return engine, plain

@@ -118,10 +118,10 @@ class WorkerProcess(_Process):
             from hfsdk.engine.training import cpu_support_megatron
 
             cpu_support_megatron.install()
-            from hfsdk.engine.generation import rollout
+            from hfsdk.engine.generation import rollout_engine
             from hfsdk.engine.worker import hosted  # noqa: F401
 
-            rollout.import_engine()
+            rollout_engine.import_engine()
 
     @ray.method(concurrency_group="compute")
     def find_folder(self, manifest: Manifest) -> str:

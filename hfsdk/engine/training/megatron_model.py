@@ -11,17 +11,11 @@ Weights go in and out by the boxes of :mod:`hfsdk.resharding.reshard_plan`, so e
 from __future__ import annotations
 
 import copy
-import json
-import os
-import shutil
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -34,28 +28,16 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from hfsdk.core.errors import CheckpointError, ModelNotFoundError, OptionError
-from hfsdk.core.layout import Coordinates
+from hfsdk.core.errors import OptionError
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.training import cpu_support_megatron, megatron_optimizer, megatron_rope, megatron_sequence
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.packed_attention import PackedAttention
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
-from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes, padded_vocab
+from hfsdk.resharding.boxes import padded_vocab
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
-    "generation_config.json",
-)  # fmt: skip
-"""Files copied beside the weights."""
-
-WEIGHTS, PARTIAL = "model.safetensors", ".hfsdk-export.partial"
-"""Name of the file of weights, and of the folder in which a model's files are written until all are complete."""
 
 _PARTITIONS = (
     ("word_embeddings.weight", 0, 1), ("output_layer.weight", 0, 1), ("linear_qkv.weight", 0, 1),
@@ -266,217 +248,6 @@ def init_scalar_head(model: SelectiveGPTModel, seed: int) -> None:
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return ``{local name: data}`` of this rank's parameters, as :func:`~hfsdk.resharding.boxes.megatron_boxes` names them."""
     return {name: parameter.data for name, parameter in model.named_parameters()}
-
-
-def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, at: Coordinates) -> list[Box]:
-    boxes = megatron_boxes(spec, groups.mesh.layout, at.tp, at.pp)
-    return [box for box in boxes if not (scalar and box.local == SCALAR_HEAD)]
-
-
-def _part(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-
-
-class _WeightFiles:
-    """The safetensors of a folder, opened as they are needed; a context manager."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._stack = ExitStack()
-        self._open: dict[str, Any] = {}
-        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-        if index.is_file():
-            self.files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        elif single.is_file():
-            self.files = dict.fromkeys(self._file(single.name).keys(), single.name)
-        else:
-            raise ModelNotFoundError(
-                f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json. "
-                "A model folder is what transformers' save_pretrained writes."
-            )
-
-    def __enter__(self) -> _WeightFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _file(self, name: str) -> Any:
-        if name not in self._open:
-            path = self._folder / name
-            if not path.is_file():
-                raise ModelNotFoundError(f"{self._folder} lists {name} in its index, but the file is missing.")
-            self._open[name] = self._stack.enter_context(safe_open(path, framework="pt"))
-        return self._open[name]
-
-    def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
-        return self._file(self.files[name]).get_slice(name)[part]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file(self.files[name]).get_slice(name).get_shape())
-
-
-@torch.no_grad()
-def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path) -> bool:
-    """Read this rank's boxes from a folder's safetensors; padding rows become zero.
-
-    Returns:
-        Whether a scalar head was read (``score.weight`` or ``value_head.weight``); without one it stays as it is.
-
-    Raises:
-        ModelNotFoundError: no weights, or tensors missing or of another shape.
-    """
-    scalar = has_scalar_head(model)
-    boxes = _boxes(spec, groups, scalar, groups.coordinates)
-    local = local_tensors(model)
-    with _WeightFiles(Path(folder)) as files:
-        wanted = {name for name in spec.tensors() if not (scalar and name == "lm_head.weight")}  # of all stages
-        missing = sorted(wanted - set(files.files))
-        if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise ModelNotFoundError(
-                f"{folder} lacks {', '.join(missing[:3])}{more}; it has {len(files.files)} tensors. "
-                f"The folder's weights are not those of {spec.name} ({spec.family})."
-            )
-        for name, shape in spec.tensors().items():
-            if name in files.files and files.shape(name) != shape:
-                raise ModelNotFoundError(f"{folder}: {name} has shape {files.shape(name)}; config.json says {shape}.")
-        for name in ("embedding.word_embeddings.weight", SCALAR_HEAD):
-            if name in local and not (scalar and name == SCALAR_HEAD):
-                local[name].zero_()
-        for box in boxes:
-            target = local[box.local][_part(box.local_start, box.size)]
-            target.copy_(files.read(box.tensor, _part(box.start, box.size)))
-        found = next((name for name in SCALAR_HEAD_NAMES if name in files.files), None) if scalar else None
-        if found:
-            _check_scalar(files.shape(found), spec, folder, found)
-            if SCALAR_HEAD in local:
-                local[SCALAR_HEAD].copy_(files.read(found, _part((0, 0), (1, spec.hidden_size))))
-    return found is not None
-
-
-def _check_scalar(shape: tuple[int, ...], spec: ModelSpec, folder: str | Path, name: str) -> None:
-    if shape != (1, spec.hidden_size):
-        raise ModelNotFoundError(
-            f"{folder}: {name} has shape {shape}; a scalar head has (1, {spec.hidden_size}), i.e. num_labels=1."
-        )
-
-
-def gather_tensors(
-    local: Mapping[str, torch.Tensor], spec: ModelSpec, groups: RoleGroups, *, scalar: bool
-) -> dict[str, torch.Tensor] | None:
-    """Put tensors shaped like the parameters (weights, gradients) together under their Hugging Face names.
-
-    Collective over the role. Returns CPU tensors on rank 0 and ``None`` elsewhere.
-    """
-    held = groups.gather_objects({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in local.items()})
-    if groups.dp_rank != groups.mesh.coordinates(0).dp:
-        return None
-    shapes = spec.tensors()
-    full: dict[str, torch.Tensor] = {}
-    for rank in (world_rank - groups.first for world_rank in dist.get_process_group_ranks(groups.mp)):
-        by_local = _by_local(_boxes(spec, groups, scalar, groups.mesh.coordinates(rank)))
-        for name, (shape, dtype) in held[rank].items():
-            shard = _from_rank(rank, local.get(name), shape, dtype, groups)
-            for box in by_local.get(name, ()) if shard is not None else ():
-                if box.tensor not in full:
-                    full[box.tensor] = torch.empty(shapes[box.tensor], dtype=dtype)
-                full[box.tensor][_part(box.start, box.size)] = shard[_part(box.local_start, box.size)].cpu()
-            if shard is not None and scalar and name == SCALAR_HEAD:
-                full[SCALAR_HEAD_NAMES[0]] = shard.cpu().clone()
-    if groups.rank != 0:
-        return None
-    return {name: full[name] for name in (*shapes, SCALAR_HEAD_NAMES[0]) if name in full}
-
-
-def _by_local(boxes: list[Box]) -> dict[str, list[Box]]:
-    found: dict[str, list[Box]] = {}
-    for box in boxes:
-        found.setdefault(box.local, []).append(box)
-    return found
-
-
-def _from_rank(
-    rank: int, mine: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, groups: RoleGroups
-) -> torch.Tensor | None:
-    """Bring ``rank``'s tensor to rank 0 of its replica; returns it there and ``None`` elsewhere."""
-    if groups.rank == 0:
-        if rank == 0:
-            assert mine is not None
-            return mine.detach()
-        received = torch.empty(shape, dtype=dtype, device=groups.device)
-        dist.recv(received, src=groups.first + rank, group=groups.mp)
-        return received
-    if groups.rank == rank:
-        assert mine is not None
-        dist.send(mine.detach().contiguous(), dst=groups.first, group=groups.mp)
-    return None
-
-
-def gather_full(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups) -> dict[str, torch.Tensor] | None:
-    """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere), in its own dtype; collective."""
-    return gather_tensors(local_tensors(model), spec, groups, scalar=has_scalar_head(model))
-
-
-def save_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path) -> None:
-    """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
-
-    A scalar head makes it e.g. a ``LlamaForSequenceClassification`` with one label.
-
-    Args:
-        model: the model.
-        spec: its architecture.
-        groups: its process groups.
-        folder: where to write; made if missing, files in it are replaced.
-        source: the folder the model came from: its config.json and tokenizer files are copied.
-
-    Raises:
-        CheckpointError: on every rank, when it cannot be written; the files that were there are unchanged.
-    """
-    full = gather_full(model, spec, groups)
-    problem: str | None = None
-    if full is not None:
-        try:
-            _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
-        except Exception as caught:  # whatever it is, the other ranks wait to hear of it
-            problem = f"{getattr(caught, 'strerror', None) or caught}"
-    problems = [text for text in groups.gather_objects(problem) if text]
-    if problems:
-        raise CheckpointError(f"cannot write the model to {folder}: {problems[0]}; what was there before is unchanged")
-
-
-def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
-    """Write every file into a folder beside their places, and when all are complete put them there, config.json last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = json.loads((source / "config.json").read_text())
-    config.pop("torch_dtype", None)
-    config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
-    if scalar:
-        config["architectures"] = [spec.class_name("scalar")]
-        config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-    needed, free = sum(tensor.nbytes for tensor in full.values()), shutil.disk_usage(folder).free
-    if free < needed:
-        raise OSError(f"the model has {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free")
-    partial = folder / PARTIAL
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    partial.mkdir()
-    try:
-        for pattern in COMPANIONS:
-            for path in source.glob(pattern):
-                if path.is_file() and source.resolve() != folder.resolve():
-                    shutil.copy2(path, partial / path.name)
-        save_file(full, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        for path in partial.iterdir():
-            if (folder / path.name).is_dir():
-                raise OSError(f"{folder / path.name} is a folder")
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-        for path in sorted(partial.iterdir(), key=lambda path: (path.name == "config.json", path.name == WEIGHTS)):
-            os.replace(path, folder / path.name)
-        (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # of a model in several files
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from hfsdk.core.errors import CallError, CheckpointError, OptionError
+from hfsdk.core.errors import CheckpointError, OptionError
 from hfsdk.core.layout import Mesh
 from hfsdk.core.methods import onloads
 from hfsdk.core.microbatch import MiniBatchPlan
@@ -36,26 +34,17 @@ from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.core.training_choices import TrainingChoices, choose_training
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import SafePoint
-from hfsdk.engine.process.tasks import user_traceback
-from hfsdk.engine.training import megatron_model, megatron_optimizer, megatron_sequence
+from hfsdk.engine.training import megatron_folder, megatron_model, megatron_optimizer
 from hfsdk.engine.training.cpu_support_megatron import cuda_type_names
 from hfsdk.engine.training.loss_io import (
     Loss,
-    ModelInput,
-    ModelOutput,
-    Tally,
     Temperature,
-    TokenBatch,
-    evaluate,
-    tell_apart,
-    token_temperature,
-    with_temperature,
 )
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.megatron_overlap import Overlap
 from hfsdk.engine.training.megatron_pipeline import Pipeline
 from hfsdk.engine.training.megatron_shares import ShareOfModel
-from hfsdk.engine.training.vocab_parallel import log_probs_and_entropy
+from hfsdk.engine.training.passes import Passes
 from hfsdk.engine.weights.offload import Offloaded
 from hfsdk.engine.weights.role_state import Shard, Summary
 from hfsdk.engine.weights.shares import Share
@@ -107,7 +96,7 @@ class Trainer:
             self.spec, groups, role.head, role.dtype, self.spec.max_positions, role.recompute,
             sequence_parallel=self.choices.sequence_parallel,
         )  # fmt: skip
-        found = megatron_model.load_folder(self.model, self.spec, groups, role.folder)
+        found = megatron_folder.load_folder(self.model, self.spec, groups, role.folder)
         if role.head == "scalar" and not found and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
         self.num_updates = 0
@@ -123,6 +112,7 @@ class Trainer:
             self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype, self.choices)
             self._overlap = Overlap(self._ddp) if self.choices.overlap else None
         self.pipeline = Pipeline(self.model, groups, recorder, self._overlap)
+        self._passes = Passes(role, self.spec, groups, recorder, self.pipeline, self.choices.sequence_parallel)
         held: dict[str, Callable[[], Iterable[torch.Tensor]]] = {
             "optimizer": partial(megatron_optimizer.state_tensors, self.model, self._optimizer),
             "gradients": partial(megatron_optimizer.gradient_tensors, self._ddp),
@@ -157,31 +147,19 @@ class Trainer:
             OptionError: a row without a prompt or too long, or micro-batches that do not cover the rows.
         """
         self._need_head("lm", "log_probs")
-
-        def read(table: Table, micro: ModelInput, out: torch.Tensor) -> list[torch.Tensor]:
-            found = self._output(table, micro, out, entropy=entropy)
-            return [x for x in (found.log_probs, found.entropy) if x is not None]
-
-        rows = with_temperature(rows, temperature)
-        names = ["log_probs", "entropy"] if entropy else ["log_probs"]
-        return dict(zip(names, self._infer(rows, micro_batches, safe, read, len(names)), strict=False))
-
-    @property
-    def scores_rows(self) -> bool:
-        """Whether the head is read at each row's last token (a reward or cost model), not before each response token."""
-        return self.role.head == "scalar" and self.role.kind in ("reward", "cost")
+        return self._passes.log_probs(rows, micro_batches, temperature, safe, entropy=entropy)
 
     def values(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Ragged]:
         """Return ``values``: the scalar head's value of the state before each response token, ordered as ``rows``."""
         self._need_head("scalar", "values")
-        found = self._infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1)
+        found = self._passes.infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1)
         return dict(zip(["values"], found, strict=False))
 
     def scores(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Array]:
         """Return ``scores``: the scalar head at the last token of prompt plus response; one float32 per row."""
         self._need_head("scalar", "scores")
 
-        found = self._infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1, per_row=True)
+        found = self._passes.infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1, per_row=True)
         return dict(zip(["scores"], [column.flat for column in found], strict=False))
 
     def update(
@@ -237,7 +215,7 @@ class Trainer:
     ) -> float:
         """Return a mini-batch's loss without a gradient."""
         progress = (0, mini.passes.num_micro_batches)
-        return self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=False).loss
+        return self._passes.losses(rows, mini, loss, temperature, safe, progress, train=False).loss
 
     def zero_grad(self) -> None:
         """Drop the gradient."""
@@ -295,15 +273,15 @@ class Trainer:
         megatron_optimizer.gather_gradient(ddp, self.groups)
         local = {name: parameter.main_grad for name, parameter in self.model.named_parameters()}
         scalar = megatron_model.has_scalar_head(self.model)
-        return megatron_model.gather_tensors(local, self.spec, self.groups, scalar=scalar)
+        return megatron_folder.gather_tensors(local, self.spec, self.groups, scalar=scalar)
 
     def weights(self) -> dict[str, torch.Tensor] | None:
         """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere)."""
-        return megatron_model.gather_full(self.model, self.spec, self.groups)
+        return megatron_folder.gather_full(self.model, self.spec, self.groups)
 
     def save_folder(self, folder: str | Path) -> None:
         """Write a folder that transformers' ``from_pretrained`` reads."""
-        megatron_model.save_folder(self.model, self.spec, self.groups, folder, self.role.folder)
+        megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role.folder)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's parameters by Megatron name, for the weight transition."""
@@ -412,121 +390,6 @@ class Trainer:
         if self.role.head != head:
             raise OptionError(f"{method} needs a model with head {head!r}; role {self.role.name!r} has {self.role.head!r}.")
 
-    def _problem(self, rows: Table, micro_batches: Sequence[Sequence[int]]) -> Exception | None:
-        """Return what is wrong with the input on this rank; it is raised at the first agreement."""
-        unknown = {i for ids in micro_batches for i in ids} - set(rows.row_ids.tolist())
-        if unknown:
-            return OptionError(f"the plan names rows {sorted(unknown)[:5]}, which this rank was not given")
-        temperature = token_temperature(rows)
-        if not (np.isfinite(temperature).all() and (temperature >= 0).all()):
-            return OptionError(f"temperature must be finite and at least 0; got {temperature.min()} to {temperature.max()}")
-        for name in ("prompt", "response"):
-            tokens = rows.ragged(name)
-            wrong = np.flatnonzero((tokens.flat < 0) | (tokens.flat >= self.spec.vocab_size))
-            if len(wrong):
-                row = int(np.searchsorted(tokens.offsets, wrong[0], side="right")) - 1
-                return OptionError(
-                    f"row {rows.row_ids[row]} has token id {tokens.flat[wrong[0]]} in {name!r}; {self.spec} has ids 0 to "
-                    f"{self.spec.vocab_size - 1}. Tokenize with the model's own tokenizer."
-                )
-        prompts = rows.ragged("prompt").lengths
-        total = prompts + rows.ragged("response").lengths
-        for i in np.flatnonzero((prompts < 1) | (total > self.spec.max_positions))[:1]:
-            return OptionError(
-                f"row {rows.row_ids[i]} has a prompt of {prompts[i]} tokens and {total[i]} in all; {self.spec} takes prompts "
-                f"of at least 1 token and {self.spec.max_positions} tokens in all. Shorten or drop it."
-            )
-        return None
-
-    def _output(self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False) -> ModelOutput:
-        """Read the model's logits or values, ``[N, columns]``."""
-        if self.scores_rows:
-            return ModelOutput(scores=out[:, 0])
-        if self.role.head == "scalar":
-            return ModelOutput(values=out[:, 0])
-        temperature_N = token_temperature(table)
-        if (temperature_N != 1).any():
-            out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
-        log_probs, found = log_probs_and_entropy(out, micro.targets_N, self.spec.vocab_size, self.groups.tp, entropy=entropy)
-        return ModelOutput(log_probs=log_probs, entropy=found)
-
-    def _infer(
-        self,
-        rows: Table,
-        micro_batches: Sequence[Sequence[int]],
-        safe: SafePoint,
-        read: Callable[[Table, ModelInput, torch.Tensor], list[torch.Tensor]],
-        num_columns: int,
-        *,
-        per_row: bool = False,
-    ) -> list[Ragged]:
-        """Run every micro-batch without gradient; returns the columns that ``read`` makes of the output, ordered as ``rows``.
-
-        They are there on the last pipeline stage; elsewhere the list is empty.
-        """
-        error = self._problem(rows, micro_batches)
-        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
-        order = [index[i] for ids in micro_batches for i in ids] if error is None else []
-        if error is None and sorted(order) != list(range(rows.num_rows)):
-            error = OptionError(f"the micro-batches hold {len(order)} rows and must hold each of the {rows.num_rows} once")
-        failed = [error] if error else []
-        parts: list[list[Array]] = [[np.zeros(0, np.float32)] for _ in range(num_columns)]
-
-        def finish(table: Table, micro: ModelInput, out: torch.Tensor) -> None:
-            for part, column in zip(parts, read(table, micro, out), strict=True):
-                part.append(column.float().cpu().numpy())
-
-        self._pass(rows, micro_batches, safe, finish, failed, (0, len(micro_batches)), last=per_row, train=False)
-        if not self.groups.is_last_stage:
-            return []
-        lengths = np.ones(rows.num_rows, np.int64) if per_row else rows.ragged("response").lengths
-        back = np.argsort(np.asarray(order, dtype=np.int64))
-        return [Ragged.from_lengths(np.concatenate(part), lengths[order]).take(back) for part in parts]
-
-    def _pass(
-        self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint,
-        finish: Callable[[Table, ModelInput, torch.Tensor], torch.Tensor | None], failed: list[Exception],
-        progress: tuple[int, int], *, last: bool, train: bool, reduce: bool = False,
-    ) -> None:  # fmt: skip
-        """Run micro-batches in chunks with a safe point before each and after all.
-
-        Args:
-            rows: this dp rank's rows.
-            micro_batches: row ids of each micro-batch.
-            safe: where the call may stop.
-            finish: takes (rows, input, output) of a micro-batch on the last pipeline stage.
-            failed: what is wrong (the input, before; ``finish`` adds to it): raised at the next agreement.
-            progress: micro-batches of the call done before these, and in all.
-            last: whether the output is wanted at each row's last token (and not before each response token).
-            train: whether ``finish`` returns a loss that is passed backward.
-            reduce: whether an optimizer step follows, so that the gradient can be summed over dp meanwhile.
-        """
-        index = {row: i for i, row in enumerate(rows.row_ids.tolist())}
-        multiple = self.groups.tp_size if self.choices.sequence_parallel else 1
-        for first in range(0, len(micro_batches), self.pipeline.chunk):
-            safe.agree(self.groups.world, next(iter(failed), None))
-            chunk = micro_batches[first : first + self.pipeline.chunk]
-            tables = [rows.take([index[i] for i in ids]) for ids in chunk if len(ids)]
-            tables = [table for table in tables if last or len(table.ragged("response").flat)]
-            inputs = [ModelInput.of(table, self.groups.device, last=last, multiple=multiple) for table in tables]
-            pairs = list(zip(tables, inputs, strict=True))
-            try:
-                done = progress[0] + first
-                self.pipeline.run(
-                    inputs, lambda i, out, pairs=pairs: finish(*pairs[i], out), train=train, first=done,
-                    reduce=reduce and first + len(chunk) == len(micro_batches),
-                )  # fmt: skip
-            except Exception as caught:  # told to the other ranks at the next agreement
-                failed.append(caught)
-            self.recorder.progress = {"micro_batches": progress[0] + first + len(chunk), "total": progress[1]}
-        megatron_sequence.free_gathered()
-        with self._agreeing():
-            safe.agree(self.groups.world, next(iter(failed), None))
-
-    def _agreeing(self) -> AbstractContextManager[Any]:
-        """Record that ranks tell each other how a pass went: those that are ahead wait here for the others."""
-        return self.recorder.span("agree") if self.mesh.layout.size > 1 else nullcontext()
-
     def _accumulate(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
         progress: tuple[int, int], *, reduce: bool = False,
@@ -535,54 +398,11 @@ class Trainer:
         if self._reduced:
             megatron_optimizer.keep_sum_once(ddp, self.groups)
             self._reduced = False
-        tally = self._run_micro_batches(rows, mini, loss, temperature, safe, progress, train=True, reduce=reduce)
+        tally = self._passes.losses(rows, mini, loss, temperature, safe, progress, train=True, reduce=reduce)
         if tally.bad_rows:
             raise NonFiniteRows(sorted(tally.bad_rows))
         counts = {"num_tokens": mini.num_tokens, "num_samples": mini.num_rows, "epoch": mini.epoch}
         return {"loss": tally.loss, **tally.metrics(), **counts, "mini_batch": mini.index}
-
-    def _run_micro_batches(
-        self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature, safe: SafePoint,
-        progress: tuple[int, int], *, train: bool, reduce: bool = False,
-    ) -> Tally:  # fmt: skip
-        """Run this dp rank's micro-batches and return the tally of all ranks."""
-        rows = with_temperature(rows, temperature)
-        micro_batches = mini.passes.micro_batches[self.groups.dp_rank]
-        mine = Tally()
-
-        failed: list[Exception] = []
-
-        def finish(table: Table, micro: ModelInput, out: torch.Tensor) -> torch.Tensor:
-            output = self._output(table, micro, out, entropy=True)  # collective over tp: on every rank, come what may
-            try:
-                if not failed:
-                    return loss_part(table, output)
-            except Exception as caught:  # the user's function may raise anything; told to the other ranks by _pass
-                failed.append(caught)
-            except (SystemExit, KeyboardInterrupt) as caught:  # would end the process, and with it the pool
-                failed.append(CallError(f"the loss raised {caught!r}", details=user_traceback(caught)))
-            return out.sum() * 0
-
-        def loss_part(table: Table, output: ModelOutput) -> torch.Tensor:
-            apart = table if self.scores_rows else tell_apart(table)
-            b = TokenBatch(apart, mini.num_tokens, mini.num_rows, self.groups.device)
-            part = evaluate(loss, output, b, mine)
-            if train and not part.requires_grad:
-                raise OptionError(
-                    "the loss does not depend on the model: it needs out.log_probs, out.entropy, out.values or out.scores"
-                )
-            return part
-
-        error = self._problem(rows, micro_batches)
-        failed += [error] if error else []
-        self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train, reduce=reduce)
-        merged = Tally()
-        with self._agreeing():
-            tallies = self.groups.gather_objects(mine if self.groups.tp_rank == 0 else None)
-        for tally in tallies:
-            if tally is not None:
-                merged.merge(tally)
-        return merged
 
     def _reduce(self) -> None:
         """Sum the gradient over dp, once."""

@@ -20,7 +20,7 @@ from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process import startup
 from hfsdk.engine.process.safepoint import SafePoint
-from hfsdk.engine.training import megatron_model
+from hfsdk.engine.training import megatron_folder
 from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.weights.model_folders import eos_token_ids
@@ -226,7 +226,7 @@ class HostedRole:
     def _save_pretrained(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         assert self.spec.model is not None
         folder, source = _as(given, Folder).folder, self.spec.folder
-        megatron_model.save_folder(self.trainer.model, self.spec.model, self.groups, folder, source)
+        megatron_folder.save_folder(self.trainer.model, self.spec.model, self.groups, folder, source)
         return None, None
 
     def _save_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:

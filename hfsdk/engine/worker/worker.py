@@ -113,11 +113,11 @@ class Worker:
         """
         import torch
 
-        from hfsdk.engine.generation import rollout
+        from hfsdk.engine.generation import rollout_engine
 
         deterministic.check_gpu(torch.cuda.get_device_name(self._gpu), torch.cuda.get_device_capability(self._gpu))
         deterministic.switch_on()
-        rollout.use_batch_invariant_kernels()
+        rollout_engine.use_batch_invariant_kernels()
 
     def _memory(self) -> dict[str, int]:
         """Return the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""

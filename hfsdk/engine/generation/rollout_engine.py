@@ -1,0 +1,148 @@
+"""vLLM's engine for one rank: which models it can generate with, what it is told, and how it is built."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hfsdk.core.errors import UnsupportedModelError
+from hfsdk.core.roles import RolloutOptions
+from hfsdk.core.rollout_sizes import (
+    BLOCK_TOKENS,
+    LEAST_SEQS,
+    cache_bytes,
+    context_tokens,
+)
+from hfsdk.core.spec import ModelSpec
+from hfsdk.engine.generation import cpu_support_vllm as cpu
+from hfsdk.engine.generation import vllm_sleep
+from hfsdk.engine.process import gpus, startup
+from hfsdk.resharding.boxes import vllm_boxes
+
+if TYPE_CHECKING:
+    pass
+
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM 0.32's attention on CPU; with others it starts and then fails at the first token."""
+
+
+def check_model(spec: ModelSpec, device_type: str) -> None:
+    """Check that vLLM can run the model. Pure; does not import vllm.
+
+    Raises:
+        UnsupportedModelError: its head size has no attention kernel on CPU, or its family has another there.
+    """
+    if spec.family == "qwen2" and spec.num_heads * spec.head_dim != spec.hidden_size:
+        raise UnsupportedModelError(
+            f"{spec.name} has {spec.num_heads} heads of {spec.head_dim}; vLLM takes the heads of a qwen2 model to be as wide as "
+            f"its hidden size, {spec.hidden_size}. Use a model with such heads."
+        )
+    if device_type == "cpu" and spec.head_dim not in CPU_HEAD_DIMS:
+        raise UnsupportedModelError(
+            f"{spec.name} has head_dim {spec.head_dim}; vLLM's attention on CPU has kernels for "
+            f"{', '.join(map(str, CPU_HEAD_DIMS))}. Use a model with one of these head sizes, or a GPU."
+        )
+
+
+def import_engine() -> None:
+    """Import vLLM ahead of the first engine; takes seconds."""
+    cpu.prepare()
+    compiler = startup.not_there("torch._inductor.lowering") if cpu.on_cpu() else nullcontext()
+    with startup.making_what_stays(), compiler:  # a second, to tell it of kernels; on CPU nothing is compiled
+        import vllm.v1.engine.llm_engine  # noqa: F401
+
+
+def use_batch_invariant_kernels() -> None:
+    """Put vLLM's batch-invariant kernels in the place of torch's in this process, where its environment asks for them.
+
+    The first engine would do it too: numbers of models that compute before would then change.
+    """
+    cpu.prepare()
+    from vllm.model_executor.determinism.batch_invariant import init_batch_invariance
+
+    init_batch_invariance()
+
+
+def engine_arguments(
+    folder: str,
+    spec: ModelSpec,
+    options: RolloutOptions,
+    *,
+    tp: int,
+    dtype: str,
+    seed: int,
+    load_weights: bool,
+    gpu_share: float | None,
+    sleeps: bool = False,
+    timeout: timedelta | None = None,
+) -> dict[str, Any]:
+    """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`.
+
+    ``gpu_share`` is :func:`gpus.memory_share`, ``None`` on CPU; ``sleeps`` is :func:`gpus.sleeps`; ``timeout`` is how long ranks
+    wait for each other, :func:`rendezvous.world_timeout`.
+    """
+    limit_s = None if timeout is None else math.ceil(timeout.total_seconds())
+    on_cpu = gpu_share is None
+    longest, sequences = context_tokens(spec, options), options.max_num_seqs or LEAST_SEQS
+    return {
+        "model": folder, "skip_tokenizer_init": True, "dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
+        "config_format": "hf",  # not params.json, which Mistral's folders have too
+        "tensor_parallel_size": tp, "distributed_executor_backend": "external_launcher",
+        "load_format": "auto" if load_weights else "dummy", "enforce_eager": on_cpu, "seed": seed,
+        "max_model_len": longest, "max_num_seqs": sequences,
+        "kv_cache_memory_bytes": cache_bytes(spec, options, tp, dtype, on_cpu=on_cpu),
+        "enable_chunked_prefill": not on_cpu,  # a rewind no CPU generator has
+        "max_num_batched_tokens": max(options.max_num_batched_tokens, sequences, longest),
+        "block_size": BLOCK_TOKENS if on_cpu else None, "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "async_scheduling": not on_cpu,
+        "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
+        "distributed_timeout_seconds": limit_s, "cpu_distributed_timeout_seconds": limit_s,
+        **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share, "enable_sleep_mode": sleeps}),
+    }  # fmt: skip
+
+
+def _share(spec: ModelSpec, tp: int, dtype: str, cache: int) -> float:
+    """Return the share of this GPU that vLLM is given: what is free beside the trainer, once torch has given back what it holds."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    weights = sum(box.numel for box in vllm_boxes(spec, tp, 0)) * TORCH_DTYPES[dtype].itemsize
+    return gpus.memory_share(weights + cache, free, total)
+
+
+def sleeps(device_type: str, trained: bool) -> bool:
+    """Return whether the engine sleeps between generations, so that others have its memory."""
+    if device_type == "cpu" or not trained:
+        return gpus.sleeps(device_type, trained=trained, pool_is_free=True)
+    import_engine()
+    return gpus.sleeps(device_type, trained=trained, pool_is_free=vllm_sleep.pool_is_free())
+
+
+def build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:
+    """Build vLLM's engine on all ranks; returns it and the layers whose weights stayed plain (CPU)."""
+    if not dist.is_initialized() and world_size == 1:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+        raise RuntimeError(f"the rollout needs torch.distributed initialised as rank {rank} of {world_size}")
+    token = [uuid.uuid4().hex[:12]]
+    dist.broadcast_object_list(token, src=0)
+    local_rank = rank if cpu.on_cpu() else torch.cuda.current_device()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank))  # vLLM reads them; restored after
+    import_engine()
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    with startup.making_what_stays(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    dist.barrier()
+    cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies
+    return engine, plain
