@@ -52,7 +52,7 @@ print(json.dumps([interrupted(when) for when in moments]), flush=True)
 import ray
 session = hf.Session(devices=1)
 from hfsdk.session.session_parts import parts_of
-folders = [str(ray_start._folder.path), str(parts_of(session).client._controller._runtime._folder)]
+folders = [str(ray_start._folder.path), str(parts_of(session).client._controller._runtime._own_folder.path)]
 Sleeper = ray.remote(num_cpus=0)(type("Sleeper", (), {"pid": lambda self: os.getpid()}))
 for _ in range(2):
     sleeper = Sleeper.remote()

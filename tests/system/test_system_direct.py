@@ -26,7 +26,7 @@ def runtime_of(session):
 
 def links(session, ray, devices):
     """The numbers of the links that workers have joined."""
-    workers = runtime_of(session)._devices
+    workers = runtime_of(session).pools.devices
     read = lambda process: sorted(process._worker.links._joined)  # noqa: E731
     return ray.get([workers[device].handle.__ray_call__.remote(read) for device in devices])
 
@@ -92,7 +92,7 @@ def end_in_the_next_transfer(session, ray, device):
 
         transport._Run._copy = lambda self, step: os.kill(os.getpid(), signal.SIGKILL)
 
-    ray.get(runtime_of(session)._devices[device].handle.__ray_call__.remote(arrange))
+    ray.get(runtime_of(session).pools.devices[device].handle.__ray_call__.remote(arrange))
 
 
 @pytest.mark.parametrize(("dies", "stay", "version"), [(1, (2, 3), 0), (3, (0, 1), 1)], ids=["giver", "taker"])

@@ -107,5 +107,5 @@ def test_a_worker_that_ends_in_a_move_costs_what_was_its_own(session, ray_here, 
 
 def pids_of(session, ray):
     """Process ids of all workers, also of those that are in no pool."""
-    members = runtime_of(session)._devices
+    members = runtime_of(session).pools.devices
     return dict(zip(members, ray.get([member.handle.pid.remote() for member in members.values()]), strict=True))

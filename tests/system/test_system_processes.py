@@ -43,7 +43,7 @@ assert used(two, critic) == 1
 assert len(actor.generate([[1, 2, 3]], max_new_tokens=4)["response"]) == 1
 children = [p.pid for p in psutil.Process().children(recursive=True)]
 from hfsdk.session.session_parts import parts_of
-folders = [str(parts_of(s).client._controller._runtime._folder) for s in (one, two)]
+folders = [str(parts_of(s).client._controller._runtime._own_folder.path) for s in (one, two)]
 mine = [s.pid for s in parts_of(one).client.send(q.Devices())]
 print(json.dumps({"pids": children, "folders": folders}), flush=True)
 

@@ -36,7 +36,7 @@ def shadow_parameters(session, ray, devices):
         rollout = process._worker.roles["actor.rollout"].rollout
         return {name: parameter.detach().numpy().copy() for name, parameter in rollout.parameters().items()}
 
-    workers = parts_of(session).client._controller._runtime._devices
+    workers = parts_of(session).client._controller._runtime.pools.devices
     return ray.get([workers[device].handle.__ray_call__.remote(read) for device in devices])
 
 
@@ -111,7 +111,7 @@ def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here, cr
     apart = critic.compute_values(batch)["values"].flat
     full = trained_weights(critic)
     assert "score.weight" in full
-    workers = parts_of(session).client._controller._runtime._devices
+    workers = parts_of(session).client._controller._runtime.pools.devices
 
     def read(process):
         hosted = process._worker.roles["critic.inference"]
