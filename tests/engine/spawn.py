@@ -12,6 +12,11 @@ import time
 import traceback
 from multiprocessing.connection import wait
 
+if multiprocessing.parent_process() is None:
+    os.environ["TEST_JOB"] = f"test{os.getpid()}"  # the processes started here inherit it
+JOB = os.environ["TEST_JOB"]
+"""Name of this test process's shared memory, which other tests and sessions of the machine do not have."""
+
 
 class SpawnError(AssertionError):
     pass

@@ -10,7 +10,7 @@ from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallError, CheckpointError
 from hfsdk.core.runtime import Order, StateGoneError
 from hfsdk.engine.process.rendezvous import Link
-from hfsdk.engine.worker.answers import NO_ROWS
+from hfsdk.engine.worker.answer import NO_ROWS
 from hfsdk.engine.worker.requests import Execute, Export, Keep, Load, MoveState, Need, Offer, Restore, SendKept, carry_out
 from hfsdk.engine.worker.role_host import ObjectsGoneError, OwnStore
 from hfsdk.engine.worker.worker import Worker

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from spawn import run
+from spawn import JOB, run
 
 import hfsdk.assets
 from hfsdk.core.errors import CallError, OptionError, UnsupportedModelError
@@ -104,7 +104,7 @@ def make(folder, mode, rank=0, world_size=1, tp=1, sizes=None, **options):
     options = {"load_weights": True, "dtype": "fp32"} | options
     sizes = RolloutOptions(max_model_len=128, max_num_seqs=16, cpu_weights=mode, **(sizes or {}))
     return Rollout(
-        folder, spec, tp=tp, rank=rank, world_size=world_size, options=sizes, seed=0, job_id="test", recorder=recorder,
+        folder, spec, tp=tp, rank=rank, world_size=world_size, options=sizes, seed=0, job_id=JOB, recorder=recorder,
         **options,
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def check_parity(model, out, temperature=1.0, prompts=PROMPTS, tolerance=TOLERAN
 
 
 def segments():
-    return [name for name in os.listdir("/dev/shm") if name.startswith("hfsdk.test")]
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"hfsdk.{JOB}")]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------------------

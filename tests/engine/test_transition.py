@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from spawn import run
+from spawn import JOB, run
 from test_rollout import EIGHT, PROMPTS, draw, make
 
 from hfsdk.core.arguments import Generation, Learning
@@ -33,7 +33,7 @@ def transitions(rank, world_size, tp, folders, root):
     from hfsdk.engine.worker.worker import Worker
 
     worker = Worker(rank)
-    worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")
+    worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id=JOB, store="")
     worker.recorder.rank = rank
     folder = folders[tp == 2]
     loaded = make(folder, "shared", rank, world_size, tp, {"kv_cache_bytes": KV_CACHE_BYTES})

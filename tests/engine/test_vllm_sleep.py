@@ -9,7 +9,7 @@ import gc
 import numpy as np
 import pytest
 import torch
-from spawn import run
+from spawn import JOB, run
 from test_rollout import PROMPTS
 from test_transition import Loss, mine_of, plan_of
 
@@ -235,7 +235,7 @@ class Whole:
         from hfsdk.engine.worker.worker import Worker
 
         self.worker = Worker(rank)
-        self.worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id="test", store="")
+        self.worker.setup = WorkerSetup(device=rank, rank=rank, world_size=world_size, pool="all", job_id=JOB, store="")
         options = RolloutOptions(max_model_len=128, max_num_seqs=16, cpu_weights="shared", kv_cache_bytes=KV_CACHE_BYTES)
         role = RoleSpec(
             name=name, kind="actor", folder=folder, model=ModelSpec.from_folder(folder), train=Layout(tp=2).fill(world_size),

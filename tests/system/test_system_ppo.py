@@ -148,7 +148,7 @@ def check_bytes_are_those_that_were_mapped(flow):
 def test_columns_do_not_pass_through_the_controller(live, monkeypatch):
     """Counted by the runtime, and weighed here: what came back from Ray during a step is metadata."""
     from hfsdk.engine.ray import ray_runtime
-    from hfsdk.engine.worker.answers import Answer
+    from hfsdk.engine.worker.answer import Answer
 
     batch = live.session.batch(prompt=[[1] * 200] * 64, response=[[2] * 200] * 64).wait()
     weights, get = [], ray_runtime.ray.get

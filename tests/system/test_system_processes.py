@@ -45,7 +45,8 @@ children = [p.pid for p in psutil.Process().children(recursive=True)]
 from hfsdk.session.session_parts import parts_of
 folders = [str(parts_of(s).client._controller._runtime._own_folder.path) for s in (one, two)]
 mine = [s.pid for s in parts_of(one).client.send(q.Devices())]
-print(json.dumps({"pids": children, "folders": folders}), flush=True)
+jobs = [parts_of(s).client._controller._runtime._job_id for s in (one, two)]
+print(json.dumps({"pids": children, "folders": folders, "jobs": jobs}), flush=True)
 
 batch = actor.generate([[1, 2, 3]] * 8, max_new_tokens=480, ignore_eos=True)
 while batch.state != "running":
@@ -62,6 +63,7 @@ print(json.dumps({"end": True}), flush=True)
 KILLED = """
 import json, signal, sys, threading, time, hfsdk as hf
 import psutil
+from hfsdk.session.session_parts import parts_of
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 session = hf.Session(devices=2, name="killed")
@@ -81,7 +83,8 @@ def waits():
 def tell():
     while not waits():
         time.sleep(0.01)
-    print(json.dumps({"pids": [p.pid for p in children]}), flush=True)  # the interrupt may come from here on
+    jobs = [parts_of(session).client._controller._runtime._job_id]
+    print(json.dumps({"pids": [p.pid for p in children], "jobs": jobs}), flush=True)  # the interrupt may come from here on
 
 threading.Thread(target=tell).start()
 try:
@@ -94,8 +97,9 @@ while True:
 """
 
 
-def segments():
-    return {p.name for p in Path("/dev/shm").glob("hfsdk.*")} if Path("/dev/shm").is_dir() else set()
+def segments(jobs):
+    """Shared memory of these sessions; others may run on the machine."""
+    return [p.name for job in jobs for p in Path("/dev/shm").glob(f"hfsdk.{job}*")]
 
 
 def start(script):
@@ -114,7 +118,6 @@ def next_line(process):
 
 @pytest.mark.timeout(300)
 def test_two_sessions_in_one_process(ray_here):
-    before = segments()
     process = start(TWO_SESSIONS)
     try:
         first = next_line(process)
@@ -124,7 +127,7 @@ def test_two_sessions_in_one_process(ray_here):
         assert process.wait(60) == 0, process.stderr.read()
         until("the end of every process", lambda: own_processes(first["pids"]) == [], 30)
         assert not Path(first["folders"][1]).exists(), "a session that nobody closed ends with the interpreter"
-        assert segments() <= before
+        assert segments(first["jobs"]) == []
     finally:
         process.kill()
         process.communicate()
@@ -133,7 +136,6 @@ def test_two_sessions_in_one_process(ray_here):
 @pytest.mark.timeout(300)
 def test_interrupted_and_killed_driver(ray_here):
     """Ctrl-C as a terminal sends it (to every process of the group), then SIGKILL in the middle of a generation."""
-    before = segments()
     process = start(KILLED)
     try:
         first = next_line(process)
@@ -142,7 +144,7 @@ def test_interrupted_and_killed_driver(ray_here):
         time.sleep(0.3)
         process.kill()
         until("the end of every process", lambda: own_processes(first["pids"]) == [], 60)
-        assert segments() <= before
+        assert segments(first["jobs"]) == []
     finally:
         process.kill()
         process.communicate()

@@ -103,7 +103,7 @@ def clear_left(place: str) -> list[Path]:
         try:
             if not _lives(lock):
                 end_processes(path)
-                _remove_segments(path.name.split("-")[1])
+                remove_segments(path.name.split("-")[1])
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
         finally:
@@ -209,7 +209,7 @@ def end_new_children(path: Path, since: float) -> None:
         time.sleep(0.05)
 
 
-def _remove_segments(job_id: str) -> None:
+def remove_segments(job_id: str) -> None:
     """Unlink this user's shared memory of a job, whose name begins with its id."""
     for path in Path("/dev/shm").glob(f"hfsdk.{job_id}*") if Path("/dev/shm").is_dir() else ():
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from hfsdk.core.trace import Span
 from hfsdk.engine.process.rendezvous import Link
 
 if TYPE_CHECKING:
-    from hfsdk.engine.worker.answers import Answer
+    from hfsdk.engine.worker.answer import Answer
 
 PEER_LEFT = (
     "Connection closed by peer",

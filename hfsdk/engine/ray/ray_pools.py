@@ -20,6 +20,7 @@ from hfsdk.core.errors import PlacementError, WorkerDiedError
 from hfsdk.core.placement import Pool
 from hfsdk.engine.process.gpus import SHOW_ALL
 from hfsdk.engine.process.rendezvous import LOOPBACK
+from hfsdk.engine.ray.own_folders import remove_segments
 from hfsdk.engine.ray.ray_cluster import Node, check_present
 from hfsdk.engine.ray.ray_links import DeviceWorker, PoolState, RayLinks
 from hfsdk.engine.ray.ray_worker import RayWorker, tail
@@ -249,9 +250,3 @@ def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
         time.sleep(0.02)
-
-
-def remove_segments(job_id: str) -> None:
-    """Unlink shared memory of this job that killed ranks left behind."""
-    for path in Path("/dev/shm").glob(f"hfsdk.{job_id}*") if Path("/dev/shm").is_dir() else ():
-        path.unlink(missing_ok=True)

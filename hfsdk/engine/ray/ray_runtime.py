@@ -26,14 +26,14 @@ from hfsdk.engine.calls.host_memory import free_host_bytes
 from hfsdk.engine.process.gpus import goes_direct
 from hfsdk.engine.process.interrupts import held
 from hfsdk.engine.ray import own_folders, ray_start
-from hfsdk.engine.ray.own_folders import OwnFolder
+from hfsdk.engine.ray.own_folders import OwnFolder, remove_segments
 from hfsdk.engine.ray.ray_calls import RayCalls, inlined_bytes, store_of
 from hfsdk.engine.ray.ray_cluster import Node, describe, num_cores
 from hfsdk.engine.ray.ray_folders import FolderSender
-from hfsdk.engine.ray.ray_pools import LOOK_S, WORKER_GONE, RayPools, WorkerOptions, reason_of, remove_segments
+from hfsdk.engine.ray.ray_pools import LOOK_S, WORKER_GONE, RayPools, WorkerOptions, reason_of
 from hfsdk.engine.ray.ray_tasks import TaskRunner
 from hfsdk.engine.ray.ray_worker import RayStore
-from hfsdk.engine.worker.answers import read
+from hfsdk.engine.worker.answer import read
 from hfsdk.engine.worker.requests import Export, Keep, Load, Restore, SendKept
 
 START_S = 300.0

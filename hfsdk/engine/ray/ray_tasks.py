@@ -19,7 +19,7 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.runtime import Order
 from hfsdk.engine.ray.ray_pools import WORKER_GONE
 from hfsdk.engine.ray.ray_worker import RayTasks
-from hfsdk.engine.worker.answers import Answer
+from hfsdk.engine.worker.answer import Answer
 
 END_SEEN_S = 2.0
 """How long Ray may take to tell of a process on this machine that has ended."""

@@ -30,7 +30,7 @@ from hfsdk.engine.process import startup
 from hfsdk.engine.process.tasks import run_task
 from hfsdk.engine.weights.model_folders import Manifest, Receiver, find
 from hfsdk.engine.worker import environment
-from hfsdk.engine.worker.answers import Answer, read
+from hfsdk.engine.worker.answer import Answer, read
 from hfsdk.engine.worker.requests import Load, Request, carry_out
 from hfsdk.engine.worker.role_host import ObjectsGoneError, WorkerSetup
 from hfsdk.engine.worker.worker import Worker

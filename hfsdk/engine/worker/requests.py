@@ -20,7 +20,7 @@ from hfsdk.core.runtime import Order, StateGoneError, Weights
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.weights.bridge import num_bytes_of
 from hfsdk.engine.weights.moves import StateMove
-from hfsdk.engine.worker.answers import NO_ROWS, Answer
+from hfsdk.engine.worker.answer import NO_ROWS, Answer
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import ObjectsGoneError
 from hfsdk.engine.worker.worker import Worker

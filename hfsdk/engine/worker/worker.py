@@ -26,7 +26,7 @@ from hfsdk.engine.process.gpus import Seen
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.process.tasks import user_traceback
-from hfsdk.engine.worker.answers import Answer, read
+from hfsdk.engine.worker.answer import Answer, read
 from hfsdk.engine.worker.role_host import ObjectStore, OwnStore, WorkerSetup
 
 if TYPE_CHECKING:
