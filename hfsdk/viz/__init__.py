@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from hfsdk.viz.clip.view import ClipPicture
     from hfsdk.viz.credit.view import CreditPicture
     from hfsdk.viz.frame import Picture
-    from hfsdk.viz.resharding.drawing import ParameterPicture, ReshardPicture
+    from hfsdk.viz.resharding.parameter import ParameterPicture
+    from hfsdk.viz.resharding.view import ReshardPicture
     from hfsdk.viz.timeline.view import TimelinePicture
     from hfsdk.viz.tokens.view import TokensPicture
 
@@ -77,7 +78,7 @@ def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
     Raises:
         OptionError: the rollout has no such parameter.
     """
-    from hfsdk.viz.resharding.drawing import ParameterPicture
+    from hfsdk.viz.resharding.parameter import ParameterPicture
 
     return ParameterPicture(plan.view_of(parameter))
 
@@ -91,8 +92,7 @@ def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
     Raises:
         OptionError: nothing was given, something else than plans and reports, or plans for other numbers of ranks.
     """
-    from hfsdk.viz.resharding.drawing import ReshardPicture
-    from hfsdk.viz.resharding.view import reshard_view
+    from hfsdk.viz.resharding.view import ReshardPicture, reshard_view
 
     return ReshardPicture(reshard_view(*given))
 

@@ -15,8 +15,7 @@ from hfsdk.viz.experiment.view import ExperimentPicture, experiment_view
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.lineage.view import LineagePicture, lineage_view
 from hfsdk.viz.plan.view import PlanPicture, plan_view
-from hfsdk.viz.resharding.drawing import ReshardPicture
-from hfsdk.viz.resharding.view import reshard_view
+from hfsdk.viz.resharding.view import ReshardPicture, reshard_view
 from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
 from hfsdk.viz.tokens.view import TokensPicture, tokens_view
 

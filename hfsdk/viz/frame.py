@@ -3,7 +3,7 @@
 ::
 
     nouns -> view (JSON data) --+--> Picture.to_text()     terminals, logs, text/plain
-                                +--> Picture.to_svg()      papers, untrusted notebooks (as <img>)
+                                +--> Picture.to_svg()      papers, untrusted notebooks: static/NAME.js in a file (paper.py)
                                 +--> Picture.to_html()     frozen: static/NAME.js with a tiny fake model, no kernel, no network
                                 `--> LivePicture           live: the same static/NAME.js under anywidget, one trait ``view``
 
@@ -35,6 +35,7 @@ from hfsdk.core.exiting import exiting
 from hfsdk.core.files import as_path, export
 from hfsdk.core.placement import is_shadow
 from hfsdk.viz.modules import esm, js_literal, static
+from hfsdk.viz.paper import paper_svg
 from hfsdk.viz.plain import clean, plain
 
 View = Mapping[str, Any]
@@ -54,13 +55,6 @@ PHASE_COLORS = {"generation": "#4f9d55", "preparation": "#b08d2f", "learning": "
 TRANSFER_COLOR = "#d64545"
 """Red is moving data, as in dask's task stream."""
 
-_FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
-_SVG_STYLE = (
-    ".fg{fill:#1b1f24}.sub{fill:#59636e}.panel{fill:#f5f7f9}.paper{fill:#fff}.idle{fill:#dfe4e9}.grid{stroke:#d5dae0}"
-    ".edge{stroke:#59636e}.bracket{fill:#59636e}.none{fill:none}"
-    "@media (prefers-color-scheme:dark){.fg{fill:#e6e9ed}.sub{fill:#9aa4af}"
-    ".panel{fill:#1e2329}.paper{fill:#15181c}.idle{fill:#333b45}.grid{stroke:#3b434d}.edge{stroke:#9aa4af}.bracket{fill:#9aa4af}}"
-)
 _FAKE_MODEL = (
     "const model={get:(k)=>state[k],set(k,v){state[k]=v;(on['change:'+k]||[]).forEach((f)=>f())},save_changes(){},"
     "on(e,f){(on[e]=on[e]||[]).push(f)},off(e,f){on[e]=(on[e]||[]).filter((g)=>g!==f)},send(){}};"
@@ -90,16 +84,11 @@ def role_colors(kinds: Mapping[str, str]) -> dict[str, str]:
 def shade(color: str, tone: float) -> str:
     """Mix a hex colour towards white (``tone`` > 0) or black (< 0)."""
     end = 255 if tone > 0 else 0
-    return "#" + "".join(f"{round(c + (end - c) * abs(tone)):02x}" for c in _channels(color))
+    return "#" + "".join(f"{round(c + (end - c) * abs(tone)):02x}" for c in channels(color))
 
 
-def ink_on(color: str) -> str:
-    """Return black or white, whichever reads better on ``color`` (relative luminance, WCAG 2)."""
-    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in _channels(color)]
-    return "#15181c" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.3 else "#ffffff"
-
-
-def _channels(color: str) -> tuple[int, int, int]:
+def channels(color: str) -> tuple[int, int, int]:
+    """Return red, green and blue of a hex colour, each 0 to 255."""
     return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 
@@ -139,67 +128,6 @@ def count_text(count: float | None) -> str:
     return f"{count:.0f}" if abs(count) >= 100 else f"{count:.4g}"
 
 
-def fit_text(text: str, width: float) -> str:
-    """Return as much of a 10-pixel label as fits: whole, without role, without ``compute_`` or ``export_``, cut, or nothing."""
-    method = text.replace(" ", ".").rpartition(".")[2]
-    short = method.removeprefix("compute_").removeprefix("export_")
-    for candidate in (text, method, short):
-        if len(candidate) * 5.7 + 8 <= width:
-            return candidate
-    room = int((width - 8) / 5.7)
-    return short[: room - 1] + "…" if room >= 4 else ""
-
-
-def tag(name: str, content: str = "", /, **attrs: Any) -> str:
-    """Return one XML element; ``None`` attributes are left out, ``_`` in names becomes ``-``, a trailing ``_`` is dropped."""
-    text = "".join(f' {_attr(k)}="{escape(_value(v))}"' for k, v in attrs.items() if v is not None)
-    return f"<{name}{text}>{content}</{name}>" if content else f"<{name}{text}/>"
-
-
-def _attr(name: str) -> str:
-    return name.rstrip("_").replace("_", "-") if name != "viewBox" else name
-
-
-def _value(value: Any) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
-def svg_text(x: float, y: float, text: str, **attrs: Any) -> str:
-    """Return an SVG text element with its text escaped."""
-    return tag("text", escape(text, quote=False) or " ", x=x, y=y, **{"class_": "fg", **attrs})
-
-
-def svg_document(width: float, height: float, title: str, summary: str, body: str) -> str:
-    """Return a whole SVG with its own background, both themes, a title and a description."""
-    return clean(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_value(width)} {_value(height)}" width="{_value(width)}" '
-        f'height="{_value(height)}" role="img" font-family="{_FONT}" font-size="11"><title>{escape(title)}</title>'
-        f"<desc>{escape(summary)}</desc><style>{_SVG_STYLE}</style>"
-        f'<rect width="100%" height="100%" class="paper"/>{body}</svg>'
-    )
-
-
-class Hatches:
-    """The patterns of predicted marks in one static SVG, one per colour."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, str] = {}
-        self._prefix = "h" + uuid.uuid4().hex[:6]
-
-    def __call__(self, color: str) -> str:
-        """Return the ``fill`` of predicted marks of this colour."""
-        return f"url(#{self._ids.setdefault(color, f'{self._prefix}-{len(self._ids)}')})"
-
-    def defs(self) -> str:
-        """Return the ``<defs>`` of every colour asked for."""
-        patterns = (
-            f'<pattern id="{i}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-            f'<rect width="5" height="5" class="paper"/><rect width="1.6" height="5" fill="{color}"/></pattern>'
-            for color, i in self._ids.items()
-        )
-        return f"<defs>{''.join(patterns)}</defs>"
-
-
 # ---------------------------------------------------------------- pages
 
 
@@ -234,7 +162,7 @@ def html_page(title: str, body: str) -> str:
 
 
 class Picture:
-    """One picture of one view. Subclasses give ``name`` (the ES module), ``to_text`` and ``to_svg``."""
+    """One picture of one view. Subclasses give ``name`` (the ES module) and ``to_text``."""
 
     name: ClassVar[str] = ""
 
@@ -258,8 +186,12 @@ class Picture:
         raise NotImplementedError
 
     def to_svg(self) -> str:
-        """Return the picture as one static SVG document."""
-        raise NotImplementedError
+        """Return the picture as one static SVG document: what its module renders, laid out on paper.
+
+        Raises:
+            ModuleNotFoundError: quickjs-ng is not installed.
+        """
+        return paper_svg(self.name, self.view)
 
     @checked
     def to_html(self, full: bool = False) -> str:
@@ -314,8 +246,11 @@ class Picture:
         return export(target, forms[ending](), "the picture")
 
     def placeholder(self) -> str:
-        """Return the static picture as an ``<img>``, which every notebook host keeps, trusted or not."""
-        data = base64.b64encode(self.to_svg().encode()).decode()
+        """Return the static picture as an ``<img>``, which every notebook host keeps, trusted or not; else as text."""
+        try:
+            data = base64.b64encode(self.to_svg().encode()).decode()
+        except ModuleNotFoundError:  # no engine draws files here: the text says the same
+            return f"<pre>{escape(self.to_text())}</pre>"
         alt = escape(clean(str(self.view.get("summary", self.name))))
         return f'<img alt="{alt}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
 

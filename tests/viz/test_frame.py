@@ -19,14 +19,12 @@ import pytest
 
 from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import frame, hooks
-from hfsdk.viz.curves import curves_svg
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.modules import esm, js_literal
 from hfsdk.viz.placement.view import PlacementPicture, PlacementView, placement_view
 from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
-from hfsdk.viz.timeline.drawing import MARK_FIELDS, PARENT, PREDICTED, RUNNING
-from hfsdk.viz.timeline.view import TimelinePicture, TimelineView, timeline_view
+from hfsdk.viz.timeline.view import MARK_FIELDS, PARENT, PREDICTED, RUNNING, TimelinePicture, TimelineView, timeline_view
 from tests.viz import demo
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -287,16 +285,6 @@ def test_tables_say_state_in_words() -> None:
     assert "RewardFunctionError" in progress_html(demo.PROGRESS[3])
     assert progress_text([dict(demo.PROGRESS[1]) for _ in range(20)]).startswith("12 calls done before these, 1.44 s\n")
     assert progress_text(demo.PROGRESS[0]) == "actor.generate (cell 4, line 1): done, 16\u202f384 tokens, 3.41 s"
-
-
-def test_curves_draw_gaps_as_gaps() -> None:
-    rows: list[dict[str, Any]] = [{"step": i, "a": None if i in (4, 5) else i, "b": float("nan")} for i in range(10)]
-    svg = ET.fromstring(curves_svg(rows, ["a", "b"]))
-    panels = {g.get("data-column"): g for g in svg.iter(f"{SVG}g")}
-    assert len(panels["a"].findall(f"{SVG}polyline")) == 2
-    assert "not measured" in "".join(panels["b"].itertext())
-    ET.fromstring(curves_svg([], []))
-    ET.fromstring(curves_svg([{"a": 1.0}]))
 
 
 def test_advantages_figure_labels_every_token() -> None:

@@ -89,9 +89,15 @@ def test_a_simulated_run_is_drawn_as_predicted():
     assert (measured.view["predicted"], predicted.view["predicted"]) == (False, True)
     assert predicted.view["title"].endswith("(predicted)")
     assert "stroke-dasharray" not in measured.to_svg().partition("</style>")[2]
-    lines = re.findall(r"<polyline [^>]*>", predicted.to_svg())
+    lines = re.findall(r'<path [^>]*stroke="#3b76c4"[^>]*>', predicted.to_svg())
     assert len(lines) == 6
     assert all("stroke-dasharray" in line for line in lines)
+
+
+def test_curves_draw_gaps_as_gaps():
+    svg = picture_of(run_of([{"step": i, "score_mean": None if i in (4, 5) else float(i)} for i in range(10)])).to_svg()
+    (line,) = re.findall(r'<path d="([^"]*)"[^>]*stroke="#3b76c4"', svg)
+    assert line.count("M") == 2
 
 
 def test_a_picture_of_a_run_has_no_buttons_unless_it_is_shown_live():
@@ -153,7 +159,8 @@ def test_a_rollout_that_sleeps_is_drawn_empty_and_counted_in_nothing():
     text = picture_of(use).to_text()
     assert f"rollout asleep after {len(asleep)} of {len(calls)} calls, 6.00 GB not there" in text
     drawn = sum(bool(call["asleep_bytes"]) for device in view["devices"] for call in device["calls"])
-    assert picture_of(use).to_svg().count('stroke-dasharray="2 2"') == drawn > len(asleep)
+    assert picture_of(use).to_svg().count('stroke-dasharray="2 2"') == drawn + 1, "one in the legend"
+    assert drawn > len(asleep)
     assert "asleep 6.00" in repr(use)
     assert set(use.to_pandas()["asleep_bytes"]) == {0, 6 * 10**9}
 
@@ -184,8 +191,7 @@ def test_errors_are_signed_and_the_total_is_the_last_row():
     assert comparison.points == pytest.approx(100 * (6 + 2 / 3) / 7)
     frame = comparison.to_pandas()
     assert frame["call"].tolist() == list(rows), "the picture's row is the table's"
-    marks = re.findall(r'<rect [^>]*data-row="(\d+)"', picture.to_svg())
-    assert marks == [str(i) for i in range(8) for _ in range(2)]
+    assert re.findall(r'<g data-row="(\d+)"', picture.to_svg()) == [str(i) for i in range(8)]
     assert "+50 % (+600 ms)" in texts(picture.to_svg())
     assert re.search(r"actor.generate +1.20 s +1.80 s \+50 % \(\+600 ms\)", picture.to_text())
 

@@ -20,9 +20,11 @@ from hfsdk.core.tokens import MOST_TOKENS, SHOWN_TOKENS
 from hfsdk.session.tokenizer import StandInTokenizer, byte_alphabet
 from hfsdk.viz import hooks
 from hfsdk.viz.tokens import tokenmath
-from hfsdk.viz.tokens.fields import clipped_tokens, field_values, strength
+from hfsdk.viz.tokens.fields import clipped_tokens, field_values
 from hfsdk.viz.tokens.view import TokensPicture, sample_text, tokens_view, visible
 from tests.viz import token_batches as made
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def values_of(picture, name):
@@ -190,12 +192,14 @@ def test_numbers_that_are_none_are_drawn():
     bad = columns["advantages"].flat.copy()
     bad[:3] = np.nan, np.inf, -np.inf
     columns |= {"advantages": columns["advantages"].map(bad), "scores": np.array([np.nan, np.inf] + [0.5] * 10)}
-    picture = hf.viz.tokens_picture(Batch.from_columns(made.LocalClient(), columns), new="new_log_probs")
+    picture = hf.viz.tokens_picture(Batch.from_columns(made.LocalClient(), columns), new="new_log_probs", color="advantages")
     json.dumps(picture.view, allow_nan=False)
-    ElementTree.fromstring(picture.to_svg())
+    boxes = {g.get("data-row"): g for g in ElementTree.fromstring(picture.to_svg()).iter(f"{SVG}g") if g.get("data-row")}
+    paints = [[(r.get("fill"), r.get("fill-opacity")) for r in boxes[row].iter(f"{SVG}rect")] for row in "012"]
+    assert paints[0] == [("none", None)], "NaN: dashed, without a colour"
+    assert paints[1][0] == ("#2f7fd0", "0.64"), "infinity: as strong as it gets"
+    assert paints[2][0] == ("#e0761b", "0.64")
     assert [s["numbers"]["scores"] for s in picture.view["samples"][:3]] == ["NaN", "∞", 0.5]
-    field = next(f for f in picture.view["fields"] if f["name"] == "advantages")
-    assert [strength(float(x), field) for x in bad[:3]] == [None, 1.0, -1.0]
     assert "score NaN" in picture.to_text()
     everything = columns["advantages"].map(np.full(len(bad), np.nan, np.float32))
     only = Batch.from_columns(made.LocalClient(), {"response": columns["response"], "values": everything})
@@ -220,9 +224,9 @@ def test_static_drawing_has_rows_marks_and_legend():
     root = ElementTree.fromstring(svg)
     rows = [int(e.get("data-row")) for e in root.iter() if e.get("data-row")]
     assert rows == list(range(rows[-1] + 1))
-    ends = svg.count("url(#hf-clipped)")
+    ends = svg.count("url(#hf-crossed)")
     assert ends == 1 + clipped_tokens(picture.view)[: rows[-1] + 1].sum(), "one mark per clipped token, one in the legend"
-    assert "line above: positive, below: negative" in svg
+    assert "line above: positive; line below: negative" in svg
     assert root.find("{*}title").text == "tokens of 12 samples"
     assert "advantage" in root.find("{*}desc").text
 

@@ -22,7 +22,7 @@ import numpy as np
 from hfsdk.core.errors import ColumnError
 from hfsdk.core.table import Ragged
 from hfsdk.core.tokens import check_clip
-from hfsdk.viz.frame import Picture, svg_document, svg_text, tag
+from hfsdk.viz.frame import Picture
 from hfsdk.viz.tokens.tokenmath import MAX_LOG_RATIO, Array, pack, subtract, unpack
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ STEP = 0.01
 """Step of the slider."""
 GRID = 0.004
 """Width of a merged group, in the logarithm of the ratio."""
-BINS = 61
 
 
 class ClipView(TypedDict):
@@ -160,12 +159,8 @@ class ClipPicture(Picture):
             lines.append(f"  {math.exp((edges[k] + edges[k + 1]) / 2):>8.3f} {bar} {int(kept + cut)}")
         return "\n".join([*lines, "  # with gradient, x clipped"])
 
-    def to_svg(self) -> str:
-        """Return the histogram at the bounds given."""
-        return _svg(self.view)
 
-
-def histogram(view: Mapping[str, Any], low: float, high: float, bins: int = BINS) -> tuple[Array, Array]:
+def histogram(view: Mapping[str, Any], low: float, high: float, bins: int) -> tuple[Array, Array]:
     """Return bin edges (log ratio) and counts, shape [bins, 5]: A > 0, of them clipped, A < 0, of them clipped, A = 0.
 
     The counts of A > 0 and A < 0 are those that are not clipped.
@@ -199,52 +194,3 @@ def _groups(log_ratio: Array, a: Array, low: float, high: float) -> dict[str, Ar
     first = np.flatnonzero(np.diff(group, prepend=-1))
     middle = (first + np.append(first[1:], len(group)) - 1) // 2  # a token of the group stands for it: it is inside
     return {"log_ratio": log_ratio[middle]} | {name: np.add.reduceat(p, first) for name, p in parts.items()}
-
-
-WIDTH, LEFT, RIGHT, HALF = 980, 70, 20, 110
-BLUE, ORANGE, GREY = "#2f7fd0", "#e0761b", "#8b949e"
-
-
-def _svg(view: Mapping[str, Any]) -> str:
-    edges, counts = histogram(view, view["low"], view["high"])
-    scale = HALF / max(1.0, float((counts[:, 0] + counts[:, 1] + counts[:, 4]).max()), float((counts[:, 2] + counts[:, 3]).max()))
-    middle, plot = 60 + HALF, WIDTH - LEFT - RIGHT
-
-    def x_of(log_ratio: float) -> float:
-        return LEFT + (log_ratio + float(view["span"])) / (2 * float(view["span"])) * plot
-
-    parts = [svg_text(2, 15, view["title"], font_weight=600, font_size=13), svg_text(2, 33, view["summary"], class_="sub")]
-    for k, (pos, pos_cut, neg, neg_cut, zero) in enumerate(counts):
-        x, width = x_of(edges[k]) + 0.5, plot / BINS - 1
-        up, down = middle, middle
-        for count, color, cut in ((pos, BLUE, False), (zero, GREY, False), (pos_cut, BLUE, True)):
-            up -= count * scale
-            parts.append(_bar(x, up, width, count * scale, color, cut))
-        for count, cut in ((neg, False), (neg_cut, True)):
-            parts.append(_bar(x, down, width, count * scale, ORANGE, cut))
-            down += count * scale
-    parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=middle, y2=middle, class_="edge"))
-    for bound in (1 - view["low"], 1.0, 1 + view["high"]):
-        x = x_of(math.log(bound))
-        parts.append(tag("line", x1=x, x2=x, y1=54, y2=middle + HALF + 6, class_="edge", stroke_dasharray="4 3"))
-        parts.append(svg_text(x, middle + HALF + 20, f"{bound:g}", text_anchor="middle"))
-    for words_, y in (("A > 0", middle - HALF / 2), ("A < 0", middle + HALF / 2)):
-        parts.append(svg_text(LEFT - 10, y, words_, text_anchor="end", font_weight=600))
-    legend = "ratio (logarithmic) · tokens with gradient: solid · clipped, zero gradient: cross-hatched"
-    parts.append(svg_text(LEFT, middle + HALF + 40, legend, class_="sub"))
-    return svg_document(WIDTH, middle + HALF + 52, view["title"], view["summary"], _PATTERN + "".join(parts))
-
-
-def _bar(x: float, y: float, width: float, height: float, color: str, cut: bool) -> str:
-    if height <= 0:
-        return ""
-    if not cut:
-        return tag("rect", x=x, y=y, width=width, height=height, fill=color)
-    box = {"x": x, "y": y, "width": width, "height": height}
-    return tag("rect", **box, fill=color, fill_opacity=0.25, stroke=color) + tag("rect", **box, fill="url(#hf-clip-cross)")
-
-
-_PATTERN = (
-    '<defs><pattern id="hf-clip-cross" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M0,0H4M0,0V4" fill="none" class="edge"/></pattern></defs>'
-)

@@ -1,4 +1,4 @@
-"""Predicted beside measured, or one trace beside another: view and drawing.
+"""Predicted beside measured, or one trace beside another: the view that its module draws.
 
 May import: core, resharding, viz.frame, viz.plain.
 """

@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from hfsdk.viz.frame import Hatches, Picture, seconds_text, svg_document, svg_text, tag
-from hfsdk.viz.plain import cut
+from hfsdk.viz.frame import Picture, seconds_text
 
 THIS, OTHER = "#3b76c4", "#b06a00"
 WIDTH, LEFT, RIGHT, ROW = 900, 210, 190, 34
@@ -76,39 +75,6 @@ class ComparisonPicture(Picture):
             both = f"{seconds_text(row['this_s']):>12} {seconds_text(row['other_s']):>12}"
             lines.append(f"  {row['call']:<{width}} {both} {error_text(row)}".rstrip())
         return "\n".join(lines)
-
-    def to_svg(self) -> str:
-        """Return the bars as one static SVG."""
-        view, hatch, body = self.view, Hatches(), ""
-        scale = (WIDTH - LEFT - RIGHT) / view["most_s"]
-        for i, row in enumerate(view["rows"]):
-            y, last = 44 + i * ROW, i == len(view["rows"]) - 1
-            if last:
-                body += tag("line", x1=LEFT, x2=WIDTH - 8, y1=y - 4, y2=y - 4, class_="grid")
-            body += svg_text(LEFT - 8, y + 16, cut(row["call"], 32), text_anchor="end", font_weight=600 if last else None)
-            for k, key in enumerate(("this", "other")):
-                seconds, color = row[f"{key}_s"], view["colors"][key]
-                solid = view[key]["source"] == "measured"
-                if seconds is None:
-                    body += svg_text(LEFT + 2, y + 10 + 13 * k, "no such call", font_size=9.5, class_="sub", font_style="italic")
-                    continue
-                body += tag(
-                    "rect", x=LEFT, y=y + 1 + 13 * k, width=max(1.0, seconds * scale), height=11, rx=2,
-                    fill=color if solid else hatch(color), stroke=color, data_row=i,
-                )  # fmt: skip
-                body += svg_text(LEFT + seconds * scale + 5, y + 10 + 13 * k, seconds_text(seconds), font_size=9.5, class_="sub")
-            body += svg_text(WIDTH - 8, y + 16, error_text(row), text_anchor="end", font_size=10.5)
-        x = 2.0
-        for key in ("this", "other"):
-            account = view[key]
-            fill = view["colors"][key] if account["source"] == "measured" else hatch(view["colors"][key])
-            text = account["title"] if account["source"] == "guess" else f"{account['title']} ({account['source']})"
-            body += tag("rect", x=x, y=24, width=14, height=9, rx=2, fill=fill, stroke=view["colors"][key])
-            body += svg_text(x + 19, 32, text, font_size=10.5, class_="sub")
-            x += 34 + 6.2 * len(text)
-        title = svg_text(2, 14, view["title"], font_weight=600, font_size=13)
-        height = 52 + ROW * len(view["rows"])
-        return svg_document(WIDTH, height, view["title"], view["summary"], title + body + hatch.defs())
 
 
 def error_text(row: Mapping[str, Any]) -> str:

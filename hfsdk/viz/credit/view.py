@@ -19,7 +19,6 @@ import numpy as np
 from hfsdk.core.checks import check_options, is_whole
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Ragged
-from hfsdk.viz.credit.drawing import credit_svg
 from hfsdk.viz.credit.gae import gae
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.tokens.tokenmath import Array, Whitening, pack, unpack, whitening_of
@@ -145,10 +144,6 @@ class CreditPicture(Picture):
         if len(view["tokens"]) > TEXT_TOKENS:
             lines.append(f"and {len(view['tokens']) - TEXT_TOKENS} more tokens")
         return "\n".join(lines)
-
-    def to_svg(self) -> str:
-        """Return the panels for the first token, at the gamma and lambda given."""
-        return credit_svg(self.view)
 
 
 # ---------------------------------------------------------------- parts of the view

@@ -1,4 +1,4 @@
-"""A training run while it goes on: view and drawing.
+"""A training run while it goes on: the view that its module draws.
 
-May import: core, resharding, viz.frame, viz.plain, viz.curves.
+May import: core, resharding, viz.frame, viz.plain.
 """

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, TypedDict
 
-from hfsdk.viz.curves import curves_svg
 from hfsdk.viz.frame import Picture, role_colors, seconds_text
 
 MAIN = (
@@ -116,15 +115,6 @@ class DashboardPicture(Picture):
                 score = "" if sample["score"] is None else f"{sample['score']:+.2f} "
                 lines.append(f"    {score}{sample['prompt']!r} -> {sample['response']!r}")
         return "\n".join(lines)
-
-    def to_svg(self) -> str:
-        """Return the main curves as one static SVG."""
-        shown = [c for c in self.view["curves"] if c["main"]] or self.view["curves"][:6]
-        steps = sorted({x for c in shown for x, _ in c["points"] if x is not None})
-        labels = {c["name"]: f"{c['name']} so far" if c["name"] in TOTALLED else c["name"] for c in shown}
-        values = {labels[c["name"]]: dict(map(tuple, c["points"])) for c in shown}
-        rows = [{"step": x, **{name: points.get(x) for name, points in values.items()}} for x in steps]
-        return curves_svg(rows, list(values), self.view["title"], predicted=self.view["predicted"])
 
 
 def number(value: Any) -> float | None:

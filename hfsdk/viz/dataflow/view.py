@@ -10,7 +10,7 @@
 Every line ends at a row of the reading call's box, which names the columns and their bytes. Opening one (a click, or Enter)
 shows who read which rows from whom: a matrix of the ranks that wrote and the ranks that read.
 
-The view is ``Dataflow.view()`` with geometry and colours; ``static/dataflow.js`` and :mod:`hfsdk.viz.dataflow.drawing` draw it.
+The view is ``Dataflow.view()`` with geometry and colours; ``static/dataflow.js`` draws it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Literal, TypedDict
 from hfsdk.core.call_flow import PHASES
 from hfsdk.core.methods import method_of
 from hfsdk.core.placement import is_shadow
-from hfsdk.viz.dataflow.drawing import drawing
 from hfsdk.viz.dataflow.layering import WIDTH, arrange
 from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_colors, seconds_text
 from hfsdk.viz.plain import plain
@@ -146,10 +145,6 @@ class DataflowPicture(Picture):
                 if edge["target"] == call["id"]:
                     lines.append(f"    <- #{edge['source']} {', '.join(edge['columns'])}: {edge['bytes']}")
         return "\n".join(lines)
-
-    def to_svg(self) -> str:
-        """Return the static drawing."""
-        return drawing(self.view)
 
 
 def _shown(calls: list[Any], edges: list[Any]) -> tuple[list[Any], list[Any], int]:

@@ -6,12 +6,15 @@ point (KL, score), joined in order, so that who gets more score for the same KL 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from hfsdk.viz.curves import PANEL_HEIGHT, PANEL_WIDTH, PANELS_PER_ROW, ticks
-from hfsdk.viz.frame import Picture, html_page, svg_document, svg_text, tag
+from hfsdk.viz.frame import Picture, html_page
 from hfsdk.viz.plain import cut, finite
+from hfsdk.viz.svg import svg_document, svg_text, tag
+
+PANEL_WIDTH, PANEL_HEIGHT, PANELS_PER_ROW = 300, 150, 3
 
 COLORS = ("#3b76c4", "#e08a1e", "#2a9d8f", "#b5487f", "#7a6cc9", "#6b8e23")
 DASHES = (None, "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
@@ -132,7 +135,7 @@ def _panel(title: str, series: Mapping[str, Series], styles: Mapping[str, tuple[
         return f"{left + across * (right - left):.1f},{bottom - (y - low) / (high - low) * (bottom - top):.1f}"
 
     parts = [head, tag("rect", x=left, y=top, width=right - left, height=bottom - top, class_="panel")]
-    for value in ticks(low, high):
+    for value in _ticks(low, high):
         y = bottom - (value - low) / (high - low) * (bottom - top)
         parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
         parts.append(svg_text(left - 5, y + 3.5, f"{value:.4g}", text_anchor="end", font_size=9.5, class_="sub"))
@@ -150,3 +153,12 @@ def _panel(title: str, series: Mapping[str, Series], styles: Mapping[str, tuple[
             x_last, y_last = points[-1].split(",")
             parts.append(tag("circle", cx=x_last, cy=y_last, r=3, fill=color))
     return "".join(parts)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return about three round numbers between two."""
+    raw = (high - low) / 3
+    power = 10.0 ** math.floor(math.log10(raw))
+    size = next(k * power for k in (1, 2, 5, 10) if k * power >= raw)
+    first = math.ceil(low / size)
+    return [k * size for k in range(first, first + 8) if k * size <= high]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from hfsdk.viz.frame import OTHER_COLORS, ROLE_COLORS, Picture, html_page, svg_document, svg_text, tag
+from hfsdk.viz.frame import OTHER_COLORS, ROLE_COLORS, Picture, html_page
 from hfsdk.viz.plain import cut, finite
+from hfsdk.viz.svg import svg_document, svg_text, tag
 
 COLORS = (*ROLE_COLORS.values(), *OTHER_COLORS)
 LEFT, ROW, DOT, MOST_DOTS = 230, 34, 13, 36

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from hfsdk.viz.frame import Hatches, Picture, bytes_text, svg_document, svg_text, tag
+from hfsdk.viz.frame import Picture, bytes_text
 
 PARTS = {
     "weights": "#3b76c4", "gradients": "#c4a02e", "optimizer": "#7a6cc9", "rollout": "#4f9d55", "kv_cache": "#2a9d8f",
@@ -90,77 +90,6 @@ class MemoryPicture(Picture):
     def to_text(self) -> str:
         """Return a line per device."""
         return "\n".join([self.view["title"], *(f"  {_words(d, self.view['predicted'])}" for d in self.view["devices"])])
-
-    def to_svg(self) -> str:
-        """Return all devices as one static SVG, two side by side."""
-        view, hatch, body = self.view, Hatches(), ""
-        for i, device in enumerate(view["devices"]):
-            place = f"translate({i % 2 * (WIDTH + 16)} {26 + i // 2 * (HEIGHT + 14)})"
-            body += tag("g", self._device(device, hatch), transform=place)
-        rows = -(-len(view["devices"]) // 2)
-        if not rows:
-            body = svg_text(4, 44, "no device has a role yet", font_style="italic", class_="sub")
-        x, y = 4.0, 34 + max(1, rows) * (HEIGHT + 14)
-        for part in view["parts"]:
-            body += tag("rect", x=x, y=y - 9, width=14, height=9, rx=2, fill=part["color"])
-            body += svg_text(x + 19, y, part["label"], font_size=10.5, class_="sub")
-            x += 36 + 6.1 * len(part["label"])
-        title = svg_text(4, 15, view["title"], font_weight=600, font_size=13)
-        return svg_document(2 * WIDTH + 16, y + 12, view["title"], view["summary"], title + body + hatch.defs())
-
-    def _device(self, device: Mapping[str, Any], hatch: Hatches) -> str:
-        right, bottom, top = WIDTH - STACK - 14, HEIGHT - 18, 20
-        seconds, planned = self.view["duration_s"], device["planned"]
-
-        across, down = (right - LEFT) / float(seconds), (bottom - top) / float(device["top_bytes"])
-
-        def at(t: float) -> float:
-            return LEFT + t * across
-
-        def level(num_bytes: float) -> float:
-            return bottom - num_bytes * down
-
-        parts = [
-            svg_text(4, 12, f"device {device['device']} ({device['name']})", font_weight=600),
-            tag("rect", x=LEFT, y=top, width=right - LEFT, height=bottom - top, class_="panel"),
-        ]
-        for share in (0.0, 0.5, 1.0):
-            amount = share * device["top_bytes"] / 1.08
-            parts.append(svg_text(LEFT - 4, level(amount) + 3, bytes_text(amount), text_anchor="end", font_size=9, class_="sub"))
-        for call in device["calls"]:
-            base = 0.0
-            for name, color in PARTS.items():
-                held = call.get(f"{name}_bytes") or 0
-                width = max(1.0, at(call["end_s"]) - at(call["start_s"]))
-                if held:
-                    y = level(base + held)
-                    fill = hatch(color) if self.view["predicted"] else color
-                    parts.append(tag("rect", x=at(call["start_s"]), y=y, width=width, height=level(base) - y, fill=fill))
-                base += held
-            asleep = call.get("asleep_bytes") or 0
-            if asleep:
-                box = {"x": at(call["start_s"]), "y": level(base + asleep), "width": width, "height": asleep * down}
-                parts.append(tag("rect", **box, fill="none", stroke=PARTS["rollout"], stroke_dasharray="2 2"))
-        gauge = 1 if any(s[1] is not None for s in device["samples"]) else 2  # a simulated accelerator has no host process
-        known = [s for s in device["samples"] if s[gauge] is not None]
-        line = " ".join(f"{'L' if i else 'M'}{at(s[0]):.1f},{level(s[gauge]):.1f}" for i, s in enumerate(known))
-        if line:
-            dashes = {"stroke_dasharray": "4 3"} if self.view["predicted"] else {}
-            parts.append(tag("path", d=line, fill="none", class_="edge", stroke_width=1.4, **dashes))
-        else:
-            parts.append(svg_text(LEFT + 8, (top + bottom) / 2, "not measured", font_style="italic", class_="sub"))
-        if planned:
-            y, base = level(planned["asked"]), 0.0
-            parts.append(tag("line", x1=LEFT, x2=right + STACK, y1=y, y2=y, class_="edge", stroke_dasharray="5 3"))
-            peak = f"planned at most {bytes_text(planned['asked'])}"
-            parts.append(svg_text(right - 4, y + 11, peak, text_anchor="end", font_size=9, class_="sub"))
-            for name, color in PARTS.items():
-                held = planned.get(name, 0)
-                rect = {"x": right + 10, "y": level(base + held), "width": STACK - 12, "height": level(base) - level(base + held)}
-                parts.append(tag("rect", **rect, fill=hatch(color), stroke=color) if held else "")
-                base += held
-            parts.append(svg_text(right + 10, bottom + 12, "planned", font_size=9, class_="sub"))
-        return "".join(parts)
 
 
 def _words(device: Mapping[str, Any], predicted: bool) -> str:

@@ -1,4 +1,4 @@
-"""Which pools lie on which devices, and what fills their memory: view and drawing.
+"""Which pools lie on which devices, and what fills their memory: the view that its module draws.
 
 May import: core, resharding, viz.frame, viz.plain.
 """

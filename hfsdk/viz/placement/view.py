@@ -20,9 +20,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from hfsdk.viz.frame import Picture, bytes_text, role_colors
-from hfsdk.viz.placement.data import BoxView, DeviceView, GeometryView, NodeView, PlacementView, PoolSpanView, RoleView, ShardView
-from hfsdk.viz.placement.drawing import WIDTH, drawn
+from hfsdk.viz.placement.cards import BoxView, DeviceView, GeometryView, NodeView, PlacementView, PoolSpanView, RoleView, ShardView
 from hfsdk.viz.plain import cut, finite
+
+WIDTH = 980
+"""Nodes that do not fit beside each other go below."""
 
 
 def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
@@ -89,10 +91,6 @@ class PlacementPicture(Picture):
                 memory = f"memory predicted {planned}{limit}, measured: {bytes_text(device['used_bytes'])}"
                 lines.append(f"  device {device['number']} ({device['name']}): {here or 'no role'}; {memory}")
         return "\n".join(lines)
-
-    def to_svg(self) -> str:
-        """Return the static drawing, with its legend."""
-        return drawn(self.view)
 
 
 def _role(role: Mapping[str, Any], color: str, letter: str) -> RoleView:

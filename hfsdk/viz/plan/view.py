@@ -21,7 +21,6 @@ from typing import Any, Literal, TypedDict
 
 from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_colors, seconds_text
 from hfsdk.viz.plain import cut, finite
-from hfsdk.viz.plan.drawing import PlanDrawing, band_text, money_text, step_text
 
 CPU_LANE = "CPU tasks"
 
@@ -140,6 +139,26 @@ def _devices(pool: Mapping[str, Any]) -> str:
     return f"{pool['num_devices']} device{'s' * (pool['num_devices'] != 1)}"
 
 
+def money_text(amount: float | None) -> str:
+    """Money for people, without a currency."""
+    if amount is None:
+        return "–"
+    return count_text(round(amount)) if abs(amount) >= 100 else f"{amount:.{2 if abs(amount) >= 1 or amount == 0 else 4}f}"
+
+
+def step_text(seconds: float | None) -> str:
+    """Seconds of a step; steps of plans differ by little, and minutes would hide it."""
+    if seconds is None:
+        return "not predicted"
+    return f"{seconds:.1f} s" if 120 <= seconds < 6000 else seconds_text(seconds)
+
+
+def band_text(choice: Mapping[str, Any]) -> str:
+    """Say between which seconds a step lies."""
+    low, high = choice["low_s"], choice["high_s"]
+    return "" if low is None or high is None else f"{step_text(low)} to {step_text(high)}"
+
+
 class PlanPicture(Picture):
     """``PlanPicture(plan_view(plan.view()))``."""
 
@@ -164,10 +183,6 @@ class PlanPicture(Picture):
             lines.append(f"  {i}. {choice['text']}: {seconds}{cost}{close}{why}")
         words = (*view["rejected"], view["close"], *view["sensitivity"], view["family"], view["searched"])
         return "\n".join([*lines, *(f"  {text}" for text in words if text)])
-
-    def to_svg(self) -> str:
-        """Return the best plan as one static SVG, with the table of those that lost."""
-        return PlanDrawing(self.view).svg()
 
 
 def _choice(one: Mapping[str, Any], data: Mapping[str, Any], order: Mapping[str, int]) -> ChoiceView:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 from hfsdk.core.errors import OptionError
 from hfsdk.core.layout import Coordinates
@@ -18,6 +18,7 @@ from hfsdk.resharding.boxes import Box, megatron_ends, megatron_layer, vllm_ends
 from hfsdk.resharding.layer_sections import Section
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import ReshardReport
+from hfsdk.viz.frame import Picture, bytes_text
 from hfsdk.viz.plain import plain
 
 MOST_RANKS = 32
@@ -27,6 +28,8 @@ BOX_RANKS = 8
 
 IN_PLACE, COPIED, SAME_NODE, NETWORK = range(4)
 WAYS = ("same in both, may stay in place", "copied on its rank", "moved within a node", "moved across the network")
+TEXT_RANKS = 16
+"""So many ranks have a line of text."""
 BAR_RANKS = 32
 """So many ranks have a bar."""
 
@@ -322,3 +325,24 @@ def _label(tensor: str) -> str:
     short = tensor.rpartition(".layers.")[2].partition(".")[2] or tensor
     name = short.removesuffix(".weight").rpartition(".")[2]
     return name.removesuffix("_proj")
+
+
+class ReshardPicture(Picture):
+    """A plan, what was measured beside it, or plans to choose from. ``ReshardPicture(reshard_view(plan))``."""
+
+    name: ClassVar[str] = "reshard"
+
+    def to_text(self) -> str:
+        """Return the title and one line a rank."""
+        lines = []
+        for variant in self.view["variants"]:
+            lines.append(f"{variant['title']} ({variant['grouping']})")
+            for rank in variant["ranks"][:TEXT_RANKS]:
+                measured = "" if rank["measured"] is None else f", measured {bytes_text(rank['measured'])}"
+                lines.append(
+                    f"rank {rank['rank']}: holds {bytes_text(rank['held'])}, needs {bytes_text(rank['needed'])}: "
+                    f"{bytes_text(rank['own'])} its own, {bytes_text(rank['received'])} received{measured}"
+                )
+            if variant["num_ranks"] > TEXT_RANKS:
+                lines.append(f"and {variant['num_ranks'] - TEXT_RANKS} more ranks")
+        return "\n".join(lines)

@@ -308,7 +308,7 @@ function render({ model, el }) {
         f.below,
         `${view.num_tokens} tokens, merged into ${ratios.length} groups; exact at every step of the slider`,
       );
-    H("div", { class: "hf-dim" }, f.below, "← → bars · Esc");
+    H("div", { class: "hf-dim", "data-paper": "no" }, f.below, "← → bars · Esc");
   }
   function point(k, px, py, spoken) {
     const { b } = bars[k],

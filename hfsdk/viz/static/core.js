@@ -145,6 +145,7 @@ export function frame(el, name, model) {
   if (kernel) model.on("comm_live_update", lose);
   if (kernel?.statusChanged) kernel.statusChanged.connect(heard);
   const f = {
+    paper: document.paper === true, // drawn into a file: nothing moves, and there is no canvas
     lost: false,
     onlost: null,
     leave() {

@@ -313,7 +313,7 @@ function render({ model, el }) {
       if (from) go(`‹ ${from} earlier tokens`, Math.max(0, from - MOST));
       if (to < count()) go(`${count() - to} later tokens ›`, to);
     }
-    H("div", { class: "hf-dim" }, f.below, "click a token or ← → to choose it · Esc");
+    H("div", { class: "hf-dim", "data-paper": "no" }, f.below, "click a token or ← → to choose it · Esc");
   }
 
   function point(k, x, y, spoken) {

@@ -15,7 +15,7 @@ function render({ model, el }) {
   const f = frame(el, "dataflow", model);
   const hint = H(
     "span",
-    { class: "hf-dim" },
+    { class: "hf-dim", "data-paper": "no" },
     f.bar,
     "a row of a box: what it reads. Click it, or press Enter on it, to see who reads what from whom.",
   );

@@ -15,6 +15,15 @@ const SEE = 88,
   FLY_MS = 700;
 
 function render({ model, el }) {
+  if (document.paper && model.get("view").variants.length > 1) {
+    // a file has no switch: all of them, one below the other
+    const { variants, ...rest } = model.get("view");
+    for (const v of variants) {
+      const view = { ...rest, variants: [{ ...v, title: `${v.title}, grouped ${v.grouping}` }] };
+      render({ el, model: { ...model, get: () => view } });
+    }
+    return;
+  }
   const f = frame(el, "reshard"),
     still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const quiet = { "data-lm-suppress-shortcuts": "true" };
@@ -297,7 +306,8 @@ function render({ model, el }) {
           !at
             ? `holds ${fmtBytes(r.held)}`
             : r.received
-              ? `${fmtBytes(r.received)} ${came ? "received" : "to receive"}` + (r.aside ? `, ${fmtBytes(r.aside)} redundant` : "")
+              ? `${fmtBytes(r.received)} ${came ? "received" : "to receive"}` +
+                (r.aside ? `, ${fmtBytes(r.aside)} redundant` : r.sources.length <= 6 ? ` from ${r.sources.join(", ")}` : "")
               : r.aside
                 ? `${fmtBytes(r.aside)} redundant`
                 : "nothing to receive",

@@ -151,6 +151,20 @@ function render({ model, el }) {
     return out;
   }
 
+  // of the calls, without those that end where, to the eye, the one drawn before them in their row ends
+  function thinned(all) {
+    const calls = all.filter((s) => s.m[DEPTH] === 0),
+      rowOf = (s) => `${s.m[LANE]} ${s.m[SUB]}`;
+    const least = Math.max(0.8, (new Set(calls.map(rowOf)).size * plot()) / CANVAS_ABOVE),
+      ends = new Map();
+    return calls.filter((s) => {
+      const end = Math.min(xOf(endOf(s.m)), LEFT + plot());
+      if (end - (ends.get(rowOf(s)) ?? -Infinity) < least) return false;
+      ends.set(rowOf(s), end);
+      return true;
+    });
+  }
+
   function ticks() {
     const [a, b] = range(),
       raw = (b - a) / Math.max(2, plot() / 110),
@@ -426,7 +440,9 @@ function render({ model, el }) {
     S("title", {}, svg, view.title);
     S("desc", {}, svg, view.summary);
     const inner = scenery(svg),
-      useCanvas = view.marks.length > CANVAS_ABOVE;
+      many = view.marks.length > CANVAS_ABOVE,
+      useCanvas = many && !f.paper;
+    if (many && f.paper) shapes = thinned(shapes);
     picture.style.position = "relative";
     if (useCanvas) {
       canvas = canvas || H("canvas", { "aria-hidden": "true" });

@@ -7,7 +7,8 @@ const POSITIVE = "#2f7fd0",
 const MOST_SPANS = 3000,
   MOST_LISTED = 400,
   PROMPT_SHOWN = 120,
-  PROMPT_BESIDE = 24;
+  PROMPT_BESIDE = 24,
+  ON_PAPER = { samples: 3, tokens: 240, prompt: 40 };
 const CSS = `
 .hf-tokens .hf-controls{display:flex;flex-wrap:wrap;gap:4px 10px;align-items:center;margin:2px 0 6px}
 .hf-tokens label{display:inline-flex;gap:4px;align-items:center;color:var(--hf-dim)}
@@ -82,9 +83,9 @@ function render({ model, el }) {
   const f = frame(el, "tokens");
   H("style", {}, f.root, CSS);
   const info = H("span", { class: "hf-dim hf-info", role: "status" }, f.bar);
-  const controls = H("div", { class: "hf-controls" });
+  const controls = H("div", { class: "hf-controls", "data-paper": "no" });
   f.root.insertBefore(controls, f.host);
-  const list = H("div", { class: "hf-list", tabindex: 0, role: "region", "aria-label": "samples" }, f.host),
+  const list = H("div", { class: "hf-list", "data-paper": "no", tabindex: 0, role: "region", "aria-label": "samples" }, f.host),
     panes = H("div", { class: "hf-panes" }, f.host);
   let view,
     columns,
@@ -301,7 +302,12 @@ function render({ model, el }) {
     const g = view.samples[i].numbers.group;
     return g === undefined ? view.samples[i].prompt.join() : g;
   };
-  const together = () => (side ? view.samples.map((_, i) => i).filter((i) => groupOf(i) === groupOf(current)) : [current]);
+  const together = () =>
+    f.paper
+      ? order.slice(0, ON_PAPER.samples)
+      : side
+        ? view.samples.map((_, i) => i).filter((i) => groupOf(i) === groupOf(current))
+        : [current];
 
   function drawPanes() {
     panes.replaceChildren();
@@ -316,10 +322,12 @@ function render({ model, el }) {
       return;
     }
     const shown = together(),
-      room = Math.max(60, Math.floor(MOST_SPANS / shown.length));
+      room = f.paper ? ON_PAPER.tokens : Math.max(60, Math.floor(MOST_SPANS / shown.length));
     if (side && shown.length === 1)
       H("div", { class: "hf-dim" }, panes, "The samples shown hold no other response to this prompt.");
     for (const i of shown) drawPane(i, room);
+    if (f.paper && order.length > shown.length)
+      H("div", { class: "hf-dim" }, panes, `and ${order.length - shown.length} more samples`);
   }
   function drawPane(i, room) {
     const s = view.samples[i],
@@ -356,7 +364,7 @@ function render({ model, el }) {
     const flow = H("div", { class: "hf-flow" }, pane),
       P = s.prompt.length,
       total = P + s.response.length;
-    let from = pages.has(i) ? pages.get(i) : Math.max(0, P - (side ? PROMPT_BESIDE : PROMPT_SHOWN));
+    let from = pages.has(i) ? pages.get(i) : Math.max(0, P - (f.paper ? ON_PAPER.prompt : side ? PROMPT_BESIDE : PROMPT_SHOWN));
     if (i === current && token >= 0 && (token < from || token >= from + room)) from = Math.floor(token / room) * room;
     pages.set(i, from);
     const to = Math.min(total, from + room),
@@ -434,7 +442,12 @@ function render({ model, el }) {
       for (const m of view.missing) H("div", { class: "hf-dim" }, d, `${m.label}: written by ${m.hint}`);
     }
     for (const text of view.ignored) H("div", { class: "hf-dim" }, f.below, "not drawn: " + text);
-    H("div", { class: "hf-dim" }, f.below, "← → tokens · ↑ ↓ samples · / search · g side by side · n numbers · Esc");
+    H(
+      "div",
+      { class: "hf-dim", "data-paper": "no" },
+      f.below,
+      "← → tokens · ↑ ↓ samples · / search · g side by side · n numbers · Esc",
+    );
   }
   const guarded = { "data-lm-suppress-shortcuts": "true" };
   function drawControls() {

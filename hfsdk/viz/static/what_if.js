@@ -9,7 +9,7 @@ const CALM_MS = 450,
 function render({ model, el }) {
   const f = frame(el, "what-if", model);
   const status = H("span", { class: "hf-dim hf-status", role: "status" }, f.bar),
-    note = H("div", { class: "hf-dim hf-frozen-note" });
+    note = H("div", { class: "hf-dim hf-frozen-note", "data-paper": "no" });
   const controls = H("div", {
     class: "hf-controls",
     style: "display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr));gap:2px 18px;margin:4px 0 6px",

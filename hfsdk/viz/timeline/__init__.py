@@ -1,4 +1,4 @@
-"""Spans on an axis of time, of one trace or of several: view and drawing.
+"""Spans on an axis of time, of one trace or of several: the view that its module draws.
 
 May import: core, resharding, viz.frame, viz.plain.
 """

@@ -12,7 +12,7 @@
 Where a trace has several pools, the lanes of each stand together under its name, and a table says who was at work with whom.
 Sub-spans are drawn inside the span that their ``parent`` names. A running span has an open end. Predicted spans are hatched
 and have lanes of their own. ``marks[i][0]`` (the fields are
-``hfsdk.viz.timeline.drawing.MARK_FIELDS``) is the span's row in ``Trace.to_pandas()``.
+``MARK_FIELDS``) is the span's row in ``Trace.to_pandas()``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ from typing import Any, Literal, TypedDict
 
 from hfsdk.core.trace import Span, Trace
 from hfsdk.viz.frame import PHASE_COLORS, TRANSFER_COLOR, Picture, role_colors, seconds_text
-from hfsdk.viz.timeline.drawing import PARENT, PREDICTED, RUNNING, Drawing
 from hfsdk.viz.timeline.lanes import WAITS, Lanes, LaneView, add_drains, end_s, gaps
 from hfsdk.viz.timeline.parts import DrainView, PipelineRow, critical_rows, drains_of, pipelines_of
+
+MARK_FIELDS = (
+    "row", "lane", "sub_row", "depth", "start_s", "duration_s", "name",
+    "role", "method", "label", "flags", "call_id", "rank", "attrs",
+)  # fmt: skip
+"""What the numbers of one mark are; ``name``, ``role``, ``method`` and ``label`` index the view's lists."""
+
+PREDICTED, RUNNING, PARENT = 1, 2, 4
+"""Bits of ``flags``."""
 
 TONES = {"prefill": 0.3, "decode": -0.05, "forward": 0.22, "backward": -0.12, "optimizer": -0.35, "sleep": 0.6, "wake": 0.6}
 TRANSFERS = {"reshard": 0.0, "sync": 0.2, "export_weights": -0.3, "export": -0.3, "fetch": 0.45}
@@ -211,10 +219,6 @@ class TimelinePicture(Picture):
         for together in view["overlaps"]:
             lines.append(f"  {together['pools']}: {seconds_text(together['seconds'])} ({100 * together['share']:.0f} %)")
         return "\n".join(lines)
-
-    def to_svg(self) -> str:
-        """Return the static drawing of the whole trace (above 3,000 marks without sub-spans)."""
-        return Drawing(self.view).svg()
 
 
 # ---------------------------------------------------------------- view: lanes and rows

@@ -1,4 +1,4 @@
-"""Prompts and responses token by token: view and drawing.
+"""Prompts and responses token by token: the view that its module draws.
 
 May import: core, resharding, viz.frame, viz.plain.
 """

@@ -1,8 +1,7 @@
-"""A field of a tokens view as numbers: its values, how strong they are, which tokens the ratio's clip leaves without gradient."""
+"""A field of a tokens view as numbers: its values, and which tokens the ratio's clip leaves without gradient."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,16 +22,6 @@ def compute(op: str, parts: Sequence[Array]) -> Array:
     if op == "column":
         return parts[0]
     return {"subtract": tokenmath.subtract, "k3": tokenmath.k3, "ratio": tokenmath.ratio}[op](*parts)
-
-
-def strength(value: float, field: Mapping[str, Any]) -> float | None:
-    """Return how strongly a number colours its token, -1 to 1; ``None`` where there is no number."""
-    if math.isnan(value):
-        return None
-    if field["kind"] == "ratio":
-        value = math.log(value) if value > 0 else -math.inf
-    t = value / field["end"] if not math.isinf(value) else math.copysign(1.0, value) * math.copysign(1.0, field["end"])
-    return max(-1.0 if field["kind"] != "sequential" else 0.0, min(1.0, t))
 
 
 def clipped_tokens(view: Mapping[str, Any]) -> Array:

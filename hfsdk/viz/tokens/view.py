@@ -26,7 +26,6 @@ from hfsdk.core.tokens import MOST_OF_SAMPLE, Tokens
 from hfsdk.viz.frame import Picture, count_text
 from hfsdk.viz.plain import clean
 from hfsdk.viz.tokens import tokenmath
-from hfsdk.viz.tokens.drawing import Drawing
 from hfsdk.viz.tokens.fields import clipped_tokens, compute, field_values, offsets
 from hfsdk.viz.tokens.tokenmath import Array, pack
 
@@ -143,10 +142,6 @@ class TokensPicture(Picture):
     def to_text(self) -> str:
         """Return the first samples as text, and the first of them token by token."""
         return "\n".join(_lines(self.view))
-
-    def to_svg(self) -> str:
-        """Return the first samples as a static drawing, coloured by the chosen field."""
-        return Drawing(self.view).svg()
 
 
 # ---------------------------------------------------------------- parts of the view

@@ -25,7 +25,6 @@ from hfsdk.core.exiting import exiting
 from hfsdk.viz.frame import NOTEBOOK_HINT, Picture, count_text
 from hfsdk.viz.modules import esm, static
 from hfsdk.viz.plain import finite, plain
-from hfsdk.viz.plan.drawing import PlanDrawing
 from hfsdk.viz.plan.view import PlanPicture, PlanView, plan_view
 
 
@@ -95,10 +94,6 @@ class WhatIfPicture(Picture):
     def to_text(self) -> str:
         """Return what is asked for and the plan."""
         return "\n".join([*self._asked(), PlanPicture(self.view["plan"]).to_text()])
-
-    def to_svg(self) -> str:
-        """Return the plan as one static SVG, with what is asked for."""
-        return PlanDrawing({**self.view["plan"], "title": self.view["title"]}, self._asked()).svg()
 
     def _asked(self) -> list[str]:
         words = [f"{s['label']} {count_text(s['value'])} {s['unit']}".strip() for s in self.view["sliders"]]
