@@ -118,7 +118,7 @@ function measure(text, { size, bold, mono }) {
   for (const c of text)
     ems +=
       c.codePointAt(0) >= 0x2e80 ? 1 : mono ? 0.62 : NARROW.has(c) ? 0.37 : WIDE.has(c) ? 0.92 : c >= "A" && c <= "Z" ? 0.68 : 0.6;
-  return ems * size * (bold ? 1.08 : 1);
+  return ems * size * (bold ? 1.15 : 1);
 }
 function textMark(text, x, y, style, anchor) {
   const cls = style.color === "fg" ? "hf-fg" : style.color === "dim" ? "hf-sub" : themed("fill", `var(--hf-${style.color})`);
@@ -172,6 +172,7 @@ const isSeen = (e) =>
     e.hidden ||
     e.style.display === "none" ||
     LEFT_OUT.includes(e.tag) ||
+    (e.tag === "select" && e.parentNode.tag !== "label") ||
     (e.tag === "button" && !(e.parentNode.tag === "td" || e.parentNode.classList.contains("hf-flow"))) ||
     e.attributes["data-paper"] === "no" ||
     ASIDE.some((c) => e.classList.contains(c))
@@ -366,7 +367,7 @@ function paper(picture, json, css) {
   furnish(globalThis, WIDTH + 16);
   readStyles(css);
   picture.render({ el, model: { get: () => view, set() {}, on() {}, off() {}, send() {}, save_changes() {} } });
-  const whole = stacked(el, { size: 12, color: "fg" }, WIDTH, GAP),
+  const whole = stacked(el, { size: 12, color: "fg" }, WIDTH, 4 * GAP),
     width = Math.max(LEAST, Math.ceil(whole.width)) + 2 * GAP,
     height = Math.ceil(whole.height) + 2 * GAP;
   const body = moved(whole, GAP, GAP),
