@@ -14,16 +14,16 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import with_least
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.setup import Setup
+from hfsdk.planner.perf.sizing import with_least
+from hfsdk.planner.search.candidates import process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf, rollouts_of, trains_of, with_layouts
 from hfsdk.planner.search.found import Found
 from hfsdk.planner.search.leaf import describe
 from hfsdk.planner.search.pools import Kind
 from hfsdk.planner.search.recorded import RecordedCall
-from hfsdk.planner.search.tables import process_bytes
 
 DEFAULT_ERROR = 0.3
 """Relative error of a predicted call where the model is not calibrated: what is asked of presets alone (docs/perf-model.md)."""

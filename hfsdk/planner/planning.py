@@ -22,13 +22,13 @@ from hfsdk.planner.explain import (
     rejected_presets,
 )
 from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.search.candidates import Tables, process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.found import Found
 from hfsdk.planner.search.items import Item, Job
 from hfsdk.planner.search.pools import Kind, kinds_of
 from hfsdk.planner.search.recorded import Recorded
 from hfsdk.planner.search.search import FAMILY, FROM_MEMORY, SHARING_CORES, Search
-from hfsdk.planner.search.tables import Tables, process_bytes
 
 MOST_NODES = 1024
 """Nodes up to which the smallest cluster that would do is looked for."""

@@ -23,7 +23,7 @@ from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.core.text import nearest
 from hfsdk.engine.process.gpus import default_dtype
 from hfsdk.models.handle import ModelHandle
-from hfsdk.planner.perf.cache import sized
+from hfsdk.planner.perf.sizing import sized
 
 ModelSource = str | Path | ModelSpec | ModelHandle
 """A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""

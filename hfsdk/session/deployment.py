@@ -24,7 +24,7 @@ from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.declare import placed, planned, weight_names, with_layouts
 from hfsdk.session.pending_save import PendingSave
-from hfsdk.session.roles import H, Models, RoleBook
+from hfsdk.session.role_book import H, Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
 from hfsdk.session.views import LivePlacement
 

@@ -35,7 +35,7 @@ from hfsdk.models.counters import Counters
 from hfsdk.models.reward import RewardSum
 from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.roles import Models, RoleBook
+from hfsdk.session.role_book import Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
 
 ONE_PASS = 2**40

@@ -11,9 +11,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from hfsdk.core.checks import checked
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context
+from hfsdk.session.dataflows import Dataflows
 from hfsdk.session.declarations import Declarations
 from hfsdk.session.deployment import Deployment
-from hfsdk.session.flows import Dataflows
 from hfsdk.session.history_log import HistoryLog
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.pending_save import PendingSave

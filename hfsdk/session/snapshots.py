@@ -20,7 +20,7 @@ from hfsdk.session.client import uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.deployment import Deployment
 from hfsdk.session.history_log import HistoryLog
-from hfsdk.session.roles import EXAMPLES
+from hfsdk.session.role_book import EXAMPLES
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.streams import RowStream, StreamPlaces
 

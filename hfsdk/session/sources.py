@@ -12,7 +12,7 @@ from hfsdk.models import ActorModel
 from hfsdk.session.context import Context
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.prompts import PromptOptions, PromptStream
-from hfsdk.session.roles import RoleBook
+from hfsdk.session.role_book import RoleBook
 from hfsdk.session.streams import StreamPlaces
 
 E = TypeVar("E", Demonstrations, Pairs)

@@ -23,8 +23,8 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.perf.traits import HFSDK, EngineTraits
 
 

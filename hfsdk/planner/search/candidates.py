@@ -27,7 +27,6 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.decoding import slots
 from hfsdk.planner.perf.memory import (
     CPU_PROCESS_BYTES,
@@ -38,6 +37,7 @@ from hfsdk.planner.perf.memory import (
 )  # fmt: skip
 from hfsdk.planner.perf.perf_model import Lengths, Links, PerfModel, Setup
 from hfsdk.planner.perf.setup import parameters
+from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
 from hfsdk.planner.search.items import Item, Job
 from hfsdk.planner.search.pools import Kind, kinds_of, pack

@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import sized, waits
+from hfsdk.planner.perf.sizing import sized, waits
+from hfsdk.planner.search.candidates import Phases
 from hfsdk.planner.search.fitting import LayoutsOf, with_layouts
 from hfsdk.planner.search.items import Item, Job, Mode
 from hfsdk.planner.search.leaf import Leaf
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import Phases
 
 Sharing = frozenset[tuple[frozenset[str], frozenset[str]]]
 """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""

@@ -14,11 +14,11 @@ import numpy as np
 from hfsdk.core.clock import TASK_NODE
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.table import Array
+from hfsdk.planner.search.candidates import Candidates, room
 from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.pools import Kind, pack, pack_parts
 from hfsdk.planner.search.sharing import shared_times
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import Candidates, room
 
 Number = tuple[tuple[str, ...], int, tuple[int, ...]]
 """A placement's shadows, the number of its arrangement, and those of its pools' sizes."""

@@ -19,12 +19,12 @@ import numpy as np
 
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
+from hfsdk.planner.search.candidates import Tables
 from hfsdk.planner.search.found import Best, Found, grouping_names
 from hfsdk.planner.search.items import groupings_of, modes_of
 from hfsdk.planner.search.leaf import Leaf, Number
 from hfsdk.planner.search.recorded import Recorded
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import Tables
 
 BATCH = 4096
 """Boxes that are split at once."""

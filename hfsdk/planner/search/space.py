@@ -16,11 +16,11 @@ from itertools import product
 import numpy as np
 
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import waits
+from hfsdk.planner.perf.sizing import waits
+from hfsdk.planner.search.candidates import Candidates, Tables, room
 from hfsdk.planner.search.items import Grouping, Mode
 from hfsdk.planner.search.pools import Kind
 from hfsdk.planner.search.replay import Replay
-from hfsdk.planner.search.tables import Candidates, Tables, room
 
 
 @dataclass(frozen=True, eq=False)
