@@ -337,8 +337,7 @@ class Session:
         """
         parts = self._parts
         if not parts.client.closed:
-            if self.run is not None:
-                self.run.close()
+            parts.runs.close()
             parts.pending_save.settle()
         parts.client.close()
 
