@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 import numpy as np
 
 from hfsdk.core.arguments import Generation, LogProbs
-from hfsdk.core.batch import Batch
+from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
 from hfsdk.core.columns import OF_RESPONSE
 from hfsdk.core.errors import LayoutError, OptionError
@@ -103,8 +103,8 @@ class ActorModel(TrainedHandle):
         if n > 1:
             batch = batch.take(np.repeat(np.arange(len(batch)), n))
         arguments = Generation(sampling=sampling, seed=self._host.seed if seed is None else seed, copies=n)
-        lease = self._submit(GENERATE, arguments, {name: batch.ref(name) for name in GENERATE.reads}, len(batch))
-        return batch.with_refs(lease, GENERATE.writes)
+        lease = self._submit(GENERATE, arguments, {name: refs_of(batch)[name] for name in GENERATE.reads}, len(batch))
+        return with_written(batch, lease, GENERATE.writes)
 
     @checked
     def chat(

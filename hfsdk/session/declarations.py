@@ -16,7 +16,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
-from hfsdk.models.reward import PART, RewardSum, WeightedScores
+from hfsdk.models.reward import PART, RewardSum, WeightedScores, names_of
 from hfsdk.session.context import Context
 from hfsdk.session.declare import Ground, ModelSource, function_role, model_role
 from hfsdk.session.deployment import Deployment
@@ -227,7 +227,7 @@ class Declarations:
         for source in sources:
             if isinstance(source, ModelHandle) and not isinstance(source, RewardModel):
                 raise OptionError(f"a sum of rewards takes functions and handles of session.reward(...); got {shown(source)}")
-            if isinstance(source, RewardModel) and name in source.names:
+            if isinstance(source, RewardModel) and name in names_of(source):
                 raise OptionError(
                     f"the sum would be named {name!r}, as one of its rewards, {source!r}, and take its place. Declare that one "
                     "with another name, e.g. session.reward(..., name='judge')."

@@ -71,7 +71,7 @@ class _Examples(RowStream):
         return name in COLUMNS and not (name == "prompt" and {"completion", "chosen"} & set(columns))
 
     @property
-    def fingerprint(self) -> str:
+    def _fingerprint(self) -> str:
         """A hash of the data and the options, under which the position is saved."""
         digest = hashlib.sha256(f"{type(self).__name__}|{self.options}|{self.num_rows}|{sorted(self._data)}".encode())
         for row in sorted({0, self.num_rows // 2, self.num_rows - 1}):

@@ -11,6 +11,7 @@ from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError, PlacementError
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
+from hfsdk.models.handle import set_role
 
 H = TypeVar("H", bound=ModelHandle)
 
@@ -57,7 +58,7 @@ class RoleBook:
                 return old, False
             if before.function is not None and role.function is not None:
                 self._notice(f"{role.name} goes on with {role.function.name}@{role.function.version}")
-                old.settle(role)
+                set_role(old, role)
                 self._declared[role.name] = role
                 return old, True
         if old is not None and before is not None:
