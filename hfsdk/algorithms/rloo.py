@@ -70,10 +70,10 @@ class Advantages(KLRewardFunction):
         rewards_N = tensors.finite(table, "scores")
         if self.score_clip is not None:
             rewards_N = rewards_N.clamp(-self.score_clip, self.score_clip)
-        kl_T, found = self.kl_of(table)
+        kl_T, columns = self.kl_of(table)
         rewards_N = rewards_N - self.kl_coef * rlmath.sequence_sum(kl_T, tensors.lengths(table))
         advantages_N = leave_one_out(rewards_N, tensors.groups(table), self.alone)
-        return {"advantages": tensors.on_every_token(table, advantages_N), **tensors.all_on_tokens(table, found)}
+        return {"advantages": tensors.on_every_token(table, advantages_N), **tensors.all_on_tokens(table, columns)}
 
 
 def leave_one_out(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor:

@@ -122,7 +122,7 @@ class Advantages(GAEOptions, KLRewardFunction):
         from hfsdk.algorithms import rlmath, tensors
 
         lengths_N = tensors.lengths(table)
-        kl_T, found = self.kl_of(table)
+        kl_T, columns = self.kl_of(table)
         scores_N, costs_N = tensors.finite(table, "scores"), tensors.finite(table, "costs")
         rewards_T = rlmath.token_rewards(scores_N, kl_T, lengths_N, self.kl_coef / 2, self.score_clip)
         costs_T = rlmath.token_rewards(costs_N, kl_T, lengths_N, -self.kl_coef / 2, self.score_clip)
@@ -130,9 +130,9 @@ class Advantages(GAEOptions, KLRewardFunction):
         cost_values_T = tensors.flat(table, "cost_values")
         cost_advantages_T, cost_returns_T = rlmath.gae(costs_T, cost_values_T, lengths_N, self.gamma, self.lam)
         mixed_T = (advantages_T - self.multiplier * cost_advantages_T) / (1.0 + self.multiplier)  # appendix B.3
-        found |= {"rewards": rewards_T, "returns": returns_T, "token_costs": costs_T, "cost_returns": cost_returns_T}
-        found |= {"cost_advantages": cost_advantages_T, "advantages": rlmath.whiten(mixed_T) if self.whiten else mixed_T}
-        return tensors.all_on_tokens(table, found)
+        columns |= {"rewards": rewards_T, "returns": returns_T, "token_costs": costs_T, "cost_returns": cost_returns_T}
+        columns |= {"cost_advantages": cost_advantages_T, "advantages": rlmath.whiten(mixed_T) if self.whiten else mixed_T}
+        return tensors.all_on_tokens(table, columns)
 
 
 @with_options(Advantages)

@@ -221,13 +221,13 @@ class ActorModel(TrainedHandle):
 
         self._host.ready(self)
         plan, rows = self.reshard_plan, []
-        for rank, found in enumerate(self._of_ranks(CENSUS, Resident)):
+        for rank, weights in enumerate(self._of_ranks(CENSUS, Resident)):
             planned = {"training": plan.bytes_held(rank), "generating": plan.bytes_peak(rank)}
             rows.append({
-                "rank": rank, "moment": found.moment, "trainer_bytes": found.trainer, "rollout_bytes": found.rollout,
-                "shared_bytes": found.shared, "aside_bytes": found.aside, "redundant_bytes": found.redundant,
-                "total_bytes": found.total,
-                "planned_bytes": planned.get(found.moment, plan.bytes_held(rank) + plan.bytes_needed(rank)),
+                "rank": rank, "moment": weights.moment, "trainer_bytes": weights.trainer, "rollout_bytes": weights.rollout,
+                "shared_bytes": weights.shared, "aside_bytes": weights.aside, "redundant_bytes": weights.redundant,
+                "total_bytes": weights.total,
+                "planned_bytes": planned.get(weights.moment, plan.bytes_held(rank) + plan.bytes_needed(rank)),
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("rank")
 

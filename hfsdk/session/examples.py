@@ -215,14 +215,14 @@ class Pairs(_Examples):
         return common
 
     def _pair(self, row: int) -> list[Example]:
-        prompt, found = self._prompt(row), []
+        prompt, examples = self._prompt(row), []
         ids = self._ids(prompt, f"the prompt of pair {row}")
         implicit = "prompt" not in self._data and "chosen_prompt" not in self._data
         for side in ("chosen", "rejected"):
             text = self._data[side][row]
             what = f"the {side} response of pair {row}"
-            found.append(self._example(ids, self._ids(text[len(prompt) :] if implicit else text, what), what))
-        return found
+            examples.append(self._example(ids, self._ids(text[len(prompt) :] if implicit else text, what), what))
+        return examples
 
 
 def _common_start(one: Any, other: Any) -> Any:

@@ -140,13 +140,13 @@ class Models:
     @property
     def cost_critic(self) -> CriticModel:
         """The value function of costs (Safe-RLHF), by this name."""
-        found = self._book.find("cost_critic") if "cost_critic" in self._book else None
-        if not isinstance(found, CriticModel):
+        critic = self._book.find("cost_critic") if "cost_critic" in self._book else None
+        if not isinstance(critic, CriticModel):
             has = ", ".join(h.name for h in self._book) or "no role"
             raise PlacementError(
                 f"the session has {has}; the algorithm needs a cost_critic: call session.critic('tiny', name='cost_critic') first"
             )
-        return found
+        return critic
 
     @property
     def reference(self) -> ReferenceModel:
@@ -164,13 +164,13 @@ class Models:
         return self._of(CostModel)
 
     def _of(self, cls: type[H]) -> H:
-        found = [h for h in self._book if isinstance(h, cls)]
-        named = [h for h in found if h.name == cls.kind]
-        if not named and len(found) != 1:
+        handles = [h for h in self._book if isinstance(h, cls)]
+        named = [h for h in handles if h.name == cls.kind]
+        if not named and len(handles) != 1:
             has = ", ".join(h.name for h in self._book) or "no role"
-            many = f", and of its {len(found)} {cls.kind} roles none is named {cls.kind!r}" if found else ""
+            many = f", and of its {len(handles)} {cls.kind} roles none is named {cls.kind!r}" if handles else ""
             raise PlacementError(f"the session has {has}{many}; the algorithm needs a {cls.kind}: call {EXAMPLES[cls.kind]} first")
-        return (named or found)[0]
+        return (named or handles)[0]
 
     def __repr__(self) -> str:
         return f"Models({', '.join(h.name for h in self._book) or 'no roles yet'})"
@@ -179,21 +179,21 @@ class Models:
 def _changes(before: RoleSpec, after: RoleSpec) -> str:
     """Name the fields in which two declarations differ."""
     names = {"folder": "model", "train": "layout"}
-    found: list[str] = []
+    changes: list[str] = []
     compared = (
         "kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens", "recompute",
         "offload",
     )  # fmt: skip
     for field in compared:
         old, new = getattr(before, field), getattr(after, field)
-        if old != new and names.get(field, field) not in [f.split(" ")[0] for f in found]:
+        if old != new and names.get(field, field) not in [f.split(" ")[0] for f in changes]:
             if isinstance(old, AdamW | RolloutOptions) and type(old) is type(new):
                 parts = [f.name for f in fields(old) if getattr(old, f.name) != getattr(new, f.name)]
                 was, now = (", ".join(f"{part}={getattr(side, part)!r}" for part in parts) for side in (old, new))
-                found.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")
+                changes.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")
             else:
-                found.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
-    return ", ".join(found) or "other arguments"
+                changes.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
+    return ", ".join(changes) or "other arguments"
 
 
 def _short(value: object) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hfsdk.algorithms.invariants import ALREADY_TOLD
+from hfsdk.algorithms.invariants import WARNED
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, checked
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
@@ -187,7 +187,7 @@ class _Loop:
         failed: Exception | None = None
         done = False
         self.control.calls.take_thread()
-        told = ALREADY_TOLD.set(set())
+        token = WARNED.set(set())
         try:
             with progress_bar(self.control.steps, shown and self.watcher is None) as drawn, interrupts.raised():
                 self.go(interrupts, drawn)
@@ -197,7 +197,7 @@ class _Loop:
             if not self.control.is_stop(error):
                 raise
         finally:
-            ALREADY_TOLD.reset(told)
+            WARNED.reset(token)
             self.end(failed, done=done)
 
     def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
@@ -286,16 +286,16 @@ TAKEN = frozenset({
 """Columns of the history that no number of the user's may have the name of."""
 
 
-def _numbers(found: Any, who: str, kept: tuple[type, ...] = (int, float, str, type(None))) -> Row:
+def _numbers(numbers: Any, who: str, kept: tuple[type, ...] = (int, float, str, type(None))) -> Row:
     """Return the numbers of a step by name; what is of no kept type, e.g. a tensor, as a float.
 
     Raises:
         OptionError: they are none, or the history has a column of this name already.
     """
-    if not isinstance(found, Mapping):
-        raise OptionError(f"{who} must return a dict of numbers by name; it returned {type(found).__name__}")
+    if not isinstance(numbers, Mapping):
+        raise OptionError(f"{who} must return a dict of numbers by name; it returned {type(numbers).__name__}")
     row: Row = {}
-    for key, value in found.items():
+    for key, value in numbers.items():
         if key in TAKEN:
             raise OptionError(f"{who} calls a number {key!r}, which is a column of the history already; give it another name")
         try:

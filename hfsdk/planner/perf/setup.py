@@ -48,15 +48,15 @@ class Links:
         nodes = on.reshape(layout.pp, layout.num_replicas, layout.tp)
         fullest = int(np.bincount(on).max())
         near, network = cluster.links_of(np.unique(on).tolist())
-        found = []
+        links = []
         for axis in range(3):
             lines = np.moveaxis(nodes, axis, -1).reshape(-1, nodes.shape[axis])
             if not (lines != lines[:, :1]).any():
-                found.append(near)
+                links.append(near)
                 continue
             together = max(1, nodes.shape[axis] // len(np.unique(lines[0])))  # ranks of one ring on a node
-            found.append(_part(network, max(1.0, fullest / together)))
-        pp, dp, tp = found
+            links.append(_part(network, max(1.0, fullest / together)))
+        pp, dp, tp = links
         return cls(tp=tp, pp=pp, dp=dp, near=near, far=_part(network, fullest))
 
     @property
