@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from hfsdk.core.checks import Index, Name, checked, is_whole, shown
-from hfsdk.core.column_refs import ColumnRefs
+from hfsdk.core.column_refs import ColumnRefs, ColumnState
 from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN
 from hfsdk.core.errors import ColumnError, SimulatedValueError
 from hfsdk.core.functions import Shipped
@@ -298,7 +298,7 @@ class Batch(Pending):
             new=name, old=old, clip=clip, clip_high=clip_high, color=color,
         )  # fmt: skip
 
-    def column_states(self) -> list[dict[str, Any]]:
+    def column_states(self) -> list[ColumnState]:
         """Return what is known of every column without waiting: name, kind, dtype, state, bytes, mean length, writer."""
         return self._refs.states()
 

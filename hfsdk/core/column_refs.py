@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,6 +12,22 @@ from hfsdk.core.columns import COLUMNS, hint_for
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
 from hfsdk.core.table import Array
+
+
+class ColumnState(TypedDict):
+    """What is known of a column without looking at its values; only name, state and writer before it is written."""
+
+    name: str
+    kind: str
+    """As :class:`~hfsdk.core.pending.ColumnInfo` has it, or ``""``."""
+    dtype: str
+    state: str
+    """``"ready"``, or the state of the call that writes it."""
+    bytes: int | None
+    mean_length: float | None
+    """Of ragged columns."""
+    writer: str
+    """Role and method."""
 
 
 class ColumnRefs:
@@ -79,9 +95,9 @@ class ColumnRefs:
                 "give one value per response token"
             )
 
-    def states(self) -> list[dict[str, Any]]:
+    def states(self) -> list[ColumnState]:
         """Return name, kind, dtype, state, bytes, mean length and writer of every column."""
-        states = []
+        states: list[ColumnState] = []
         for name, ref in self.by_name.items():
             state = self.client.state(ref.call_id)
             info = self.client.info(ref) if state == "done" else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import TypeVar
@@ -38,7 +39,8 @@ class RoleBook:
     def __init__(self, notice: Callable[[str], None]) -> None:
         self._handles: dict[str, ModelHandle] = {}
         self._declared: dict[str, RoleSpec] = {}
-        self._gone: dict[int, str] = {}
+        self._gone: weakref.WeakKeyDictionary[ModelHandle, str] = weakref.WeakKeyDictionary()
+        """Of handles that are not in use any more, what became of them."""
         self._notice = notice
 
     def take(self, cls: type[H], role: RoleSpec, make: Callable[[], H]) -> tuple[H, bool]:
@@ -62,7 +64,7 @@ class RoleBook:
                 self._declared[role.name] = role
                 return old, True
         if old is not None and before is not None:
-            self._gone[id(old)] = f"was replaced by a {role.kind} with other arguments"
+            self._gone[old] = f"was replaced by a {role.kind} with other arguments"
             lost = "; updates of the old one are gone" if before.trainable else ""
             self._notice(f"{role.name} is replaced: {_changes(before, role)}{lost}")
         handle = make()
@@ -78,7 +80,7 @@ class RoleBook:
         """Forget a handle's role."""
         self.check(handle)
         del self._handles[handle.name], self._declared[handle.name]
-        self._gone[id(handle)] = "was released"
+        self._gone[handle] = "was released"
 
     def check(self, handle: ModelHandle) -> None:
         """Refuse a handle that is not in use any more.
@@ -87,7 +89,7 @@ class RoleBook:
             OptionError: says why, and how to get one.
         """
         if self._handles.get(handle.name) is not handle:
-            why = self._gone.get(id(handle), "belongs to another session")
+            why = self._gone.get(handle, "belongs to another session")
             raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {EXAMPLES.get(handle.kind, '')}")
 
     def declared(self, handle: ModelHandle) -> RoleSpec:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from hfsdk.core.call_events import Event
 from hfsdk.core.errors import CallCancelledError, OptionError, SessionClosedError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.trace import Trace
@@ -178,7 +179,7 @@ class RunControl:
         """Whether no step is under way: it has ended, is paused, or saves."""
         return not self.running or self.paused or (self._saving and self.calls.on_own_thread())
 
-    def on_event(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         """Take an event of a call of the session."""
         started_here = self.calls.on_event(event)
         if started_here and self._stop_asked:
@@ -207,7 +208,7 @@ class StepCalls:
         """Whether the steps are taken on the thread that calls this."""
         return threading.get_ident() == self._thread
 
-    def on_event(self, event: Mapping[str, Any]) -> bool:
+    def on_event(self, event: Event) -> bool:
         """Take an event of a call; return whether it is the start of one by the step."""
         if event["type"] in ("call_started", "call_progress"):
             known = self.now if self.now.get("call_id") == event["call_id"] else {"since_s": time.monotonic()}

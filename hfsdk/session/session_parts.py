@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from hfsdk.core.call_events import Listener
 from hfsdk.core.checks import checked
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context
@@ -105,7 +106,7 @@ class Parts:
         )  # fmt: skip
 
     @checked
-    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
 
         An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",
