@@ -84,7 +84,7 @@ def _rows(what: Any) -> Sequence[Mapping[str, Any]]:
         OptionError: it has none, or raises itself when it is looked at.
     """
     try:
-        found = _found_rows(what)
+        found = _rows_in(what)
     except Exception:  # the user's own object, whatever it raises
         found = None
     if found is None:
@@ -92,7 +92,7 @@ def _rows(what: Any) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _found_rows(what: Any) -> list[Mapping[str, Any]] | None:
+def _rows_in(what: Any) -> list[Mapping[str, Any]] | None:
     if isinstance(what, Mapping):
         return [what]
     rows: Any = getattr(what, "rows", what)
@@ -102,12 +102,12 @@ def _found_rows(what: Any) -> list[Mapping[str, Any]] | None:
         rows = [row for half in halves for row in half.rows]
     elif type(what).__module__.partition(".")[0] == "pandas" and hasattr(what, "columns"):
         rows = what.to_dict("records")
-    found: list[Mapping[str, Any]] = []
+    checked: list[Mapping[str, Any]] = []
     for row in rows if isinstance(rows, Iterable) and getattr(rows, "shape", None) != () else [rows]:
         if not isinstance(row, Mapping):
             return None
-        found.append(row)
-    return found
+        checked.append(row)
+    return checked
 
 
 def _short(row: Mapping[str, Any]) -> str:

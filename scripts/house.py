@@ -1,7 +1,7 @@
-"""Prints how the package is built: tree, what is over a limit, names that occur twice, lines; ``--check`` exits 1 for new ones.
+"""Prints how the package is built: tree, lines, what is over a limit; ``--check`` exits 1 for new ones.
 
-Limits: modules of 450 lines, classes of 400, functions of 60 without their docstring, 16 entries in ``hfsdk/``. What is still over
-them stands in ``KNOWN``.
+Limits: modules of 450 lines, classes of 400, functions of 60 without their docstring, 16 entries in ``hfsdk/``, and a file's name
+occurs once in the package. What is still over them stands in ``KNOWN``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hfsdk"
 MOST = {"module": 450, "class": 400, "function": 60, "entries": 16}
-KNOWN: frozenset[str] = frozenset()
+KNOWN: frozenset[str] = frozenset({"file data.py"})
 """Still over a limit; nothing new joins them."""
+SHARED_NAMES = frozenset({"__init__.py", "view.py", "drawing.py"})
+"""Names that every folder, or every picture's folder, may have."""
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -26,7 +28,7 @@ def modules() -> Iterator[tuple[str, str]]:
 
 
 def over_limits() -> dict[str, int]:
-    """Return what is over a limit, by name, and its lines."""
+    """Return what is over a limit, by name, and its lines (of a file's name, how many files have it)."""
     found = {}
     for name, text in modules():
         if text.count("\n") > MOST["module"]:
@@ -40,7 +42,13 @@ def over_limits() -> dict[str, int]:
     entries = [p for p in PACKAGE.iterdir() if p.name != "__pycache__"]
     if len(entries) > MOST["entries"]:
         found["entries of hfsdk/"] = len(entries)
-    return found
+    return found | {f"file {name}": count for name, count in repeated_names().items()}
+
+
+def repeated_names() -> dict[str, int]:
+    """Return the names that more than one file of the package has, and how many have each."""
+    names = Counter(name.rpartition("/")[2] for name, _ in modules())
+    return {name: count for name, count in sorted(names.items()) if count > 1 and name not in SHARED_NAMES}
 
 
 def _docstring_lines(node: ast.AST) -> int:
@@ -78,7 +86,6 @@ def tree() -> list[str]:
 def main() -> int:
     """Print it all."""
     over = over_limits()
-    twice = {n: c for n, c in Counter(name.rpartition("/")[2] for name, _ in modules()).items() if c > 1 and n != "__init__.py"}
     say = sys.stdout.write
     say(
         "\n".join(tree())
@@ -87,7 +94,6 @@ def main() -> int:
         + "\n\nover a limit:\n"
     )
     say("".join(f"  {name:44} {count}{'' if name in KNOWN else '  NEW'}\n" for name, count in sorted(over.items())))
-    say("module names that occur more than once: " + ", ".join(f"{name} ({count})" for name, count in sorted(twice.items())) + "\n")
     for name in sorted(KNOWN - set(over)):
         say(f"no longer over a limit, take it out of KNOWN: {name}\n")
     return int("--check" in sys.argv and set(over) != KNOWN)

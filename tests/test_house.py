@@ -1,4 +1,4 @@
-"""How the package is built: nothing new is over the limits of length, and `hfsdk/` shows few entries."""
+"""How the package is built: nothing new is over the limits of length, `hfsdk/` shows few entries, and a file's name occurs once."""
 
 import subprocess
 import sys

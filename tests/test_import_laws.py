@@ -20,7 +20,8 @@ NOUNS = [
     *["text", "credit", "errors", "exiting", "bounds", "scalars", "rules", "checks", "files", "columns"],
     *["functions", "table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "roles"],
     *["rollout_sizes", "training_choices"],
-    *["pending", "tokens", "batch", "protocol", "microbatch", "arguments", "methods", "rollout_weights"],
+    *["pending", "column_refs", "tokens", "batch", "call_events", "protocol", "microbatch", "arguments", "methods"],
+    *["rollout_weights"],
     *["call_flow", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],
     *["rows", "snapshot", "history", "experiment"],
 ]

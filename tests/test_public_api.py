@@ -39,10 +39,14 @@ def test_names_and_signatures_are_as_pinned():
     assert current() == json.loads(PINNED.read_text())
 
 
+def test_a_run_shows_on_tab_what_is_pinned():
+    assert {name for name in dir(hf.Run()) if not name.startswith("_")} == set(members(hf.Run)), "its attributes are shown too"
+
+
 def test_every_public_method_says_what_it_does():
     import hfsdk.models as models
 
-    for cls in [hf.Session, *(getattr(models, name) for name in HANDLES)]:
+    for cls in [hf.Session, hf.Run, *(getattr(models, name) for name in HANDLES)]:
         for name in members(cls):
             assert (getattr(cls, name).__doc__ or "").strip(), f"{cls.__name__}.{name} has no docstring"
 

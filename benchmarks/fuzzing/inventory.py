@@ -41,16 +41,11 @@ MADE_BY_SESSIONS = (
 
 INNER = (
     "ControllerClient", "ColumnRef", "ColumnInfo", "Lease", "Tokenizer", "Host", "CallClient", "Client", "RowStream", "Runtime",
-    "Sender", "ModelHandle",
+    "Sender", "ModelHandle", "ColumnState",
 )  # fmt: skip
 
 ENGINE_SIDE = {
-    "Batch": ("belongs_to", "check_aligned", "known_lengths", "need", "ref", "with_refs", "from_columns", "column_states"),
-    "ModelHandle": ("settle",),
-    "Run": (
-        "begins", "close", "ends", "is_stop", "leave", "may_go_on", "note", "of_step", "on_devices", "on_event", "on_this_thread",
-        "saving",
-    ),
+    "Batch": ("known_lengths", "need", "from_columns", "column_states"),
     "Session": (
         "record", "measured",
     ),
@@ -83,7 +78,7 @@ EXCEPTED: Mapping[str, str] = {
     **{f"{name}()": "made by a session or by a function, never by a user" for name in MADE_BY_SESSIONS},
     **{f"{owner}.{name}": "called by the engine, the session or a picture" for owner, of in ENGINE_SIDE.items() for name in of},
     "algorithms.rlmath": "pure torch inside the engine; its functions take tensors, and torch checks them",
-    "algorithms.columns": "pure torch inside the engine; its functions take tensors, and torch checks them",
+    "algorithms.tensors": "pure torch inside the engine; its functions take tensors, and torch checks them",
     "algorithms.groups": "pure torch inside the engine; its functions take tensors, and torch checks them",
     "algorithms.step": "what steps of algorithms share; called by them",
     "algorithms.losses.check": "raises for its callers",

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def informative_rows(table: Table) -> list[int]:
     """Return the rows whose group has scores that differ: all the others have advantage 0."""
-    from hfsdk.algorithms import columns, groups
+    from hfsdk.algorithms import groups, tensors
 
-    identical_N = groups.identical_in_group(columns.finite(table, "scores"), columns.groups(table))
+    identical_N = groups.identical_in_group(tensors.finite(table, "scores"), tensors.groups(table))
     return (~identical_N).nonzero().squeeze(1).tolist()
 
 

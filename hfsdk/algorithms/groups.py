@@ -93,7 +93,7 @@ def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = Non
             f"the scores reach from {float(scores_N.min()):g} to {float(scores_N.max()):g}; the range of {low:g} to {high:g} "
             "must hold them all"
         )
-    found_N = scores_N.clone()
+    spread_N = scores_N.clone()
     for group in group_N.unique():
         mine = group_N == group
         levels, which, counts = scores_N[mine].unique(return_inverse=True, return_counts=True)
@@ -105,8 +105,8 @@ def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = Non
             given = min(excess, (high - low) * int(counts[level]))
             new[level] = low + given / int(counts[level])
             excess -= given
-        found_N[mine] = new[which]
-    return found_N
+        spread_N[mine] = new[which]
+    return spread_N
 
 
 def _groups(group_N: Tensor) -> tuple[Tensor, int]:

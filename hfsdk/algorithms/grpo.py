@@ -107,13 +107,13 @@ class Advantages(AdvantageOptions, BatchFunction):
 
     def __call__(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
-        from hfsdk.algorithms import columns, groups
+        from hfsdk.algorithms import groups, tensors
 
-        scores_N, group_N = columns.finite(table, "scores"), columns.groups(table)
+        scores_N, group_N = tensors.finite(table, "scores"), tensors.groups(table)
         if self.increase_variance:
             scores_N = groups.increase_variance(scores_N, group_N)
         advantages_N = group_advantages(scores_N, group_N, self.scale, self.epsilon, self.alone)
-        return {"advantages": columns.on_every_token(table, advantages_N)}
+        return {"advantages": tensors.on_every_token(table, advantages_N)}
 
 
 def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6, alone: str = "zero") -> Tensor:

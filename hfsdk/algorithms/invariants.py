@@ -13,7 +13,7 @@ RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 GAP_TOLERANCE = {"fp32": {"mean": 1e-4, "max": 1e-3}, "bf16": {"mean": 0.05, "max": 1.0}}
 """``|trainer - rollout|`` of a token's log-probability, in nats: rounding alone stays below."""
 
-ALREADY_TOLD: ContextVar[set[str] | None] = ContextVar("already_told", default=None)
+WARNED: ContextVar[set[str] | None] = ContextVar("warned", default=None)
 """What a run of ``session.train`` has warned of, so that it does so once; ``None`` outside one, where every step is told."""
 
 
@@ -72,10 +72,10 @@ def gaps(numbers: Mapping[str, float], dtype: str) -> list[str]:
 
 def warn(broken: Sequence[str]) -> None:
     """Warn of what is broken; within a run of ``session.train`` once of each kind, which is a warning's first word."""
-    told = ALREADY_TOLD.get()
+    warned = WARNED.get()
     for text in broken:
         kind = text.split()[0]
-        if told is None or kind not in told:
+        if warned is None or kind not in warned:
             warnings.warn(text, InvariantWarning, stacklevel=4)  # whoever asked the algorithm for its metrics
-        if told is not None:
-            told.add(kind)
+        if warned is not None:
+            warned.add(kind)

@@ -122,9 +122,9 @@ class KLRewardFunction(KLReward, BatchFunction):
         """Return the KL estimate of every response token and, where there is a KL, the column ``kl`` (k1); both of shape [T]."""
         import torch
 
-        from hfsdk.algorithms import columns, rlmath
+        from hfsdk.algorithms import rlmath, tensors
 
         if not self.kl_coef:
-            return torch.zeros(int(columns.lengths(table, self.like).sum()), dtype=getattr(torch, self.dtype)), {}
-        old_T, ref_T = (columns.flat(table, name, self.dtype) for name in ("old_log_probs", "ref_log_probs"))
+            return torch.zeros(int(tensors.lengths(table, self.like).sum()), dtype=getattr(torch, self.dtype)), {}
+        old_T, ref_T = (tensors.flat(table, name, self.dtype) for name in ("old_log_probs", "ref_log_probs"))
         return rlmath.kl_estimate(old_T, ref_T, self.kl), {"kl": rlmath.kl_estimate(old_T, ref_T, "k1")}

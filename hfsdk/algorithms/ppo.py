@@ -109,21 +109,21 @@ class Advantages(AdvantageOptions, KLRewardFunction):
         """Return the columns `writes`, in float32."""
         import torch
 
-        from hfsdk.algorithms import columns, rlmath
+        from hfsdk.algorithms import rlmath, tensors
 
-        values_T, lengths_N = columns.flat(table, "values", self.dtype), columns.lengths(table, self.like)
-        scores_N = columns.finite(table, "scores").float()
-        own_T = columns.flat(table, "token_scores", self.dtype) if "token_scores" in table else None
-        kl_T, found = self.kl_of(table)
+        values_T, lengths_N = tensors.flat(table, "values", self.dtype), tensors.lengths(table, self.like)
+        scores_N = tensors.finite(table, "scores").float()
+        own_T = tensors.flat(table, "token_scores", self.dtype) if "token_scores" in table else None
+        kl_T, columns = self.kl_of(table)
         rewards_T = rlmath.token_rewards(scores_N, kl_T, lengths_N, self.kl_coef, self.score_clip, own_T)
         if self.missing_eos_penalty:
             rewards_T = rlmath.missing_eos_penalty(rewards_T, torch.tensor(ended(table)), lengths_N, self.missing_eos_penalty)
         if self.whiten_rewards:
             rewards_T = rlmath.whiten(rewards_T, shift_mean=False)
         advantages_T, returns_T = rlmath.gae(rewards_T, values_T, lengths_N, self.gamma, self.lam)
-        found |= {"rewards": rewards_T, "returns": returns_T}
-        found["advantages"] = rlmath.whiten(advantages_T) if self.whiten else advantages_T
-        return columns.all_on_tokens(table, found, self.like)
+        columns |= {"rewards": rewards_T, "returns": returns_T}
+        columns["advantages"] = rlmath.whiten(advantages_T) if self.whiten else advantages_T
+        return tensors.all_on_tokens(table, columns, self.like)
 
 
 @with_options(Advantages)

@@ -64,15 +64,15 @@ class Advantages(AdvantageOptions, KLRewardFunction):
 
     def __call__(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
-        from hfsdk.algorithms import columns, rlmath
+        from hfsdk.algorithms import rlmath, tensors
 
-        scores_N, lengths_N = columns.finite(table, "scores"), columns.lengths(table)
-        own_T = columns.flat(table, "token_scores") if "token_scores" in table else None
-        kl_T, found = self.kl_of(table)
-        found["rewards"] = rlmath.token_rewards(scores_N, kl_T, lengths_N, self.kl_coef, self.score_clip, own_T)
-        found["returns"] = rlmath.reward_to_go(found["rewards"], lengths_N, self.gamma)
-        found["advantages"] = rlmath.whiten(found["returns"])
-        return columns.all_on_tokens(table, found)
+        scores_N, lengths_N = tensors.finite(table, "scores"), tensors.lengths(table)
+        own_T = tensors.flat(table, "token_scores") if "token_scores" in table else None
+        kl_T, columns = self.kl_of(table)
+        columns["rewards"] = rlmath.token_rewards(scores_N, kl_T, lengths_N, self.kl_coef, self.score_clip, own_T)
+        columns["returns"] = rlmath.reward_to_go(columns["rewards"], lengths_N, self.gamma)
+        columns["advantages"] = rlmath.whiten(columns["returns"])
+        return tensors.all_on_tokens(table, columns)
 
 
 @with_options(Advantages)

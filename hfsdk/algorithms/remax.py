@@ -65,14 +65,14 @@ class Advantages(KLRewardFunction):
 
     def __call__(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
-        from hfsdk.algorithms import columns, rlmath
+        from hfsdk.algorithms import rlmath, tensors
 
-        scores_N, baselines_N = columns.finite(table, "scores"), columns.finite(table, "baseline_scores")
-        lengths_N = columns.lengths(table)
-        kl_T, found = self.kl_of(table)
-        found["rewards"] = rlmath.token_rewards(scores_N - baselines_N, kl_T, lengths_N, self.kl_coef, self.score_clip)
-        found["advantages"] = rlmath.reward_to_go(found["rewards"], lengths_N)
-        return columns.all_on_tokens(table, found)
+        scores_N, baselines_N = tensors.finite(table, "scores"), tensors.finite(table, "baseline_scores")
+        lengths_N = tensors.lengths(table)
+        kl_T, columns = self.kl_of(table)
+        columns["rewards"] = rlmath.token_rewards(scores_N - baselines_N, kl_T, lengths_N, self.kl_coef, self.score_clip)
+        columns["advantages"] = rlmath.reward_to_go(columns["rewards"], lengths_N)
+        return tensors.all_on_tokens(table, columns)
 
 
 @checked

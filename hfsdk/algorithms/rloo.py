@@ -65,15 +65,15 @@ class Advantages(KLRewardFunction):
 
     def __call__(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
-        from hfsdk.algorithms import columns, rlmath
+        from hfsdk.algorithms import rlmath, tensors
 
-        rewards_N = columns.finite(table, "scores")
+        rewards_N = tensors.finite(table, "scores")
         if self.score_clip is not None:
             rewards_N = rewards_N.clamp(-self.score_clip, self.score_clip)
-        kl_T, found = self.kl_of(table)
-        rewards_N = rewards_N - self.kl_coef * rlmath.sequence_sum(kl_T, columns.lengths(table))
-        advantages_N = leave_one_out(rewards_N, columns.groups(table), self.alone)
-        return {"advantages": columns.on_every_token(table, advantages_N), **columns.all_on_tokens(table, found)}
+        kl_T, columns = self.kl_of(table)
+        rewards_N = rewards_N - self.kl_coef * rlmath.sequence_sum(kl_T, tensors.lengths(table))
+        advantages_N = leave_one_out(rewards_N, tensors.groups(table), self.alone)
+        return {"advantages": tensors.on_every_token(table, advantages_N), **tensors.all_on_tokens(table, columns)}
 
 
 def leave_one_out(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor:

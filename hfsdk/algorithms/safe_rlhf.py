@@ -119,20 +119,20 @@ class Advantages(GAEOptions, KLRewardFunction):
 
     def __call__(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
-        from hfsdk.algorithms import columns, rlmath
+        from hfsdk.algorithms import rlmath, tensors
 
-        lengths_N = columns.lengths(table)
-        kl_T, found = self.kl_of(table)
-        scores_N, costs_N = columns.finite(table, "scores"), columns.finite(table, "costs")
+        lengths_N = tensors.lengths(table)
+        kl_T, columns = self.kl_of(table)
+        scores_N, costs_N = tensors.finite(table, "scores"), tensors.finite(table, "costs")
         rewards_T = rlmath.token_rewards(scores_N, kl_T, lengths_N, self.kl_coef / 2, self.score_clip)
         costs_T = rlmath.token_rewards(costs_N, kl_T, lengths_N, -self.kl_coef / 2, self.score_clip)
-        advantages_T, returns_T = rlmath.gae(rewards_T, columns.flat(table, "values"), lengths_N, self.gamma, self.lam)
-        cost_values_T = columns.flat(table, "cost_values")
+        advantages_T, returns_T = rlmath.gae(rewards_T, tensors.flat(table, "values"), lengths_N, self.gamma, self.lam)
+        cost_values_T = tensors.flat(table, "cost_values")
         cost_advantages_T, cost_returns_T = rlmath.gae(costs_T, cost_values_T, lengths_N, self.gamma, self.lam)
         mixed_T = (advantages_T - self.multiplier * cost_advantages_T) / (1.0 + self.multiplier)  # appendix B.3
-        found |= {"rewards": rewards_T, "returns": returns_T, "token_costs": costs_T, "cost_returns": cost_returns_T}
-        found |= {"cost_advantages": cost_advantages_T, "advantages": rlmath.whiten(mixed_T) if self.whiten else mixed_T}
-        return columns.all_on_tokens(table, found)
+        columns |= {"rewards": rewards_T, "returns": returns_T, "token_costs": costs_T, "cost_returns": cost_returns_T}
+        columns |= {"cost_advantages": cost_advantages_T, "advantages": rlmath.whiten(mixed_T) if self.whiten else mixed_T}
+        return tensors.all_on_tokens(table, columns)
 
 
 @with_options(Advantages)

@@ -51,15 +51,15 @@ class PlannedCall:
         attrs: dict[str, float | int | str] = {"rows": self.num_rows, "state": "planned"}
         if self.after:
             attrs["after"] = " ".join(map(str, self.after))
-        found = [Span(name=self.method, start_ns=round(self.start_s * 1e9), duration_s=self.seconds,
+        spans = [Span(name=self.method, start_ns=round(self.start_s * 1e9), duration_s=self.seconds,
                       attrs=attrs, **about)]  # fmt: skip
         for name, shift, seconds in self.parts:
             start_ns = round((self.start_s + shift) * 1e9)
-            found += [
+            spans += [
                 Span(name=name, start_ns=start_ns, duration_s=seconds, device=device, rank=rank, **about)
                 for rank, device in enumerate(self.devices)
             ]
-        return found
+        return spans
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from hfsdk.core.checks import Index, Name, checked, is_whole, shown
-from hfsdk.core.columns import COLUMNS, NEW_LOG_PROBS, PER_TOKEN, hint_for
-from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
+from hfsdk.core.column_refs import ColumnRefs, ColumnState
+from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN
+from hfsdk.core.errors import ColumnError, SimulatedValueError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
 from hfsdk.core.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
@@ -32,7 +33,7 @@ class Batch(Pending):
 
     def __init__(self, client: Client, columns: Mapping[str, ColumnRef], num_rows: int) -> None:
         super().__init__(client, [ref.lease for ref in columns.values() if ref.lease is not None])
-        self._refs = dict(columns)
+        self._refs = ColumnRefs(client, columns)
         self.num_rows = num_rows
 
     @classmethod
@@ -51,26 +52,16 @@ class Batch(Pending):
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns."""
-        return tuple(self._refs)
+        return tuple(self._refs.by_name)
 
     def __len__(self) -> int:
         return self.num_rows
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._refs
+        return isinstance(name, str) and name in self._refs.by_name
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._refs)
-
-    def ref(self, name: str) -> ColumnRef:
-        """Return a column's reference.
-
-        Raises:
-            ColumnError: there is no such column.
-        """
-        if name not in self._refs:
-            raise ColumnError(f"the batch has no column {shown(name)}; it has {', '.join(self._refs)}")
-        return self._refs[name]
+        return iter(self._refs.by_name)
 
     @overload
     def __getitem__(self, key: str) -> Ragged | Array | list[Any]: ...
@@ -79,7 +70,7 @@ class Batch(Pending):
     def __getitem__(self, key: Any) -> Any:
         """``batch["values"]`` waits for and brings a column; ``batch[:8]`` or ``batch[[3, 1]]`` is a batch of those rows."""
         if isinstance(key, str):
-            return self._client.fetch({key: self.ref(key)})[key]
+            return self._client.fetch({key: self._refs[key]})[key]
         if is_whole(key):
             at = shown(key)
             raise ColumnError(f"batch[{at}] is ambiguous; use batch[{at}:{at} + 1] for rows or batch.inspect({at}) to look")
@@ -100,12 +91,7 @@ class Batch(Pending):
         index = row_numbers(rows, self.num_rows, "the batch")
         if not len(index):
             raise ColumnError("no rows selected; a batch needs at least one sample")
-        return Batch(self._client, {n: r.take(index) for n, r in self._refs.items()}, len(index))
-
-    def with_refs(self, lease: Lease, names: Sequence[str], num_rows: int | None = None) -> Batch:
-        """Return the batch with the columns ``names`` that the call ``lease`` writes (the engine's side of a call)."""
-        new = {name: ColumnRef(lease.call_id, name, lease=lease) for name in names}
-        return Batch(self._client, {**self._refs, **new}, self.num_rows if num_rows is None else num_rows)
+        return Batch(self._client, {n: r.take(index) for n, r in self._refs.by_name.items()}, len(index))
 
     @checked
     def with_columns(self, **columns: Any) -> Batch:
@@ -120,12 +106,12 @@ class Batch(Pending):
                 raise ColumnError(
                     f"column {shown(name)} has {len(column)} entries; the batch has {self.num_rows} samples. Give one per sample."
                 )
-        return self.with_refs(self._client.put(Table(given)), list(given))
+        return with_written(self, self._client.put(Table(given)), list(given))
 
     @checked
     def alias(self, name: Name, source: str) -> Batch:
         """Return the batch with column ``source`` also under ``name``; nothing is copied."""
-        return Batch(self._client, {**self._refs, name: self.ref(source)}, self.num_rows)
+        return Batch(self._client, {**self._refs.by_name, name: self._refs[source]}, self.num_rows)
 
     @checked
     def join(self, other: Batch, /, **columns: str) -> Batch:
@@ -143,9 +129,11 @@ class Batch(Pending):
                 f"the other batch has {other.num_rows} samples, this one {self.num_rows}; join needs one row for each row, in the "
                 "same order: other.take([...]) repeats or picks rows"
             )
-        if not other.belongs_to(self._client):
+        if other._client is not self._client:
             raise ColumnError("the other batch is of another session; bring its columns here: with_columns(name=other['name'])")
-        return Batch(self._client, {**self._refs, **{new: other.ref(name) for new, name in columns.items()}}, self.num_rows)
+        return Batch(
+            self._client, {**self._refs.by_name, **{new: other._refs[name] for new, name in columns.items()}}, self.num_rows
+        )
 
     def adopt(self) -> Batch:
         """Return the batch by value, as data of your own; waits, and brings the columns here and back.
@@ -158,12 +146,8 @@ class Batch(Pending):
     def drop(self, *names: str) -> Batch:
         """Return the batch without these columns."""
         for name in names:
-            self.ref(name)
-        return Batch(self._client, {n: r for n, r in self._refs.items() if n not in names}, self.num_rows)
-
-    def belongs_to(self, client: Client) -> bool:
-        """Whether the columns live in the session of this client."""
-        return self._client is client
+            _ = self._refs[name]  # raises where there is none
+        return Batch(self._client, {n: r for n, r in self._refs.by_name.items() if n not in names}, self.num_rows)
 
     def need(self, names: Sequence[str], what: str) -> dict[str, ColumnRef]:
         """Return the references of columns that ``what`` reads.
@@ -172,41 +156,11 @@ class Batch(Pending):
             ColumnError: one is missing; the message says which calls write it.
             OptionError: ``names`` is one text.
         """
-        if isinstance(names, str):
-            raise OptionError(f"{what} reads a list of columns, e.g. ['prompt']; got the text {shown(names)}")
-        missing = [n for n in names if n not in self._refs]
-        if missing:
-            hints = [f"{shown(n)} ({COLUMNS[n].meaning})" if n in COLUMNS else shown(n) for n in missing[:10]]
-            raise ColumnError(
-                f"{what} reads {', '.join(hints)}, which the batch does not have; it has {', '.join(self._refs)}. "
-                + hint_for(missing[0])
-            )
-        return {name: self._refs[name] for name in names}
+        return self._refs.need(names, what)
 
     def known_lengths(self, name: str) -> Array | None:
         """Return the lengths of a variable-length column, or ``None`` while they are not known. Does not wait."""
-        info = self._client.info(self._refs[name]) if name in self._refs else None
-        if info is None or info.lengths is None:
-            return None
-        rows = self._refs[name].rows
-        return info.lengths if rows is None else info.lengths[rows]
-
-    def check_aligned(self, names: Sequence[str], what: str) -> None:
-        """Refuse columns per token that are not as long as the responses, where both lengths are known.
-
-        Raises:
-            ColumnError: names the column, the first sample that differs, and both lengths.
-        """
-        response = self.known_lengths("response")
-        for name in names:
-            lengths = self.known_lengths(name)
-            if response is None or lengths is None or np.array_equal(lengths, response):
-                continue
-            row = int(np.flatnonzero(lengths != response)[0])
-            raise ColumnError(
-                f"{what}: column {name!r} has {lengths[row]} values for sample {row}, whose response has {response[row]} tokens; "
-                "give one value per response token"
-            )
+        return self._refs.lengths(name)
 
     @checked
     def map(self, fn: Callable[[Table], Mapping[str, Any]], reads: Sequence[str], writes: Sequence[Name]) -> Batch:
@@ -218,22 +172,22 @@ class Batch(Pending):
         Raises:
             ColumnError: a column is missing, or one per token does not fit the responses.
         """
-        inputs = self.need(reads, f"map({_name(fn)})")
-        self.check_aligned([name for name in reads if name in PER_TOKEN], f"map({_name(fn)})")
+        inputs = self._refs.need(reads, f"map({_name(fn)})")
+        self._refs.check_aligned([name for name in reads if name in PER_TOKEN], f"map({_name(fn)})")
         lease = self._client.task("map", Shipped.of(fn), inputs, tuple(writes), self.num_rows)
-        return self.with_refs(lease, writes)
+        return with_written(self, lease, writes)
 
     @checked
     def reduce(self, fn: Callable[[Table], Any], reads: Sequence[str]) -> Value:
         """Run ``fn(table)`` over whole columns in a CPU task and return its (small) result as a pending value."""
-        inputs = self.need(reads, f"reduce({_name(fn)})")
-        self.check_aligned([name for name in reads if name in PER_TOKEN], f"reduce({_name(fn)})")
+        inputs = self._refs.need(reads, f"reduce({_name(fn)})")
+        self._refs.check_aligned([name for name in reads if name in PER_TOKEN], f"reduce({_name(fn)})")
         return Value(self._client, self._client.task("reduce", Shipped.of(fn), inputs, (), self.num_rows))
 
     @checked
     def table(self, *names: str) -> Table:
         """Bring columns here (all of them without names); waits."""
-        return self._client.fetch({n: self.ref(n) for n in (names or self._refs)})
+        return self._client.fetch({n: self._refs[n] for n in (names or self.columns)})
 
     @checked
     def text(self, column: str = "response") -> list[str]:
@@ -344,22 +298,9 @@ class Batch(Pending):
             new=name, old=old, clip=clip, clip_high=clip_high, color=color,
         )  # fmt: skip
 
-    def column_states(self) -> list[dict[str, Any]]:
+    def column_states(self) -> list[ColumnState]:
         """Return what is known of every column without waiting: name, kind, dtype, state, bytes, mean length, writer."""
-        found = []
-        for name, ref in self._refs.items():
-            state = self._client.state(ref.call_id)
-            info = self._client.info(ref) if state == "done" else None
-            lengths = None if info is None or info.lengths is None else info.lengths
-            if lengths is not None and ref.rows is not None:
-                lengths = lengths[ref.rows]
-            found.append({
-                "name": name, "kind": info.kind if info else "", "dtype": info.dtype if info else "",
-                "state": "ready" if state == "done" else state, "bytes": info.num_bytes if info else None,
-                "mean_length": float(lengths.mean()) if lengths is not None and len(lengths) else None,
-                "writer": self._client.writer(ref.call_id),
-            })  # fmt: skip
-        return found
+        return self._refs.states()
 
     @checked
     def view(self, num_samples: Index = 3) -> dict[str, Any]:
@@ -367,13 +308,13 @@ class Batch(Pending):
         return {"num_rows": self.num_rows, "columns": self.column_states(), "samples": self._sample_view(num_samples)}
 
     def _sample_view(self, num_samples: int) -> list[dict[str, Any]]:
-        ready = [n for n in ("prompt", "response", "scores") if n in self._refs]
+        ready = [n for n in ("prompt", "response", "scores") if n in self]
         ready = [n for n in ready if self._client.state(self._refs[n].call_id) == "done"]
         if not set(ready) & {"prompt", "response"}:
             return []
         few = self.take(np.arange(min(num_samples, self.num_rows)))
         try:
-            table = few._client.fetch({n: few.ref(n) for n in ready})
+            table = few._client.fetch({n: few._refs[n] for n in ready})
         except SimulatedValueError:
             return []
         samples = []
@@ -389,6 +330,18 @@ class Batch(Pending):
     def __repr__(self) -> str:
         words = [c["name"] + ("" if c["state"] == "ready" else f" ({c['state']})") for c in self.column_states()]
         return printable(f"Batch({self.num_rows} samples: {', '.join(words)})")
+
+
+def refs_of(batch: Batch) -> ColumnRefs:
+    """Return a batch's columns by reference, for what calls with them."""
+    return batch._refs
+
+
+def with_written(batch: Batch, lease: Lease, names: Sequence[str], num_rows: int | None = None) -> Batch:
+    """Return the batch with the columns ``names`` that the call ``lease`` writes."""
+    refs = refs_of(batch)
+    new = {name: ColumnRef(lease.call_id, name, lease=lease) for name in names}
+    return Batch(refs.client, {**refs.by_name, **new}, batch.num_rows if num_rows is None else num_rows)
 
 
 def _given(name: str, value: Any) -> Column:

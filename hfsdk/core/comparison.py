@@ -111,14 +111,14 @@ def against_guess(seconds: Mapping[str, float], guess: Mapping[str, float]) -> l
     for name, value in guess.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= MOST_SECONDS:
             raise OptionError(f"a guess is seconds, a number of at least 0; for {shown(name)} it is {shown(value)}")
-        found = [call for call in seconds if name in (call, call.rpartition(".")[2])]
-        if not found:
+        calls = [call for call in seconds if name in (call, call.rpartition(".")[2])]
+        if not calls:
             raise OptionError(f"the guess names {shown(name)}, which did not run; there are {', '.join(seconds) or 'no calls'}")
-        twice = taken & set(found)
+        twice = taken & set(calls)
         if twice:
             raise OptionError(f"the guess counts {', '.join(sorted(twice))} twice, with {name!r} the second time; leave one out")
-        taken |= set(found)
-        rows.append(ComparedCall(call=str(name), this_s=sum(seconds[call] for call in found), other_s=float(value)))
+        taken |= set(calls)
+        rows.append(ComparedCall(call=str(name), this_s=sum(seconds[call] for call in calls), other_s=float(value)))
     return rows
 
 

@@ -270,8 +270,8 @@ class _Matrix:
         sources: dict[int, dict[str, Any]] = {}
         targets: dict[int, dict[str, Any]] = {}
 
-        def entry(found: dict[int, dict[str, Any]], node: int) -> dict[str, Any]:
-            return found.setdefault(node, _entry(f"node {node}", 0, [node], 0, 0, ""))
+        def entry(entries: dict[int, dict[str, Any]], node: int) -> dict[str, Any]:
+            return entries.setdefault(node, _entry(f"node {node}", 0, [node], 0, 0, ""))
 
         for holder, node in zip(self._moved.holders, self._holders, strict=True):
             source = entry(sources, node)

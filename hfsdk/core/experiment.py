@@ -85,13 +85,13 @@ class Experiment:
     @checked
     def final_scores(self, algorithm: Title) -> dict[int, float]:
         """Return each seed's final score; empty where there are no scores, as in a simulated session."""
-        found = {}
+        by_seed = {}
         for seed in self.seeds:
             scores = [row["score"] for row in self.rows if (row["algorithm"], row["seed"]) == (algorithm, seed)]
             known = [score for score in scores[-max(1, math.ceil(len(scores) / LAST_SHARE)) :] if score is not None]
             if known:
-                found[seed] = sum(known) / len(known)
-        return found
+                by_seed[seed] = sum(known) / len(known)
+        return by_seed
 
     @property
     def verdict(self) -> tuple[Judgement, ...]:

@@ -174,7 +174,7 @@ def parse_files(files: Any) -> dict[str, FileSum]:
     """
     if not isinstance(files, dict):
         raise ValueError("files must be an object")
-    found = {}
+    sums = {}
     for name, noted in files.items():
         size, crc = noted if isinstance(noted, list) and len(noted) == 2 else (noted, None)
         parts = name.split("/")
@@ -182,8 +182,8 @@ def parse_files(files: Any) -> dict[str, FileSum]:
             raise ValueError(f"the file {name[:100]!r} must be one like 'actor/common.pt'")
         if type(size) is not int or size < 0 or (crc is not None and (type(crc) is not int or not 0 <= crc < 2**32)):
             raise ValueError(f"the file {name[:100]!r} must have a number of bytes and a checksum")
-        found[name] = FileSum(size, crc)
-    return found
+        sums[name] = FileSum(size, crc)
+    return sums
 
 
 def check_files(folder: Path, files: Mapping[str, FileSum], parts: Collection[str] | None = None) -> None:
@@ -222,12 +222,12 @@ def _check_size(folder: Path, name: str, noted: FileSum) -> None:
 def _difference(folder: Path, name: str, noted: FileSum) -> str:
     path = folder / name
     try:
-        found = FileSum.of(path)
+        read = FileSum.of(path)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror or error}"
-    if found == noted:
+    if read == noted:
         return ""
     return (
-        f"the checkpoint is damaged: {path} has other content than was saved (checksum {found.crc32:08x}, "
+        f"the checkpoint is damaged: {path} has other content than was saved (checksum {read.crc32:08x}, "
         f"{noted.crc32:08x} was saved); take another copy"
     )

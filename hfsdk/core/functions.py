@@ -129,7 +129,7 @@ def _code_source(code: CodeType) -> str:
 
 def _cells(function: Any) -> list[tuple[str, str]]:
     """Return (name, text) of what a function and those it calls were defined in, where that is no file."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     stack, seen = [function], set[int]()
     while stack:
         one = stack.pop()
@@ -141,13 +141,13 @@ def _cells(function: Any) -> list[tuple[str, str]]:
         seen.add(id(code))
         text = "".join(linecache.getlines(code.co_filename))
         if text and not os.path.exists(code.co_filename):
-            found[code.co_filename] = text
+            texts[code.co_filename] = text
         inner = inspect.unwrap(one)
         inner = inner if hasattr(inner, "__globals__") else type(one).__call__
         known = getattr(inner, "__globals__", {})
         used = [known.get(name) for name in _names(code)] + [cell.cell_contents for cell in _filled(inner)]
         stack += [value for value in used if inspect.isfunction(value) and not value.__module__.startswith("hfsdk")]
-    return sorted(found.items())
+    return sorted(texts.items())
 
 
 def _names(code: CodeType) -> set[str]:

@@ -98,13 +98,13 @@ class History:
             OptionError: there is no such branch.
         """
         known = {b.name: b for b in self.branches}
-        name, before, found = branch or self.branch, float("inf"), list[tuple[int, Row]]()
+        name, before, rows = branch or self.branch, float("inf"), list[tuple[int, Row]]()
         if name not in known:
             raise OptionError(f"there is no branch {shown(name)}; the session has {', '.join(map(repr, known))}")
         while name:
-            found += [(i, row) for i, (row, order) in enumerate(self._ordered()) if row.get("branch") == name and order <= before]
+            rows += [(i, row) for i, (row, order) in enumerate(self._ordered()) if row.get("branch") == name and order <= before]
             name, before = known[name].parent, min(before, known[name].order)
-        return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+        return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
     def _ordered(self) -> Iterator[tuple[Row, int]]:
         return zip(self.rows, self.orders or range(len(self.rows)), strict=True)
@@ -132,7 +132,7 @@ class History:
         Branches on which nothing has happened are left out, but for the present one and those that others come from.
         """
         parents = {b.parent for b in self.branches}
-        found = []
+        branches = []
         for b in self.branches:
             mine = [row for row in self.rows if row.get("branch") == b.name]
             marks = [mark.name for mark in self.marks if mark.branch == b.name]
@@ -140,12 +140,12 @@ class History:
                 continue
             steps = [row for row in mine if row.get("kind") == "step"]
             scores = [row["score_mean"] for row in steps if row.get("score_mean") is not None]
-            found.append({
+            branches.append({
                 "name": b.name, "parent": b.parent, "snapshot": b.snapshot, "steps": [row.get("step") for row in steps],
                 "updates": len(mine) - len(steps), "score": scores[-1] if scores else None, "snapshots": marks,
                 "current": b.name == self.branch, "depth": self._depth(b),
             })  # fmt: skip
-        return found
+        return branches
 
     def _depth(self, branch: Branch) -> int:
         known, depth = {b.name: b for b in self.branches}, 0

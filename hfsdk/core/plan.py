@@ -325,7 +325,7 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 def _turns(plan: Plan) -> list[Turn]:
     """Plan anew with one number halved or doubled at a time, and note where another placement becomes the best."""
     assert plan.again is not None
-    found = []
+    turns = []
     for name in ("response_tokens", "prompts"):
         base = getattr(plan.workload, name)
         before: Plan | None = None
@@ -335,10 +335,10 @@ def _turns(plan: Plan) -> list[Turn]:
             except (OptionError, MemoryError):  # longer than the models' positions, fewer samples than mini-batches, or too large
                 continue
             if before is not None and _grouping(now) != _grouping(before):
-                found.append(Turn(field=name, value=value, title=now.best.preset or now.best.title, seconds=now.seconds,
+                turns.append(Turn(field=name, value=value, title=now.best.preset or now.best.title, seconds=now.seconds,
                                   before=before.best.preset or before.best.title))  # fmt: skip
             before = now
-    return found
+    return turns
 
 
 def _grouping(plan: Plan) -> frozenset[tuple[frozenset[str], str]]:

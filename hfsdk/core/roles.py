@@ -118,7 +118,7 @@ class RolloutOptions:
     """Longest prompt plus response, in tokens; 0 takes the smaller of the model's own limit and 2048."""
     max_num_seqs: Annotated[int, Within(0, 10**6)] = 0
     """Sequences decoded at once on one replica; 0 takes 64 on CPU, and on GPUs as many longest ones as the cache holds, from 64 to
-    vLLM's own default (1024 on an H100). ``session.place`` chooses both sizes: :mod:`hfsdk.planner.perf.cache`."""
+    vLLM's own default (1024 on an H100). ``session.place`` chooses both sizes: :mod:`hfsdk.planner.perf.sizing`."""
     max_num_batched_tokens: Count = 4096
     kv_cache_bytes: Annotated[int, Within(0, 10**15)] = 0
     """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences: on CPU at most 256 MB, on GPUs at most what

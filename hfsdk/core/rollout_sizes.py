@@ -1,7 +1,7 @@
 """How large the generating engine is: sequences at once, and bytes of key/value cache; for the engine, and the planner that counts.
 
 ``max_num_seqs`` and ``kv_cache_bytes`` of ``RolloutOptions`` win where they are given. On processors what is left at 0 is small: 64
-sequences, 256 MB. On GPUs it comes from the memory that everything else on the device leaves (:mod:`hfsdk.planner.perf.cache`)::
+sequences, 256 MB. On GPUs it comes from the memory that everything else on the device leaves (:mod:`hfsdk.planner.perf.sizing`)::
 
     |<---------------------------- memory of the device ---------------------------->|
     | process | roles | rollout's weights | vLLM works with | key/value cache  | 8 %  |

@@ -125,8 +125,8 @@ def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str
         return _yarn(numbers, numbers[length], config.get("max_position_embeddings")) if kind == "yarn" else None
     except OptionError as error:
         left_out = ("rope_type", "type", "rope_theta")
-        told = ", ".join(f"{key}={shown(number)}" for key, number in numbers.items() if key not in left_out)
-        raise UnsupportedModelError(f"{name} has rope type {kind!r} with {told}: {error}") from None
+        listed = ", ".join(f"{key}={shown(number)}" for key, number in numbers.items() if key not in left_out)
+        raise UnsupportedModelError(f"{name} has rope type {kind!r} with {listed}: {error}") from None
 
 
 def _yarn(numbers: Mapping[str, Any], original_max_positions: Any, max_positions: Any) -> YarnScaling:

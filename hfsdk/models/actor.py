@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 import numpy as np
 
 from hfsdk.core.arguments import Generation, LogProbs
-from hfsdk.core.batch import Batch
+from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
 from hfsdk.core.columns import OF_RESPONSE
 from hfsdk.core.errors import LayoutError, OptionError
@@ -103,8 +103,8 @@ class ActorModel(TrainedHandle):
         if n > 1:
             batch = batch.take(np.repeat(np.arange(len(batch)), n))
         arguments = Generation(sampling=sampling, seed=self._host.seed if seed is None else seed, copies=n)
-        lease = self._submit(GENERATE, arguments, {name: batch.ref(name) for name in GENERATE.reads}, len(batch))
-        return batch.with_refs(lease, GENERATE.writes)
+        lease = self._submit(GENERATE, arguments, {name: refs_of(batch)[name] for name in GENERATE.reads}, len(batch))
+        return with_written(batch, lease, GENERATE.writes)
 
     @checked
     def chat(
@@ -221,13 +221,13 @@ class ActorModel(TrainedHandle):
 
         self._host.ready(self)
         plan, rows = self.reshard_plan, []
-        for rank, found in enumerate(self._of_ranks(CENSUS, Resident)):
+        for rank, weights in enumerate(self._of_ranks(CENSUS, Resident)):
             planned = {"training": plan.bytes_held(rank), "generating": plan.bytes_peak(rank)}
             rows.append({
-                "rank": rank, "moment": found.moment, "trainer_bytes": found.trainer, "rollout_bytes": found.rollout,
-                "shared_bytes": found.shared, "aside_bytes": found.aside, "redundant_bytes": found.redundant,
-                "total_bytes": found.total,
-                "planned_bytes": planned.get(found.moment, plan.bytes_held(rank) + plan.bytes_needed(rank)),
+                "rank": rank, "moment": weights.moment, "trainer_bytes": weights.trainer, "rollout_bytes": weights.rollout,
+                "shared_bytes": weights.shared, "aside_bytes": weights.aside, "redundant_bytes": weights.redundant,
+                "total_bytes": weights.total,
+                "planned_bytes": planned.get(weights.moment, plan.bytes_held(rank) + plan.bytes_needed(rank)),
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("rank")
 

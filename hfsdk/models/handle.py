@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 import numpy as np
 
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments, Folder, Learning, OnRanks, OwnPrimitive
-from hfsdk.core.batch import Batch
+from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.checks import Count, Index, Within, checked, shown
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
@@ -186,7 +186,7 @@ class ModelHandle:
         shipped = Shipped.of(primitive.function)
         arguments = OwnPrimitive(function=shipped, writes=primitive.writes, keywords=options)
         lease = self._submit(replace(CALL, writes=primitive.writes, protocol=primitive.protocol), arguments, inputs, len(batch))
-        return batch.with_refs(lease, primitive.writes)
+        return with_written(batch, lease, primitive.writes)
 
     @checked
     def logs(self, rank: Index = 0) -> str:
@@ -196,10 +196,6 @@ class ModelHandle:
     def release(self) -> None:
         """Free the role's memory and forget it; the handle cannot be used afterwards."""
         self._host.release(self)
-
-    def settle(self, role: RoleSpec) -> None:
-        """Take the role as it is placed, or a function's new version (the session calls it)."""
-        self._role = role
 
     # -- for the handles
 
@@ -240,7 +236,7 @@ class ModelHandle:
         what = f"{self.name}.{method}"
         if not isinstance(batch, Batch):
             raise OptionError(f"{what} takes a batch, e.g. actor.generate(...) or session.batch(...); got {type(batch).__name__}")
-        if not batch.belongs_to(self._client):
+        if refs_of(batch).client is not self._client:
             raise ColumnError(
                 f"{what}: the batch belongs to another session, whose columns this one cannot read. Bring them over by value: "
                 "session.batch(prompt=other['prompt'], response=other['response'])"
@@ -263,10 +259,10 @@ class ModelHandle:
     def _forward(self, batch: Batch, method: Method, arguments: Arguments = NO_ARGUMENTS, writes: Sequence[str] = ()) -> Batch:
         """Start one forward pass over prompt + response that writes columns, by default those that the method says."""
         inputs = self._need(batch, method.reads, method.name)
-        inputs |= {name: batch.ref(name) for name in method.reads_if_there if name in batch}
+        inputs |= {name: refs_of(batch)[name] for name in method.reads_if_there if name in batch}
         self._check_sequences(batch, method.name)
         method = replace(method, writes=tuple(writes) or method.writes)
-        return batch.with_refs(self._submit(method, arguments, inputs, len(batch)), method.writes)
+        return with_written(batch, self._submit(method, arguments, inputs, len(batch)), method.writes)
 
 
 class TrainedHandle(ModelHandle):
@@ -343,7 +339,7 @@ class TrainedHandle(ModelHandle):
         reads: Sequence[str] = getattr(loss, "reads", ())
         self._need(batch, [*method.reads, *reads], method.name)
         self._check_sequences(batch, method.name)
-        batch.check_aligned(reads, what)
+        refs_of(batch).check_aligned(reads, what)
         together = getattr(loss, "together", 1)
         if len(batch) % together:
             raise OptionError(
@@ -354,7 +350,7 @@ class TrainedHandle(ModelHandle):
     def _learn(self, method: Method, batch: Batch, loss: Loss, arguments: Learning = Learning()) -> Lease:  # noqa: B008
         self._check_learn(method, batch, loss)
         arguments = replace(arguments, function=Shipped.of(loss), together=getattr(loss, "together", 1))
-        return self._submit(method, arguments, {name: batch.ref(name) for name in batch}, len(batch))
+        return self._submit(method, arguments, dict(refs_of(batch).by_name), len(batch))
 
     @checked
     def save_pretrained(self, folder: str | Path) -> Path:
@@ -386,6 +382,11 @@ class TrainedHandle(ModelHandle):
         if replaced:
             self._host.notice(f"{self.name}.save_pretrained replaced the model in {target}")
         return target
+
+
+def set_role(handle: ModelHandle, role: RoleSpec) -> None:
+    """Let a handle take its role as it is placed, or a function's new version."""
+    handle._role = role
 
 
 def stable_seed(*parts: object) -> int:

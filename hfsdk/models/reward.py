@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hfsdk.core.arguments import Scoring
-from hfsdk.core.batch import Batch
+from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.checks import Positive, checked
 from hfsdk.core.columns import NOT_FOR_REWARDS
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
@@ -34,29 +34,32 @@ SCORER_NUMBERS = ("score_mean", "score_std", "multiplier")
 class _Scorer(TrainedHandle):
     """What reward and cost models share. With an optimizer they are trained here, e.g. on pairs (``session.pairs``)."""
 
-    writes: ClassVar[str] = ""
+    _writes: ClassVar[str] = ""
     _scoring: ClassVar[Method]
 
     def _score(self, batch: Batch) -> Batch:
-        role, per_token = self._role, f"token_{self.writes}"
-        if per_token in batch and self.writes == "scores":  # of an earlier reward: advantages would use them, not these scores
+        role, per_token = self._role, f"token_{self._writes}"
+        if per_token in batch and self._writes == "scores":  # of an earlier reward: advantages would use them, not these scores
             batch = batch.drop(per_token)
         if role.function is None:
-            return self._forward(batch, self._scoring, Scoring(column=self.writes, normalisation=self.normalisation), [self.writes])
+            return self._forward(
+                batch, self._scoring, Scoring(column=self._writes, normalisation=self.normalisation), [self._writes]
+            )
         arguments = Scoring(
-            column=self.writes, function=role.function, tokenizer=self._client.tokenizer_folder, per_token=role.per_token
+            column=self._writes, function=role.function, tokenizer=self._client.tokenizer_folder, per_token=role.per_token
         )
-        method = replace(self._scoring, protocol=None, writes=(self.writes, *[per_token] * role.per_token))
+        method = replace(self._scoring, protocol=None, writes=(self._writes, *[per_token] * role.per_token))
         inputs = self._need(batch, method.reads, method.name) | self._extra_columns(batch)
-        return batch.with_refs(self._submit(method, arguments, inputs, len(batch), timeout_s=role.timeout_s), method.writes)
+        lease = self._submit(method, arguments, inputs, len(batch), timeout_s=role.timeout_s)
+        return with_written(batch, lease, method.writes)
 
     def _extra_columns(self, batch: Batch) -> dict[str, ColumnRef]:
         """Return the columns with one entry per sample: the data's own, and those of the generation."""
         found = {}
         for name in batch:
-            info = None if name in NOT_FOR_REWARDS else self._client.info(batch.ref(name))
+            info = None if name in NOT_FOR_REWARDS else self._client.info(refs_of(batch)[name])
             if name not in NOT_FOR_REWARDS and (info is None or info.kind != "ragged"):
-                found[name] = batch.ref(name)
+                found[name] = refs_of(batch)[name]
         return found
 
     @property
@@ -95,7 +98,7 @@ class _Scorer(TrainedHandle):
             raise OptionError(f"{self.name}.normalise takes a batch of reference samples, or mean=... and std=..., not both")
         if batch is not None:
             before = self.normalisation
-            raw = self._score(batch).reduce(_Moments(column=self.writes), reads=[self.writes])
+            raw = self._score(batch).reduce(_Moments(column=self._writes), reads=[self._writes])
             m, s = raw.value
             mean, std = before[0] + before[1] * m, before[1] * s
         assert mean is not None
@@ -143,13 +146,8 @@ class RewardModel(_Scorer):
     """
 
     kind: ClassVar[str] = "reward"
-    writes: ClassVar[str] = "scores"
+    _writes: ClassVar[str] = "scores"
     _scoring: ClassVar[Method] = COMPUTE_SCORES
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its name and, of a sum, those of its parts and theirs."""
-        return (self.name,)
 
     @checked
     def compute_scores(self, batch: Batch) -> Batch:
@@ -179,11 +177,6 @@ class RewardSum(RewardModel):
     parts: tuple[RewardModel, ...] = ()
     weights: tuple[float, ...] = ()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See ``RewardModel.names``."""
-        return (self.name, *(name for part in self.parts for name in part.names))
-
     @checked
     def compute_scores(self, batch: Batch) -> Batch:
         """Write ``scores``, the weighted sum, and ``scores_of_<name>`` for each part; as ``RewardModel.compute_scores``.
@@ -200,6 +193,12 @@ class RewardSum(RewardModel):
     def __repr__(self) -> str:
         words = " + ".join(f"{weight:g} {part.name}" for weight, part in zip(self.weights, self.parts, strict=True))
         return f"RewardModel({self.name!r}: {words})"
+
+
+def names_of(reward: RewardModel) -> tuple[str, ...]:
+    """Return a reward's name and, of a sum, those of its parts and theirs."""
+    parts = reward.parts if isinstance(reward, RewardSum) else ()
+    return (reward.name, *(name for part in parts for name in names_of(part)))
 
 
 class WeightedScores:
@@ -219,7 +218,7 @@ class CostModel(_Scorer):
     """The cost of Safe-RLHF (arXiv 2310.12773): like a reward, but to be kept below a limit, by a multiplier."""
 
     kind: ClassVar[str] = "cost"
-    writes: ClassVar[str] = "costs"
+    _writes: ClassVar[str] = "costs"
     _scoring: ClassVar[Method] = COMPUTE_COSTS
 
     @checked

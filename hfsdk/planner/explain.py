@@ -14,16 +14,16 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import with_least
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.setup import Setup
+from hfsdk.planner.perf.sizing import with_least
+from hfsdk.planner.search.candidates import process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf, rollouts_of, trains_of, with_layouts
-from hfsdk.planner.search.found import Found
 from hfsdk.planner.search.leaf import describe
 from hfsdk.planner.search.pools import Kind
 from hfsdk.planner.search.recorded import RecordedCall
-from hfsdk.planner.search.tables import process_bytes
+from hfsdk.planner.search.solution import Solution
 
 DEFAULT_ERROR = 0.3
 """Relative error of a predicted call where the model is not calibrated: what is asked of presets alone (docs/perf-model.md)."""
@@ -34,25 +34,25 @@ NAMED = ("colocate", "split", "standalone", "interleaving", "separation")
 
 def relative_errors(bands: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Turn a calibration's bands (multipliers by ``method.phase``) into relative errors by method: those of its widest phase."""
-    found: dict[str, float] = {}
+    errors: dict[str, float] = {}
     for kind, (low, high) in bands.items():
         method = kind.partition(".")[0]
-        found[method] = max(found.get(method, 0.0), min(1.0, max(high - 1, 1 - low)))
-    return found
+        errors[method] = max(errors.get(method, 0.0), min(1.0, max(high - 1, 1 - low)))
+    return errors
 
 
-def preset_of(found: Found, num_devices: int) -> str:
+def preset_of(solution: Solution, num_devices: int) -> str:
     """Return the name of the preset whose way of sharing devices a plan has, or nothing."""
-    roles = [item.name for item in found.leaf.space.mode.items if not item.role.shadow_of]
+    roles = [item.name for item in solution.leaf.space.mode.items if not item.role.shadow_of]
     for name in NAMED:
-        if preset_grouping(name, tuple(roles), num_devices) == found.grouping:
+        if preset_grouping(name, tuple(roles), num_devices) == solution.grouping:
             return name
     return ""
 
 
 @lru_cache(maxsize=256)
 def preset_grouping(name: str, roles: tuple[str, ...], num_devices: int) -> object:
-    """Return who shares devices with whom in a preset, as ``Found.grouping`` gives it; ``None`` where it does not fit the roles."""
+    """Return who shares devices with whom in a preset, as ``Solution.grouping`` has it; ``None`` where it does not fit them."""
     try:
         placement = Placement.of(name, roles, num_devices)
     except PlacementError:
@@ -62,43 +62,43 @@ def preset_grouping(name: str, roles: tuple[str, ...], num_devices: int) -> obje
 
 
 def alternative(
-    found: Found, error: Mapping[str, float], best: Found | None = None, against: Alternative | None = None
+    solution: Solution, error: Mapping[str, float], best: Solution | None = None, against: Alternative | None = None
 ) -> Alternative:
     """Return a plan as data, with why it lost against ``best`` (``against`` is that one as data)."""
-    space = found.leaf.space
-    seconds = found.job_seconds
+    space = solution.leaf.space
+    seconds = solution.job_seconds
     names = [job.role + "." + job.method for job in space.mode.jobs]
     calls: dict[str, float] = {}
     for name, took in zip(names, seconds, strict=True):
         calls[name] = calls.get(name, 0.0) + float(took)
     errors = np.array([error.get(job.method, error[""]) for job in space.mode.jobs])
     made = Alternative(
-        title=describe([item.name for item in space.mode.items], found.leaf),
-        preset=preset_of(found, space.tables.cluster.num_devices), placement=found.leaf.placement(),
-        layouts={item.name: found.layouts[i] for i, item in enumerate(space.mode.items)}, seconds=_makespan(found, seconds),
-        band=(_makespan(found, seconds * (1 - errors)), _makespan(found, seconds * (1 + errors))), calls=calls,
-        facts=_facts(found, seconds), peak_bytes=_peak_bytes(found),
+        title=describe([item.name for item in space.mode.items], solution.leaf),
+        preset=preset_of(solution, space.tables.cluster.num_devices), placement=solution.leaf.placement(),
+        layouts={item.name: solution.layouts[i] for i, item in enumerate(space.mode.items)}, seconds=_makespan(solution, seconds),
+        band=(_makespan(solution, seconds * (1 - errors)), _makespan(solution, seconds * (1 + errors))), calls=calls,
+        facts=_facts(solution, seconds), peak_bytes=_peak_bytes(solution),
     )  # fmt: skip
     if best is None or against is None:
         return made
-    return replace(made, why=_why(made, against), too_close=_too_close(found, best, error))
+    return replace(made, why=_why(made, against), too_close=_too_close(solution, best, error))
 
 
-def _makespan(found: Found, seconds: Array) -> float:
-    return float(_makespans(found, seconds[None])[0])
+def _makespan(solution: Solution, seconds: Array) -> float:
+    return float(_makespans(solution, seconds[None])[0])
 
 
-def _makespans(found: Found, seconds: Array) -> Array:
-    space = found.leaf.space
-    return space.replay.makespan(seconds, space.arrangements[found.leaf.arrangement].grouping)
+def _makespans(solution: Solution, seconds: Array) -> Array:
+    space = solution.leaf.space
+    return space.replay.makespan(seconds, space.arrangements[solution.leaf.arrangement].grouping)
 
 
-def _too_close(found: Found, best: Found, error: Mapping[str, float]) -> bool:
+def _too_close(solution: Solution, best: Solution, error: Mapping[str, float]) -> bool:
     """Whether errors of the calls, each kind off by its band and independent of the others, may turn the order.
 
     A kind of call (``generate``, ``update``, ...) is off by the same factor in both plans: what both have in common does not count.
     """
-    sides = [(one, one.job_seconds, [job.method for job in one.leaf.space.mode.jobs]) for one in (found, best)]
+    sides = [(one, one.job_seconds, [job.method for job in one.leaf.space.mode.jobs]) for one in (solution, best)]
     methods = sorted({name for _, _, names in sides for name in names})
 
     factors = np.array([[1 + sign * error.get(m, error[""]) if m == n else 1.0 for n in methods]
@@ -132,18 +132,18 @@ def _signed(seconds: float) -> str:
     return f"{seconds:+.1f}" if abs(seconds) >= 9.95 else f"{seconds:+.2g}"
 
 
-def _facts(found: Found, seconds: Array) -> dict[str, dict[str, float]]:
-    space, leaf = found.leaf.space, found.leaf
+def _facts(solution: Solution, seconds: Array) -> dict[str, dict[str, float]]:
+    space, leaf = solution.leaf.space, solution.leaf
     tables, homes = space.tables, {i: b for b, block in enumerate(leaf.blocks) for i in block}
     facts = {}
     for i, item in enumerate(space.mode.items):
         size = leaf.num_devices(homes[i])
-        setup = tables.setup(item, found.layouts[i], leaf.kind(homes[i]), size)
+        setup = tables.setup(item, solution.layouts[i], leaf.kind(homes[i]), size)
         numbers = dict.fromkeys(("bubble_s", "tp_bytes", "dp_bytes"), 0.0)
         for j in space.jobs_of[i]:
             call = space.mode.jobs[j].call
             if call is not None:
-                for name, number in _call_facts(call, setup, tables.perf, found.layouts[i], float(seconds[j])).items():
+                for name, number in _call_facts(call, setup, tables.perf, solution.layouts[i], float(seconds[j])).items():
                     numbers[name] += number
         facts[item.name] = numbers
     return facts
@@ -171,11 +171,11 @@ def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: Layo
     }  # fmt: skip
 
 
-def _peak_bytes(found: Found) -> int:
-    leaf, tables = found.leaf, found.leaf.space.tables
+def _peak_bytes(solution: Solution) -> int:
+    leaf, tables = solution.leaf, solution.leaf.space.tables
     held = {}
     for b, block in enumerate(leaf.blocks):
-        held[b] = [tables.bytes_of(found.items[i], found.layouts[i], leaf.kind(b), leaf.num_devices(b)) for i in block]
+        held[b] = [tables.bytes_of(solution.items[i], solution.layouts[i], leaf.kind(b), leaf.num_devices(b)) for i in block]
     most = 0
     for b, host in enumerate(leaf.hosts):
         mine = held[b] + (held[host] if host >= 0 else [])
@@ -183,10 +183,10 @@ def _peak_bytes(found: Found) -> int:
     return most
 
 
-def rejected_presets(found: Sequence[Found], roles: Sequence[RoleSpec], kind: Kind, num_devices: int) -> list[Rejected]:
+def rejected_presets(solutions: Sequence[Solution], roles: Sequence[RoleSpec], kind: Kind, num_devices: int) -> list[Rejected]:
     """Return the presets in which nothing fits, with their own pool sizes and the least greedy layouts."""
     names = [role.name for role in roles]
-    has = {one.grouping for one in found}
+    has = {one.grouping for one in solutions}
     rows = []
     for preset in NAMED:
         grouping = preset_grouping(preset, tuple(names), num_devices)

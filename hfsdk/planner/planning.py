@@ -22,13 +22,13 @@ from hfsdk.planner.explain import (
     rejected_presets,
 )
 from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.search.candidates import Tables, process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf
-from hfsdk.planner.search.found import Found
 from hfsdk.planner.search.items import Item, Job
 from hfsdk.planner.search.pools import Kind, kinds_of
 from hfsdk.planner.search.recorded import Recorded
 from hfsdk.planner.search.search import FAMILY, FROM_MEMORY, SHARING_CORES, Search
-from hfsdk.planner.search.tables import Tables, process_bytes
+from hfsdk.planner.search.solution import Solution
 
 MOST_NODES = 1024
 """Nodes up to which the smallest cluster that would do is looked for."""
@@ -90,18 +90,18 @@ def plan_step(
         return search
 
     searches = [search_with(tables)]
-    if searches[0].sizes_are_open and not searches[0].best.found:
+    if searches[0].sizes_are_open and not searches[0].best.by_key:
         searches = [search_with(tables.but(least=True))]
     elif searches[0].sizes_matter:
         searches.append(searches[0].again(tables.but(alone=False)))
         searches[-1].prepare()
         searches[-1].run()
-    search, by_key = searches[0], searches[-1].best.found
-    found = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
-    if not found:
+    search, by_key = searches[0], searches[-1].best.by_key
+    solutions = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
+    if not solutions:
         raise _nothing_fits(models, recorded, cluster, placement)
     errors = _errors(error)
-    best, first = found[0], alternative(found[0], errors)
+    best, first = solutions[0], alternative(solutions[0], errors)
     searched = Searched(
         family=FAMILY + SHARING_CORES * cluster.shares_cores + FROM_MEMORY * search.sizes_are_open + search.shortened,
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
@@ -110,7 +110,7 @@ def plan_step(
     )  # fmt: skip
     return Plan(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
-        memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best, first) for one in found[1:]),
+        memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best, first) for one in solutions[1:]),
         rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
         again=again,
@@ -146,15 +146,15 @@ def _only(placement: str, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> ob
     return preset_grouping(placement, tuple(names), cluster.num_devices)
 
 
-def _runner_up(found: Found, errors: Mapping[str, float], best: Found, first: Alternative) -> Alternative:
-    return replace(alternative(found, errors, best, first), timeline=planned_calls(found), memory=planned_memory(found))
+def _runner_up(solution: Solution, errors: Mapping[str, float], best: Solution, first: Alternative) -> Alternative:
+    return replace(alternative(solution, errors, best, first), timeline=planned_calls(solution), memory=planned_memory(solution))
 
 
-def planned_calls(found: Found) -> tuple[PlannedCall, ...]:
+def planned_calls(solution: Solution) -> tuple[PlannedCall, ...]:
     """Return the calls of a plan on a timeline that starts at 0."""
-    leaf, space = found.leaf, found.leaf.space
-    placement, rows = leaf.placement(), found.job_phases
-    seconds = found.job_seconds
+    leaf, space = solution.leaf, solution.leaf.space
+    placement, rows = leaf.placement(), solution.job_phases
+    seconds = solution.job_seconds
     grouping = space.arrangements[leaf.arrangement].grouping
     ends = space.replay.ends(seconds[None], grouping)[0]
     calls = []
@@ -173,17 +173,17 @@ def planned_calls(found: Found) -> tuple[PlannedCall, ...]:
     return tuple(calls)
 
 
-def planned_memory(found: Found) -> tuple[PlannedMemory, ...]:
+def planned_memory(solution: Solution) -> tuple[PlannedMemory, ...]:
     """Return what devices hold, those that are alike together."""
-    leaf, space = found.leaf, found.leaf.space
+    leaf, space = solution.leaf, solution.leaf.space
     devices = leaf.devices()
     assert devices is not None
     held: dict[int, dict[str, dict[str, int]]] = {}
     for b, block in enumerate(leaf.blocks):
         held[b] = {}
         for i in block:
-            item = found.items[i]
-            one = space.tables.bytes_of(item, found.layouts[i], leaf.kind(b), leaf.num_devices(b))
+            item = solution.items[i]
+            one = space.tables.bytes_of(item, solution.layouts[i], leaf.kind(b), leaf.num_devices(b))
             numbers = {name: value for name, value in asdict(one).items() if isinstance(value, int)}
             held[b][item.name] = {**numbers, "resident": one.resident, "working": one.working}
     placement, rows = leaf.placement(), []
@@ -261,17 +261,17 @@ def smallest_cluster(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Clu
 
 def _least_over(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> tuple[float, str, int]:
     """Return (bytes too much, device, pool size) where roles on one pool miss least; infinite where no size has layouts of all."""
-    found = [
+    misses = [
         (over, kind.device.name, int(size))
         for kind in kinds for size in kind.sizes
         if (over := least_over([(role, int(size)) for role in roles], kind)) is not None
     ]  # fmt: skip
-    return min(found, default=(math.inf, "", 0))
+    return min(misses, default=(math.inf, "", 0))
 
 
 def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> str:
     kinds = kinds_of(cluster)
-    worst, device, role = max(((*_least_over([role], kinds)[:2], role) for role in roles), key=lambda found: found[0])
+    worst, device, role = max(((*_least_over([role], kinds)[:2], role) for role in roles), key=lambda miss: miss[0])
     over, together, size = _least_over(roles, kinds)
     if worst > 0:
         what = f"{role.name} ({role.model}) alone is too much by {worst / 1e9:.1f} GB for each {device} of any pool"

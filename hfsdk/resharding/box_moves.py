@@ -94,13 +94,13 @@ def cheapest_moves(
 
 def _parts_of(needed: Box, holders: _Holders) -> dict[tuple[Offsets, Offsets], _Holders]:
     """Return the distinct parts of a box, (start, size), and who holds each."""
-    found: dict[tuple[Offsets, Offsets], _Holders] = defaultdict(list)
+    parts: dict[tuple[Offsets, Offsets], _Holders] = defaultdict(list)
     for ranks, box in holders:
         part = intersect(box, needed)
         if part:
-            found[part].append((ranks, box))
-    assert sum(math.prod(size) for _, size in found) == needed.numel, f"{needed} is not covered once"
-    return found
+            parts[part].append((ranks, box))
+    assert sum(math.prod(size) for _, size in parts) == needed.numel, f"{needed} is not covered once"
+    return parts
 
 
 def _cheapest_source(who: _Holders, target: int, nodes: Sequence[int], sent: list[int]) -> tuple[int, Box]:

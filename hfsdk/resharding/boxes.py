@@ -251,7 +251,7 @@ def without(start: Offsets, size: Offsets, holes: Sequence[tuple[Offsets, Offset
 
 
 def _around(start: Offsets, size: Offsets, hole_start: Offsets, hole_size: Offsets) -> list[tuple[Offsets, Offsets]]:
-    found = []
+    boxes = []
     core_start, core_size = list(start), list(size)
     for dim, (first, count) in enumerate(zip(hole_start, hole_size, strict=True)):
         low, high = max(first, core_start[dim]), min(first + count, core_start[dim] + core_size[dim])
@@ -259,6 +259,6 @@ def _around(start: Offsets, size: Offsets, hole_start: Offsets, hole_size: Offse
             return [(start, size)]
         for at, n in ((core_start[dim], low - core_start[dim]), (high, core_start[dim] + core_size[dim] - high)):
             if n:
-                found.append(((*core_start[:dim], at, *core_start[dim + 1 :]), (*core_size[:dim], n, *core_size[dim + 1 :])))
+                boxes.append(((*core_start[:dim], at, *core_start[dim + 1 :]), (*core_size[:dim], n, *core_size[dim + 1 :])))
         core_start[dim], core_size[dim] = low, high - low
-    return found
+    return boxes

@@ -171,13 +171,13 @@ class ReshardPlan:
     @cached_property
     def matrix(self) -> npt.NDArray[np.int64]:
         """Bytes from source (row) to target (column) rank, [ranks, ranks]; the diagonal holds local copies. Read-only."""
-        found = np.zeros((self.num_ranks, self.num_ranks), dtype=np.int64)
+        num_bytes = np.zeros((self.num_ranks, self.num_ranks), dtype=np.int64)
         for section in self.sections:
             for move in section.moves:
-                found[move.source, move.target] += section.count * move.numel
-        found *= DTYPE_BYTES[self.dtype]
-        found.flags.writeable = False
-        return found
+                num_bytes[move.source, move.target] += section.count * move.numel
+        num_bytes *= DTYPE_BYTES[self.dtype]
+        num_bytes.flags.writeable = False
+        return num_bytes
 
     def bytes_matrix(self) -> list[list[int]]:
         """Return :attr:`matrix` as a list of rows."""

@@ -178,7 +178,7 @@ class Saving(Awaited):
         """Run parts of the save, the last one included; whatever happens, the folder is left to the next one."""
         with held(*_PASSING):
             try:
-                with _told(self.folder):
+                with _disk_errors(self.folder):
                     for part in parts:
                         part()
             except BaseException as error:
@@ -202,7 +202,7 @@ class Saving(Awaited):
         thread = threading.Thread(target=run, name="hfsdk-save", daemon=True)
         with held(*_PASSING):
             try:
-                with _told(self.folder):
+                with _disk_errors(self.folder):
                     self._begin()
                 thread.start()
             except BaseException as error:
@@ -251,13 +251,13 @@ class Saving(Awaited):
         kept = [one for one in self._index.saves if (self.folder / one.state).is_dir()][1 - self._keep :] if self._keep > 1 else []
         if self._index.old is None:
             return kept
-        found = []
+        saves = []
         for one in kept:
             save = self._index.read(one)
             content = save_bytes(save.files, save.roles, save.session)
             write_file(save.folder / SAVE, content)
-            found.append(Listed(one.state, FileSum(len(content), zlib.crc32(content))))
-        return found
+            saves.append(Listed(one.state, FileSum(len(content), zlib.crc32(content))))
+        return saves
 
     def _remove_what_is_left(self) -> None:
         """Remove the folders that were noted and that the index does not name; what resists stays noted."""
@@ -319,7 +319,7 @@ def load_session(session: Saveable, folder: str | Path) -> None:
     client.check_open()
     root, state = split(folder_of(folder, "a checkpoint"))
     trained = session.trained()
-    with _told(root, "load from"):
+    with _disk_errors(root, "load from"):
         save = _checked_save(session, root, state, trained)
     if not save.has_checksums:
         notice(f"{save.folder} was saved without checksums: damage inside its files is not seen; saving again adds them")
@@ -363,20 +363,20 @@ def _checked_save(session: Saveable, root: Path, state: str, trained: Sequence[M
 
 def _others(index: Index, damaged: Listed) -> str:
     """Name the other saves whose files are there."""
-    found = []
+    states = []
     for one in index.saves:
         if one != damaged:
             with contextlib.suppress(CheckpointError):
                 save = index.read(one)
                 check_files(save.folder, save.files, parts=())
-                found.append(one.state)
-    if not found:
+                states.append(one.state)
+    if not states:
         return ""
-    return f" Other complete saves there: {', '.join(found)}; session.load({str(index.root / found[-1])!r}) loads that one."
+    return f" Other complete saves there: {', '.join(states)}; session.load({str(index.root / states[-1])!r}) loads that one."
 
 
 @contextlib.contextmanager
-def _told(folder: Path, what: str = "save to") -> Iterator[None]:
+def _disk_errors(folder: Path, what: str = "save to") -> Iterator[None]:
     """Tell what the disk refuses as a CheckpointError."""
     try:
         yield

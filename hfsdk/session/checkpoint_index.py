@@ -289,10 +289,10 @@ def _check_branches(branches: Any, num_rows: int) -> set[str]:
     _need(isinstance(branches, list), "session.branches", "a list")
     parents = {MAIN: ""}
     for branch in branches:
-        told = "[name, parent, snapshot, rows before it]"
-        _need(isinstance(branch, list) and len(branch) == 4, "a branch", told)
-        _need(all(isinstance(text, str) for text in branch[:3]) and branch[0], "a branch", told)
-        _need(_is_count(branch[3]) and branch[3] <= num_rows, "a branch", told)
+        form = "[name, parent, snapshot, rows before it]"
+        _need(isinstance(branch, list) and len(branch) == 4, "a branch", form)
+        _need(all(isinstance(text, str) for text in branch[:3]) and branch[0], "a branch", form)
+        _need(_is_count(branch[3]) and branch[3] <= num_rows, "a branch", form)
         parents[branch[0]] = branch[1]
     _need(len(branches) == len({branch[0] for branch in branches}), "session.branches", "each named once")
     known = {""}

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, overload
 
 from hfsdk.core.arguments import Arguments
+from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import OptionError, SessionClosedError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import method_of
@@ -56,7 +57,7 @@ class Sender(Protocol):
         """Handle one message and return its reply."""
         ...
 
-    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(event)`` for every event; return a function that unsubscribes."""
         ...
 
@@ -265,7 +266,7 @@ class ControllerClient:
             raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")
         return self.tokenizer
 
-    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(event)`` for every start (on the calling thread), progress and end of a call (on others)."""
         relay = EventRelay(listener)
         self._relays.append(relay)
@@ -278,7 +279,7 @@ class ControllerClient:
 
         return stop
 
-    def listen(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> Callable[[], None]:
         """Subscribe a listener of the user's, which may ask the session whatever it likes (see :class:`Aside`)."""
         aside = Aside(listener)
         unsubscribe = self.subscribe(aside)
@@ -301,7 +302,7 @@ class ControllerClient:
             self._asides.pop().stop()
 
 
-def _started(call_id: int, message: m.Submit) -> dict[str, Any]:
+def _started(call_id: int, message: m.Submit) -> Event:
     return {
         "type": "call_started", "call_id": call_id, "call": f"{message.role}.{message.method}", "line": message.line,
         "phase": message.phase, "step": None, "done": None, "total": None, "unit": "", "seconds": None, "error": None,

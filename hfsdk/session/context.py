@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.models.counters import Counters
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.declare import Ground
+from hfsdk.session.declare import Backend
 
 
 @dataclass(eq=False)
@@ -39,9 +39,9 @@ class Context:
         return self.runtime == "simulated"
 
     @property
-    def ground(self) -> Ground:
+    def backend(self) -> Backend:
         """What roles are declared on."""
-        return Ground(self.cluster, simulated=self.simulated)
+        return Backend(self.cluster, simulated=self.simulated)
 
     def notice(self, text: str) -> None:
         """Keep a notice for the session's picture, and warn."""

@@ -16,9 +16,9 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
-from hfsdk.models.reward import PART, RewardSum, WeightedScores
+from hfsdk.models.reward import PART, RewardSum, WeightedScores, names_of
 from hfsdk.session.context import Context
-from hfsdk.session.declare import Ground, ModelSource, function_role, model_role
+from hfsdk.session.declare import Backend, ModelSource, function_role, model_role
 from hfsdk.session.deployment import Deployment
 
 Layouts = str | Layout
@@ -37,12 +37,12 @@ class Declarations:
         self._context, self._deployment = context, deployment
 
     @property
-    def _ground(self) -> Ground:
-        return self._context.ground
+    def _backend(self) -> Backend:
+        return self._context.backend
 
     def _dtype(self, asked: str | None) -> str:
         """Return the dtype that was asked for, or what models have here."""
-        return self._ground.default_dtype if asked is None else asked
+        return self._backend.default_dtype if asked is None else asked
 
     @checked
     def actor(
@@ -93,7 +93,7 @@ class Declarations:
             name=name, kind="actor", dtype=self._dtype(dtype), optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
             recompute=recompute, rollout_options=options, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._ground))
+        return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._backend))
 
     @checked
     def critic(
@@ -116,7 +116,7 @@ class Declarations:
             name=name, kind="critic", head="scalar", dtype=self._dtype(dtype), optimizer=optimizer,
             micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._ground))
+        return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._backend))
 
     @checked
     def reference(
@@ -150,7 +150,7 @@ class Declarations:
             name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload,
             seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._ground))
+        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend))
 
     @checked
     def reward(
@@ -227,7 +227,7 @@ class Declarations:
         for source in sources:
             if isinstance(source, ModelHandle) and not isinstance(source, RewardModel):
                 raise OptionError(f"a sum of rewards takes functions and handles of session.reward(...); got {shown(source)}")
-            if isinstance(source, RewardModel) and name in source.names:
+            if isinstance(source, RewardModel) and name in names_of(source):
                 raise OptionError(
                     f"the sum would be named {name!r}, as one of its rewards, {source!r}, and take its place. Declare that one "
                     "with another name, e.g. session.reward(..., name='judge')."
@@ -261,4 +261,4 @@ class Declarations:
             return self._deployment.declare(cls, function_role(role, source))
         if optimizer is not None:
             role = replace(role, optimizer=optimizer)
-        return self._deployment.declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._ground))
+        return self._deployment.declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._backend))

@@ -23,7 +23,7 @@ from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.core.text import nearest
 from hfsdk.engine.process.gpus import default_dtype
 from hfsdk.models.handle import ModelHandle
-from hfsdk.planner.perf.cache import sized
+from hfsdk.planner.perf.sizing import sized
 
 ModelSource = str | Path | ModelSpec | ModelHandle
 """A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""
@@ -36,7 +36,7 @@ RUN_EVERYWHERE = (32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Ground:
+class Backend:
     """What roles are declared on."""
 
     cluster: ClusterSpec
@@ -53,7 +53,7 @@ class Ground:
         return default_dtype(self.cluster.devices[0].name, self.simulated)
 
 
-def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
+def find_model(model: ModelSource, backend: Backend) -> tuple[str, ModelSpec]:
     """Return (folder, architecture) of a model; the folder is empty for a preset in simulation.
 
     Raises:
@@ -65,7 +65,7 @@ def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
             raise ModelNotFoundError(f"{model.name} is a function and has no weights; give a model")
         return model.role.folder, model.spec
     if isinstance(model, ModelSpec):
-        if not ground.simulated:
+        if not backend.simulated:
             raise ModelNotFoundError(f"the spec {model} has no weights to load; give a folder or a name, or use Session.simulated")
         return "", model
     if isinstance(model, type):
@@ -76,7 +76,7 @@ def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
     if not isinstance(model, (str, Path)):
         raise ModelNotFoundError(f"a model is a name, a folder or a hub id; got {type(model).__name__}")
     name = str(model)
-    if ground.simulated:
+    if backend.simulated:
         if name in PRESETS:
             return "", ModelSpec.preset(name)
         if (Path(name).expanduser() / "config.json").is_file():
@@ -84,7 +84,7 @@ def find_model(model: ModelSource, ground: Ground) -> tuple[str, ModelSpec]:
             return str(folder), ModelSpec.from_folder(folder)
     from hfsdk.assets import MODELS, model_folder
 
-    if ground.simulated and name.lower() not in MODELS and "/" not in name:
+    if backend.simulated and name.lower() not in MODELS and "/" not in name:
         raise ModelNotFoundError(
             f"asked for the model {name!r}, which is not known; {nearest(name, (*PRESETS, *MODELS))}. A simulated session "
             "takes presets, a folder with config.json, a hub id, or numbers: hf.ModelSpec(...)"
@@ -113,7 +113,7 @@ def parse_layout(text: str | Layout, spec: ModelSpec, num_devices: int, what: st
     return layout
 
 
-def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout: str | Layout | None, ground: Ground) -> RoleSpec:
+def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout: str | Layout | None, backend: Backend) -> RoleSpec:
     """Complete and check a role that is a model.
 
     Raises:
@@ -122,9 +122,9 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
         LayoutError: a layout that does not fit.
         OptionError: an option out of its range.
     """
-    folder, spec = find_model(model, ground)
-    num_devices = ground.cluster.num_devices
-    auto = tuple(use for use, wish in (("train", train), ("rollout", rollout)) if wish == "auto")
+    folder, spec = find_model(model, backend)
+    num_devices = backend.cluster.num_devices
+    auto = tuple(use for use, asked in (("train", train), ("rollout", rollout)) if asked == "auto")
     filled_in = parse_layout(train, spec, num_devices, f"{role.name}'s")
     role = replace(role, folder=folder, model=spec, train=filled_in, auto=role.auto or auto)
     if rollout is None:
@@ -133,7 +133,7 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
     if layout.pp != 1:
         raise LayoutError(f"{role.name}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp only")
     context_tokens(spec, role.rollout_options)
-    if ground.on_cpu and spec.head_dim not in RUN_EVERYWHERE:
+    if backend.on_cpu and spec.head_dim not in RUN_EVERYWHERE:
         from hfsdk.engine.generation.rollout_engine import check_model
 
         check_model(spec, "cpu")
@@ -267,7 +267,7 @@ def _check_same(role: RoleSpec, planned: RoleSpec) -> None:
 def _facts(role: RoleSpec) -> dict[str, Any]:
     """Return what a plan depends on, by the names under which it is declared; layouts are told apart from these."""
     optimizer, options = role.optimizer, role.rollout_options
-    found = {
+    facts = {
         "model": role.model, "dtype": role.dtype, "head": role.head, "recompute": role.recompute, "offload": role.offload,
         "micro_batch_tokens": role.micro_batch_tokens,
         "optimizer": "none" if optimizer is None else "AdamW",
@@ -275,8 +275,8 @@ def _facts(role: RoleSpec) -> dict[str, Any]:
         "AdamW.offload": optimizer is not None and optimizer.offload,
     }  # fmt: skip
     if role.rollout is not None and role.model is not None:
-        found |= {**asdict(options), "max_model_len": context_tokens(role.model, options)}
-    return found
+        facts |= {**asdict(options), "max_model_len": context_tokens(role.model, options)}
+    return facts
 
 
 def placed(declared: Sequence[RoleSpec], placement: Placement, cluster: ClusterSpec) -> list[RoleSpec]:

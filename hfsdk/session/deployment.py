@@ -16,6 +16,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.calls import messages as m
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
+from hfsdk.models.handle import set_role
 from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.planner.notices import costly
 from hfsdk.planner.perf.memory import check_fits
@@ -24,7 +25,7 @@ from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.declare import placed, planned, weight_names, with_layouts
 from hfsdk.session.pending_save import PendingSave
-from hfsdk.session.roles import H, Models, RoleBook
+from hfsdk.session.role_book import H, Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
 from hfsdk.session.views import LivePlacement
 
@@ -184,7 +185,7 @@ class Deployment:
                         role, rollout=shadow.rollout, rollout_options=shadow.rollout_options, generated_by=shadow.name,
                         nodes=role.nodes + shadow.nodes,
                     )  # fmt: skip
-                handle.settle(role)
+                set_role(handle, role)
                 self._loaded.add(handle.name)
         self._client.send(m.AwaitLoads())
         return self.live()

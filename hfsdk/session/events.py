@@ -9,13 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
 
+from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import SessionClosedError
-
-Event = dict[str, Any]
-Listener = Callable[[Event], None]
 
 ENDS = ("call_done", "call_failed", "call_cancelled")
 

@@ -71,7 +71,7 @@ class _Examples(RowStream):
         return name in COLUMNS and not (name == "prompt" and {"completion", "chosen"} & set(columns))
 
     @property
-    def fingerprint(self) -> str:
+    def _fingerprint(self) -> str:
         """A hash of the data and the options, under which the position is saved."""
         digest = hashlib.sha256(f"{type(self).__name__}|{self.options}|{self.num_rows}|{sorted(self._data)}".encode())
         for row in sorted({0, self.num_rows // 2, self.num_rows - 1}):
@@ -215,14 +215,14 @@ class Pairs(_Examples):
         return common
 
     def _pair(self, row: int) -> list[Example]:
-        prompt, found = self._prompt(row), []
+        prompt, examples = self._prompt(row), []
         ids = self._ids(prompt, f"the prompt of pair {row}")
         implicit = "prompt" not in self._data and "chosen_prompt" not in self._data
         for side in ("chosen", "rejected"):
             text = self._data[side][row]
             what = f"the {side} response of pair {row}"
-            found.append(self._example(ids, self._ids(text[len(prompt) :] if implicit else text, what), what))
-        return found
+            examples.append(self._example(ids, self._ids(text[len(prompt) :] if implicit else text, what), what))
+        return examples
 
 
 def _common_start(one: Any, other: Any) -> Any:

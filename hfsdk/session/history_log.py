@@ -16,7 +16,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.queries import Change
 from hfsdk.engine.controller.lineage import MAIN
 from hfsdk.session.client import ControllerClient, uninterrupted
-from hfsdk.session.roles import RoleBook
+from hfsdk.session.role_book import RoleBook
 
 ORDER = "order"
 """Key of a row that is not for the reader: the number of the last call before it."""

@@ -18,7 +18,7 @@ class Watcher(Protocol):
         ...
 
 
-def show_calls(subscribe: Callable[[Callable[[dict[str, Any]], None]], Any]) -> None:
+def show_calls(subscribe: Callable[..., Any]) -> None:
     """Draw progress and failure of calls under the cells that start them, where IPython runs."""
     if _shell() is not None:
         from hfsdk.viz.hooks import CallProgress

@@ -11,7 +11,7 @@ from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.context import Context
 from hfsdk.session.deployment import Deployment
-from hfsdk.session.planning import Question, ask
+from hfsdk.session.plan_question import Question, ask
 from hfsdk.session.predictions import Predictions
 from hfsdk.session.what_if import WhatIf
 

@@ -115,10 +115,10 @@ class Predictions:
 
 def _fresh(trace: Trace, reruns: Iterable[Rerun], specs: Mapping[str, RoleSpec]) -> list[str]:
     """Return the actors whose first generation in the step moved no weights."""
-    found: dict[str, bool] = {}
+    fresh_by_role: dict[str, bool] = {}
     moved = {span.call_id for span in trace if span.name == "reshard"}
     for rerun in reruns:
         spec = specs.get(rerun.call.role)
         if rerun.call.method == GENERATE.name and spec is not None and not spec.shadow_of:
-            found.setdefault(rerun.call.role, rerun.call.id not in moved)
-    return [role for role, fresh in found.items() if fresh]
+            fresh_by_role.setdefault(rerun.call.role, rerun.call.id not in moved)
+    return [role for role, fresh in fresh_by_role.items() if fresh]

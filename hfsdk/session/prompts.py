@@ -103,7 +103,7 @@ class PromptStream(RowStream):
         return self._ids[row]
 
     @property
-    def fingerprint(self) -> str:
+    def _fingerprint(self) -> str:
         """A hash of the data and the options, under which the position is saved."""
         digest = hashlib.sha256(f"{self.options}|{self.num_prompts}".encode())
         for row in {0, self.num_prompts // 2, self.num_prompts - 1}:

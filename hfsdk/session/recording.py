@@ -16,6 +16,7 @@ import numpy as np
 
 from hfsdk.core.arguments import Generation, Learning
 from hfsdk.core.batch import Batch
+from hfsdk.core.call_events import Listener
 from hfsdk.core.checks import is_whole, shown
 from hfsdk.core.columns import is_per_token
 from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
@@ -35,7 +36,7 @@ from hfsdk.models.counters import Counters
 from hfsdk.models.reward import RewardSum
 from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.roles import Models, RoleBook
+from hfsdk.session.role_book import Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
 
 ONE_PASS = 2**40
@@ -153,7 +154,7 @@ class Recorder:
         """Of every id its columns; the length of every row, ``None`` for one value per sample."""
         self._names: dict[int, str] = {}
 
-    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Nothing is ever told."""
         return lambda: None
 

@@ -33,6 +33,6 @@ def report(parts: Parts, path: str | Path, *, batch: Batch | None = None) -> Pat
     if target.suffix != ".html" or not target.parent.is_dir():
         raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")
     parts.client.check_open()
-    from hfsdk.session.report import session_report  # the pictures are loaded when one is asked for
+    from hfsdk.session.report_sections import session_report  # the pictures are loaded when one is asked for
 
     return session_report(parts, target, batch)

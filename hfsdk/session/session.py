@@ -21,17 +21,17 @@ from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.comparing import compare
 from hfsdk.session.context import Context
+from hfsdk.session.dataflows import Dataflows
 from hfsdk.session.declarations import Declarations
 from hfsdk.session.deployment import Deployment
 from hfsdk.session.evaluation import evaluate
-from hfsdk.session.flows import Dataflows
 from hfsdk.session.history_log import HistoryLog
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.notebook import show_calls
 from hfsdk.session.plans import Plans
 from hfsdk.session.predictions import Predictions
 from hfsdk.session.reporting import report
-from hfsdk.session.roles import Models
+from hfsdk.session.role_book import Models
 from hfsdk.session.running import CurrentRun, Run
 from hfsdk.session.saves import Save, Saves
 from hfsdk.session.session_parts import Parts, delegate, itself
@@ -337,8 +337,7 @@ class Session:
         """
         parts = self._parts
         if not parts.client.closed:
-            if self.run is not None:
-                self.run.close()
+            parts.runs.close()
             parts.pending_save.settle()
         parts.client.close()
 

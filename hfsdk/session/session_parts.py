@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from hfsdk.core.call_events import Listener
 from hfsdk.core.checks import checked
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context
+from hfsdk.session.dataflows import Dataflows
 from hfsdk.session.declarations import Declarations
 from hfsdk.session.deployment import Deployment
-from hfsdk.session.flows import Dataflows
 from hfsdk.session.history_log import HistoryLog
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.pending_save import PendingSave
@@ -105,7 +106,7 @@ class Parts:
         )  # fmt: skip
 
     @checked
-    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
 
         An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",

@@ -20,7 +20,7 @@ from hfsdk.session.client import uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.deployment import Deployment
 from hfsdk.session.history_log import HistoryLog
-from hfsdk.session.roles import EXAMPLES
+from hfsdk.session.role_book import EXAMPLES
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.streams import RowStream, StreamPlaces
 
@@ -42,7 +42,7 @@ class Snapshots:
         self._own_places: weakref.WeakKeyDictionary[Snapshot, weakref.WeakKeyDictionary[RowStream, int]]
         self._own_places = weakref.WeakKeyDictionary()
         """Of every snapshot each stream's place."""
-        self._forgetters: dict[int, weakref.finalize[Any, Any]] = {}
+        self._forgetters: weakref.WeakKeyDictionary[Snapshot, weakref.finalize[Any, Any]] = weakref.WeakKeyDictionary()
 
     @checked
     def snapshot(self, name: Annotated[str, Length(0, 200)] = "") -> Snapshot:
@@ -87,7 +87,7 @@ class Snapshots:
             )  # fmt: skip
             forget = weakref.finalize(made, self._client.forget, kept)
             forget.atexit = False
-            self._forgetters[id(made)] = forget
+            self._forgetters[made] = forget
             self._own_places[made] = self._places.of_each()
             self._snapshots[name], log.marks[name] = made, Mark(name, log.branch, made.order)
         return made
@@ -106,7 +106,7 @@ class Snapshots:
         found = self.find(snapshot)
         if self._snapshots.get(found.name) is found:
             del self._snapshots[found.name]
-        self._forgetters.pop(id(found), lambda: None)()
+        self._forgetters.pop(found, lambda: None)()
         self._client.send(m.Forget(()))  # whatever is sent takes along what is not needed any more
 
     @checked

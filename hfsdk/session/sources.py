@@ -12,7 +12,7 @@ from hfsdk.models import ActorModel
 from hfsdk.session.context import Context
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
 from hfsdk.session.prompts import PromptOptions, PromptStream
-from hfsdk.session.roles import RoleBook
+from hfsdk.session.role_book import RoleBook
 from hfsdk.session.streams import StreamPlaces
 
 E = TypeVar("E", Demonstrations, Pairs)
@@ -127,8 +127,10 @@ class Sources:
 
     def _tell_left_out(self, names: Sequence[str]) -> None:
         if names:
-            told = ", ".join(names)
-            self._context.notice(f"hfsdk writes columns named {told} itself; the data's are left out, rename them to pass them on")
+            listed = ", ".join(names)
+            self._context.notice(
+                f"hfsdk writes columns named {listed} itself; the data's are left out, rename them to pass them on"
+            )
 
     @checked
     def batch(self, /, **columns: Any) -> Batch:

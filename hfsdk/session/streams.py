@@ -47,7 +47,7 @@ class RowStream(ABC):
 
     @property
     @abstractmethod
-    def fingerprint(self) -> str:
+    def _fingerprint(self) -> str:
         """A hash of the data and the options, under which the position is saved."""
 
     @checked
@@ -94,8 +94,8 @@ class StreamPlaces:
 
     def add(self, stream: RowStream) -> None:
         """Put a new stream where a checkpoint had one like it, and keep its place from now on."""
-        stream.position = self._waiting.pop(stream.fingerprint, 0)
-        self._latest[stream.fingerprint] = stream
+        stream.position = self._waiting.pop(stream._fingerprint, 0)
+        self._latest[stream._fingerprint] = stream
         self._all.add(stream)
 
     def positions(self) -> dict[str, int]:
@@ -116,4 +116,4 @@ class StreamPlaces:
         """Put the streams where they were, by fingerprint and each; one that was made since begins there too."""
         self._waiting = {key: place for key, place in positions.items() if key not in self._latest}
         for stream in self._all:
-            stream.position = of_each.get(stream, positions.get(stream.fingerprint, 0))
+            stream.position = of_each.get(stream, positions.get(stream._fingerprint, 0))

@@ -182,18 +182,18 @@ def start(parts: Parts, algorithm: Any, prompts: RowStream, steps: int, chosen: 
 def described(parts: Parts, algorithm: Any, prompts: RowStream, steps: int) -> dict[str, Any]:
     """Return a run's configuration: the algorithm's fields, the prompts', the seed, each role's model, layouts and lr."""
     fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
-    found: dict[str, Any] = {"algorithm": type(algorithm).__name__, **{f.name: getattr(algorithm, f.name) for f in fields}}
-    found |= {"steps": steps, "seed": parts.context.seed, "batch_size": prompts.batch_size, "prompts_seed": prompts.seed}
+    config: dict[str, Any] = {"algorithm": type(algorithm).__name__, **{f.name: getattr(algorithm, f.name) for f in fields}}
+    config |= {"steps": steps, "seed": parts.context.seed, "batch_size": prompts.batch_size, "prompts_seed": prompts.seed}
     for handle in parts.deployment.book:
         role = handle.role
         if role.function is not None:
-            found[f"{role.name}.function"] = f"{role.function.name}@{role.function.version}"
+            config[f"{role.name}.function"] = f"{role.function.name}@{role.function.version}"
         if role.model is not None:
-            found[f"{role.name}.model"] = role.model.name
-        found |= {f"{role.name}.{use}": str(layout) for use, layout in handle.layouts.items()}
+            config[f"{role.name}.model"] = role.model.name
+        config |= {f"{role.name}.{use}": str(layout) for use, layout in handle.layouts.items()}
         if role.optimizer is not None:
-            found[f"{role.name}.lr"] = role.optimizer.lr
-    return {name: value if isinstance(value, bool | int | float) else str(value)[:500] for name, value in found.items()}
+            config[f"{role.name}.lr"] = role.optimizer.lr
+    return {name: value if isinstance(value, bool | int | float) else str(value)[:500] for name, value in config.items()}
 
 
 class Tracking:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hfsdk.algorithms.invariants import ALREADY_TOLD
+from hfsdk.algorithms.invariants import WARNED
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, checked
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
@@ -26,7 +26,9 @@ from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.history_log import ORDER
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
-from hfsdk.session.running import NUM_SAMPLES, Run, resources
+from hfsdk.session.run_control import RunControl
+from hfsdk.session.run_record import NUM_SAMPLES, resources
+from hfsdk.session.running import Run
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker, Tracking, start, trackers
@@ -94,9 +96,10 @@ def train(  # noqa: D417
         parts.saves.load(resume)
     saving = (save_every, folder, keep) if save_every and folder is not None else (0, "", 1)
     shown = wants_progress() if progress is None else progress
-    run = Run()
-    with _interrupts_held(run.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        loop = _Loop(parts, algorithm, prompts, metrics, stop, saving, run)
+    control = RunControl()
+    run = Run(control)
+    with _interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
+        loop = _Loop(parts, algorithm, prompts, metrics, stop, saving, control, run)
         try:
             loop.begin(start(parts, algorithm, prompts, steps, chosen), steps, not wait, shown)
             interrupts.answer()
@@ -104,7 +107,7 @@ def train(  # noqa: D417
                 loop.go_in_background(user_line())
                 interrupts.answer()
         except BaseException as error:
-            run.close()
+            control.close()
             loop.end(error if isinstance(error, Exception) else None, done=False)
             raise
         if wait:
@@ -112,11 +115,11 @@ def train(  # noqa: D417
     return run
 
 
-def _how(run: Run, failed: Exception | None) -> str:
+def _how(control: RunControl, failed: Exception | None) -> str:
     """Return how a run that is about to end has ended."""
-    if failed is not None and not run.is_stop(failed):
+    if failed is not None and not control.is_stop(failed):
         return "failed"
-    return "finished" if len(run.rows) == run.steps else "paused" if run.paused else "stopped"
+    return "finished" if len(control.record.rows) == control.steps else "paused" if control.paused else "stopped"
 
 
 @dataclass(eq=False)
@@ -129,6 +132,7 @@ class _Loop:
     metrics: Sequence[Metric]
     stop: Callable[[Row], bool] | None
     saving: tuple[int, str | Path, int]
+    control: RunControl
     run: Run
     tracking: Tracking | None = None
     watcher: Watcher | None = None
@@ -136,86 +140,86 @@ class _Loop:
 
     def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
         """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
-        parts, run = self.parts, self.run
+        parts, control, cluster = self.parts, self.control, self.parts.context.cluster
         self.tracking = tracking
-        run.begins(steps, background, lambda: _stop_calls(parts, run))
-        parts.runs.run = run
-        run.on_devices(parts.context.cluster.num_devices, parts.context.cluster.price_per_device_hour)
-        self.unsubscribe = parts.client.subscribe(run.on_event)
-        self.watcher = watcher_of(run) if shown else None
+        control.begin(steps, background, lambda: _stop_calls(parts, control))
+        parts.runs.run = self.run
+        control.record.num_devices, control.record.price_per_device_hour = cluster.num_devices, cluster.price_per_device_hour
+        self.unsubscribe = parts.client.subscribe(control.on_event)
+        self.watcher = watcher_of(self.run) if shown else None
 
     def end(self, failed: Exception | None, *, done: bool) -> None:
         """End what has begun; whoever watches is told. A second time does nothing."""
-        run, unsubscribe = self.run, self.unsubscribe
+        control, unsubscribe = self.control, self.unsubscribe
         tracking, self.tracking, self.unsubscribe = self.tracking, None, lambda: None
         unsubscribe()
         try:
             if tracking is not None:
-                tracking.close(_how(run, failed))
+                tracking.close(_how(control, failed))
         finally:
             watcher, self.watcher = self.watcher, None
-            if run.running:
-                run.ends(failed, interrupted=not done and failed is None)
+            if control.running:
+                control.end(failed, interrupted=not done and failed is None)
             if watcher is not None:
                 watcher.ended()
 
     def go_in_background(self, line: str) -> None:
         """Run the loop on a thread of its own."""
-        self.run.runner = threading.Thread(target=self._in_background, args=(line,), name="hfsdk-train", daemon=True)
+        self.control.thread = threading.Thread(target=self._in_background, args=(line,), name="hfsdk-train", daemon=True)
         atexit.register(self._leave)  # a thread that computes while the interpreter ends would take it down
-        self.run.runner.start()
+        self.control.thread.start()
 
     def _in_background(self, line: str) -> None:
         with suppress(Exception), calls_of(line):  # the run keeps what failed, and run.wait() raises it
-            self.attend(False, _Interrupts(self.run.pause))
+            self.attend(False, _Interrupts(self.control.pause))
         if not exiting.is_set():
             atexit.unregister(self._leave)
 
     def _leave(self) -> None:
         """Stop for good because the interpreter ends, and wait for the call that a lane still computes."""
-        own = set(self.run.own_calls)
-        self.run.leave()
+        own = set(self.control.calls.own)
+        self.control.leave()
         with suppress(HfsdkError):
-            self.parts.client.settle([*own, *self.run.own_calls], LEAVE_S)
+            self.parts.client.settle([*own, *self.control.calls.own], LEAVE_S)
 
     def attend(self, shown: bool, interrupts: _Interrupts) -> None:
         """Run the loop to its end; whatever happens, who watches is told that it is over."""
         failed: Exception | None = None
         done = False
-        self.run.on_this_thread()
-        told = ALREADY_TOLD.set(set())
+        self.control.calls.take_thread()
+        token = WARNED.set(set())
         try:
-            with progress_bar(self.run.steps, shown and self.watcher is None) as drawn, interrupts.raised():
+            with progress_bar(self.control.steps, shown and self.watcher is None) as drawn, interrupts.raised():
                 self.go(interrupts, drawn)
             done = True
         except Exception as error:
             failed = error
-            if not self.run.is_stop(error):
+            if not self.control.is_stop(error):
                 raise
         finally:
-            ALREADY_TOLD.reset(told)
+            WARNED.reset(token)
             self.end(failed, done=done)
 
     def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
-        parts, run, (every, folder, keep) = self.parts, self.run, self.saving
-        while len(run.rows) < run.steps and run.may_go_on():
-            row = _one_step(parts, self.algorithm, self.prompts, self.metrics, run)
+        parts, control, record, (every, folder, keep) = self.parts, self.control, self.control.record, self.saving
+        while len(record.rows) < control.steps and control.may_go_on():
+            row = _one_step(parts, self.algorithm, self.prompts, self.metrics, control)
             bar.show(row)
             if self.tracking is not None:
-                self.tracking.step(row, run.samples_of(row["step"]))
+                self.tracking.step(row, record.samples.get(row["step"], []))
             if every and row["step"] % every == every - 1:
-                with run.saving():
+                with control.saving():
                     parts.saves.save(folder, keep=keep)
             if self.stop is not None and self.stop(row):
-                run.stopped = True
+                control.stopped = True
                 break
-            if interrupts.count and len(run.rows) < run.steps:
-                run.paused = True
+            if interrupts.count and len(record.rows) < control.steps:
+                control.paused = True
                 parts.context.notice(f"paused after step {row['step']}; call session.train again to go on")
                 break
 
 
-def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], run: Run) -> Row:
+def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], control: RunControl) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
     places, counts = [(stream, stream.position) for stream in _streams_of(algorithm, prompts)], parts.context.counters.all()
     started, finished = time.perf_counter(), False
@@ -231,7 +235,7 @@ def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: S
                 row |= _own_metric(metric, step.batch)
         except SimulatedValueError:
             parts.client.wait(parts.client.open_calls(), None)  # shapes and times only: no metrics to show
-        trace = run.of_step(parts.traces.snapshot())
+        trace = control.calls.without_others(parts.traces.snapshot())
         row["seconds"] = trace.duration_s if parts.context.simulated else time.perf_counter() - started
         cluster = parts.context.cluster
         placement = parts.deployment.placement
@@ -243,9 +247,10 @@ def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: S
             for stream, position in places:
                 stream.position = position
             parts.context.counters.replace(counts)  # the seeds of its updates: gone on with, the run is as if it had not stopped
-            _stop_calls(parts, run)
-    own = set(run.own_calls)
-    run.note(row, step, trace, parts.traces.step, _samples(step))
+            _stop_calls(parts, control)
+    own = set(control.calls.own)
+    control.record.add(row, step, trace, parts.traces.step, _samples(step))
+    control.calls.own.clear()
     parts.log.record(row, algorithm, own, metrics)
     return row
 
@@ -261,10 +266,10 @@ def _samples(step: Any) -> list[Mapping[str, Any]]:
     return list(batch.view(NUM_SAMPLES)["samples"]) if isinstance(batch, Batch) else []
 
 
-def _stop_calls(parts: Parts, run: Run) -> None:
+def _stop_calls(parts: Parts, control: RunControl) -> None:
     """Cancel what the run's step has started; calls that the user started beside it go on."""
     if not parts.client.closed:
-        own = set(run.own_calls)
+        own = set(control.calls.own)
         parts.client.cancel([call for call in parts.client.open_calls() if call in own])
 
 
@@ -281,16 +286,16 @@ TAKEN = frozenset({
 """Columns of the history that no number of the user's may have the name of."""
 
 
-def _numbers(found: Any, who: str, kept: tuple[type, ...] = (int, float, str, type(None))) -> Row:
+def _numbers(numbers: Any, who: str, kept: tuple[type, ...] = (int, float, str, type(None))) -> Row:
     """Return the numbers of a step by name; what is of no kept type, e.g. a tensor, as a float.
 
     Raises:
         OptionError: they are none, or the history has a column of this name already.
     """
-    if not isinstance(found, Mapping):
-        raise OptionError(f"{who} must return a dict of numbers by name; it returned {type(found).__name__}")
+    if not isinstance(numbers, Mapping):
+        raise OptionError(f"{who} must return a dict of numbers by name; it returned {type(numbers).__name__}")
     row: Row = {}
-    for key, value in found.items():
+    for key, value in numbers.items():
         if key in TAKEN:
             raise OptionError(f"{who} calls a number {key!r}, which is a column of the history already; give it another name")
         try:

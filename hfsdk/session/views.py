@@ -19,7 +19,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
-from hfsdk.session.roles import RoleBook
+from hfsdk.session.role_book import RoleBook
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,7 +28,7 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.placement import PRESETS
 from hfsdk.core.plan import Plan, Workload
 from hfsdk.core.spec import ModelSpec
-from hfsdk.session.planning import priced
+from hfsdk.session.plan_question import priced
 from hfsdk.session.what_if_question import (
     AS_DECLARED,
     AUTO,

@@ -13,6 +13,7 @@ from toy import GOOD, ToyModels, prompts
 import hfsdk as hf
 from hfsdk.algorithms import grpo, ppo, reinforce_pp, remax, rlmath, rloo, safe_rlhf
 from hfsdk.algorithms.invariants import invariants
+from hfsdk.core.batch import refs_of
 from hfsdk.core.errors import ColumnError, OptionError, PlacementError, SimulatedValueError
 
 ALL = [
@@ -319,7 +320,7 @@ class TestSimulated:
         stream = session.prompts(["a", "b"], batch_size=2)
         one, two = (session.models.actor.generate(stream[0], max_new_tokens=3, n=n) for n in (1, 2))
         joined = two.join(one.take([0, 0, 1, 1]), other="group")
-        assert joined.ref("other").call_id == one.ref("group").call_id
+        assert refs_of(joined)["other"].call_id == refs_of(one)["group"].call_id
         assert "other" not in two
         with pytest.raises(ColumnError, match="other batch has 2 samples, this one 4"):
             two.join(one, other="group")

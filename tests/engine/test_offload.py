@@ -122,7 +122,7 @@ def test_compute_waits_for_what_came_and_copies_for_what_was_computed():
 def test_gradients_that_are_zero_do_not_travel_and_others_are_kept():
     buffer = torch.zeros(6)
     view, recorder = buffer[2:4], Recorder(0, 0)
-    offloaded = Offloaded(lambda: [buffer, view], recorder, part="gradients", often_zero=True)
+    offloaded = Offloaded(lambda: [buffer, view], recorder, part="gradients", skip_zeros=True)
     assert buffer.untyped_storage().nbytes() == 0 == offloaded.host_bytes
     with offloaded.on_device():
         assert view.tolist() == [0, 0]

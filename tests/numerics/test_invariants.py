@@ -9,7 +9,7 @@ from system_helpers import ppo_batch
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.algorithms.invariants import ALREADY_TOLD, RATIO_TOLERANCE
+from hfsdk.algorithms.invariants import RATIO_TOLERANCE, WARNED
 from hfsdk.algorithms.step import Statistics, Step
 from hfsdk.core.pending import Metrics
 from hfsdk.core.spec import DTYPE_BYTES
@@ -116,13 +116,13 @@ def test_bf16_may_be_rounded():
 
 
 def test_inside_a_run_each_kind_is_told_once():
-    token = ALREADY_TOLD.set(set())
+    token = WARNED.set(set())
     try:
         assert len(told([{**GOOD, "ratio_max": 2.0}])) == 1
         assert told([{**GOOD, "ratio_max": 3.0}]) == []
         assert len(told([{**GOOD, "approx_kl": 1.0}])) == 1
     finally:
-        ALREADY_TOLD.reset(token)
+        WARNED.reset(token)
     assert len(told([{**GOOD, "ratio_max": 2.0}])) == 1
 
 

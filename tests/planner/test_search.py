@@ -13,14 +13,14 @@ import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
-from hfsdk.planner.perf.cache import with_least
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, role_bytes, rollout_parameters
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.perf.sizing import with_least
 from hfsdk.planner.planning import plan_step
-from hfsdk.planner.search.found import Best
+from hfsdk.planner.search.candidates import Tables
 from hfsdk.planner.search.pools import pack
 from hfsdk.planner.search.search import Search
-from hfsdk.planner.search.tables import Tables
+from hfsdk.planner.search.solution import Best
 from hfsdk.session.recording import record_step
 from hfsdk.session.session_parts import parts_of
 

@@ -13,6 +13,7 @@ from fakes import CPU2, session_over
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
+from hfsdk.core.batch import refs_of
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.spec import PRESETS
 from hfsdk.engine.calls import messages as m
@@ -357,7 +358,7 @@ def test_the_dataflow_keeps_aliased_columns():
         batch = batch.alias("old_log_probs", "rollout_log_probs")
         actor.update(batch, lambda out, b: b["old_log_probs"]).wait()
         columns = {edge.source: edge.columns for edge in session.dataflow.edges}
-        assert "old_log_probs" in columns[batch.ref("old_log_probs").call_id]
+        assert "old_log_probs" in columns[refs_of(batch)["old_log_probs"].call_id]
 
 
 @pytest.mark.parametrize(

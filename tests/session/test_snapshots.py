@@ -8,7 +8,7 @@ import hfsdk as hf
 from hfsdk.core.experiment import Experiment
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.running import MEASURED
+from hfsdk.session.run_record import MEASURED
 from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.tables import snapshot_html
 

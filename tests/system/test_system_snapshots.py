@@ -8,7 +8,7 @@ from system_helpers import OPENINGS, fingerprint, lengths_reward, outcome, ppo_s
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.session.running import MEASURED
+from hfsdk.session.run_record import MEASURED
 
 pytestmark = pytest.mark.slow
 

@@ -24,6 +24,7 @@ from hfsdk.core.trace import Span, Trace
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import ReshardReport, TransportReport
 from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.run_control import RunControl
 from hfsdk.session.running import Run
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
@@ -112,12 +113,19 @@ TRACES: dict[str, Callable[[], Trace]] = {
 # ---------------------------------------------------------------- the other pictures
 
 
-def run_of(rows: list[dict[str, Any]], words: str = "a prompt", trace: Trace | None = None) -> Run:
-    run = Run(steps=len(rows) or 5)
+def control_of(rows: list[dict[str, Any]], words: str = "a prompt", trace: Trace | None = None) -> RunControl:
+    control = RunControl(steps=len(rows) or 5)
     for row in rows:
-        sample = {"prompt": words, "response": words, "score": row.get("score_mean")}
-        run.note(row, None, trace or demo.step_trace(), row["step"], [sample, {"prompt": None, "response": "", "score": None}])
-    return run
+        samples = [
+            {"prompt": words, "response": words, "score": row.get("score_mean")},
+            {"prompt": None, "response": "", "score": None},
+        ]
+        control.record.add(row, None, trace or demo.step_trace(), row["step"], samples)
+    return control
+
+
+def run_of(rows: list[dict[str, Any]], words: str = "a prompt", trace: Trace | None = None) -> Run:
+    return Run(control_of(rows, words, trace))
 
 
 def rows_of(number: float | None, steps: int = 3) -> list[dict[str, Any]]:
@@ -126,10 +134,10 @@ def rows_of(number: float | None, steps: int = 3) -> list[dict[str, Any]]:
 
 
 def failed_run() -> Run:
-    run = run_of(rows_of(None), HOSTILE, hostile_trace())
-    run.error = ValueError(HOSTILE)
-    run.rows = [{**row, HOSTILE: 1.0} for row in run.rows]
-    return run
+    control = control_of(rows_of(None), HOSTILE, hostile_trace())
+    control.error = ValueError(HOSTILE)
+    control.record.rows = [{**row, HOSTILE: 1.0} for row in control.record.rows]
+    return Run(control)
 
 
 def memory_of(trace: Trace, devices: int = 2) -> MemoryUse:

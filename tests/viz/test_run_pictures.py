@@ -18,6 +18,7 @@ from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.trace import Span, Trace
 from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.run_control import RunControl
 from hfsdk.session.running import Run
 from hfsdk.viz.comparison.view import ComparisonView
 from hfsdk.viz.dashboard.view import MOST_POINTS, DashboardView, dashboard_view
@@ -101,8 +102,9 @@ def test_curves_draw_gaps_as_gaps():
 
 
 def test_a_picture_of_a_run_has_no_buttons_unless_it_is_shown_live():
-    run = Run()
-    run.begins(3, background=True, cancel=lambda: None)
+    control = RunControl()
+    control.begin(3, background=True, cancel=lambda: None)
+    run = Run(control)
     view = dashboard_view(run.view(), live=True)
     assert (view["live"], view["background"], view["state"], view["steps_asked"]) == (True, True, "running", 3)
     assert not picture_of(run).view["live"], "a file has nobody to press for"

@@ -75,18 +75,18 @@ def rooms(needed: Mapping[int, int], free: Mapping[int, int]) -> tuple[HostRoom,
     return tuple(HostRoom(node, num_bytes, free.get(node)) for node, num_bytes in needed.items())
 
 
-def check_room(found: Iterable[HostRoom], what: str, advice: str) -> str:
+def check_room(rooms: Iterable[HostRoom], what: str, advice: str) -> str:
     """Return a notice where a copy takes much of a node's free memory, else ``""``.
 
     Args:
-        found: the nodes.
+        rooms: the nodes.
         what: what makes the copy, e.g. ``"the snapshot"``.
         advice: what to do where it does not fit.
 
     Raises:
         CheckpointError: it takes more than there is; names the node that lacks most, and both numbers.
     """
-    known = [(room, room.free_bytes) for room in found if room.free_bytes is not None and room.needed_bytes]
+    known = [(room, room.free_bytes) for room in rooms if room.free_bytes is not None and room.needed_bytes]
     if not known:
         return ""
     room, free = max(known, key=lambda each: each[0].needed_bytes - each[1])
@@ -106,9 +106,9 @@ def free_host_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     free = int(psutil.virtual_memory().available)
     for limit, used, stat, reclaimable in _CGROUPS:
         with suppress(OSError, ValueError, IndexError):  # no such version, or no limit ("max")
-            told = dict(line.split()[:2] for line in (cgroups / stat).read_text().splitlines())
+            stats = dict(line.split()[:2] for line in (cgroups / stat).read_text().splitlines())
             most, now = (int((cgroups / name).read_text()) for name in (limit, used))
-            free = min(free, most - now + int(told.get(reclaimable, 0)))
+            free = min(free, most - now + int(stats.get(reclaimable, 0)))
     return max(0, free)
 
 

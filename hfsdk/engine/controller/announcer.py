@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
 
+from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import SessionClosedError
 from hfsdk.core.runtime import Progress, Runtime
 from hfsdk.engine.controller.answers import Live
 from hfsdk.engine.controller.closing import WAIT_S, Closing
 from hfsdk.engine.controller.ledger import Ledger
 from hfsdk.engine.controller.records import CallRecord
-
-Listener = Callable[[dict[str, Any]], None]
 
 
 class Announcer:
@@ -45,7 +43,7 @@ class Announcer:
             "error": str(record.error) if record.error else None,
         })  # fmt: skip
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """Announce an event."""
         for listener in list(self._listeners):
             try:

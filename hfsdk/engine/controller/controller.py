@@ -20,6 +20,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
+from hfsdk.core.call_events import Listener
 from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallCancelledError, CheckpointError, ColumnError, PlacementError, SessionClosedError
 from hfsdk.core.files import FileSum
@@ -31,7 +32,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.dispatch import picks_for
 from hfsdk.engine.calls.host_memory import HostRoom, needed_by_node, rooms
-from hfsdk.engine.controller.announcer import Announcer, Listener, Monitor
+from hfsdk.engine.controller.announcer import Announcer, Monitor
 from hfsdk.engine.controller.answers import Answers
 from hfsdk.engine.controller.closing import Closing
 from hfsdk.engine.controller.execution import Execution, where

@@ -149,8 +149,8 @@ class Execution:
         """Workers ended during a call: of its pool, or of one of the two, or both, that it ran on."""
         assert record.pool is not None
         lost = error.lost if isinstance(error, TransferBrokenError) else ((record.pool, error),)
-        told = [self._homes.pool_lost(pool, error, record) for pool, error in lost]
-        words, first = " ".join(error.message for error in told), told[0]
+        errors = [self._homes.pool_lost(pool, error, record) for pool, error in lost]
+        words, first = " ".join(error.message for error in errors), errors[0]
         self.finish(record, type(first)(words, **{**first.fields(), **where(record.call)}))
 
     def finish(self, record: CallRecord, error: Exception | None) -> None:

@@ -75,17 +75,17 @@ class Reads:
 
     @cached_property
     def _counted(self) -> tuple[Transfer, ...]:
-        found: dict[int, _Reading] = {}
+        readings: dict[int, _Reading] = {}
         for group in self._groups:
             shares: dict[int, dict[int, Piece]] = {}
             for columns, numbers, local_rows in group.picks:
                 source = self._sources[next(iter(columns))]
-                if source not in found:
-                    found[source] = _Reading(source, self._stored[source], tell_rows=len(self._groups) <= MOST_RANKS)
-                found[source].add(columns, numbers, local_rows, shares.setdefault(source, {}))
+                if source not in readings:
+                    readings[source] = _Reading(source, self._stored[source], tell_rows=len(self._groups) <= MOST_RANKS)
+                readings[source].add(columns, numbers, local_rows, shares.setdefault(source, {}))
             for source, pieces in shares.items():
-                found[source].shares.append(Share(group.ranks, tuple(pieces.values())))
-        return tuple(reading.transfer() for reading in found.values())
+                readings[source].shares.append(Share(group.ranks, tuple(pieces.values())))
+        return tuple(reading.transfer() for reading in readings.values())
 
 
 def column_bytes(stored: Stored) -> dict[str, int]:
@@ -171,8 +171,8 @@ def _runs(rows: Array) -> str:
     starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 2) != 1)
     ends = np.append(starts[1:], len(ordered)) - 1
     runs = list(zip(ordered[starts[:MOST_RUNS]].tolist(), ordered[ends[:MOST_RUNS]].tolist(), strict=True))
-    return _told(runs) + "…" * (len(starts) > MOST_RUNS)
+    return _ranges(runs) + "…" * (len(starts) > MOST_RUNS)
 
 
-def _told(runs: Sequence[tuple[int, int]]) -> str:
+def _ranges(runs: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)

@@ -19,8 +19,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
-from typing import Any
 
+from hfsdk.core.call_events import Listener
 from hfsdk.core.errors import CheckpointError, HfsdkError, PlacementError, WorkerDiedError
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
@@ -43,9 +43,7 @@ class Homes:
         lanes: by name of the pool.
     """
 
-    def __init__(
-        self, runtime: Runtime, ledger: Ledger, lane: Callable[[str], Lane], emit: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, runtime: Runtime, ledger: Ledger, lane: Callable[[str], Lane], emit: Listener) -> None:
         self._runtime, self._ledger, self._lane, self._emit = runtime, ledger, lane, emit
         self.roles: dict[str, RoleRecord] = {}
         self.placement: Placement | None = None

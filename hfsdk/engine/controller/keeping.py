@@ -49,16 +49,16 @@ class Keeping:
 
     def keep(self, names: Sequence[str]) -> tuple[Kept, ...]:
         """Keep the state of roles, behind what is on their lanes."""
-        found: dict[str, Kept] = {}
+        unchanged: dict[str, Kept] = {}
         waits = []
         with self._lock:
             for record in (self._roles[name] for name in names):
                 held = None if record.kept is None else self._held.get(record.kept.number)
                 if held is not None:
                     held.num_users += 1
-                    found[record.spec.name] = held.kept
+                    unchanged[record.spec.name] = held.kept
         made: dict[str, Kept] = {}
-        for record in (self._roles[name] for name in names if name not in found):
+        for record in (self._roles[name] for name in names if name not in unchanged):
             self._next += 1
             waits.append(self._post(record, self._keeper(record, self._next, made)))
         try:
@@ -67,13 +67,13 @@ class Keeping:
         except BaseException:
             for kept in made.values():
                 self._runtime.forget(kept)
-            self.forget(found.values())
+            self.forget(unchanged.values())
             raise
         with self._lock:
             for name, kept in made.items():
                 self._roles[name].kept = kept
                 self._held[kept.number] = _Held(kept, self.head(self._roles[name]), 1)
-        return tuple((found | made)[name] for name in names)
+        return tuple((unchanged | made)[name] for name in names)
 
     def _keeper(self, record: RoleRecord, number: int, made: dict[str, Kept]) -> Callable[[Pool], None]:
         def keep(pool: Pool) -> None:

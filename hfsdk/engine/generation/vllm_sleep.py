@@ -3,7 +3,7 @@
 vLLM *sleeps* between phases: weights and cache are given up, their addresses stay reserved, so that CUDA graphs stay valid (its
 sleep mode, level 2). It wakes in two parts: the cache is not there yet while the weights travel::
 
-    state      weights  cache   wish: asleep       wish: filling             wish: awake
+    state      weights  cache   target: asleep     target: filling           target: awake
     asleep     -        -       nothing            wake weights -> filling   an error: the weights come first
     filling    there    -       sleep -> asleep    nothing                   wake kv_cache -> awake
     awake      there    there   sleep -> asleep    nothing: filled again     nothing
@@ -29,18 +29,18 @@ STEPS: dict[tuple[str, str], str] = {
     ("asleep", "filling"): "weights", ("filling", "filling"): "", ("awake", "filling"): "",
     ("filling", "awake"): "kv_cache", ("awake", "awake"): "",
 }  # fmt: skip
-"""(state, wish) -> what vLLM is told: to sleep, to wake the memory of this name, or nothing."""
+"""(state, target) -> what vLLM is told: to sleep, to wake the memory of this name, or nothing."""
 
 
-def step(state: str, wish: str) -> str:
-    """Return what vLLM is told so that ``wish`` comes true, ``""`` for nothing.
+def step(state: str, target: str) -> str:
+    """Return what vLLM is told so that it reaches the state ``target``, ``""`` for nothing.
 
     Raises:
-        RuntimeError: the wish cannot come true from this state in one step.
+        RuntimeError: it cannot be reached from this state in one step.
     """
-    if (state, wish) not in STEPS:
-        raise RuntimeError(f"the rollout is {state} and cannot be {wish} next; its weights come first, then its cache")
-    return STEPS[state, wish]
+    if (state, target) not in STEPS:
+        raise RuntimeError(f"the rollout is {state} and cannot be {target} next; its weights come first, then its cache")
+    return STEPS[state, target]
 
 
 class Sleeper(Protocol):
@@ -77,7 +77,7 @@ class Sleep:
         self.away_bytes = 0
         """Bytes of the device that others have meanwhile, as measured when they were given up."""
 
-    def to(self, wish: str) -> bool:
+    def to(self, target: str) -> bool:
         """Reach ``"asleep"``, ``"filling"`` or ``"awake"``; return whether anything was done. Spans: ``sleep`` and ``wake``.
 
         Raises:
@@ -85,26 +85,26 @@ class Sleep:
             Exception: of the engine, as it is; the state is then one of the table's, or ``"lost"``.
         """
         if self.state == "lost":
-            if wish == "asleep":
+            if target == "asleep":
                 return False  # what can be done without it goes on
             raise CallError(
                 "the rollout failed to sleep or to wake, and what it holds of the device is unknown since. "
                 "Save the role's state, release it and declare it again."
             )
-        told = step(self.state, wish)
-        if not told:
+        action = step(self.state, target)
+        if not action:
             return False
-        with self._recorder.span("sleep" if told == "sleep" else "wake") as attrs:
+        with self._recorder.span("sleep" if action == "sleep" else "wake") as attrs:
             before = self._engine.free_bytes()
             try:
-                self._tell(told)
+                self._do(action)
             except BaseException:
-                self._put_right(told)
+                self._put_right(action)
                 raise
             change = self._engine.free_bytes() - before
-            attrs.update(bytes=abs(change), what="weights kv_cache" if told == "sleep" else told)
-        self.away_bytes = max(0, self.away_bytes + change) if wish != "awake" else 0
-        self.state = wish
+            attrs.update(bytes=abs(change), what="weights kv_cache" if action == "sleep" else action)
+        self.away_bytes = max(0, self.away_bytes + change) if target != "awake" else 0
+        self.state = target
         return True
 
     def close(self) -> None:
@@ -114,20 +114,20 @@ class Sleep:
         if self.state == "filling":
             self.to("awake")
 
-    def _tell(self, told: str) -> None:
-        if told == "sleep":
+    def _do(self, action: str) -> None:
+        if action == "sleep":
             self._engine.sleep()
         else:
-            self._engine.wake(told)
+            self._engine.wake(action)
 
-    def _put_right(self, told: str) -> None:
+    def _put_right(self, action: str) -> None:
         """Return to a state of the table; a cache that failed to wake is tried again, or given up, as if it had not been."""
         before, self.state = self.state, "lost"
-        if told == "sleep":
+        if action == "sleep":
             self._engine.restore()
             self.state, self.away_bytes = "awake", 0
         else:
-            if told == "weights":
+            if action == "weights":
                 self._engine.drop()
             self.state = before
 

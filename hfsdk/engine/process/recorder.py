@@ -83,12 +83,12 @@ class Recorder:
         try:
             times = self.clock.times(pairs)
         finally:
-            told: list[Span] = []
+            stamped: list[Span] = []
             for (span, *_), (start_ns, seconds), (_, host_s) in zip(ended, times, host, strict=True):
                 attrs = {**span.attrs, "host_s": host_s} if self.clock.of_gpu else span.attrs
-                told.append(replace(span, start_ns=start_ns, duration_s=seconds, attrs=attrs))
+                stamped.append(replace(span, start_ns=start_ns, duration_s=seconds, attrs=attrs))
             with self._lock:
-                self.done += told
+                self.done += stamped
 
     def take(self) -> tuple[list[Span], list[Span]]:
         """Return (finished spans since the last take, running spans)."""

@@ -245,11 +245,11 @@ def _interface(address: str) -> Iterator[None]:
 def _store_of(link: Link, timeout: timedelta) -> Store:
     from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
-    found: Store
+    base: Store
     if link.store.startswith("tcp://"):
         host, _, port = link.store.removeprefix("tcp://").rpartition(":")
-        found = TCPStore(host, int(port), is_master=False)
+        base = TCPStore(host, int(port), is_master=False)
     else:
-        found = FileStore(link.store.removeprefix("file://"), link.num_ranks)
-    found.set_timeout(timeout)
-    return PrefixStore(f"link{link.number}/", found)
+        base = FileStore(link.store.removeprefix("file://"), link.num_ranks)
+    base.set_timeout(timeout)
+    return PrefixStore(f"link{link.number}/", base)

@@ -90,15 +90,15 @@ def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[
         raise RewardFunctionError(
             f"{name} must return a list of {len(lengths)} lists, one number per token of each completion; it returned {got}"
         )
-    found = []
+    rows = []
     for i, (row, length) in enumerate(zip(scores, lengths, strict=True)):
         try:
-            found.append(check_scores(row, name, length))
+            rows.append(check_scores(row, name, length))
         except RewardFunctionError as error:
             raise RewardFunctionError(
                 f"sample {i} has {length} tokens (completion_ids[{i}]): {error}".replace("completions", "tokens")
             ) from None
-    return found
+    return rows
 
 
 def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
@@ -156,10 +156,10 @@ def _to_host(cloudpickle: Any, value: Any) -> bytes:
         return bytes(cloudpickle.dumps(value))
 
     class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, found: Any) -> Any:
-            if isinstance(found, torch.Tensor) and found.is_cuda:
-                return found.cpu().__reduce_ex__(5)
-            return super().reducer_override(found)
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                return value.cpu().__reduce_ex__(5)
+            return super().reducer_override(value)
 
     written = io.BytesIO()
     Pickler(written).dump(value)

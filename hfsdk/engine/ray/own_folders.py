@@ -113,7 +113,7 @@ def clear_left(place: str) -> list[Path]:
 
 def left_in(place: str) -> list[Path]:
     """Return this user's folders in a place whose processes have ended, as far as that shows without a lock."""
-    found = []
+    folders = []
     for path in sorted(Path(place).glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError, ValueError, KeyError):
             info = path.lstat()
@@ -122,10 +122,10 @@ def left_in(place: str) -> list[Path]:
             fd = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 if not _lives(fd):
-                    found.append(path)
+                    folders.append(path)
             finally:
                 os.close(fd)
-    return found
+    return folders
 
 
 def _lock(path: Path) -> int | None:
@@ -165,12 +165,12 @@ def end_processes(path: Path) -> list[int]:
     """
     ended: list[psutil.Process] = []
     for _ in range(3):  # what is killed may just have started another
-        found = [process for process in _belonging(path) if process not in ended]
-        for process in found:
+        running = [process for process in _belonging(path) if process not in ended]
+        for process in running:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        ended += found
-        if not found:
+        ended += running
+        if not running:
             break
     psutil.wait_procs(ended, timeout=END_S)
     return [process.pid for process in ended]

@@ -72,14 +72,14 @@ def open_to_all(path: Path) -> Path | None:
 
     Such a folder is writable by all and lacks the sticky bit. One that other users cannot get to does not count.
     """
-    found = None
+    shared = None
     for folder in [*reversed(path.resolve().parents), path.resolve()]:
         mode = folder.stat().st_mode
         if not mode & stat.S_IXOTH:  # others get no further
-            return found
+            return shared
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            found = folder
-    return found
+            shared = folder
+    return shared
 
 
 # -- the token
@@ -181,7 +181,7 @@ def _octal(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterAddress:
     """A cluster's address and who says so."""
 
     address: str
@@ -194,7 +194,7 @@ def address_file() -> Path:
     return Path(place) / "ray" / "ray_current_cluster"
 
 
-def find_cluster() -> Found:
+def find_cluster() -> ClusterAddress:
     """Return the cluster of this machine that ``"auto"`` means.
 
     That is the one of ``RAY_ADDRESS``, of this user's or root's address file, or of a process of theirs that serves one.
@@ -206,17 +206,17 @@ def find_cluster() -> Found:
     if named and named != "auto":
         if "://" in named or ":" not in named:
             raise PlacementError(f"RAY_ADDRESS={named} is not an address host:port; unset it, or give hf.Session the address")
-        return Found(named, "RAY_ADDRESS")
+        return ClusterAddress(named, "RAY_ADDRESS")
     path = address_file()
     served = list(_served_here())
     if served and not _is_trusted(path):
-        return Found(served[0], "a process of yours or of root's")
+        return ClusterAddress(served[0], "a process of yours or of root's")
     if not os.path.lexists(path):
         raise PlacementError(
             f"no Ray cluster runs on this machine for you ({path} is not there, and no process serves one). Start one with "
             "`ray start --head`, or give its address as host:port."
         )
-    found = Found(_read_address(path), str(path))
+    found = ClusterAddress(_read_address(path), str(path))
     check_listener(found.address)
     return found
 

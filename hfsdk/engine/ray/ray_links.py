@@ -70,15 +70,15 @@ class RayLinks:
     def between(self, giver: PoolState, taker: PoolState) -> Link:
         """Return the link of two pools as they are open now; their workers join it when they first use it."""
         with self._lock:
-            found = next((link for link, ends in self._links.items() if ends == (giver, taker)), None)
-        if found is None:
+            opened = next((link for link, ends in self._links.items() if ends == (giver, taker)), None)
+        if opened is None:
             members = [*giver.members, *taker.members]
             store, addresses = self._meeting_place(members)
             names = giver.pool.name, taker.pool.name
-            found = Link(next(self._numbers), names, store, len(members), addresses, self._timeout_s)
+            opened = Link(next(self._numbers), names, store, len(members), addresses, self._timeout_s)
             with self._lock:
-                self._links[found] = giver, taker
-        return found
+                self._links[opened] = giver, taker
+        return opened
 
     def drop(self, link: Link) -> None:
         """Have the workers of both pools leave a link; the next transfer makes another."""

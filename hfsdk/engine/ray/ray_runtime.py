@@ -291,19 +291,19 @@ class RayRuntime:
     @_while_open
     def saved(self, role: str, pool: Pool) -> Mapping[str, FileSum] | None:
         """Ask the pool's workers; when all have written, rank 0 completes the checkpoint."""
-        found: Mapping[str, FileSum] | None = None
+        files: Mapping[str, FileSum] | None = None
         state = self.pools.open.get(pool.name)
         if state is None:
             raise CheckpointError(f"the workers that were writing {role}'s state ended; save again")
         try:
             written = all(ray.get([w.saved.remote(role) for w in state.workers]))
             if written:
-                found = ray.get(state.workers[0].finish_save.remote(role))
+                files = ray.get(state.workers[0].finish_save.remote(role))
         except ray.exceptions.RayTaskError as error:
             raise CheckpointError(str(error.cause)) from None
         except WORKER_GONE:
             raise CheckpointError(f"a worker ended while it wrote {role}'s state; save again") from None
-        return found
+        return files
 
     @_while_open
     def logs(self, pool: Pool, rank: int) -> str:
@@ -315,17 +315,17 @@ class RayRuntime:
     @_while_open
     def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:
         """Ask this machine, and of every other node one worker; a node whose worker does not answer is left out."""
-        found, asked = {}, {}
+        free_bytes, asked = {}, {}
         for device in devices:
             node = self.pools.nodes[device]
             if node.here:
-                found[node.number] = free_host_bytes()
+                free_bytes[node.number] = free_host_bytes()
             elif device in self.pools.devices:
                 asked[node.number] = self.pools.devices[device].handle
         for number, worker in asked.items():
             with suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-                found[number] = int(ray.get(worker.free_host_bytes.remote(), timeout=LOOK_S))
-        return found
+                free_bytes[number] = int(ray.get(worker.free_host_bytes.remote(), timeout=LOOK_S))
+        return free_bytes
 
     def close(self) -> None:
         """End the workers, Ray where this session started it, and remove files and segments."""

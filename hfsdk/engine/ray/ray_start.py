@@ -206,15 +206,15 @@ def join(address: str) -> list[str]:
     Raises:
         PlacementError: there is none, it does not answer, or another user has to do with its address.
     """
-    found = ray_access.find_cluster() if address == "auto" else ray_access.Found(address, "the user")
-    known = found.address
+    cluster = ray_access.find_cluster() if address == "auto" else ray_access.ClusterAddress(address, "the user")
+    known = cluster.address
     notices: list[str] = []
     with held(_NODE_START):
         try:
             access = ask_alive(known)
             if access == "token" or (access == "unknown" and ray_access.has_token()):
                 notices = ray_access.secure_token(make=False)
-                if address == "auto" and found.source != "RAY_ADDRESS" and ray_access.AUTH_MODE not in os.environ:
+                if address == "auto" and cluster.source != "RAY_ADDRESS" and ray_access.AUTH_MODE not in os.environ:
                     _require_token()
             ray.init(address=known, log_to_driver=False, logging_level=logging.ERROR, runtime_env=SHIPPED)
             deliver()
@@ -255,14 +255,14 @@ def _open_folder() -> list[str]:
     """Return a notice where others can put their own files in place of the cluster's on this machine."""
     node: Any = ray._private.worker._global_node
     try:
-        found = ray_access.open_to_all(Path(node.get_session_dir_path()))
+        folder = ray_access.open_to_all(Path(node.get_session_dir_path()))
     except OSError:
         return []  # not there for this user at all
-    if found is None:
+    if folder is None:
         return []
     return [
-        f"every user of this machine can replace what is in {found}, where the Ray cluster keeps code and sockets of your session: "
-        "start the cluster with `ray start --temp-dir` in a folder of mode 0700."
+        f"every user of this machine can replace what is in {folder}, where the Ray cluster keeps code and sockets of your "
+        "session: start the cluster with `ray start --temp-dir` in a folder of mode 0700."
     ]
 
 

@@ -122,14 +122,14 @@ class HeldBytes:
         key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in known))
         if key not in self._held:
             groups: dict[tuple[str, ...], Held] = {}
-            found = {}
+            held = {}
             for device in pool.devices:
                 here = [state for state in known if device in state.pool.devices]
                 names = tuple(state.spec.name for state in here)
                 if names not in groups:
                     groups[names] = _held_on(here, now, self._process_bytes, self._on_cpu)
-                found[device] = groups[names]
-            self._held[key] = found
+                held[device] = groups[names]
+            self._held[key] = held
         return self._held[key]
 
 

@@ -68,7 +68,7 @@ def _arrange(pick: Pick, pieces: list[Array]) -> Array:
 
 def lengths_of(order: Order) -> dict[str, Array]:
     """Return the length of every row of each variable-length column an order reads."""
-    found: dict[str, Array] = {}
+    by_column: dict[str, Array] = {}
     for pick in order.picks:
         for name, stored in pick.columns.items():
             pieces = []
@@ -77,8 +77,8 @@ def lengths_of(order: Order) -> dict[str, Array]:
                 if lengths is not None:
                     pieces.append(lengths[rows])
             if pieces:
-                found[name] = _arrange(pick, pieces)
-    return found
+                by_column[name] = _arrange(pick, pieces)
+    return by_column
 
 
 def values_of(order: Order, name: str) -> Array | None:

@@ -322,19 +322,19 @@ class _Reader(FileSystemReader):
     """Reads a checkpoint's index by :class:`_Unpickler`, and files of its own folder alone; payloads are tensors alone."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        found = _unpickled(Path(self.path) / ".metadata")
-        if not isinstance(found, Metadata):
+        metadata = _unpickled(Path(self.path) / ".metadata")
+        if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(".metadata is no index of a checkpoint")
-        for name, tensor in found.state_dict_metadata.items():
+        for name, tensor in metadata.state_dict_metadata.items():
             if not isinstance(tensor, TensorStorageMetadata):  # torch would read it with plain pickle
                 raise pickle.UnpicklingError(f"{name} is no tensor")
-        for place in found.storage_data.values():
+        for place in metadata.storage_data.values():
             if Path(place.relative_path).name != place.relative_path or place.transform_descriptors:
                 raise pickle.UnpicklingError(f"{place.relative_path!r} is no file of the checkpoint")
-        if getattr(found, "storage_meta", None) is None:
-            found.storage_meta = StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 def _sharded(piece: Piece) -> ShardedTensor:

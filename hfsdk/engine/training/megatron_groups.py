@@ -203,15 +203,15 @@ class RoleGroups:
 
 def _model_parallel(mesh: Mesh) -> list[list[int]]:
     """Return the groups of ranks that hold one replica: same dp, in the order pp, then tp."""
-    found: dict[int, list[int]] = {}
+    replicas: dict[int, list[int]] = {}
     for rank in mesh.ranks:
-        found.setdefault(mesh.coordinates(rank).dp, []).append(rank)
+        replicas.setdefault(mesh.coordinates(rank).dp, []).append(rank)
 
     def order(rank: int) -> tuple[int, int]:
         at = mesh.coordinates(rank)
         return at.pp, at.tp
 
-    return [sorted(ranks, key=order) for ranks in found.values()]
+    return [sorted(ranks, key=order) for ranks in replicas.values()]
 
 
 class GlobalGroupsError(RuntimeError):

@@ -119,7 +119,7 @@ class Trainer:
             "weights": partial(megatron_optimizer.weight_tensors, self.model, self._ddp),
         }
         self._offloaded = {
-            part: Offloaded(held[part], recorder, device=groups.device, part=part, often_zero=part == "gradients")
+            part: Offloaded(held[part], recorder, device=groups.device, part=part, skip_zeros=part == "gradients")
             for part in held if part in role.offloads
         }  # fmt: skip
         """In the order in which they leave: which masters are the weights themselves is told while those are there."""
@@ -181,7 +181,7 @@ class Trainer:
             Cancelled: at a safe point; the steps that were finished stand.
             Exception: what ``loss`` raised, on its rank (``PeerFailed`` on the others).
         """
-        found = []
+        steps = []
         total = sum(mini.passes.num_micro_batches for mini in plan)
         done = 0
         for mini in plan:
@@ -193,8 +193,8 @@ class Trainer:
                 self.zero_grad()
                 raise
             done += mini.passes.num_micro_batches
-            found.append(metrics)
-        return found
+            steps.append(metrics)
+        return steps
 
     def forward_backward(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature = 1.0, safe: SafePoint = NEVER

@@ -143,15 +143,15 @@ class Offloaded:
         recorder: takes a span of each way.
         device: where they are otherwise; by default the processor's memory.
         part: what they are, for the spans.
-        often_zero: whether a storage that is zero throughout need not travel, as gradients are after a step: it comes back zero.
+        skip_zeros: whether a storage that is zero throughout need not travel, as gradients are after a step: it comes back zero.
         memory, lane: where they are meanwhile, and how they get there; by default what suits the device.
     """
 
     def __init__(
         self, tensors: Callable[[], Iterable[torch.Tensor]], recorder: Recorder, *, device: torch.device | None = None,
-        part: str = "weights", often_zero: bool = False, memory: HostMemory | None = None, lane: Lane | None = None,
+        part: str = "weights", skip_zeros: bool = False, memory: HostMemory | None = None, lane: Lane | None = None,
     ) -> None:  # fmt: skip
-        self._tensors, self._recorder, self._part, self._often_zero = tensors, recorder, part, often_zero
+        self._tensors, self._recorder, self._part, self._skip_zeros = tensors, recorder, part, skip_zeros
         on_gpu = device is not None and device.type == "cuda"
         self._memory = memory or HostMemory(pinned=on_gpu, kept=on_gpu)
         self._lane = lane or Lane(torch.cuda if on_gpu else torch.cpu)
@@ -222,7 +222,7 @@ class Offloaded:
         held = _bytes_of(tensor.untyped_storage())
         size = len(held)
         start = self._away[-1].start + self._away[-1].copied if self._away else 0
-        copied = 0 if self._often_zero and not held.any() else size
+        copied = 0 if self._skip_zeros and not held.any() else size
         pieces = self._memory.at(start, copied)
         for part, piece in zip(held.split([len(piece) for piece in pieces]) if pieces else (), pieces, strict=True):
             self._lane.copy(piece, part)

@@ -115,14 +115,14 @@ def pieces(share: Share, shard: Shard) -> list[Piece]:
 
 
 @torch.no_grad()
-def fill(share: Share, shard: Shard, found: Iterable[Piece]) -> None:
+def fill(share: Share, shard: Shard, pieces: Iterable[Piece]) -> None:
     """Write pieces of any layout into a rank's share (see :meth:`Share.blank`); what it does not need of them is left.
 
     Raises:
         CheckpointError: the pieces do not cover the share.
     """
     offered: dict[tuple[str, str], dict[Box, Piece]] = defaultdict(dict)
-    for piece in found:
+    for piece in pieces:
         offered[piece.kind, piece.tensor].setdefault(piece.box, piece)  # replicas are one
     for strip, box, target, _ in parts(share, shard):
         covered = copy_shared(target, box, offered[strip.kind, box.tensor].values())
@@ -157,11 +157,11 @@ def rectangles(start: int, stop: int, shape: Sequence[int]) -> list[tuple[Offset
     if len(shape) == 1:
         return [((start,), (stop - start,))]
     width = shape[1]
-    found: list[tuple[Offsets, Offsets]] = []
+    boxes: list[tuple[Offsets, Offsets]] = []
     while start < stop:
         row, column = divmod(start, width)
         rows = (stop - start) // width if column == 0 else 0
         size = (rows, width) if rows else (1, min(width - column, stop - start))
-        found.append(((row, column), size))
+        boxes.append(((row, column), size))
         start += math.prod(size)
-    return found
+    return boxes

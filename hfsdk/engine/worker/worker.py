@@ -121,14 +121,14 @@ class Worker:
 
     def _memory(self) -> dict[str, int]:
         """Return the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
-        found = {"rss_bytes": int(self._process.memory_info().rss)}
+        held = {"rss_bytes": int(self._process.memory_info().rss)}
         if self._gpu is not None:
             import torch
 
             away = self._away()
             allocated, reserved = torch.cuda.memory_allocated(self._gpu), torch.cuda.memory_reserved(self._gpu)
-            found |= {"allocated_bytes": max(0, allocated - away), "reserved_bytes": max(0, reserved - away)}
-        return found
+            held |= {"allocated_bytes": max(0, allocated - away), "reserved_bytes": max(0, reserved - away)}
+        return held
 
     def _away(self) -> int:
         """Return the bytes that torch counts as allocated and that others have, because rollouts sleep."""
@@ -230,7 +230,7 @@ class Worker:
         except PeerFailed:
             answer.status = "peer"
         except Exception as error:  # everything is told to the controller, which knows the user's line
-            answer.status, answer.error = "error", _told(error)
+            answer.status, answer.error = "error", _as_hfsdk_error(error)
         self._running_call = -1
         answer.spans = tuple(self.recorder.take()[0])
         if answer.status == "ok" and order.keep and columns is not None:
@@ -310,7 +310,7 @@ class Worker:
         torch.set_grad_enabled(True)
 
 
-def _told(error: Exception) -> HfsdkError:
+def _as_hfsdk_error(error: Exception) -> HfsdkError:
     """Return an error as the controller can send it on: hfsdk's own as it is, others with the user's frames, or all."""
     if isinstance(error, HfsdkError):
         return error

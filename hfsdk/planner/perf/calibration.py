@@ -315,13 +315,13 @@ class _Observed:
 
 def phase_seconds(perf: Predicts, cluster: ClusterSpec, questions: Iterable[Asked]) -> dict[str, float]:
     """Return a call's seconds by phase, on its ranks in the mean."""
-    found: dict[str, float] = {}
+    by_phase: dict[str, float] = {}
     for asked in questions:
         answers = perf.method_costs(asked.method, asked.role, cluster, asked.devices, asked.rows, asked.stale)
         for answer, ranks in zip(answers, asked.weights, strict=True):
             for name, seconds in answer.items():
-                found[name] = found.get(name, 0.0) + seconds * ranks / len(asked.devices)
-    return found
+                by_phase[name] = by_phase.get(name, 0.0) + seconds * ranks / len(asked.devices)
+    return by_phase
 
 
 def _observations(step: Measured, perf: Predicts) -> list[_Observed]:
@@ -329,16 +329,16 @@ def _observations(step: Measured, perf: Predicts) -> list[_Observed]:
     for span in step.trace:
         if span.device is not None and span.duration_s is not None:
             by_call.setdefault(span.call_id, []).append(span)
-    found = []
+    observations = []
     for span in step.trace.calls:
         if span.duration_s is None or span.attrs.get("state", "done") != "done":
             continue
         call = f"{span.role}.{span.method}"
         if span.call_id in step.tasks:
-            found.append(_Observed(call, "task", span.duration_s, step, span.call_id, 1.0))
+            observations.append(_Observed(call, "task", span.duration_s, step, span.call_id, 1.0))
         elif step.questions.get(span.call_id):
-            found += _phases(step, perf, span, call, by_call.get(span.call_id, []))
-    return [one for one in found if one.seconds >= SHORTEST_S]
+            observations += _phases(step, perf, span, call, by_call.get(span.call_id, []))
+    return [one for one in observations if one.seconds >= SHORTEST_S]
 
 
 def _phases(step: Measured, perf: Predicts, call: Span, name: str, spans: Sequence[Span]) -> list[_Observed]:

@@ -28,23 +28,23 @@ def solve(residuals: Callable[[Array], Array], theta: Array, weights: Array, rou
     if not len(theta):
         return theta
 
-    def loss(found: Array, at: Array) -> float:
-        size = np.abs(found)
+    def loss(residual: Array, at: Array) -> float:
+        size = np.abs(residual)
         huber = np.where(size <= HUBER, size**2, 2 * HUBER * size - HUBER**2)
         return float((weights**2 * huber).sum() + PRIOR * (at**2).sum())
 
-    damping, found = 1e-2, residuals(theta)
+    damping, residual = 1e-2, residuals(theta)
     for _ in range(rounds):
-        robust = weights**2 * np.minimum(1.0, HUBER / np.maximum(np.abs(found), 1e-12))
+        robust = weights**2 * np.minimum(1.0, HUBER / np.maximum(np.abs(residual), 1e-12))
         slopes = jacobian(residuals, theta)
         hessian = slopes.T @ (robust[:, None] * slopes) + PRIOR * np.eye(len(theta))
-        gradient = slopes.T @ (robust * found) + PRIOR * theta
+        gradient = slopes.T @ (robust * residual) + PRIOR * theta
         step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
         tried = np.clip(theta + step, -MOST, MOST)
         after = residuals(tried)
-        if loss(after, tried) < loss(found, theta):
+        if loss(after, tried) < loss(residual, theta):
             moved = float(np.abs(tried - theta).max())
-            theta, found, damping = tried, after, max(1e-9, damping / 5)
+            theta, residual, damping = tried, after, max(1e-9, damping / 5)
             if moved < 1e-5:
                 break
         else:

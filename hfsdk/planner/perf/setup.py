@@ -23,8 +23,8 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.perf.traits import HFSDK, EngineTraits
 
 
@@ -48,15 +48,15 @@ class Links:
         nodes = on.reshape(layout.pp, layout.num_replicas, layout.tp)
         fullest = int(np.bincount(on).max())
         near, network = cluster.links_of(np.unique(on).tolist())
-        found = []
+        links = []
         for axis in range(3):
             lines = np.moveaxis(nodes, axis, -1).reshape(-1, nodes.shape[axis])
             if not (lines != lines[:, :1]).any():
-                found.append(near)
+                links.append(near)
                 continue
             together = max(1, nodes.shape[axis] // len(np.unique(lines[0])))  # ranks of one ring on a node
-            found.append(_part(network, max(1.0, fullest / together)))
-        pp, dp, tp = found
+            links.append(_part(network, max(1.0, fullest / together)))
+        pp, dp, tp = links
         return cls(tp=tp, pp=pp, dp=dp, near=near, far=_part(network, fullest))
 
     @property

@@ -182,7 +182,7 @@ def groupings_of(mode: Mode) -> list[Grouping]:
 @lru_cache(maxsize=64)
 def _groupings(frozen: tuple[bool, ...], shadow_of: tuple[int, ...]) -> tuple[Grouping, ...]:
     """Return them by which items are frozen, and of each the item it is a shadow of (-1: none)."""
-    found = []
+    groupings = []
     for blocks in _partitions(len(frozen)):
         if any(shadow_of[i] in block for block in blocks for i in block):
             continue
@@ -194,8 +194,8 @@ def _groupings(frozen: tuple[bool, ...], shadow_of: tuple[int, ...]) -> tuple[Gr
                 homes[part] = host
             if any(chosen.count(host) == 1 for host in hosts):  # nothing runs beside a part that is alone
                 continue
-            found.append(Grouping(blocks, tuple(homes)))
-    return tuple(found)
+            groupings.append(Grouping(blocks, tuple(homes)))
+    return tuple(groupings)
 
 
 def _partitions(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -14,11 +14,11 @@ import numpy as np
 from hfsdk.core.clock import TASK_NODE
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.table import Array
+from hfsdk.planner.search.candidates import Candidates, room
 from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.pools import Kind, pack, pack_parts
 from hfsdk.planner.search.sharing import shared_times
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import Candidates, room
 
 Number = tuple[tuple[str, ...], int, tuple[int, ...]]
 """A placement's shadows, the number of its arrangement, and those of its pools' sizes."""
@@ -62,22 +62,22 @@ class Leaf:
 
     def devices(self) -> list[tuple[int, ...]] | None:
         """Return every block's device numbers; ``None`` where they cannot lie side by side."""
-        found: list[tuple[int, ...]] = [()] * len(self.blocks)
+        by_block: list[tuple[int, ...]] = [()] * len(self.blocks)
         for kind in self.space.kinds:
             mine = [b for b, host in enumerate(self.hosts) if host < 0 and self.kind(b) is kind]
             placed = pack(kind, [self.num_devices(b) for b in mine]) if mine else []
             if placed is None:
                 return None
             for b, devices in zip(mine, placed, strict=True):
-                found[b] = devices
+                by_block[b] = devices
         for host in {h for h in self.hosts if h >= 0}:
             mine = [b for b, h in enumerate(self.hosts) if h == host]
-            placed = pack_parts(self.kind(host), found[host], [self.num_devices(b) for b in mine])
+            placed = pack_parts(self.kind(host), by_block[host], [self.num_devices(b) for b in mine])
             if placed is None:
                 return None
             for b, devices in zip(mine, placed, strict=True):
-                found[b] = devices
-        return found
+                by_block[b] = devices
+        return by_block
 
     def placement(self) -> Placement:
         """Return it with device numbers; pools have the names that a dict of the same roles would give them."""
@@ -137,24 +137,24 @@ class Leaf:
         """
         space, homes = self.space, {i: b for b, block in enumerate(self.blocks) for i in block}
         kinds = space.arrangements[self.arrangement].kinds
-        found = [space.candidates(i, kinds[homes[i]], self.sizes[homes[i]]) for i in range(len(homes))]
+        candidates = [space.candidates(i, kinds[homes[i]], self.sizes[homes[i]]) for i in range(len(homes))]
         shadows = [i for i, item in enumerate(space.mode.items) if item.trained is not None]
         if not shadows and all(kind.node_size & (kind.node_size - 1) == 0 for kind in space.kinds):
-            return found
+            return candidates
         devices = self.devices()
         if devices is None:
             return None
         number = {item.name: i for i, item in enumerate(space.mode.items)}
         for i in shadows:
             trained = space.mode.items[i].trained
-            if trained is not None and len(found[i]):
-                found[i] = self._with_sync(i, found[i], set(devices[homes[i]]), set(devices[homes[number[trained.name]]]))
-        return found
+            if trained is not None and len(candidates[i]):
+                candidates[i] = self._with_sync(i, candidates[i], set(devices[homes[i]]), set(devices[homes[number[trained.name]]]))
+        return candidates
 
     def _beside_others(self, candidates: Sequence[Candidates]) -> list[Candidates]:
         """Leave out candidates that do not fit beside the least that others hold on the same device."""
         least = [float(sum(candidates[i].resident.min() for i in block)) for block in self.blocks]
-        found = list(candidates)
+        fitting = list(candidates)
         for b, block in enumerate(self.blocks):
             parts = [least[p] for p, host in enumerate(self.hosts) if host == b]
             beside = max(parts, default=0.0) + (least[self.hosts[b]] if self.hosts[b] >= 0 else 0.0) + least[b]
@@ -163,10 +163,10 @@ class Leaf:
                 one = candidates[i]
                 fits = one.resident + one.working + (beside - one.resident.min()) <= most
                 if not fits.all():
-                    found[i] = one.take(np.flatnonzero(fits))
-        return found
+                    fitting[i] = one.take(np.flatnonzero(fits))
+        return fitting
 
-    def _with_sync(self, item: int, found: Candidates, mine: set[int], theirs: set[int]) -> Candidates:
+    def _with_sync(self, item: int, candidates: Candidates, mine: set[int], theirs: set[int]) -> Candidates:
         """Weights come over the network, unless both pools lie in one node."""
         tables, one = self.space.tables, self.space.mode.items[item]
         size, cluster = len(mine), tables.cluster
@@ -174,10 +174,10 @@ class Leaf:
         assumed = tables.far(self.kind(block), size)
         is_far = len({cluster.node_of(d) for d in (min(mine), max(mine), min(theirs), max(theirs))}) > 1
         if assumed == is_far:
-            return found
-        more = [tables.sync_s(one, x, far=is_far) - tables.sync_s(one, x, far=assumed) for x in found.layouts]
+            return candidates
+        more = [tables.sync_s(one, x, far=is_far) - tables.sync_s(one, x, far=assumed) for x in candidates.layouts]
         syncs = [self.space.mode.jobs[j].sync for j in self.space.jobs_of[item]]
-        return replace(found, seconds=found.seconds + np.outer(more, syncs))
+        return replace(candidates, seconds=candidates.seconds + np.outer(more, syncs))
 
     def _promising(self, candidates: Sequence[Candidates], limit: float) -> list[Candidates]:
         """Leave out the candidates with which the step is too long whatever the others do."""

@@ -48,16 +48,16 @@ class Kind:
 
 def kinds_of(cluster: ClusterSpec) -> tuple[Kind, ...]:
     """Return the kinds of a cluster's nodes; where there are several, the whole cluster comes last."""
-    found: dict[tuple[DeviceSpec, int], list[tuple[int, ...]]] = {}
+    by_kind: dict[tuple[DeviceSpec, int], list[tuple[int, ...]]] = {}
     first = 0
     for node in cluster.node_devices:
         numbers = tuple(range(first, first + len(node)))
         first += len(node)
         worst = min(node, key=lambda d: (d.peak_flops, d.name))
-        found.setdefault((worst, len(node)), []).append(numbers)
+        by_kind.setdefault((worst, len(node)), []).append(numbers)
     kinds = [
         Kind(device=device, node_size=size, nodes=tuple(nodes), sizes=_sizes(size, len(nodes)))
-        for (device, size), nodes in found.items()
+        for (device, size), nodes in by_kind.items()
     ]
     if len(kinds) > 1:
         worst = min((k.device for k in kinds), key=lambda d: (d.peak_flops, d.name))

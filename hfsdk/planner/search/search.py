@@ -19,12 +19,12 @@ import numpy as np
 
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.search.found import Best, Found, grouping_names
+from hfsdk.planner.search.candidates import Tables
 from hfsdk.planner.search.items import groupings_of, modes_of
 from hfsdk.planner.search.leaf import Leaf, Number
 from hfsdk.planner.search.recorded import Recorded
+from hfsdk.planner.search.solution import Best, Solution, grouping_names
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import Tables
 
 BATCH = 4096
 """Boxes that are split at once."""
@@ -86,7 +86,7 @@ class Search:
             by_placement: whether two of them may have the same grouping with other sizes.
             shadows: whether shadows are in the family.
             everything: keep layouts that cannot be in a best plan as well (tests).
-            only: the one grouping to look at, as :attr:`Found.grouping` gives it; by default all of them.
+            only: the one grouping to look at, as :attr:`Solution.grouping` gives it; by default all of them.
         """
         modes = [(m, groupings_of(m)) for m in modes_of(roles, recorded, shadows)]
         if only is not None:
@@ -96,8 +96,8 @@ class Search:
 
     def again(self, tables: Tables) -> Search:
         """Prepare a search for what is faster than this one's plans with the sizes that all roles leave, by other tables."""
-        found = {key: one.timed() for key, one in self.best.found.items()}
-        return Search([space.timed_by(tables) for space in self.spaces], replace(self.best, best_alone=False, found=found))
+        timed = {key: one.timed() for key, one in self.best.by_key.items()}
+        return Search([space.timed_by(tables) for space in self.spaces], replace(self.best, best_alone=False, by_key=timed))
 
     def prepare(self) -> None:
         """Predict what every layout takes; :meth:`run` would, and this notes the seconds."""
@@ -114,7 +114,7 @@ class Search:
     @property
     def sizes_matter(self) -> bool:
         """Whether a plan that was found is slower with the sizes that all roles leave its rollouts."""
-        return any(found.step_seconds > found.seconds * (1 + 1e-9) for found in self.best.ranked())
+        return any(one.step_seconds > one.seconds * (1 + 1e-9) for one in self.best.ranked())
 
     @property
     def num_leaves(self) -> int:
@@ -135,9 +135,9 @@ class Search:
                 total += counts[key]
         return total
 
-    def run(self) -> list[Found]:
+    def run(self) -> list[Solution]:
         """Return the best plans, fastest first; none where nothing fits."""
-        if not self.best.found:
+        if not self.best.by_key:
             self._prime(self.spaces[0])  # without shadows, which are seldom best
         self._branch()
         return self.best.ranked()
@@ -190,7 +190,7 @@ class Search:
             if not fronts:
                 return
             first = min(fronts, key=lambda front: front.bound.min())
-            if self._beyond(MOST_FOR_BEST) and self.best.found:
+            if self._beyond(MOST_FOR_BEST) and self.best.by_key:
                 self.least_left = float(first.bound.min())
                 return
             self._split(first)
@@ -224,7 +224,7 @@ class Search:
     def shortened(self) -> str:
         """In words, what is not proven because the search ended early; empty where it did not."""
         if np.isfinite(self.least_left):
-            gap = 1 - self.least_left / min(found.seconds for found in self.best.found.values())
+            gap = 1 - self.least_left / min(one.seconds for one in self.best.by_key.values())
             return f" Ended early: a plan that was not looked at could be faster by at most {gap:.1%}."
         return " Runners-up are the best of those looked at; the best plan is proven." if self.best.best_alone else ""
 

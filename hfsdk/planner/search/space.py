@@ -16,11 +16,11 @@ from itertools import product
 import numpy as np
 
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import waits
+from hfsdk.planner.perf.sizing import waits
+from hfsdk.planner.search.candidates import Candidates, Tables, room
 from hfsdk.planner.search.items import Grouping, Mode
 from hfsdk.planner.search.pools import Kind
 from hfsdk.planner.search.replay import Replay
-from hfsdk.planner.search.tables import Candidates, Tables, room
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Space:
         self.jobs_of = [mode.jobs_of(item.name) for item in mode.items]
         self.everything = everything or sum(item.role.rollout is not None for item in mode.items) > 1
         self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
-        self._found: dict[tuple[int, int, int], Candidates] = {}
+        self._candidates_of: dict[tuple[int, int, int], Candidates] = {}
         self._pads: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
         self.arrangements = [a for g, grouping in enumerate(self.groupings) for a in self._arrange(g, grouping)]
 
@@ -56,7 +56,7 @@ class Space:
         other = copy(self)
         other.tables = tables
         same = {i for i, item in enumerate(self.mode.items) if not waits(item.role)}
-        other._found = {key: found for key, found in self._found.items() if key[0] in same}
+        other._candidates_of = {key: found for key, found in self._candidates_of.items() if key[0] in same}
         other._pads = {key: found for key, found in self._pads.items() if key[0] in same}
         for name in ("exact", "least", "work"):
             other.__dict__.pop(name, None)
@@ -65,25 +65,26 @@ class Space:
     def _arrange(self, number: int, grouping: Grouping) -> list[Arrangement]:
         """Choose a kind for every block: parts lie on their hosts' kind; the whole cluster is one pool alone, without parts."""
         free = [b for b, host in enumerate(grouping.hosts) if host < 0]
-        found = []
+        arrangements = []
         for chosen in product(range(len(self.kinds)), repeat=len(free)):
             if any(self.kinds[k].whole for k in chosen) and len(grouping.blocks) > 1:
                 continue
             kinds = dict(zip(free, chosen, strict=True))
-            found.append(Arrangement(number, tuple(kinds[b if h < 0 else h] for b, h in enumerate(grouping.hosts))))
-        return found
+            arrangements.append(Arrangement(number, tuple(kinds[b if h < 0 else h] for b, h in enumerate(grouping.hosts))))
+        return arrangements
 
     # -- candidates
 
     def candidates(self, item: int, kind: int, size: int) -> Candidates:
         """Return an item's layouts on a pool of the size with this number."""
         key = item, kind, size
-        if key not in self._found:
+        if key not in self._candidates_of:
             jobs = [self.mode.jobs[j] for j in self.jobs_of[item]]
             devices, one = int(self.kinds[kind].sizes[size]), self.mode.items[item]
             depends = one.trained is not None and self.tables.far(self.kinds[kind], devices) is None  # on where its weights are
-            self._found[key] = self.tables.candidates(one, jobs, self.kinds[kind], devices, everything=self.everything or depends)
-        return self._found[key]
+            everything = self.everything or depends
+            self._candidates_of[key] = self.tables.candidates(one, jobs, self.kinds[kind], devices, everything=everything)
+        return self._candidates_of[key]
 
     def _padded(self, item: int, kind: int) -> tuple[Array, Array, Array]:
         """Return seconds [size, candidate, job], resident and working [size, candidate]; infinite where there is no candidate."""
@@ -156,8 +157,8 @@ class Space:
     @cached_property
     def exact(self) -> Array:
         """[row, size number, job]: least seconds on a pool of this size; 0 for others' jobs, infinite where nothing fits."""
-        found = np.zeros((*self.sizes.shape, len(self.mode.jobs)))
-        found[1:] = np.where(np.isfinite(self.sizes[1:, :, None]), 0.0, np.inf)
+        exact = np.zeros((*self.sizes.shape, len(self.mode.jobs)))
+        exact[1:] = np.where(np.isfinite(self.sizes[1:, :, None]), 0.0, np.inf)
         for n, (kind, block) in enumerate(self.blocks, start=1):
             count = len(self.kinds[kind].sizes)
             parts = [self._padded(i, kind) for i in block]
@@ -167,10 +168,10 @@ class Space:
                 fits = resident + working + np.reshape(others, (-1, 1)) <= room(self.kinds[kind])
                 best = np.where(fits[:, :, None], seconds, np.inf).min(1)
                 best[~fits.any(1)] = np.inf
-                found[n, :count, self.jobs_of[i]] = best.T
+                exact[n, :count, self.jobs_of[i]] = best.T
                 if not self.jobs_of[i]:  # a role without a call has to fit all the same
-                    found[n, :count][~fits.any(1)] = np.inf
-        return found
+                    exact[n, :count][~fits.any(1)] = np.inf
+        return exact
 
     @cached_property
     def least(self) -> Array:

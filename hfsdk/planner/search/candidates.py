@@ -27,7 +27,6 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import sizes_alone, waits, with_least
 from hfsdk.planner.perf.decoding import slots
 from hfsdk.planner.perf.memory import (
     CPU_PROCESS_BYTES,
@@ -38,6 +37,7 @@ from hfsdk.planner.perf.memory import (
 )  # fmt: skip
 from hfsdk.planner.perf.perf_model import Lengths, Links, PerfModel, Setup
 from hfsdk.planner.perf.setup import parameters
+from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
 from hfsdk.planner.search.items import Item, Job
 from hfsdk.planner.search.pools import Kind, kinds_of, pack
@@ -144,7 +144,7 @@ class Tables:
     known: Known = field(init=False)
     _shares_cores: bool = field(init=False)
     _items: dict[Item, int] = field(default_factory=dict)
-    _found: dict[Any, Candidates] = field(default_factory=dict)
+    _candidates_of: dict[Any, Candidates] = field(default_factory=dict)
     _rows: dict[Any, list[Shard]] = field(default_factory=dict)
     _costs: dict[Any, Phases] = field(default_factory=dict)
 
@@ -165,9 +165,9 @@ class Tables:
         about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
         sizes = (self.alone, self.least) if waits(item.role) and not kind.on_cpu else ()
         key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything, sizes
-        if key not in self._found:
-            self._found[key] = self._candidates(item, jobs, kind, size, everything)
-        return self._found[key]
+        if key not in self._candidates_of:
+            self._candidates_of[key] = self._candidates(item, jobs, kind, size, everything)
+        return self._candidates_of[key]
 
     def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool) -> Candidates:
         layouts, resident, working = self._fitting(item, kind, size)
@@ -243,22 +243,22 @@ class Tables:
         return max(stretch(workers, cores) for workers, cores in nodes)
 
     def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool | None) -> Phases:
-        found: Phases = []
+        phases: Phases = []
         if job.sync:
-            found.append(("sync", self.sync_s(item, layouts, far=far)))
+            phases.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
         if job.away and not method_of(job.method).generates and kind.on_cpu:  # the trainer's weights come back first
-            found += self._priced("to_training", self._where(item, layouts, kind, size, rollout=True), NOTHING, None)
+            phases += self._priced("to_training", self._where(item, layouts, kind, size, rollout=True), NOTHING, None)
         if call is None:
             return self._priced(EXPORT_WEIGHTS.name, self._where(item, layouts, kind, size), NOTHING, None)
         if method_of(job.method).learns:
-            return found + self._training(call, self._where(item, layouts, kind, size))
+            return phases + self._training(call, self._where(item, layouts, kind, size))
         if method_of(job.method).generates and "rollout" in layouts:
-            return found + self._generation(item, job, layouts, kind, size)
+            return phases + self._generation(item, job, layouts, kind, size)
         where = self._where(item, layouts, kind, size)
         by = {"DP": size, "MICRO_DP": size // layouts["rollout"].tp if "rollout" in layouts else size}
         parts = 1 if call.protocol in UNSPLIT else by.get(call.protocol, where.setup.layout.num_replicas)
-        return found + self._priced(call.method, where, self._slowest(call, parts), (call.id, parts))
+        return phases + self._priced(call.method, where, self._slowest(call, parts), (call.id, parts))
 
     def far(self, kind: Kind, size: int) -> bool | None:
         """Whether other pools lie on other nodes than a pool of this size; ``None`` where that depends on which pool it is."""
@@ -390,19 +390,19 @@ def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:
     if size <= node_size:
         return (size,)
     block = layout.tp * layout.num_replicas
-    found: list[object] = [node_size]
+    crossings: list[object] = [node_size]
     for stride, length in ((1, layout.tp), (layout.tp, layout.num_replicas), (block, layout.pp)):
         span = stride * length
         crosses = length > 1 and (node_size % span != 0)
         nodes = (span - stride) // node_size + 1 if stride <= node_size else length
-        found.append(length // nodes if crosses else 0)
-        found.append(crosses)
-    return tuple(found)
+        crossings.append(length // nodes if crosses else 0)
+        crossings.append(crosses)
+    return tuple(crossings)
 
 
-def _undominated(found: Candidates) -> Array:
+def _undominated(candidates: Candidates) -> Array:
     """Return the numbers of the candidates than which no other is at least as good in everything."""
-    numbers = np.column_stack([found.seconds, found.resident, found.working])
+    numbers = np.column_stack([candidates.seconds, candidates.resident, candidates.working])
     order = np.lexsort(numbers.T[::-1])
     ordered = numbers[order]
     no_worse = (ordered[:, None] <= ordered[None]).all(2)  # [i, j]: i is at least as good as j in everything

@@ -1,4 +1,4 @@
-"""What a search finds: a placement with its best layouts (``Found``), and the best of them so far (``Best``)."""
+"""What a search finds: a placement with its best layouts (``Solution``), and the best of them so far (``Best``)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from functools import cached_property
 import numpy as np
 
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.cache import sized, waits
+from hfsdk.planner.perf.sizing import sized, waits
+from hfsdk.planner.search.candidates import Phases
 from hfsdk.planner.search.fitting import LayoutsOf, with_layouts
 from hfsdk.planner.search.items import Item, Job, Mode
 from hfsdk.planner.search.leaf import Leaf
 from hfsdk.planner.search.space import Space
-from hfsdk.planner.search.tables import Phases
 
 Sharing = frozenset[tuple[frozenset[str], frozenset[str]]]
 """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Found:
+class Solution:
     """A plan: a placement, and the best layouts in it."""
 
     seconds: float
@@ -49,7 +49,7 @@ class Found:
             for item, o in zip(space.mode.items, options, strict=True)
         )  # fmt: skip
 
-    def timed(self) -> Found:
+    def timed(self) -> Solution:
         """Return it with the seconds of the step with those sizes, to be compared by them."""
         other = replace(self, seconds=self.step_seconds)
         other.__dict__.update(self.__dict__ | {"seconds": self.step_seconds})  # what was worked out stays
@@ -69,14 +69,14 @@ class Found:
 
         Where workers share cores, with what pools that are at work at the same time make each other slower.
         """
-        found = self._alone
+        alone = self._alone
         if not self.leaf.space.tables.cluster.shares_cores:
-            return found
-        starts, ends = self.leaf.shared(_seconds(found)[None])
+            return alone
+        starts, ends = self.leaf.shared(_seconds(alone)[None])
         rows = []
-        for j, (job, before, phases) in enumerate(found):
-            alone = sum(s for _, s in phases)
-            longer = (float(ends[0, j] - starts[0, j]) - (before if job.item else 0.0)) / alone if alone else 1.0
+        for j, (job, before, phases) in enumerate(alone):
+            alone_s = sum(s for _, s in phases)
+            longer = (float(ends[0, j] - starts[0, j]) - (before if job.item else 0.0)) / alone_s if alone_s else 1.0
             rows.append((job, before, [(name, s * longer) for name, s in phases]))
         return rows
 
@@ -126,7 +126,7 @@ class Best:
     by_placement: bool = False
     best_alone: bool = False
     """Whether only plans that are faster than all others still count."""
-    found: dict[Hashable, Found] = field(default_factory=dict)
+    by_key: dict[Hashable, Solution] = field(default_factory=dict)
 
     def key(self, leaf: Leaf) -> Hashable:
         """Return what a placement counts as: it and what is alike compete for one rank."""
@@ -137,14 +137,14 @@ class Best:
     @property
     def worst(self) -> float:
         """Seconds at which a plan of a new kind is among the best."""
-        seconds = sorted(found.seconds for found in self.found.values())
+        seconds = sorted(one.seconds for one in self.by_key.values())
         if self.best_alone and seconds:
             return seconds[0]
         return seconds[self.top - 1] if len(seconds) >= self.top else np.inf
 
     def limit(self, key: Hashable) -> float:
         """Return the seconds below which a plan of this kind changes anything."""
-        own = self.found[key].seconds if key in self.found else np.inf
+        own = self.by_key[key].seconds if key in self.by_key else np.inf
         return min(own, self.worst)
 
     def limits(self, space: Space) -> Array:
@@ -152,7 +152,7 @@ class Best:
         worst = self.worst
         if self.by_placement:
             return np.full(len(space.arrangements), worst)
-        own = [self.found.get((space.mode.shadows, space.groupings[a.grouping])) for a in space.arrangements]
+        own = [self.by_key.get((space.mode.shadows, space.groupings[a.grouping])) for a in space.arrangements]
         return np.array([worst if one is None else min(worst, one.seconds) for one in own])
 
     def offer(self, leaf: Leaf) -> None:
@@ -160,11 +160,11 @@ class Best:
         key = self.key(leaf)
         chosen = leaf.best(self.limit(key))
         if chosen is not None:
-            self.found[key] = Found(seconds=chosen[0], leaf=leaf, layouts=chosen[1])
+            self.by_key[key] = Solution(seconds=chosen[0], leaf=leaf, layouts=chosen[1])
 
-    def ranked(self) -> list[Found]:
+    def ranked(self) -> list[Solution]:
         """Return the best, fastest first; of equally fast ones the first that was offered.
 
         A search begins with nothing that another one left behind, so that the order is a matter of the question alone.
         """
-        return sorted(self.found.values(), key=lambda one: one.seconds)[: self.top]
+        return sorted(self.by_key.values(), key=lambda one: one.seconds)[: self.top]

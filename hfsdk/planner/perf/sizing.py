@@ -90,15 +90,15 @@ def _chosen(role: RoleSpec, devices: Iterable[DeviceSpec], free: Free) -> Rollou
     """Return the sizes of a role's rollout on these devices with so many bytes free; processors keep their small cache."""
     assert role.model is not None
     assert role.rollout is not None
-    options, found, (with_margin, at_most) = role.rollout_options, [], free
+    options, sizes, (with_margin, at_most) = role.rollout_options, [], free
     for device in dict.fromkeys(devices):
         if device.name.startswith("cpu"):
-            found.append(replace(options, max_num_seqs=options.max_num_seqs or LEAST_SEQS))
+            sizes.append(replace(options, max_num_seqs=options.max_num_seqs or LEAST_SEQS))
         else:
-            found.append(choose_sizes(
+            sizes.append(choose_sizes(
                 options, role.model, device, tp=role.rollout.tp, dtype=role.dtype, free=with_margin, at_most=at_most
             ))  # fmt: skip
-    return min(found, key=lambda o: (o.max_num_seqs, o.kv_cache_bytes))
+    return min(sizes, key=lambda o: (o.max_num_seqs, o.kv_cache_bytes))
 
 
 def free_bytes(device: DeviceMemory, waiting: Iterable[str]) -> Mapping[str, Free]:

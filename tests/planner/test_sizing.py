@@ -14,9 +14,9 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, CacheUnits, choose_sizes, least_cache_bytes, most_seqs
 from hfsdk.core.spec import ModelSpec
-from hfsdk.planner.perf.cache import sized, sizes_alone, with_least
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, check_fits, device_bytes, role_bytes
 from hfsdk.planner.perf.setup import Setup
+from hfsdk.planner.perf.sizing import sized, sizes_alone, with_least
 from hfsdk.planner.search.search import FROM_MEMORY, Search
 from hfsdk.session.session_parts import parts_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import TypeVar
@@ -11,6 +12,7 @@ from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError, PlacementError
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
+from hfsdk.models.handle import set_role
 
 H = TypeVar("H", bound=ModelHandle)
 
@@ -37,7 +39,8 @@ class RoleBook:
     def __init__(self, notice: Callable[[str], None]) -> None:
         self._handles: dict[str, ModelHandle] = {}
         self._declared: dict[str, RoleSpec] = {}
-        self._gone: dict[int, str] = {}
+        self._gone: weakref.WeakKeyDictionary[ModelHandle, str] = weakref.WeakKeyDictionary()
+        """Of handles that are not in use any more, what became of them."""
         self._notice = notice
 
     def take(self, cls: type[H], role: RoleSpec, make: Callable[[], H]) -> tuple[H, bool]:
@@ -57,11 +60,11 @@ class RoleBook:
                 return old, False
             if before.function is not None and role.function is not None:
                 self._notice(f"{role.name} goes on with {role.function.name}@{role.function.version}")
-                old.settle(role)
+                set_role(old, role)
                 self._declared[role.name] = role
                 return old, True
         if old is not None and before is not None:
-            self._gone[id(old)] = f"was replaced by a {role.kind} with other arguments"
+            self._gone[old] = f"was replaced by a {role.kind} with other arguments"
             lost = "; updates of the old one are gone" if before.trainable else ""
             self._notice(f"{role.name} is replaced: {_changes(before, role)}{lost}")
         handle = make()
@@ -77,7 +80,7 @@ class RoleBook:
         """Forget a handle's role."""
         self.check(handle)
         del self._handles[handle.name], self._declared[handle.name]
-        self._gone[id(handle)] = "was released"
+        self._gone[handle] = "was released"
 
     def check(self, handle: ModelHandle) -> None:
         """Refuse a handle that is not in use any more.
@@ -86,7 +89,7 @@ class RoleBook:
             OptionError: says why, and how to get one.
         """
         if self._handles.get(handle.name) is not handle:
-            why = self._gone.get(id(handle), "belongs to another session")
+            why = self._gone.get(handle, "belongs to another session")
             raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {EXAMPLES.get(handle.kind, '')}")
 
     def declared(self, handle: ModelHandle) -> RoleSpec:
@@ -139,13 +142,13 @@ class Models:
     @property
     def cost_critic(self) -> CriticModel:
         """The value function of costs (Safe-RLHF), by this name."""
-        found = self._book.find("cost_critic") if "cost_critic" in self._book else None
-        if not isinstance(found, CriticModel):
+        critic = self._book.find("cost_critic") if "cost_critic" in self._book else None
+        if not isinstance(critic, CriticModel):
             has = ", ".join(h.name for h in self._book) or "no role"
             raise PlacementError(
                 f"the session has {has}; the algorithm needs a cost_critic: call session.critic('tiny', name='cost_critic') first"
             )
-        return found
+        return critic
 
     @property
     def reference(self) -> ReferenceModel:
@@ -163,13 +166,13 @@ class Models:
         return self._of(CostModel)
 
     def _of(self, cls: type[H]) -> H:
-        found = [h for h in self._book if isinstance(h, cls)]
-        named = [h for h in found if h.name == cls.kind]
-        if not named and len(found) != 1:
+        handles = [h for h in self._book if isinstance(h, cls)]
+        named = [h for h in handles if h.name == cls.kind]
+        if not named and len(handles) != 1:
             has = ", ".join(h.name for h in self._book) or "no role"
-            many = f", and of its {len(found)} {cls.kind} roles none is named {cls.kind!r}" if found else ""
+            many = f", and of its {len(handles)} {cls.kind} roles none is named {cls.kind!r}" if handles else ""
             raise PlacementError(f"the session has {has}{many}; the algorithm needs a {cls.kind}: call {EXAMPLES[cls.kind]} first")
-        return (named or found)[0]
+        return (named or handles)[0]
 
     def __repr__(self) -> str:
         return f"Models({', '.join(h.name for h in self._book) or 'no roles yet'})"
@@ -178,21 +181,21 @@ class Models:
 def _changes(before: RoleSpec, after: RoleSpec) -> str:
     """Name the fields in which two declarations differ."""
     names = {"folder": "model", "train": "layout"}
-    found: list[str] = []
+    changes: list[str] = []
     compared = (
         "kind", "folder", "model", "train", "rollout", "dtype", "optimizer", "rollout_options", "micro_batch_tokens", "recompute",
         "offload",
     )  # fmt: skip
     for field in compared:
         old, new = getattr(before, field), getattr(after, field)
-        if old != new and names.get(field, field) not in [f.split(" ")[0] for f in found]:
+        if old != new and names.get(field, field) not in [f.split(" ")[0] for f in changes]:
             if isinstance(old, AdamW | RolloutOptions) and type(old) is type(new):
                 parts = [f.name for f in fields(old) if getattr(old, f.name) != getattr(new, f.name)]
                 was, now = (", ".join(f"{part}={getattr(side, part)!r}" for part in parts) for side in (old, new))
-                found.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")
+                changes.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")
             else:
-                found.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
-    return ", ".join(found) or "other arguments"
+                changes.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
+    return ", ".join(changes) or "other arguments"
 
 
 def _short(value: object) -> str:
