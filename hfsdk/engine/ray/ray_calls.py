@@ -13,7 +13,7 @@ import ray
 
 from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallCancelledError, CallError, HfsdkError, WorkerDiedError
-from hfsdk.core.methods import GIVE_STATE, TAKE_STATE, TAKE_WEIGHTS, method_of
+from hfsdk.core.methods import GIVE_STATE, METHODS, TAKE_STATE, TAKE_WEIGHTS
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import Order, Outcome, Part, Stored, Taker, TransferBrokenError, Weights, Work
@@ -189,7 +189,8 @@ class RayCalls:
                 failed_s = time.monotonic()
                 for worker in state.workers:  # replicas that do not run in lockstep with the failed rank stop here
                     worker.cancel.remote(call.id)
-            patient = method_of(call.method).work == "code" and call.id not in self.cancelled
+            kind = METHODS.get(call.method)  # none: the ranks load a role, or keep its state
+            patient = kind is not None and kind.work == "code" and call.id not in self.cancelled
             grace_s = USER_GRACE_S if patient else GRACE_S
             if pending and failed_s is not None and time.monotonic() > failed_s + grace_s:
                 stuck = rank_of[pending[0]]
