@@ -1,26 +1,46 @@
-"""Writes the table of built-in calls into docs/methods.md, from their declarations; ``--check`` only compares."""
+"""Writes the tables of built-in calls and columns into docs/methods.md, from their declarations; ``--check`` only compares."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 
 from hfsdk.core.arguments import Arguments
-from hfsdk.core.methods import METHODS, Method
+from hfsdk.core.builtin import BuiltinColumn, Method
+from hfsdk.core.columns import COLUMNS
+from hfsdk.core.methods import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
-BEGIN, END = "<!-- calls: printed by scripts/print_methods.py -->\n", "<!-- end of calls -->\n"
+CALLS = ("call", "of", "phase", "reads", "writes", "protocol", "arguments", "what it does", "result")
+ENTRIES = {
+    "prompt": "one per prompt token",
+    "token": "one per response token",
+    "sample": "one per sample",
+    "text": "a text per sample",
+}
 
 
-def table() -> str:
-    """Return the calls as Markdown."""
-    lines = ["| call | of | phase | reads | writes | protocol | arguments | what it does | result |", "|" + "---|" * 9]
-    lines += [f"| {' | '.join(_row(method))} |" for method in METHODS.values()]
+def tables() -> dict[str, str]:
+    """Return the calls and the columns as Markdown."""
+    return {
+        "calls": _table(CALLS, map(_call, METHODS.values())),
+        "columns": _table(("column", "entries", "dtype", "what it is", "written by"), map(_column, COLUMNS.values())),
+    }
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines) + "\n"
 
 
-def _row(method: Method) -> list[str]:
+def _column(column: BuiltinColumn) -> list[str]:
+    dtype = "-" if column.kind == "text" else column.dtype
+    return [f"`{column.name}`", ENTRIES[column.kind], dtype, column.meaning, f"`{column.writer}`"]
+
+
+def _call(method: Method) -> list[str]:
     reads = [*method.reads, *(f"[{name}]" for name in method.reads_if_there)]
     if method.work == "loss":
         reads.append("every other column")
@@ -52,7 +72,7 @@ def _effects(method: Method) -> list[str]:
     words = {
         "generate": "generates", "pass": "a pass over prompt + response", "loss": "takes a loss", "step": "optimizer",
         "code": "the user's code on the ranks", "state": "a role's state", "look": "looks", "move": "hands weights to a shadow",
-        "task": "the user's code over columns", "data": "brings columns",
+        "task": "the user's code over columns", "data": "brings columns", "transition": "brings weights back to the trainer",
     }  # fmt: skip
     found = [words[method.work]]
     found += (
@@ -62,10 +82,13 @@ def _effects(method: Method) -> list[str]:
 
 
 def page() -> str:
-    """Return docs/methods.md with the table as it is declared."""
+    """Return docs/methods.md with the tables as they are declared."""
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}"
+    for name, table in tables().items():
+        begin, end = f"<!-- {name}: printed by scripts/print_methods.py -->\n", f"<!-- end of {name} -->\n"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}{table}{end}{rest.split(end)[1]}"
+    return text
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Built-in calls and columns are declared once, and what is declared is what the engine has."""
 
+import ast
 import subprocess
 import sys
 from dataclasses import fields
@@ -7,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hfsdk.core.arguments import Arguments
-from hfsdk.core.columns import COLUMNS, OF_RESPONSE, PER_TOKEN, is_per_token
-from hfsdk.core.methods import METHODS, UNKNOWN, method_of, onloads, writes_per_token
+from hfsdk.core import methods
+from hfsdk.core.arguments import Arguments, Scoring
+from hfsdk.core.builtin import Method
+from hfsdk.core.columns import COLUMNS, OF_RESPONSE, PER_TOKEN, hint_for, is_per_token, label_of, writes_per_token
+from hfsdk.core.errors import OptionError
+from hfsdk.core.methods import METHODS, SHADOWED, method_of, onloads
+from hfsdk.core.placement import SHADOWS
 from hfsdk.core.roles import PARTS, AdamW, RoleSpec
 
 ROOT = Path(__file__).parents[1]
@@ -29,21 +34,51 @@ def test_a_method_names_columns_and_arguments_that_exist(method):
     assert set(method.needs) <= set(PARTS)
 
 
-def test_the_worker_carries_out_every_call_of_a_model():
-    hosted = (ROOT / "hfsdk/engine/worker/hosted.py").read_text(encoding="utf-8")
-    for method in METHODS.values():
-        if method.work not in ("task", "data"):
-            assert f'"{method.name}":' in hosted, method.name
+def test_every_declared_call_is_known_by_its_name():
+    declared = [value for value in vars(methods).values() if isinstance(value, Method)]
+    assert {id(method) for method in declared} == {id(method) for method in METHODS.values()}
+    assert set(SHADOWED) == set(SHADOWS)
+
+
+def test_a_call_that_nobody_declared_is_refused_with_the_nearest():
+    with pytest.raises(OptionError, match=r"no call 'compute_value'; did you mean 'compute_values'"):
+        method_of("compute_value")
+
+
+def test_the_worker_has_a_handler_for_every_call_of_a_model_and_no_other():
+    tree = ast.parse((ROOT / "hfsdk/engine/worker/hosted.py").read_text(encoding="utf-8"))
+    role = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "HostedRole")
+    functions = [node for node in role.body if isinstance(node, ast.FunctionDef) and node.name.startswith("_")]
+    handlers = {f.name[1:] for f in functions if f.returns is not None and ast.unparse(f.returns) == "Outcome"}
+    scored = {m.name for m in METHODS.values() if m.arguments is Scoring}
+    assert handlers == {m.name for m in METHODS.values() if m.on_ranks} - scored | {"score"}
+
+
+def test_a_column_is_one_call_s_or_an_algorithm_s_and_says_how_to_get_it():
+    of_calls = [column.name for method in METHODS.values() for column in method.columns]
+    assert len(of_calls) == len(set(of_calls))
+    assert all(column.writer for column in COLUMNS.values())
+    assert hint_for("ref_log_probs") == "Call reference.compute_log_probs(batch) first."
+    assert hint_for("entropy") == "Call actor.compute_log_probs(batch, entropy=True) first."
+    assert hint_for("mine") == "Write it first, e.g. with batch.with_columns(...)."
+    assert (label_of("advantages"), label_of("kl"), label_of("mine")) == ("advantage", "kl", "mine")
 
 
 def test_who_changes_weights_also_touches_them_and_who_only_looks_needs_nothing():
     assert {m.name for m in METHODS.values() if m.changes_weights} == {"update", "step", "load_state"}
     assert {m.name for m in METHODS.values() if m.touches_weights} == {"update", "step", "load_state", "run", "call"}
     assert {m.name for m in METHODS.values() if not m.uses_weights} == {"last_reshard", "census"}
-    assert not any(m.needs for m in METHODS.values() if m.work in ("look", "generate"))
-    assert method_of("no such call") is UNKNOWN
-    assert UNKNOWN.needs == ("weights",)
-    assert not UNKNOWN.touches_weights
+    assert {m.name for m in METHODS.values() if m.needs and m.work in ("look", "generate")} == {"grad_norm"}
+
+
+def test_a_step_and_its_repetition_hold_what_they_can():
+    others = {"generate", "update", "forward_backward", "compute_loss", "step", "run", "call"}
+    assert {m.name for m in METHODS.values() if m.in_step} == {m.name for m in METHODS.values() if m.work == "pass"} | others
+    assert not METHODS["run"].repeatable
+    assert METHODS["call"].repeatable
+    assert {m.name for m in METHODS.values() if m.reports_values and not m.learns} == {
+        "compute_loss", "grad_norm", "run", "call", "last_reshard", "census",
+    }  # fmt: skip
 
 
 def test_an_update_brings_what_is_offloaded_but_adamw_s_state_where_that_comes_for_steps():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
 
 from hfsdk.core.functions import Shipped
 from hfsdk.core.roles import RoleSpec, Sampling
@@ -30,6 +32,9 @@ class Arguments:
 
 
 NO_ARGUMENTS = Arguments()
+
+Inventory = TypeVar("Inventory")
+"""What one rank has of a state, or lacks: the engine's own (``hfsdk.engine.weights.moves``)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,6 +71,11 @@ class Scoring(Arguments):
     """Folder of the tokenizer that makes texts for a function."""
     per_token: bool = False
     """Whether the function scores every response token."""
+
+    def normalised(self, raw: Array) -> Array:
+        """Return a model's scores as they are written, float32."""
+        mean, std = self.normalisation
+        return ((raw - mean) / std).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +127,17 @@ class ToShadow(Arguments):
     """Of ``export_weights``."""
 
     shadow: RoleSpec
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StateMove(Arguments, Generic[Inventory]):
+    """Of ``give_state`` and ``take_state``, by which ranks move a role's state over a link."""
+
+    rank: int
+    """In the link, the old place's ranks first."""
+    given: Sequence[Inventory]
+    """By rank of the old place."""
+    taken: Sequence[Inventory]
+    """By rank of the new one."""
+    nodes: Sequence[int]
+    """Of the link's ranks."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import Index, Name, checked, is_whole, shown
 from hfsdk.core.column_refs import ColumnRefs, ColumnState
 from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN
@@ -212,7 +213,7 @@ class Batch(Pending):
             raise ColumnError(f"to_pandas({shown(what)}): there are 'samples' and 'tokens'")
         data: dict[str, Any] = {}
         for name, column in table.items():
-            if isinstance(column, Ragged) and name in ("prompt", "response"):
+            if isinstance(column, Ragged) and name in SEQUENCES:
                 data[name] = [self._client.decode(row.tolist()) for row in column]
                 data[f"{name}_tokens"] = column.lengths
             elif isinstance(column, Ragged):
@@ -235,7 +236,7 @@ class Batch(Pending):
             "token": [text for row in response for text in self._client.token_texts(row.tolist())],
         }
         for name, column in table.items():
-            if isinstance(column, Ragged) and name not in ("prompt", "response") and np.array_equal(column.lengths, lengths):
+            if isinstance(column, Ragged) and name not in SEQUENCES and np.array_equal(column.lengths, lengths):
                 data[name] = column.flat
         return pd.DataFrame(data)
 
@@ -308,9 +309,9 @@ class Batch(Pending):
         return {"num_rows": self.num_rows, "columns": self.column_states(), "samples": self._sample_view(num_samples)}
 
     def _sample_view(self, num_samples: int) -> list[dict[str, Any]]:
-        ready = [n for n in ("prompt", "response", "scores") if n in self]
+        ready = [n for n in (*SEQUENCES, "scores") if n in self]
         ready = [n for n in ready if self._client.state(self._refs[n].call_id) == "done"]
-        if not set(ready) & {"prompt", "response"}:
+        if not set(ready) & set(SEQUENCES):
             return []
         few = self.take(np.arange(min(num_samples, self.num_rows)))
         try:
@@ -320,7 +321,7 @@ class Batch(Pending):
         samples = []
         for i in range(few.num_rows):
             entry: dict[str, Any] = {"prompt": None, "response": None, "score": None}
-            for name in {"prompt", "response"} & set(ready):
+            for name in set(SEQUENCES) & set(ready):
                 entry[name] = self._client.decode(table.ragged(name)[i].tolist())
             if "scores" in ready:
                 entry["score"] = float(np.asarray(table["scores"])[i])
@@ -355,7 +356,7 @@ def _given(name: str, value: Any) -> Column:
             f"column {shown(name)} must be a list of numbers, of texts or of lists of numbers, one entry per sample; got "
             f"{shown(value)}"
         ) from error
-    if name in ("prompt", "response") and isinstance(column, Ragged) and len(column.flat) and column.dtype.kind not in "iu":
+    if name in SEQUENCES and isinstance(column, Ragged) and len(column.flat) and column.dtype.kind not in "iu":
         held = f"{column.dtype} ({column.flat[0]!r}, ...)"
         raise ColumnError(f"column {shown(name)} holds token ids, which are whole numbers; got {held}")
     return column

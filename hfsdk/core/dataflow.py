@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.core.call_flow import Call, CallFlow, CallRun, Edge, Piece, Transfer
 from hfsdk.core.checks import checked
 from hfsdk.core.errors import OptionError
+from hfsdk.core.methods import PUT
 from hfsdk.core.text import printable
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Dataflow:
     ) -> Dataflow:
         """Return the dataflow of a step; calls of other steps among ``flows`` are its inputs."""
         known = {flow.call.id: flow for flow in flows}
-        mine = [flow for flow in flows if flow.call.step == step and flow.call.method != "put"]
+        mine = [flow for flow in flows if flow.call.step == step and flow.call.method != PUT.name]
         edges = [edge for flow in mine for edge in _edges(flow, known)]
         used = {edge.source for edge in edges} - {flow.call.id for flow in mine}
         return cls(

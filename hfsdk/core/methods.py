@@ -7,16 +7,14 @@ rank, workers and the simulated runtime carry it out, the planner lays it out, p
     actor.compute_log_probs   preparation  reads prompt, response     writes old_log_probs   THREE_D    a pass over whole sequences
     actor.update              learning     reads every column                                THREE_D    a loss; changes the weights
 
-The user's own primitives are of the same type (``hfsdk.models.Primitive``).
+A column that a call writes is declared beside it. The user's own primitives are of the same type (``hfsdk.models.Primitive``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
 from hfsdk.core.arguments import (
-    Arguments,
     Folder,
     Generation,
     Learning,
@@ -24,83 +22,18 @@ from hfsdk.core.arguments import (
     OnRanks,
     OwnPrimitive,
     Scoring,
+    StateMove,
     ToShadow,
 )
-from hfsdk.core.columns import COLUMNS, is_per_token
-from hfsdk.core.protocol import MICRO_DP, ONE_TO_ALL, THREE_D, TransferProtocol
+from hfsdk.core.builtin import SEQUENCES, BuiltinColumn, Method
+from hfsdk.core.errors import OptionError
+from hfsdk.core.placement import INFERENCE, ROLLOUT
+from hfsdk.core.protocol import MICRO_DP, ONE_TO_ALL
 from hfsdk.core.roles import PARTS, RoleSpec
-
-Work = Literal["generate", "pass", "loss", "step", "code", "state", "look", "move", "task", "data"]
-"""What a method does: generates; passes a model over prompt + response; takes a loss over every column; takes an optimizer step;
-runs the user's code on the ranks; writes or reads a role's state; only looks; hands weights to a shadow; runs the user's code over
-columns in a CPU task; brings the user's own columns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """One kind of call."""
-
-    name: str
-    work: Work = "code"
-    phase: str = "preparation"
-    """``"generation"``, ``"preparation"``, ``"learning"``; ``"inspection"`` and ``"checkpoint"`` are no part of a step."""
-    reads: tuple[str, ...] = ()
-    """Columns that must be there; those that a loss reads besides are the loss's own."""
-    reads_if_there: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    """``"*"``: as its arguments say."""
-    protocol: TransferProtocol | None = THREE_D
-    """How rows are spread over the ranks; ``None`` for CPU tasks."""
-    arguments: type[Arguments] = Arguments
-    roles: str = ""
-    """Who has it, in words."""
-    result: str = ""
-    """What it returns besides columns, in words."""
-    of_all_ranks: bool = False
-    """Whether every rank's result is kept, or the first one's alone."""
-    learns: bool = False
-    """Whether it trains on a batch."""
-    changes_weights: bool = False
-    """Whether a new version of the weights is there afterwards, so that the generating engine's are stale."""
-    needs: tuple[str, ...] = ("weights",)
-    """Which :data:`~hfsdk.core.roles.PARTS` of a trained role it needs for its whole length. One that needs none leaves the
-    weights with the generating engine where it shares them with the trainer, and lets rollouts beside it stay awake."""
-    listed: bool = True
-    """Whether it is shown among the session's calls."""
-
-    @property
-    def generates(self) -> bool:
-        """Whether it is a call of the generating engine."""
-        return self.work == "generate"
-
-    @property
-    def balanced(self) -> bool:
-        """Whether its rows are balanced over data parallel by tokens and cut into micro-batches."""
-        return self.work in ("pass", "loss")
-
-    @property
-    def touches_weights(self) -> bool:
-        """Whether the weights may be others afterwards: also where the user's code ran on the ranks."""
-        return self.changes_weights or self.work == "code"
-
-    @property
-    def uses_weights(self) -> bool:
-        """Whether it uses a model's weights, so that a shadow's must be new."""
-        return self.work != "look"
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a simulated twin can carry it out again: it writes no files and runs nothing of which nobody knows the time."""
-        return self.work not in ("state", "move") and self.name != "run"
-
-    @property
-    def in_step(self) -> bool:
-        """Whether it can be a part of an algorithm's step."""
-        return self.work in ("generate", "pass", "loss", "step", "code") and self.name != "grad_norm"
-
+from hfsdk.core.text import nearest
 
 _TRAINED = "actor, critic, reward and cost with an optimizer"
-_SEQUENCES = ("prompt", "response")
+_GENERATE = "actor.generate"
 
 GENERATE = Method(
     name="generate",
@@ -109,27 +42,114 @@ GENERATE = Method(
     reads=("prompt", "position"),
     protocol=MICRO_DP,
     arguments=Generation,
-    writes=("response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group"),
+    columns=(
+        BuiltinColumn("response", "token", "int32", "token ids the actor produced, end-of-sequence token included", _GENERATE),
+        BuiltinColumn(
+            "rollout_log_probs",
+            "token",
+            "float32",
+            "log-probability of each response token, from the generating engine",
+            _GENERATE,
+            label="log-prob (rollout)",
+        ),
+        BuiltinColumn("finish_reason", "text", "<U6", "stop or length", _GENERATE, for_rewards=True),
+        BuiltinColumn(
+            "policy_version", "sample", "int64", "optimizer updates the generating weights had seen", _GENERATE, for_rewards=True
+        ),
+        BuiltinColumn(
+            "temperature",
+            "sample",
+            "float32",
+            "sampling temperature, used again in every log-prob pass",
+            _GENERATE,
+            for_rewards=True,
+        ),
+        BuiltinColumn("group", "sample", "int64", "number of the prompt a response belongs to", _GENERATE, for_rewards=True),
+    ),
     roles="actor",
     needs=(),
+    shadow=ROLLOUT,
 )
 COMPUTE_LOG_PROBS = Method(
     name="compute_log_probs",
     work="pass",
-    reads=_SEQUENCES,
+    reads=SEQUENCES,
     reads_if_there=("temperature",),
+    columns=(
+        BuiltinColumn(
+            "old_log_probs",
+            "token",
+            "float32",
+            "log-probability of each response token, from the trainer: the ratio's denominator",
+            "actor.compute_log_probs",
+            label="log-prob (old, trainer)",
+            hint="Call actor.compute_log_probs(batch) first, or batch.alias('old_log_probs', 'rollout_log_probs').",
+        ),
+        BuiltinColumn(
+            "ref_log_probs",
+            "token",
+            "float32",
+            "log-probability of each response token, under the frozen reference",
+            "reference.compute_log_probs",
+            label="log-prob (reference)",
+        ),
+        BuiltinColumn(
+            "entropy",
+            "token",
+            "float32",
+            "entropy of the distribution each response token was drawn from, in nats",
+            "actor.compute_log_probs(batch, entropy=True)",
+        ),
+    ),
     writes=("*",),
     arguments=LogProbs,
     roles="actor, reference",
 )
-COMPUTE_VALUES = Method(name="compute_values", work="pass", reads=_SEQUENCES, writes=("values",), roles="critic")
-COMPUTE_SCORES = Method(name="compute_scores", work="pass", reads=_SEQUENCES, writes=("*",), arguments=Scoring, roles="reward")
-COMPUTE_COSTS = Method(name="compute_costs", work="pass", reads=_SEQUENCES, writes=("*",), arguments=Scoring, roles="cost")
+COMPUTE_VALUES = Method(
+    name="compute_values",
+    work="pass",
+    reads=SEQUENCES,
+    columns=(
+        BuiltinColumn(
+            "values", "token", "float32", "critic's value before each response token", "critic.compute_values", label="value"
+        ),
+    ),
+    roles="critic",
+    shadow=INFERENCE,
+)
+COMPUTE_SCORES = Method(
+    name="compute_scores",
+    work="pass",
+    reads=SEQUENCES,
+    columns=(
+        BuiltinColumn("scores", "sample", "float32", "one number per sequence, from the reward", "reward.compute_scores"),
+        BuiltinColumn(
+            "token_scores",
+            "token",
+            "float32",
+            "per token: what the reward gave it, where it is a per-token reward; their sum is the score",
+            "reward.compute_scores",
+            for_rewards=True,
+        ),
+    ),
+    writes=("*",),
+    arguments=Scoring,
+    roles="reward",
+)
+COMPUTE_COSTS = Method(
+    name="compute_costs",
+    work="pass",
+    reads=SEQUENCES,
+    columns=(BuiltinColumn("costs", "sample", "float32", "one number per sequence, from the cost model", "cost.compute_costs"),),
+    writes=("*",),
+    arguments=Scoring,
+    roles="cost",
+)
 UPDATE = Method(
     name="update",
     work="loss",
     phase="learning",
-    reads=_SEQUENCES,
+    reads=SEQUENCES,
     arguments=Learning,
     roles=_TRAINED,
     learns=True,
@@ -141,7 +161,7 @@ FORWARD_BACKWARD = Method(
     name="forward_backward",
     work="loss",
     phase="learning",
-    reads=_SEQUENCES,
+    reads=SEQUENCES,
     arguments=Learning,
     roles=_TRAINED,
     learns=True,
@@ -151,7 +171,7 @@ FORWARD_BACKWARD = Method(
 COMPUTE_LOSS = Method(
     name="compute_loss",
     work="loss",
-    reads=_SEQUENCES,
+    reads=SEQUENCES,
     arguments=Learning,
     roles="actor, critic, reward and cost models",
     result="the loss, a float",
@@ -168,7 +188,7 @@ STEP = Method(
 )
 GRAD_NORM = Method(
     name="grad_norm",
-    work="step",
+    work="look",
     phase="learning",
     protocol=ONE_TO_ALL,
     roles=_TRAINED,
@@ -184,6 +204,7 @@ RUN = Method(
     roles="any with a model",
     of_all_ranks=True,
     needs=("weights", "gradients"),
+    open_ended=True,
     result="what the function returned, by rank",
 )
 CALL = Method(
@@ -225,6 +246,7 @@ SAVE_PRETRAINED = Method(
     protocol=ONE_TO_ALL,
     arguments=Folder,
     roles="actor, critic, reward, cost",
+    files="weights",
 )
 SAVE_STATE = Method(
     name="save_state",
@@ -234,6 +256,7 @@ SAVE_STATE = Method(
     arguments=Folder,
     roles=_TRAINED,
     needs=("weights", "optimizer"),
+    files="state",
     result="a dict: num_updates; it copies, `Saved` asks whether the files are complete",
 )
 LOAD_STATE = Method(
@@ -245,6 +268,7 @@ LOAD_STATE = Method(
     roles=_TRAINED,
     changes_weights=True,
     needs=PARTS,
+    files="state",
     result="a dict: num_updates",
 )
 NUM_UPDATES = Method(
@@ -256,6 +280,18 @@ NUM_UPDATES = Method(
     needs=(),
     result="optimizer steps so far, an int",
 )
+GIVE_STATE = Method(
+    name="give_state",
+    work="state",
+    phase="checkpoint",
+    protocol=ONE_TO_ALL,
+    arguments=StateMove,
+    roles="the controller, of a trained role that goes to other devices",
+    of_all_ranks=True,
+    listed=False,
+    result="`TransportReport` by rank",
+)
+TAKE_STATE = replace(GIVE_STATE, name="take_state")
 EXPORT_WEIGHTS = Method(
     name="export_weights",
     work="move",
@@ -265,6 +301,10 @@ EXPORT_WEIGHTS = Method(
     of_all_ranks=True,
 )
 TAKE_WEIGHTS = Method(name="take_weights", work="move", protocol=ONE_TO_ALL, roles="the controller, of a shadow", needs=())
+TO_TRAINING = Method(
+    name="to_training", work="transition", protocol=None, needs=(), listed=False,
+    roles="no call: before one that needs weights which the generating engine has",
+)  # fmt: skip
 PUT = Method(
     name="put", work="data", phase="inspection", writes=("*",), protocol=None, needs=(), listed=False,
     roles="the controller, of the user's own data",
@@ -293,8 +333,11 @@ METHODS: dict[str, Method] = {
         SAVE_STATE,
         LOAD_STATE,
         NUM_UPDATES,
+        GIVE_STATE,
+        TAKE_STATE,
         EXPORT_WEIGHTS,
         TAKE_WEIGHTS,
+        TO_TRAINING,
         PUT,
         MAP,
         REDUCE,
@@ -302,23 +345,20 @@ METHODS: dict[str, Method] = {
 }
 """Name -> method."""
 
-UNKNOWN = Method(name="", work="state")
-"""Stands for what is no call of the list, e.g. ``give_state``: nothing is known of it but that it may need the weights."""
+SHADOWED: dict[str, Method] = {method.shadow: method for method in METHODS.values() if method.shadow}
+"""Of :data:`~hfsdk.core.placement.SHADOWS` each -> the method that it carries out in place of its role."""
 
 
 def method_of(name: str) -> Method:
-    """Return the method of a name, :data:`UNKNOWN` where there is none."""
-    return METHODS.get(name, UNKNOWN)
+    """Return the method of a name.
 
-
-def writes_per_token(method: str, column: str) -> bool:
-    """Return whether a call writes one value per response token into a column, where its values are not there to look at."""
-    kind = method_of(method)
-    if kind.generates:
-        return COLUMNS[column].kind == "token"
-    if kind.arguments is Scoring:
-        return column.startswith("token_")
-    return kind.work == "pass" or is_per_token(column)
+    Raises:
+        OptionError: there is none of this name.
+    """
+    found = METHODS.get(name)
+    if found is None:
+        raise OptionError(f"there is no call {name!r}; {nearest(name, METHODS)}")
+    return found
 
 
 def onloads(method: str, role: RoleSpec) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from hfsdk.core.cluster import MOST_DEVICES
 from hfsdk.core.errors import PlacementError
 from hfsdk.core.text import listed, nearest
 
-SHADOWS = {"rollout": "generate", "inference": "compute_values"}
-"""Ending of a shadow's name -> the method that it carries out in place of its role: ``actor.rollout``, ``critic.inference``."""
+ROLLOUT, INFERENCE = SHADOWS = ("rollout", "inference")
+"""Endings of shadows' names, ``actor.rollout`` and ``critic.inference``; ``hfsdk.core.methods`` says what each carries out."""
 
 PRESETS = ("colocate", "flattening", "split", "standalone", "interleaving", "separation", "disaggregated")
 """Placements with names: HybridFlow's and those of arXiv 2312.11819 (and of its newer versions)."""

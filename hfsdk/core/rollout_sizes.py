@@ -79,9 +79,26 @@ class CacheUnits:
 
     @classmethod
     def of(cls, spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str) -> CacheUnits:
-        """Return those of one rank of ``tp``; key/value heads are replicated where tp exceeds them."""
-        block = BLOCK_TOKENS * spec.kv_bytes_per_token(dtype) // min(tp, spec.num_kv_heads)
-        return cls(block=block, sequence=-(-longest_tokens(spec, options) // BLOCK_TOKENS) * block)
+        """Return those of one rank of ``tp``, whose sequences may be as long as the options allow."""
+        return cls.of_tokens(spec, longest_tokens(spec, options), tp, dtype)
+
+    @classmethod
+    def of_tokens(cls, spec: ModelSpec, longest: int, tp: int, dtype: str, pp: int = 1) -> CacheUnits:
+        """Return those of one rank; key/value heads are replicated where tp exceeds them.
+
+        Args:
+            spec: the model.
+            longest: tokens of the longest sequence, prompt and response.
+            tp: tensor-parallel size of the rollout.
+            dtype: ``"fp32"`` or ``"bf16"``.
+            pp: its pipeline stages, over which layers are cut (1 in hfsdk).
+        """
+        block = BLOCK_TOKENS * spec.kv_bytes_per_token(dtype) // (min(tp, spec.num_kv_heads) * pp)
+        return cls(block=block, sequence=-(-longest // BLOCK_TOKENS) * block)
+
+    def held_by(self, cache: int, beside: int = 0) -> int:
+        """Return how many longest sequences a cache of so many bytes holds, where each takes others ``beside``."""
+        return max(0, (cache - 2 * self.block) // (self.sequence + beside))
 
     def holding(self, sequences: int) -> int:
         """Return the bytes that hold so many longest sequences: vLLM keeps one block for itself, and one is to spare."""
@@ -133,16 +150,15 @@ def choose_sizes(
         at_most: the same without these 8 %.
     """
     units, most = CacheUnits.of(spec, options, tp, dtype), max(LEAST_SEQS, most_seqs(device))
-    each = units.sequence
 
-    def fitting(cache: int, sequence: int) -> int:
-        return options.max_num_seqs or min(max((cache - 2 * units.block) // sequence, LEAST_SEQS), most)
+    def fitting(cache: int, beside: int) -> int:
+        return options.max_num_seqs or min(max(units.held_by(cache, beside), LEAST_SEQS), most)
 
     if options.kv_cache_bytes:
-        return replace(options, max_num_seqs=fitting(options.kv_cache_bytes, each))
+        return replace(options, max_num_seqs=fitting(options.kv_cache_bytes, 0))
     logits = LOGITS_COPIES * 4 * spec.vocab_size
     left = free - _pass_bytes(spec, options, tp, dtype)
-    sequences = fitting(left, each + logits)
+    sequences = fitting(left, logits)
     cache = min(left - sequences * logits, units.holding(sequences))
     cache = max(cache, min(units.usual(options, KV_CACHE_BYTES), at_most), units.holding(1))
     return replace(options, max_num_seqs=sequences, kv_cache_bytes=cache)

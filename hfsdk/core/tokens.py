@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import check_options, is_whole, shown
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Array, Ragged, Table, row_numbers
@@ -98,7 +99,7 @@ class Tokens:
         lengths = table.ragged("response").lengths
         for name in (new, old) if new is not None else ():
             check_per_token(table, name, lengths)
-        ids = [c.flat for name, c in table.items() if name in ("prompt", "response") and isinstance(c, Ragged)]
+        ids = [c.flat for name, c in table.items() if name in SEQUENCES and isinstance(c, Ragged)]
         used = [int(i) for i in np.unique(np.concatenate(ids))] if sum(map(len, ids)) else []
         vocabulary = dict(zip(used, token_bytes(used) if used else [], strict=True))
         return cls(table, rows, num_rows, first_rows, vocabulary, new, old, float(clip), clip_high, color)
@@ -116,7 +117,7 @@ class Tokens:
         if not cuts:
             return self
         table = self.table.with_columns(cuts)
-        used = {int(i) for name in ("prompt", "response") if isinstance(c := table.get(name), Ragged) for i in np.unique(c.flat)}
+        used = {int(i) for name in SEQUENCES if isinstance(c := table.get(name), Ragged) for i in np.unique(c.flat)}
         return replace(self, table=table, vocabulary={i: raw for i, raw in self.vocabulary.items() if i in used})
 
     def __repr__(self) -> str:

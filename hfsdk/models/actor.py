@@ -9,10 +9,11 @@ import numpy as np
 
 from hfsdk.core.arguments import Generation, LogProbs
 from hfsdk.core.batch import Batch, refs_of, with_written
+from hfsdk.core.builtin import Method
 from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
 from hfsdk.core.columns import OF_RESPONSE
 from hfsdk.core.errors import LayoutError, OptionError
-from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD, Method
+from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD
 from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Array, Ragged
@@ -95,7 +96,7 @@ class ActorModel(TrainedHandle):
         )  # fmt: skip
         self._check_sampling(sampling)
         batch = self._prompt_batch(prompts)
-        self._need(batch, ["prompt"], "generate")
+        self._need(batch, ["prompt"], GENERATE.name)
         self._check_prompts(batch, max_new_tokens)
         batch = batch.drop(*[name for name in batch if name in OF_RESPONSE or name.startswith(PART)])
         if "position" not in batch:
@@ -244,10 +245,10 @@ class ActorModel(TrainedHandle):
     @property
     def context_tokens(self) -> int:
         """Longest prompt plus response, in tokens."""
-        return context_tokens(self._need_model("generate"), self._role.rollout_options)
+        return context_tokens(self._need_model(GENERATE.name), self._role.rollout_options)
 
     def _check_sampling(self, sampling: Sampling) -> None:
-        vocab = self._need_model("generate").vocab_size
+        vocab = self._need_model(GENERATE.name).vocab_size
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise OptionError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}; got {sampling.temperature}")
         for token in sampling.stop_token_ids:
@@ -274,7 +275,7 @@ class ActorModel(TrainedHandle):
                 ids.append([int(t) for t in row])
             else:
                 raise OptionError(f"{self.name}.generate: prompt {i} is {type(row).__name__}; give a text or token ids")
-        vocab = self._need_model("generate").vocab_size
+        vocab = self._need_model(GENERATE.name).vocab_size
         for i, tokens in enumerate(ids):
             wrong = [t for t in tokens if not 0 <= t < vocab]
             if wrong:

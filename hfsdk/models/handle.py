@@ -11,12 +11,13 @@ import numpy as np
 
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments, Folder, Learning, OnRanks, OwnPrimitive
 from hfsdk.core.batch import Batch, refs_of, with_written
+from hfsdk.core.builtin import Method
 from hfsdk.core.checks import Count, Index, Within, checked, shown
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
-from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE, Method
+from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE
 from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec

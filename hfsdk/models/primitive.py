@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from hfsdk.core.builtin import Method
 from hfsdk.core.checks import Name, checked
-from hfsdk.core.methods import CALL, Method
+from hfsdk.core.methods import CALL
 from hfsdk.core.protocol import THREE_D, TransferProtocol
 from hfsdk.core.table import Table
 

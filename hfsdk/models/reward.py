@@ -12,11 +12,12 @@ import numpy as np
 
 from hfsdk.core.arguments import Scoring
 from hfsdk.core.batch import Batch, refs_of, with_written
+from hfsdk.core.builtin import Method
 from hfsdk.core.checks import Positive, checked
 from hfsdk.core.columns import NOT_FOR_REWARDS
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
-from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES, Method
+from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.table import Table
 from hfsdk.models.handle import Loss, TrainedHandle

@@ -1,6 +1,7 @@
 """The session: devices, roles, prompts, training, checkpoints.
 
-May import: core, resharding, assets, algorithms, planner, models, viz, engine.
+May import: core, resharding, assets, algorithms, planner, models, viz, engine.calls, engine.process,
+engine.weights, engine.generation, engine.simulation, engine.controller, engine.ray.
 """
 
 from hfsdk.session.prompts import PromptStream

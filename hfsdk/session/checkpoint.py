@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from hfsdk.core.arguments import Folder
+from hfsdk.core.builtin import Method
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
 from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, write_file
-from hfsdk.core.methods import LOAD_STATE, SAVE_STATE, Method
+from hfsdk.core.methods import LOAD_STATE, SAVE_STATE
 from hfsdk.core.pending import Awaited
 from hfsdk.core.roles import state_bytes
 from hfsdk.core.text import printable

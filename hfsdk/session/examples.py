@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from hfsdk.core.batch import Batch
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import ColumnError, OptionError
@@ -102,7 +103,7 @@ class _Examples(RowStream):
         return prompt, response
 
     def _batch(self, examples: Sequence[Example], columns: dict[str, Any]) -> Batch:
-        tokens = {name: Ragged.of([e[k] for e in examples], np.int32) for k, name in enumerate(("prompt", "response"))}
+        tokens = {name: Ragged.of([e[k] for e in examples], np.int32) for k, name in enumerate(SEQUENCES)}
         given = {**tokens, **columns}
         lease = self._client.put(Table(given))
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in given}, len(examples))

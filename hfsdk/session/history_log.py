@@ -9,6 +9,7 @@ from typing import Any
 from hfsdk.core.errors import OptionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.history import Branch, History, Mark, Row
+from hfsdk.core.methods import LOAD_STATE
 from hfsdk.core.rows import Rows
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import messages as m
@@ -62,7 +63,7 @@ class HistoryLog:
         changes: list[Change] = self._client.send(q.Changes())
         entries = []
         for c in changes:
-            if c.call_id <= self._since or c.method == "load_state" or c.state in ("failed", "cancelled"):
+            if c.call_id <= self._since or c.method == LOAD_STATE.name or c.state in ("failed", "cancelled"):
                 continue
             row = {
                 "kind": "update", "branch": c.branch, "parent": self.branches[c.branch].parent, "role": c.role,

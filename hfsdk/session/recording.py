@@ -18,9 +18,9 @@ from hfsdk.core.arguments import Generation, Learning
 from hfsdk.core.batch import Batch
 from hfsdk.core.call_events import Listener
 from hfsdk.core.checks import is_whole, shown
-from hfsdk.core.columns import is_per_token
+from hfsdk.core.columns import is_per_token, writes_per_token
 from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
-from hfsdk.core.methods import UPDATE, method_of, writes_per_token
+from hfsdk.core.methods import UPDATE, method_of
 from hfsdk.core.microbatch import plan_update
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.plan import MOST_SAMPLES, Workload, counted

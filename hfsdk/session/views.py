@@ -10,7 +10,8 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import Comparison
 from hfsdk.core.errors import OptionError
 from hfsdk.core.layout import Coordinates
-from hfsdk.core.placement import SHADOWS, Placement
+from hfsdk.core.methods import SHADOWED
+from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import DeviceStatus
 from hfsdk.core.text import printable
@@ -100,7 +101,7 @@ class LivePlacement:
             "train": str(role.train) if role.train else None, "rollout": str(role.rollout) if role.rollout else None,
             "state": state, "shadow_of": role.shadow_of, "updates": updates if updates >= 0 else None,
             "behind": states[role.shadow_of][1] - updates if known else None,
-            "elsewhere": {SHADOWS[_ending(s)]: s.name for s in self._placed.values() if s.shadow_of == role.name},
+            "elsewhere": {SHADOWED[_ending(s)].name: s.name for s in self._placed.values() if s.shadow_of == role.name},
             "shards": self._shards(role, measured) if self._pool(role) else [],
         }  # fmt: skip
         return {**data, "weights": _weights(data)}

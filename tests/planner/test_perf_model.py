@@ -10,6 +10,7 @@ import pytest
 from hfsdk.core.cluster import DEVICES, ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.planner.perf.decoding import slots
@@ -265,12 +266,15 @@ def test_decode_bandwidth_share_falls_with_tp_as_measured():
 def test_slots_are_limited_by_sequences_and_by_the_cache():
     where = setup("llama-7b", "tp1 dp1", "tp1", max_num_seqs=48)
     prompts, responses = rows(64, 500, 500)
-    one = 1000 * where.spec.kv_bytes_per_token()
+    units = CacheUnits.of_tokens(where.spec, 1000, 1, "bf16")
+    twenty = units.holding(20)
+    assert units.sequence == 1024 * where.spec.kv_bytes_per_token()  # whole blocks of 32 tokens
     assert slots(where, prompts, responses) == 48
-    assert slots(replace(where, kv_cache_bytes=20 * one), prompts, responses) == 20
+    assert slots(replace(where, kv_cache_bytes=twenty), prompts, responses) == 20
+    assert slots(replace(where, kv_cache_bytes=twenty - 1), prompts, responses) == 19
     assert slots(replace(where, kv_cache_bytes=10), prompts, responses) == 1
-    assert slots(replace(where, rollout=Layout(tp=2), kv_cache_bytes=20 * one), prompts, responses) == 40
-    narrow = [MODEL.decode(replace(where, kv_cache_bytes=n * one), prompts, responses) for n in (64, 32, 16, 8, 4, 2, 1)]
+    assert slots(replace(where, rollout=Layout(tp=2), kv_cache_bytes=twenty), prompts, responses) == 40
+    narrow = [MODEL.decode(replace(where, kv_cache_bytes=units.holding(n)), prompts, responses) for n in (64, 32, 16, 8, 4, 2, 1)]
     assert all(after > 0.99 * before for before, after in pairwise(narrow))
     assert narrow[-1] > 15 * narrow[0]
 

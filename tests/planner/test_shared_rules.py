@@ -36,7 +36,18 @@ def seen(weights, methods):
 
 
 def test_weights_are_stale_after_what_changes_or_may_change_them():
-    calls = ["generate", "generate", "update", "generate", "compute_log_probs", "chat", "run", "generate", "load_state", "generate"]
+    calls = [
+        "generate",
+        "generate",
+        "update",
+        "generate",
+        "compute_log_probs",
+        "num_updates",
+        "run",
+        "generate",
+        "load_state",
+        "generate",
+    ]
     assert seen(RolloutWeights(), calls) == "s--s---s-s"
     assert seen(RolloutWeights(), ["generate", "forward_backward", "generate", "step", "generate", "call", "generate"]) == "s---s-s"
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hfsdk.core.arguments import Learning
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.columns import PER_TOKEN
 from hfsdk.core.errors import ColumnError
 from hfsdk.core.layout import Layout, Mesh
@@ -127,7 +128,7 @@ def _info(ref: ColumnRef, stored: Mapping[int, Stored]) -> ColumnInfo:
 
 
 def _tokens(inputs: Mapping[str, ColumnRef], stored: Mapping[int, Stored]) -> Array | None:
-    named = [n for n in ("prompt", "response") if n in inputs and _info(inputs[n], stored).lengths is not None]
+    named = [n for n in SEQUENCES if n in inputs and _info(inputs[n], stored).lengths is not None]
     if not named:
         named = [n for n, r in inputs.items() if _info(r, stored).lengths is not None][:1]
     if not named:

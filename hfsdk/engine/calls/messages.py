@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments
-from hfsdk.core.methods import Method, method_of
+from hfsdk.core.builtin import Method
+from hfsdk.core.methods import method_of
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.protocol import TransferProtocol

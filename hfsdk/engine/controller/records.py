@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.call_flow import Call, CallFlow, CallRun
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import CallError, ColumnError, LayoutError
@@ -304,7 +305,7 @@ def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | N
         written = outcome.columns.get("response") if outcome else None
         return 0 if written is None or written.lengths is None else int(written.lengths.sum())
     total = 0
-    for name in ("prompt", "response"):
+    for name in SEQUENCES:
         ref = request.inputs.get(name)
         lengths = inputs[ref.call_id].columns[ref.name].lengths if ref else None
         if ref is not None and lengths is not None:

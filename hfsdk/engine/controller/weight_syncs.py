@@ -13,7 +13,7 @@ from hfsdk.core.arguments import ToShadow
 from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallCancelledError, DependencyError
 from hfsdk.core.methods import EXPORT_WEIGHTS
-from hfsdk.core.placement import SHADOWS, Pool
+from hfsdk.core.placement import Pool
 from hfsdk.core.protocol import ONE_TO_ALL
 from hfsdk.core.runtime import Runtime, Taker, Weights
 from hfsdk.engine.calls import messages as m
@@ -46,7 +46,7 @@ class WeightSyncs:
 
     def shadow_for(self, message: m.Submit) -> RoleRecord | None:
         """Return the shadow that carries a call out in place of the trained role it is submitted to."""
-        ending = next((ending for ending, method in SHADOWS.items() if method == message.method), None)
+        ending = message.kind.shadow
         return self._homes.roles.get(f"{message.role}.{ending}") if ending else None
 
     def sync(self, role: RoleRecord, shadow: RoleRecord, phase: str) -> Sync:

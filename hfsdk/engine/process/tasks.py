@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.arguments import Arguments, Scoring
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
 from hfsdk.core.methods import REDUCE
 from hfsdk.core.table import Column, Ragged, Table, as_column
@@ -73,7 +74,7 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
     completions = [decode(row.tolist()) for row in table.ragged("response")]
     given: dict[str, Any] = {"prompts": prompts, "completions": completions}
     given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
-    given.update({n: list(c) for n, c in table.items() if n not in ("prompt", "response") and not isinstance(c, Ragged)})
+    given.update({n: list(c) for n, c in table.items() if n not in SEQUENCES and not isinstance(c, Ragged)})
     accepted = inspect.signature(function).parameters
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         given = {n: c for n, c in given.items() if n in accepted}

@@ -13,7 +13,7 @@ import ray
 
 from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallCancelledError, CallError, HfsdkError, WorkerDiedError
-from hfsdk.core.methods import TAKE_WEIGHTS, method_of
+from hfsdk.core.methods import GIVE_STATE, METHODS, TAKE_STATE, TAKE_WEIGHTS
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import Order, Outcome, Part, Stored, Taker, TransferBrokenError, Weights, Work
@@ -93,7 +93,7 @@ class RayCalls:
         """Have the ranks of one pool give a role's state to those of another, where it is built; they keep it."""
         giver, taker = self._pools.open[source.name], self._pools.open[target.name]
         number = next(self._moves)
-        give, take = Call(id=number, role=role, method="give_state"), Call(id=number, role=role, method="take_state")
+        give, take = (Call(id=number, role=role, method=method.name) for method in (GIVE_STATE, TAKE_STATE))
         asking = giver
         try:
             given = [answer.part for answer in self.each(giver.pool, Offer(role), give)]
@@ -189,7 +189,8 @@ class RayCalls:
                 failed_s = time.monotonic()
                 for worker in state.workers:  # replicas that do not run in lockstep with the failed rank stop here
                     worker.cancel.remote(call.id)
-            patient = method_of(call.method).work == "code" and call.id not in self.cancelled
+            kind = METHODS.get(call.method)  # none: the ranks load a role, or keep its state
+            patient = kind is not None and kind.work == "code" and call.id not in self.cancelled
             grace_s = USER_GRACE_S if patient else GRACE_S
             if pending and failed_s is not None and time.monotonic() > failed_s + grace_s:
                 stuck = rank_of[pending[0]]

@@ -29,20 +29,7 @@ from hfsdk.core.clock import start_s
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import CallError
 from hfsdk.core.files import FileSum
-from hfsdk.core.methods import (
-    CALL,
-    CENSUS,
-    COMPUTE_LOSS,
-    FORWARD_BACKWARD,
-    GRAD_NORM,
-    LAST_RESHARD,
-    LOAD_STATE,
-    RUN,
-    SAVE_STATE,
-    STEP,
-    UPDATE,
-    method_of,
-)  # fmt: skip
+from hfsdk.core.methods import FORWARD_BACKWARD, LAST_RESHARD, STEP, TO_TRAINING, UPDATE, method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
@@ -72,10 +59,6 @@ __all__ = [
     "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
     "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
 ]  # fmt: skip
-
-
-VALUES = frozenset(method.name for method in (RUN, CALL, GRAD_NORM, COMPUTE_LOSS, CENSUS))
-"""Calls that report a number, or what the user's function returned: a simulation has none."""
 
 
 class SimulatedRuntime:
@@ -294,7 +277,7 @@ class SimulatedRuntime:
     def _lay_return(self, state: SimulatedRole, line: Timeline) -> None:
         """Lay down the weights' way back from the rollout to the trainer."""
         none = np.zeros(0, dtype=np.int64)
-        costs = self._ask(line, "to_training", state.spec, [(none, none)], [len(line.devices)])
+        costs = self._ask(line, TO_TRAINING.name, state.spec, [(none, none)], [len(line.devices)])
         line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
 
     def _lay_sync(self, line: Timeline, trained: RoleSpec, shadow: RoleSpec) -> float:
@@ -335,18 +318,17 @@ class SimulatedRuntime:
 
     def _result(self, state: SimulatedRole, call: Call, asked: Arguments, seconds: float) -> Any:
         """Return what each rank reports, and count updates and checkpoints."""
-        if call.method == STEP.name:
+        method = method_of(call.method)
+        if method.work == "step":
             state.num_updates += 1
             return SimulatedRow(seconds=seconds)
-        if call.method == SAVE_STATE.name and isinstance(asked, Folder):
-            write_checkpoint(asked.folder, call.role, state.num_updates)
+        if method.files == "state" and isinstance(asked, Folder):
+            if method.changes_weights:
+                state.num_updates = read_checkpoint(asked.folder, call.role)
+            else:
+                write_checkpoint(asked.folder, call.role, state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
-        if call.method == LOAD_STATE.name and isinstance(asked, Folder):
-            state.num_updates = read_checkpoint(asked.folder, call.role)
-            return SimulatedRow(num_updates=state.num_updates)
-        if call.method in VALUES:
-            return SimulatedValue(str(call))
-        return None
+        return SimulatedValue(str(call)) if method.reports_values else None
 
     def _train(self, state: SimulatedRole, line: Timeline, orders: Sequence[Order], groups: list[RowGroup]) -> tuple[Any, ...]:
         """Lay down forward and backward of every mini-batch, and after each the optimizer step (not in halves)."""

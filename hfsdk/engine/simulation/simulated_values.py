@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hfsdk.core.call_flow import Call
-from hfsdk.core.columns import dtype_of, is_per_token
+from hfsdk.core.columns import dtype_of, is_per_token, writes_per_token
 from hfsdk.core.errors import ColumnError, SimulatedValueError
-from hfsdk.core.methods import writes_per_token
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.runtime import Order, Part, Pick, Stored
 from hfsdk.core.table import Array, Column, Table

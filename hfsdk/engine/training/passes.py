@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.errors import CallError, OptionError
 from hfsdk.core.microbatch import MiniBatchPlan
 from hfsdk.core.roles import RoleSpec
@@ -77,7 +78,7 @@ class Passes:
         temperature = token_temperature(rows)
         if not (np.isfinite(temperature).all() and (temperature >= 0).all()):
             return OptionError(f"temperature must be finite and at least 0; got {temperature.min()} to {temperature.max()}")
-        for name in ("prompt", "response"):
+        for name in SEQUENCES:
             tokens = rows.ragged(name)
             wrong = np.flatnonzero((tokens.flat < 0) | (tokens.flat >= self._spec.vocab_size))
             if len(wrong):

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from hfsdk.core.arguments import Arguments
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.weights import shares
 from hfsdk.engine.weights.bridge import Route
@@ -39,20 +38,6 @@ class Inventory:
     summary: Summary
     boxes: Mapping[str, tuple[Box, ...]]
     """By dtype; a box's tensor is ``"kind name"``, and each has a local tensor of its own."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StateMove(Arguments):
-    """Of the calls by which ranks give a role's state over a link, and take it."""
-
-    rank: int
-    """In the link, the old place's ranks first."""
-    given: Sequence[Inventory]
-    """By rank of the old place."""
-    taken: Sequence[Inventory]
-    """By rank of the new one."""
-    nodes: Sequence[int]
-    """Of the link's ranks."""
 
 
 def inventory(share: Share, shard: Shard, *, gives: bool) -> tuple[Inventory, Tensors]:

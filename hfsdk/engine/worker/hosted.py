@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
 
-from hfsdk.core.arguments import Arguments, Folder, Generation, LogProbs, OnRanks, OwnPrimitive, Scoring, ToShadow
+from hfsdk.core.arguments import Arguments, Folder, Generation, LogProbs, OnRanks, OwnPrimitive, Scoring, StateMove, ToShadow
+from hfsdk.core.builtin import Method
 from hfsdk.core.errors import CallError, NonFiniteLossError
-from hfsdk.core.methods import method_of
+from hfsdk.core.methods import METHODS, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Assignment, Weights
 from hfsdk.core.table import Array, Column, Table
@@ -24,7 +26,6 @@ from hfsdk.engine.training import megatron_folder
 from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.weights.model_folders import eos_token_ids
-from hfsdk.engine.weights.moves import StateMove
 from hfsdk.engine.worker import user_code
 from hfsdk.engine.worker.rank_view import RankView
 from hfsdk.engine.worker.role_host import RoleHost
@@ -36,6 +37,10 @@ from hfsdk.resharding.reshard_report import TransportReport
 A = TypeVar("A", bound=Arguments)
 
 Outcome = tuple[Mapping[str, Column] | None, Any]
+"""The columns that a call writes, and what it returns besides."""
+
+Handler = Callable[["HostedRole", Table, Assignment, SafePoint], Outcome]
+"""Carries out one method with this rank's rows."""
 
 
 def sample_seed(seed: int, position: int, copy: int) -> int:
@@ -68,15 +73,6 @@ class HostedRole:
         self.shadow = ShadowWeights(spec, worker, self.groups.rank, self._trainer, self.rollout)
         self._states = RoleStates(spec, worker, self.groups, self._trainer, self.transition) if self._trainer is not None else None
         self._eos = eos_token_ids(spec.folder)
-        self._methods: dict[str, Callable[[Table, Assignment, SafePoint], Outcome]] = {
-            "generate": self._generate, "compute_log_probs": self._log_probs, "compute_values": self._values,
-            "compute_scores": self._scores, "compute_costs": self._scores, "update": self._update,
-            "forward_backward": self._forward_backward, "compute_loss": self._compute_loss, "step": self._step,
-            "grad_norm": self._grad_norm, "run": self._run, "call": self._call, "save_pretrained": self._save_pretrained,
-            "save_state": self._save_state, "load_state": self._load_state, "num_updates": self._num_updates,
-            "export_weights": self._export_weights, "take_weights": self._taken, "last_reshard": self._last_reshard,
-            "census": self._census, "give_state": self._give_state, "take_state": self._take_state,
-        }  # fmt: skip
         if spec.restore:
             try:
                 self.states.load(Folder(folder=spec.restore))
@@ -122,7 +118,7 @@ class HostedRole:
             if method_of(method).needs:
                 self.transition.to_training()
             with self._trainer.during(method) if self._trainer is not None else nullcontext():
-                return self._methods[method](table, given, safe)
+                return HANDLERS[method](self, table, given, safe)
         except NonFiniteRows as bad:
             raise NonFiniteLossError(_non_finite_words(bad)) from None
 
@@ -163,19 +159,19 @@ class HostedRole:
 
     # -- passes
 
-    def _log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _compute_log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         asked = _as(given, LogProbs)
         found = self.trainer.log_probs(table, given.micro_batches, self._temperature(table), safe, asked.entropy)
         return {asked.column if name == "log_probs" else name: column for name, column in found.items()}, None
 
-    def _values(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _compute_values(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         return self.trainer.values(table, given.micro_batches, safe), None
 
-    def _scores(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        asked = _as(given, Scoring)
+    def _score(self, table: Table, given: Assignment, safe: SafePoint, *, method: Method) -> Outcome:
+        """Carry out any pass of a scoring model: what it writes follows from its declaration."""
+        asked, of_scores = _as(given, Scoring), method.of_scores or np.asarray
         found = self.trainer.scores(table, given.micro_batches, safe)
-        mean, std = asked.normalisation
-        columns = [((scores - mean) / std).astype(np.float32) for scores in found.values()]
+        columns = [of_scores(asked.normalised(raw)).astype(np.float32) for raw in found.values()]
         return dict(zip([asked.column], columns, strict=False)), None  # empty before the last pipeline stage
 
     @staticmethod
@@ -252,7 +248,7 @@ class HostedRole:
         self.last_transport = self.shadow.take(weights, version, safe)
         return self.last_transport
 
-    def _taken(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _take_weights(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """A call that is over when the weights that came with it are taken."""
         return None, None
 
@@ -290,11 +286,22 @@ class HostedRole:
         self.transition.close()
         self._states = None
         del self.shadow
-        self._methods.clear()  # they hold this object
         self._trainer = None
         del self.groups
         self.rollout_group = None
         startup.collect_everything()
+
+
+def _handler_of(method: Method) -> Handler:
+    """Return who carries a method out: of a scoring model's passes one for all, else what is called as the method is."""
+    if method.arguments is Scoring:
+        return partial(HostedRole._score, method=method)
+    handler: Handler = getattr(HostedRole, f"_{method.name}")
+    return handler
+
+
+HANDLERS: Mapping[str, Handler] = {method.name: _handler_of(method) for method in METHODS.values() if method.on_ranks}
+"""Name of a method -> who carries it out; importing this module fails where one is missing."""
 
 
 def _as(given: Assignment, kind: type[A]) -> A:

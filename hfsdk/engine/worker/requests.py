@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hfsdk.core.arguments import StateMove
 from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallError, HfsdkError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, StateGoneError, Weights
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.weights.bridge import num_bytes_of
-from hfsdk.engine.weights.moves import StateMove
 from hfsdk.engine.worker.answer import NO_ROWS, Answer
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import ObjectsGoneError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfsdk.core.arguments import Folder
+from hfsdk.core.arguments import Folder, StateMove
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.process.rendezvous import Link
@@ -16,7 +16,7 @@ from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import bridge, shares
 from hfsdk.engine.weights.direct import NOTHING
-from hfsdk.engine.weights.moves import Inventory, StateMove, inventory, way_of_state
+from hfsdk.engine.weights.moves import Inventory, inventory, way_of_state
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import RoleHost
@@ -73,14 +73,14 @@ class RoleStates:
         """Say what this rank takes of a state that comes from another pool."""
         return inventory(self._trainer.blank_share(summary, "meta"), self._trainer.shard, gives=False)[0]
 
-    def give(self, move: StateMove, link: Link, safe: SafePoint) -> TransportReport:
+    def give(self, move: StateMove[Inventory], link: Link, safe: SafePoint) -> TransportReport:
         """Give the state to the pool where the role will live; it stays here too. Collective over both."""
         way = way_of_state(self._spec.name, move.rank, move.given, move.taken, move.nodes)
         with self._trainer.giving_share() as share:
             sources = inventory(share, self._trainer.shard, gives=True)[1]
             return self._worker.exchange(way, link, sources, NOTHING, safe)
 
-    def take(self, move: StateMove, link: Link, safe: SafePoint) -> TransportReport:
+    def take(self, move: StateMove[Inventory], link: Link, safe: SafePoint) -> TransportReport:
         """Take the state over from the pool where the role lived; collective over both."""
         way = way_of_state(self._spec.name, move.rank, move.given, move.taken, move.nodes)
         with self._trainer.taking_share(move.given[0].summary) as share:

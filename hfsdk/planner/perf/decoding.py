@@ -7,7 +7,8 @@ Rows are handed to slots longest first, so that a slot's rows follow one another
                                               slot 2   8 + 2      the last step: 1 active, but all weights are read
                                               slot 3   7
 
-Rows beyond the slots wait. Slots are limited by ``max_num_seqs`` and by how many of the longest rows the KV cache holds.
+Rows beyond the slots wait. Slots are limited by ``max_num_seqs`` and by how many of the longest rows the KV cache
+holds, in whole blocks (:mod:`hfsdk.core.rollout_sizes`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from hfsdk.core.cluster import LinkSpec
+from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.setup import Setup
 
@@ -73,12 +75,12 @@ class Rates(Protocol):
 
 
 def slots(setup: Setup, prompts: Array, responses: Array) -> int:
-    """Return how many rows one replica decodes at once."""
+    """Return how many rows one replica decodes at once; at least one."""
     found = min(len(responses), setup.max_num_seqs)
     if setup.kv_cache_bytes and found:
-        shards = min(setup.rollout_tp, setup.spec.num_kv_heads) * setup.rollout_pp
-        longest = float((prompts + responses).max()) * setup.spec.kv_bytes_per_token(setup.dtype) / shards
-        found = min(found, max(1, int(setup.kv_cache_bytes / longest)))
+        longest = int((prompts + responses).max())
+        units = CacheUnits.of_tokens(setup.spec, longest, setup.rollout_tp, setup.dtype, setup.rollout_pp)
+        found = min(found, max(1, units.held_by(setup.kv_cache_bytes)))
     return found
 
 

@@ -27,11 +27,10 @@ from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 
-from hfsdk.core.arguments import Folder
 from hfsdk.core.checks import NonNegative, Positive, Share, Within, check_fields, checked
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
-from hfsdk.core.methods import GRAD_NORM, STEP, method_of
+from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array
@@ -316,14 +315,14 @@ class PerfModel:
             forward, backward = self.train(setup, lengths or prompts + responses)
             end = self._step(setup) if kind.changes_weights else {}
             return {"forward": forward, "backward": backward, **self._agree(setup), **end}
-        if method == "to_training":  # mode shared: what was put aside comes back, nothing is received
+        if kind.work == "transition":  # mode shared: what was put aside comes back, nothing is received
             return {"reshard": self.rewrite(setup)}
-        if method == STEP.name:
+        if kind.work == "step":
             return self._step(setup)
-        if kind.arguments is Folder:
-            each = state_bytes(setup.dtype) if method.endswith("state") else setup.bytes_each
+        if kind.files:
+            each = state_bytes(setup.dtype) if kind.files == "state" else setup.bytes_each
             return {method: each * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
-        if kind.phase == "inspection" or method == GRAD_NORM.name:
+        if kind.phase == "inspection" or kind.work == "look":
             return {method: self.task_s}
         found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
         if "weights" in setup.offloads:

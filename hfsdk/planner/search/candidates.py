@@ -22,7 +22,7 @@ import numpy as np
 from hfsdk.core.clock import stretch
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.layout import Layout
-from hfsdk.core.methods import EXPORT_WEIGHTS, FORWARD_BACKWARD, GENERATE, STEP, UPDATE, method_of
+from hfsdk.core.methods import EXPORT_WEIGHTS, FORWARD_BACKWARD, GENERATE, STEP, TO_TRAINING, UPDATE, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES
@@ -248,7 +248,7 @@ class Tables:
             phases.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
         if job.away and not method_of(job.method).generates and kind.on_cpu:  # the trainer's weights come back first
-            phases += self._priced("to_training", self._where(item, layouts, kind, size, rollout=True), NOTHING, None)
+            phases += self._priced(TO_TRAINING.name, self._where(item, layouts, kind, size, rollout=True), NOTHING, None)
         if call is None:
             return self._priced(EXPORT_WEIGHTS.name, self._where(item, layouts, kind, size), NOTHING, None)
         if method_of(job.method).learns:

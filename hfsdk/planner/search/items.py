@@ -17,8 +17,7 @@ from functools import lru_cache
 from itertools import product
 
 from hfsdk.core.layout import Layout
-from hfsdk.core.methods import EXPORT_WEIGHTS, method_of
-from hfsdk.core.placement import SHADOWS
+from hfsdk.core.methods import EXPORT_WEIGHTS, SHADOWED, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_weights import RolloutWeights
 from hfsdk.planner.search.recorded import Recorded, RecordedCall
@@ -105,7 +104,7 @@ def modes_of(roles: Sequence[RoleSpec], recorded: Recorded, shadows: bool = True
     """Return every way to have or not have shadows; only of roles whose calls a shadow would carry out, and of few."""
     possible = [
         f"{role.name}.{ending}" for ending, kind in SHADOW_KINDS.items() for role in roles
-        if shadows and role.kind == kind and role.trainable and recorded.of(role.name, (SHADOWS[ending],))
+        if shadows and role.kind == kind and role.trainable and recorded.of(role.name, (SHADOWED[ending].name,))
     ]  # fmt: skip
     return [
         _mode(roles, recorded, [name for name, there in zip(possible, chosen, strict=True) if there])
@@ -152,7 +151,8 @@ def _jobs(recorded: Recorded, shadows: Sequence[str], sharing: Collection[str]) 
     number = 0
     for call in recorded.calls:
         after = tuple(number_of[i] for i in call.inputs if i in number_of)
-        by = next((f"{call.role}.{end}" for end, m in SHADOWS.items() if m == call.method and f"{call.role}.{end}" in synced), "")
+        shadow = f"{call.role}.{method_of(call.method).shadow}"
+        by = shadow if shadow in synced else ""
         own = None if by or call.on_host else weights[call.role]
         sync = bool(by) and not synced[by]
         if sync:

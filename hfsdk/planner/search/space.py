@@ -8,7 +8,6 @@ whole range of sizes (``least``); a size itself has ``exact``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -41,7 +40,25 @@ class Space:
         sizes_are_open: whether sizes of a rollout come from the memory of GPUs.
     """
 
-    def __init__(self, mode: Mode, groupings: Sequence[Grouping], kinds: Sequence[Kind], tables: Tables, everything: bool) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        groupings: Sequence[Grouping],
+        kinds: Sequence[Kind],
+        tables: Tables,
+        everything: bool,
+        known: Space | None = None,
+    ) -> None:
+        """Lay out the plans; nothing is timed yet.
+
+        Args:
+            mode: items and jobs.
+            groupings: who shares devices with whom.
+            kinds: of nodes.
+            tables: who predicts seconds and bytes.
+            everything: whether layouts are kept that cannot be in a best plan.
+            known: the same plans by other tables, which differ for rollouts whose sizes are open; what it has of others holds.
+        """
         self.mode, self.groupings, self.kinds, self.tables = mode, list(groupings), list(kinds), tables
         self.replay = Replay(mode, self.groupings)
         self.jobs_of = [mode.jobs_of(item.name) for item in mode.items]
@@ -49,18 +66,15 @@ class Space:
         self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
         self._candidates_of: dict[tuple[int, int, int], Candidates] = {}
         self._pads: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
+        if known is not None:
+            same = {i for i, item in enumerate(mode.items) if not waits(item.role)}
+            self._candidates_of |= {key: found for key, found in known._candidates_of.items() if key[0] in same}
+            self._pads |= {key: found for key, found in known._pads.items() if key[0] in same}
         self.arrangements = [a for g, grouping in enumerate(self.groupings) for a in self._arrange(g, grouping)]
 
     def timed_by(self, tables: Tables) -> Space:
         """Return the same plans with other seconds for rollouts whose sizes are open, and the same bytes."""
-        other = copy(self)
-        other.tables = tables
-        same = {i for i, item in enumerate(self.mode.items) if not waits(item.role)}
-        other._candidates_of = {key: found for key, found in self._candidates_of.items() if key[0] in same}
-        other._pads = {key: found for key, found in self._pads.items() if key[0] in same}
-        for name in ("exact", "least", "work"):
-            other.__dict__.pop(name, None)
-        return other
+        return Space(self.mode, self.groupings, self.kinds, tables, self.everything, known=self)
 
     def _arrange(self, number: int, grouping: Grouping) -> list[Arrangement]:
         """Choose a kind for every block: parts lie on their hosts' kind; the whole cluster is one pool alone, without parts."""
