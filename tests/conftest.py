@@ -39,6 +39,14 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFolder(config, log)
 
 
+def pytest_runtest_setup(item):
+    """Tests marked gpu are skipped where there is none; torch is asked for them alone."""
+    if item.get_closest_marker("gpu"):
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+
+
 @pytest.fixture(scope="session")
 def ray_here():
     """Ray, started once, with processors enough for several sessions."""

@@ -1,11 +1,34 @@
-"""How the package is built: nothing new is over the limits of length, `hfsdk/` shows few entries, and a file's name occurs once."""
+"""How the package is built: nothing is over a limit, `hfsdk/` shows few entries, file names occur once, algorithms show their step."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALGORITHMS = {
+    path.stem: path
+    for path in sorted((ROOT / "hfsdk" / "algorithms").glob("*.py"))
+    if "    def step(self, models" in path.read_text()
+}
+FIRST_SCREEN, LONGEST = 64, 150
+
 
 def test_nothing_new_is_over_a_limit():
-    script = Path(__file__).parents[1] / "scripts" / "house.py"
+    script = ROOT / "scripts" / "house.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout.partition("over a limit:")[2]
+
+
+def test_the_algorithms_are_those_with_a_step():
+    assert sorted(ALGORITHMS) == ["dpo", "grpo", "ppo", "reinforce_pp", "remax", "rloo", "safe_rlhf"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_shows_its_step_on_the_first_screen(name):
+    text = ALGORITHMS[name].read_text(encoding="utf-8")
+    (step,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == "step"]
+    assert step.end_lineno <= FIRST_SCREEN, f"step ends at line {step.end_lineno}: its options stand below it"
+    assert text.count("\n") <= LONGEST

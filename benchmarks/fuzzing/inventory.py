@@ -87,7 +87,7 @@ EXCEPTED: Mapping[str, str] = {
     "algorithms.preferences.pair_metrics": "called by losses, inside the engine",
     "algorithms.preferences.scores_of": "called by losses, inside the engine",
     "algorithms.preferences.log_probs_of": "called by losses, inside the engine",
-    "algorithms.safe_rlhf.SafeStep": "made by steps of the algorithm",
+    "algorithms.step.SafeStep": "made by steps of the algorithm",
     "algorithms.grpo.group_advantages": "takes tensors, and torch checks them",
     "algorithms.rloo.leave_one_out": "takes tensors, and torch checks them",
     "algorithms.dpo.dpo_loss": "takes tensors, and torch checks them",

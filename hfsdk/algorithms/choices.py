@@ -15,6 +15,8 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
 SCALES = ("group", "batch", "none")
 """What GRPO's advantages are divided by: the standard deviation of the group's scores, of all, or nothing (Dr. GRPO)."""
+DPO_KINDS = ("sigmoid", "ipo", "hinge")
+"""Losses of the margin: DPO's own, IPO's (arXiv 2310.12036), SLiC's hinge (2305.10425)."""
 
 KL = Annotated[str, OneOf(*KL_KINDS)]
 Aggregation = Annotated[str, OneOf(*AGGREGATIONS)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hfsdk.algorithms.choices import Epochs, MiniBatches
+from hfsdk.algorithms.choices import DPO_KINDS, Epochs, MiniBatches
 from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.losses import check
 from hfsdk.algorithms.options import Options
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hfsdk.core.batch import Batch
-
-DPO_KINDS = ("sigmoid", "ipo", "hinge")
-"""Losses of the margin: DPO's own, IPO's (arXiv 2310.12036), SLiC's hinge (2305.10425)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +47,9 @@ class LossOptions(Options):
 class DPO(LossOptions):
     """Direct preference optimisation. ``beta`` is the paper's."""
 
-    epochs: Epochs = 1
-    """Passes over the batch."""
-    mini_batches: MiniBatches = 1
-    """Optimizer steps per epoch."""
-
     @checked
     def step(self, models: StepModels, pairs: Batch) -> Step:
-        """Run one step; returns at once.
-
-        Args:
-            models: has the handles named in `roles` as attributes, as ``session.models`` does.
-            pairs: a batch of ``session.pairs(...)``.
-        """
+        """Run one step over a batch of ``session.pairs(...)``; returns at once."""
         need_roles(models, self.roles)
         lacking = [name for name in ("chosen", "group", "response") if name not in pairs]
         if lacking:
@@ -70,6 +57,11 @@ class DPO(LossOptions):
         batch = models.reference.compute_log_probs(pairs)
         actor = models.actor.update(batch, self.loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
+
+    epochs: Epochs = 1
+    """Passes over the batch."""
+    mini_batches: MiniBatches = 1
+    """Optimizer steps per epoch."""
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -1,16 +1,8 @@
 """GRPO (DeepSeekMath, arXiv 2402.03300): a group of responses to one prompt is its own baseline; there is no critic.
 
 Against `PPO.step` the lines with the critic are gone, ``n`` responses answer each prompt, and a response's advantage, the
-same on all its tokens, is its score in standard deviations from its group's mean. The KL to the reference is in the loss.
-
-==========================  =====================================================================================
-as in the paper             ``GRPO()``
-Dr. GRPO (2503.20783)       ``GRPO(scale="none", aggregation="fixed_length", kl_coef=0.0)``
-DAPO (2503.14476)           ``GRPO(clip_high=0.28, filter_groups=True, aggregation="token_mean", kl_coef=0.0)``
-GRPOVI (2505.23247)         ``GRPO(increase_variance=True)``
-==========================  =====================================================================================
-
-DAPO's longer-response penalty belongs into the reward; its dynamic sampling is `GRPO.filter_groups`, without sampling again.
+same on all its tokens, is its score in standard deviations from its group's mean. The KL is in the loss. Dr. GRPO, DAPO and GRPOVI
+are options of it: docs/algorithms.md.
 """
 
 from __future__ import annotations
@@ -26,7 +18,6 @@ from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.options import BatchFunction, Options, with_options
 from hfsdk.algorithms.step import Step
 from hfsdk.core.checks import NonNegative, Positive, checked
-from hfsdk.core.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,20 +42,6 @@ class AdvantageOptions(Options):
 class GRPO(AdvantageOptions, OnPolicy):
     """Group relative policy optimisation. Loss, KL and its coefficient are the paper's, ``n`` and clip TRL's."""
 
-    n: Copies = 8
-    """G: responses per prompt, at least 2; the paper has 64."""
-    kl_coef: NonNegative = 0.04
-    """beta: weight of the KL to the reference in the loss, per nat; with 0 no reference is needed."""
-    kl: KL = "k3"
-    """Estimator of that KL: ``"k3"`` (eq. 4), ``"k2"`` or ``"k3+"``."""
-    aggregation: Aggregation = "sequence_mean"
-    """``"sequence_mean"`` (eq. 3), ``"token_mean"`` (DAPO) or ``"fixed_length"`` (Dr. GRPO: divided by ``max_new_tokens``)."""
-    filter_groups: bool = False
-    """Update without the groups whose scores are all the same (DAPO's dynamic sampling). The step then waits for the scores;
-    where all groups are so, there is no update and ``step.actor`` is ``None``; in a simulated session all are kept."""
-
-    compares = True
-
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step (the paper's algorithm 1, lines 6 to 11); returns at once, unless `filter_groups` waits for scores."""
@@ -84,6 +61,20 @@ class GRPO(AdvantageOptions, OnPolicy):
         mini_batches = min(self.mini_batches, len(trained)) if self.filter_groups else self.mini_batches
         actor = models.actor.update(trained, self.policy_loss, epochs=self.epochs, mini_batches=mini_batches)
         return Step(batch, None, actor)
+
+    n: Copies = 8
+    """G: responses per prompt, at least 2; the paper has 64."""
+    kl_coef: NonNegative = 0.04
+    """beta: weight of the KL to the reference in the loss, per nat; with 0 no reference is needed."""
+    kl: KL = "k3"
+    """Estimator of that KL: ``"k3"`` (eq. 4), ``"k2"`` or ``"k3+"``."""
+    aggregation: Aggregation = "sequence_mean"
+    """``"sequence_mean"`` (eq. 3), ``"token_mean"`` (DAPO) or ``"fixed_length"`` (Dr. GRPO: divided by ``max_new_tokens``)."""
+    filter_groups: bool = False
+    """Update without the groups whose scores are all the same (DAPO's dynamic sampling). The step then waits for the scores;
+    where all groups are so, there is no update and ``step.actor`` is ``None``; in a simulated session all are kept."""
+
+    compares = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,8 +114,7 @@ def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", ep
     """
     from hfsdk.algorithms import groups, rlmath
 
-    if scale not in SCALES:
-        raise OptionError(f'scale must be "group", "batch" or "none"; got {scale!r}')
+    check(scale in SCALES, "scale", scale, '"group", "batch" or "none"')
     mean_N = groups.group_mean(scores_N, group_N, alone)
     if scale == "none":
         return scores_N - mean_N

@@ -1,6 +1,9 @@
 """What the losses of several algorithms share: options (`SurrogateOptions`), `PolicyLoss`, `ValueLoss`, checks.
 
-A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``; see `hfsdk.algorithms.ppo`.
+A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``: ``out.log_probs``, ``out.entropy``,
+``out.values`` and the columns ``b[...]`` are flat tensors over the response tokens of one micro-batch. The engine reduces the loss
+(by the loss's ``aggregation``) and the metrics (mean; maximum where the name ends in ``_max``) over all ranks, with global counts;
+a loss therefore never divides.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """PPO for language models (arXiv 1707.06347, 2203.02155), call by call: `PPO.step` reads like figure 6 of HybridFlow.
 
 Its parts can be used alone: `advantages` over a batch, `ValueLoss` and `PolicyLoss` given to ``critic.update`` and
-``actor.update``. A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``:
-``out.log_probs``, ``out.entropy``, ``out.values`` and the columns ``b[...]`` are flat tensors over the response
-tokens of one micro-batch. The engine reduces the loss (by the loss's ``aggregation``) and the metrics (mean; maximum
-where the name ends in ``_max``) over all ranks, with global counts; a loss therefore never divides.
+``actor.update``; `hfsdk.algorithms.losses` says what a loss of one's own is given.
 """
 
 from __future__ import annotations
@@ -41,13 +38,6 @@ class AdvantageOptions(GAEOptions):
 class PPO(AdvantageOptions, OnPolicy):
     """PPO with a learned critic. gamma, lambda and both clips are those of the N details, ``kl_coef`` is TRL's."""
 
-    kl_in: Annotated[str, OneOf("reward", "loss")] = "reward"
-    """Where the KL is: ``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
-    value_clip: Positive | None = 0.2
-    """How far values may move, in value units; ``None`` is off."""
-    mini_batches: MiniBatches = 2
-    """Optimizer steps per epoch; of epochs OpenAI's RLHF has 4."""
-
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step (HybridFlow, figure 6); returns at once."""
@@ -65,6 +55,13 @@ class PPO(AdvantageOptions, OnPolicy):
         critic = models.critic.update(batch, self.value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, critic, actor)
+
+    kl_in: Annotated[str, OneOf("reward", "loss")] = "reward"
+    """Where the KL is: ``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
+    value_clip: Positive | None = 0.2
+    """How far values may move, in value units; ``None`` is off."""
+    mini_batches: MiniBatches = 2
+    """Optimizer steps per epoch; of epochs OpenAI's RLHF has 4."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

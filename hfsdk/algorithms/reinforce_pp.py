@@ -34,9 +34,6 @@ class AdvantageOptions(KLReward):
 class ReinforcePlusPlus(AdvantageOptions, OnPolicy):
     """REINFORCE++ without a group baseline: the ``n`` responses to a prompt are not compared. Defaults are those of `PPO`."""
 
-    mini_batches: MiniBatches = 2
-    """Optimizer steps per epoch."""
-
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step; returns at once."""
@@ -52,6 +49,9 @@ class ReinforcePlusPlus(AdvantageOptions, OnPolicy):
         batch = Advantages.of(self).over(batch)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
+
+    mini_batches: MiniBatches = 2
+    """Optimizer steps per epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)

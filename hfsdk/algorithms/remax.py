@@ -32,10 +32,6 @@ class ReMax(KLReward, OnPolicy):
     ``kl_coef`` is PPO's. ``score_clip`` cuts the difference of score and baseline; the paper's code has 5.
     """
 
-    aggregation: Aggregation = "sequence_sum"
-    """How the loss is averaged: the sum over a response's tokens (the paper; its code has ``"token_mean"``), or as in
-    `PolicyLoss`; ``"fixed_length"`` divides by ``max_new_tokens``."""
-
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step; returns at once."""
@@ -54,6 +50,10 @@ class ReMax(KLReward, OnPolicy):
         batch = Advantages.of(self).over(batch)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
+
+    aggregation: Aggregation = "sequence_sum"
+    """How the loss is averaged: the sum over a response's tokens (the paper; its code has ``"token_mean"``), or as in
+    `PolicyLoss`; ``"fixed_length"`` divides by ``max_new_tokens``."""
 
 
 @dataclass(frozen=True, kw_only=True)

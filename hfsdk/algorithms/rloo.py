@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 class RLOO(KLReward, OnPolicy):
     """REINFORCE with a leave-one-out baseline. ``kl_coef`` is TRL's, the loss is the paper's."""
 
-    n: Copies = 4
-    """k: responses per prompt, at least 2, which is TRL's."""
-    aggregation: Aggregation = "sequence_sum"
-    """How the loss is averaged: the sum over a response's tokens, as log pi(y|x) is one; others as in `PolicyLoss`."""
-
-    compares = True
-
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
         """Run one step; returns at once."""
@@ -51,6 +44,13 @@ class RLOO(KLReward, OnPolicy):
         batch = Advantages.of(self).over(batch)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
+
+    n: Copies = 4
+    """k: responses per prompt, at least 2, which is TRL's."""
+    aggregation: Aggregation = "sequence_sum"
+    """How the loss is averaged: the sum over a response's tokens, as log pi(y|x) is one; others as in `PolicyLoss`."""
+
+    compares = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,46 +17,17 @@ from hfsdk.algorithms.losses import ValueLoss, check
 from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.preferences import CrossEntropy
-from hfsdk.algorithms.step import Statistics, Step, over_mini_batches
+from hfsdk.algorithms.step import SafeStep, Statistics, Step, over_mini_batches
 from hfsdk.core.checks import Positive, checked
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
-    from hfsdk.core.pending import Metrics, Value
     from hfsdk.core.table import Column, Table
-
-
-@dataclass(frozen=True)
-class SafeStep(Step):
-    """A step with what Safe-RLHF has besides."""
-
-    cost_critic: Metrics
-    multiplier: float
-    """lambda, as the advantages were mixed with it."""
-    next_multiplier: float
-    """lambda, as it has moved by this step's costs."""
-    ptx: Metrics | None = None
-    ptx_loss: Value | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SafeRLHF(GAEOptions, OnPolicy):
     """PPO with a cost below a limit. ``multiplier_lr`` and ``most_multiplier`` are the authors' code's, the rest is `PPO`'s."""
-
-    cost_limit: float = 0.0
-    """d: what the mean cost of a response shall not exceed, in cost units."""
-    multiplier_lr: Positive = 0.1
-    """alpha: how fast ln lambda moves, per cost unit."""
-    most_multiplier: Positive | None = 5.0
-    """Largest lambda."""
-    value_clip: Positive | None = 0.2
-    """How far values may move, in value units; ``None`` is off."""
-    ptx: Any = field(default=None, compare=False, repr=False)
-    """Batches of demonstrations (``session.demonstrations``) for the pre-training loss; ``None`` is off."""
-    ptx_coef: Positive = 1.0
-    """Weight of that loss; the paper's is 16 on its own scale of rewards."""
-    mini_batches: MiniBatches = 2
-    """Optimizer steps per epoch."""
 
     @checked
     def step(self, models: StepModels, prompts: Batch) -> SafeStep:
@@ -76,10 +47,8 @@ class SafeRLHF(GAEOptions, OnPolicy):
         batch = models.cost.compute_costs(batch)
         multiplier = models.cost.multiplier
         batch = Advantages.of(self, multiplier=multiplier).over(batch)
-        cost_loss = ValueLoss(clip=self.value_clip, values="cost_values", returns="cost_returns")
-        cost_critic = models.cost_critic.update(batch, cost_loss, epochs=self.epochs, mini_batches=self.mini_batches)
-        value_loss = ValueLoss(clip=self.value_clip)
-        critic = models.critic.update(batch, value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        cost_critic = models.cost_critic.update(batch, self.cost_value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        critic = models.critic.update(batch, self.value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         ptx, ptx_loss = None, None
         if self.ptx is not None:  # one optimizer step, after the actor's own, as in the authors' code
@@ -88,6 +57,21 @@ class SafeRLHF(GAEOptions, OnPolicy):
             ptx = models.actor.update(demonstrations, CrossEntropy(weight=self.ptx_coef))
         moved = models.cost.adapt_multiplier(batch, limit=self.cost_limit, lr=self.multiplier_lr, most=self.most_multiplier)
         return SafeStep(batch, critic, actor, cost_critic, multiplier, moved, ptx, ptx_loss)
+
+    cost_limit: float = 0.0
+    """d: what the mean cost of a response shall not exceed, in cost units."""
+    multiplier_lr: Positive = 0.1
+    """alpha: how fast ln lambda moves, per cost unit."""
+    most_multiplier: Positive | None = 5.0
+    """Largest lambda."""
+    value_clip: Positive | None = 0.2
+    """How far values may move, in value units; ``None`` is off."""
+    ptx: Any = field(default=None, compare=False, repr=False)
+    """Batches of demonstrations (``session.demonstrations``) for the pre-training loss; ``None`` is off."""
+    ptx_coef: Positive = 1.0
+    """Weight of that loss; the paper's is 16 on its own scale of rewards."""
+    mini_batches: MiniBatches = 2
+    """Optimizer steps per epoch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,6 +82,16 @@ class SafeRLHF(GAEOptions, OnPolicy):
     def roles(self) -> tuple[str, ...]:
         """Names of the handles that ``step`` uses."""
         return ("actor", "critic", "cost_critic", "reward", "cost") + ("reference",) * (self.kl_coef > 0)
+
+    @property
+    def value_loss(self) -> ValueLoss:
+        """The critic's loss."""
+        return ValueLoss(clip=self.value_clip)
+
+    @property
+    def cost_value_loss(self) -> ValueLoss:
+        """The cost critic's loss."""
+        return ValueLoss(clip=self.value_clip, values="cost_values", returns="cost_returns")
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Return `Step.numbers`, and multiplier (as it was used), cost_value_loss and ptx_loss (before its update); waits."""

@@ -1,4 +1,4 @@
-"""What a step of an algorithm leaves behind: `Step`, and its numbers (`Statistics`)."""
+"""What a step of an algorithm leaves behind: `Step` and `SafeStep`, and its numbers (`Statistics`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfsdk.algorithms.invariants import RATIO_TOLERANCE, first_numbers, gaps, invariants, warn
-from hfsdk.core.pending import Metrics
+from hfsdk.core.pending import Metrics, Value
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -43,6 +43,19 @@ class Step:
         actor = over_mini_batches(self.actor.rows) if self.actor is not None else {}
         numbers |= {f"critic_{name}" if name in actor else name: number for name, number in critic.items()}
         return numbers | {f"actor_{name}" if name in critic else name: number for name, number in actor.items()}
+
+
+@dataclass(frozen=True)
+class SafeStep(Step):
+    """A step with what Safe-RLHF has besides."""
+
+    cost_critic: Metrics
+    multiplier: float
+    """lambda, as the advantages were mixed with it."""
+    next_multiplier: float
+    """lambda, as it has moved by this step's costs."""
+    ptx: Metrics | None = None
+    ptx_loss: Value | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
-"""``benchmarks/gpu.py`` rehearsed on the processor, and what it says of a stage that fails."""
+"""``benchmarks/gpu.py`` rehearsed on the processor, and what it says of a stage that fails; on a GPU, every stage."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -22,8 +23,15 @@ def gpu():
     return gpu
 
 
-def call(*options):
-    return subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, timeout=280, check=False)
+def call(*options, timeout_s=280):
+    return subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def stages(name):
+    """Return the names in a constant of the script, which needs no GPU to be read."""
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"))
+    (value,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
+    return [*ast.literal_eval(value)]
 
 
 def test_every_stage_passes_on_the_processor(tmp_path, gpu):
@@ -33,6 +41,26 @@ def test_every_stage_passes_on_the_processor(tmp_path, gpu):
     assert [figure["name"] for figure in told["figures"]] == list(gpu.NAMES)
     assert all(told[name]["figures"] for name in gpu.NAMES)
     assert done.stdout.count("PASS") == len(gpu.NAMES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", stages("NAMES"))
+def test_on_a_gpu_a_part_of_the_engine_passes(stage):
+    done = call("--check", "--only", stage)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"PASS {stage}" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("stage", stages("FULL"))
+def test_on_gpus_a_whole_session_passes(stage):
+    done = call("--check", "--only", stage, timeout_s=950)
+    if done.stdout.startswith("SKIP"):
+        pytest.skip(done.stdout.splitlines()[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"PASS {stage}" in done.stdout
 
 
 def test_a_stage_that_raises_has_failed_and_the_next_one_runs(gpu):

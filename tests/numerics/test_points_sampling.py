@@ -56,9 +56,21 @@ def test_point_10_top_k_renormalises_and_no_algorithm_offers_it(live, tmp_path):
         assert not {"top_k", "top_p"} & {field.name for field in fields(getattr(algorithms, name))}
 
 
-@pytest.mark.parametrize("make", [hf.PPO, hf.GRPO, hf.RLOO, hf.ReMax, hf.ReinforcePlusPlus])
-def test_point_11_the_gap_of_trainer_and_rollout_is_reported(live, make):
-    """For every algorithm, as a mean and a maximum over tokens; it is that of the columns."""
+@pytest.fixture(scope="module")
+def with_costs(live):
+    """The shared session with the two roles that Safe-RLHF has besides."""
+    cost = live.session.cost(lambda completions: [float(text.count("e")) for text in completions])
+    cost_critic = live.session.critic("tiny", train="dp2", optimizer=hf.AdamW(lr=1e-4), name="cost_critic")
+    yield live
+    cost_critic.release()
+    cost.release()
+
+
+@pytest.mark.parametrize("make", [hf.PPO, hf.GRPO, hf.RLOO, hf.ReMax, hf.ReinforcePlusPlus, hf.SafeRLHF])
+def test_point_11_the_gap_of_trainer_and_rollout_is_reported(live, make, request):
+    """For every algorithm that generates, as a mean and a maximum over tokens; it is that of the columns."""
+    if make is hf.SafeRLHF:
+        request.getfixturevalue("with_costs")
     algorithm = make(max_new_tokens=8)
     step = algorithm.step(live.session.models, live.prompts[1])
     numbers, table = algorithm.metrics(step), step.batch.table("rollout_log_probs", "old_log_probs")

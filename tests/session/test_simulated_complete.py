@@ -181,29 +181,59 @@ def test_safe_rlhf_and_dpo():
 # -- the session
 
 
-def test_save_load_snapshot_rewind_fork_and_compare(session, tmp_path):
+STEP = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
+"""Numbers of a simulated step."""
+
+
+def test_save_load_rewind_and_fork_lead_to_the_same_step(session, tmp_path):
     actor = declared(session)
-    session.reward(score)
     prompts, algorithm = prompts_of(session), hf.PPO(max_new_tokens=8, mini_batches=2)
+
+    def next_step():
+        assert actor.version == 2
+        assert prompts.position == 1
+        (row,) = session.train(algorithm, prompts, steps=1, progress=False).rows
+        assert actor.version == 4
+        return [row["step"], *(pytest.approx(row[name], rel=1e-6) for name in STEP)]
+
     session.train(algorithm, prompts, steps=1, progress=False)
     session.save(tmp_path / "saved")
     before = session.snapshot("before")
-    first = session.train(algorithm, prompts, steps=1, progress=False).rows
-    assert actor.version == 4
+    first = next_step()
     session.rewind(before)
-    assert actor.version == 2
-    second = session.train(algorithm, prompts, steps=1, progress=False).rows
-    assert second[0]["seconds"] == pytest.approx(first[0]["seconds"]), "the same prompts again"
+    assert next_step() == first
     session.load(tmp_path / "saved")
-    assert actor.version == 2
+    assert next_step() == first
     assert session.fork(before, "other") == "other"
-    assert len(session.history.branches) >= 2
-    algorithms = [hf.PPO(max_new_tokens=8), hf.ReMax(max_new_tokens=8)]
-    experiment = session.compare(algorithms, prompts, steps=1, seeds=[0], progress=False)
-    assert {row["algorithm"] for row in experiment.rows} == {"PPO", "ReMax"}
-    assert all(row["seconds"] > 0 for row in experiment.rows)
+    assert next_step() == first
+    forked = session.history.branches[-1]
+    assert (forked.name, forked.parent, forked.snapshot) == ("other", session.history.branches[0].name, "before")
+    taken = [(row["branch"], row["step"]) for row in session.history]
+    assert taken[-1] == ("other", 1)
+    assert taken.count(("other", 1)) == 1, "the fork's own step, and none of the branch it left"
     with pytest.raises(SimulatedValueError):
         session.evaluate(prompts, num_prompts=16, max_new_tokens=8)
+
+
+def test_compare_predicts_what_each_algorithm_would_take_from_here(session):
+    actor = declared(session)
+    prompts = prompts_of(session)
+    algorithms = {"PPO": hf.PPO(max_new_tokens=8), "ReMax": hf.ReMax(max_new_tokens=8)}
+    session.train(algorithms["PPO"], prompts, steps=1, progress=False)
+    here = session.snapshot("here")
+    experiment = session.compare([*algorithms.values()], prompts, steps=2, seeds=[0, 1], progress=False)
+    assert (actor.version, prompts.position) == (2, 1), "the session is where it was"
+    runs = {(row["algorithm"], row["seed"]): [] for row in experiment.rows}
+    for row in experiment.rows:
+        runs[row["algorithm"], row["seed"]].append(row)
+    assert [*runs] == [("PPO", 0), ("PPO", 1), ("ReMax", 0), ("ReMax", 1)]
+    for (name, _), rows in runs.items():
+        session.rewind(here)
+        alone = session.train(algorithms[name], prompts, steps=2, progress=False).rows
+        for row, other in zip(rows, alone, strict=True):
+            assert [row[key] for key in STEP] == [pytest.approx(other[key], rel=1e-6) for key in STEP]
+        responses = {"PPO": 1, "ReMax": 2}[name]  # ReMax's greedy one is generated too
+        assert [row["tokens"] for row in rows] == [16 * (64 + 8) * responses] * 2
 
 
 def test_a_run_says_what_it_costs(session):

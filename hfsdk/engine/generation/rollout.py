@@ -211,8 +211,9 @@ class Rollout:
 
     def memory_bytes(self) -> int:
         """Return the bytes of weights (plain and packed) and of the key/value cache on this rank."""
-        plain = sum(p.nbytes for p in self._model.parameters())
-        return plain + (self._weights.packed_bytes if self._weights else 0) + self.kv_cache_bytes
+        plain: int = sum(p.nbytes for p in self._model.parameters())
+        packed: int = self._weights.packed_bytes if self._weights else 0
+        return plain + packed + self.kv_cache_bytes
 
     @property
     def away_bytes(self) -> int:

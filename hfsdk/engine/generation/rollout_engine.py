@@ -130,7 +130,8 @@ def sleeps(device_type: str, trained: bool) -> bool:
 def build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:
     """Build vLLM's engine on all ranks; returns it and the layers whose weights stayed plain (CPU)."""
     if not dist.is_initialized() and world_size == 1:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     if not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         raise RuntimeError(f"the rollout needs torch.distributed initialised as rank {rank} of {world_size}")
     token = [uuid.uuid4().hex[:12]]

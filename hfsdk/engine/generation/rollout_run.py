@@ -103,7 +103,7 @@ class Run:
 
     def _add_up(self, outputs: Sequence[Any]) -> None:
         drawn = ([*output.new_token_ids, -1 if output.finish_reason is None else -2] for output in outputs)
-        self.drawn = crc32(np.array(list(itertools.chain(*drawn)), np.int64), self.drawn)
+        self.drawn = crc32(np.array(list(itertools.chain(*drawn)), np.int64).data, self.drawn)
 
     def _take(self, output: Any) -> None:
         row = self.open[output.request_id]

@@ -75,7 +75,8 @@ class _WeightFiles:
         return self._open[name]
 
     def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
-        return self._file(self.files[name]).get_slice(name)[part]
+        found: torch.Tensor = self._file(self.files[name]).get_slice(name)[part]
+        return found
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file(self.files[name]).get_slice(name).get_shape())
@@ -143,11 +144,13 @@ def gather_tensors(
         by_local = _by_local(_boxes(spec, groups, scalar, groups.mesh.coordinates(rank)))
         for name, (shape, dtype) in held[rank].items():
             shard = _from_rank(rank, local.get(name), shape, dtype, groups)
-            for box in by_local.get(name, ()) if shard is not None else ():
+            if shard is None:
+                continue
+            for box in by_local.get(name, ()):
                 if box.tensor not in full:
                     full[box.tensor] = torch.empty(shapes[box.tensor], dtype=dtype)
                 full[box.tensor][_part(box.start, box.size)] = shard[_part(box.local_start, box.size)].cpu()
-            if shard is not None and scalar and name == SCALAR_HEAD:
+            if scalar and name == SCALAR_HEAD:
                 full[SCALAR_HEAD_NAMES[0]] = shard.cpu().clone()
     if groups.rank != 0:
         return None

@@ -21,7 +21,7 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from hfsdk.engine.process import rendezvous
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
+    from torch.distributed.distributed_c10d import GroupName
 
     from hfsdk.core.layout import Coordinates, Mesh
 
@@ -65,7 +66,7 @@ def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
 def _named(name: str) -> Iterator[None]:
     """Have torch call the next group by a name; its own ``new_group`` takes none (torch 2.11 to 2.13)."""
     torchs = distributed_c10d._process_group_name
-    distributed_c10d._process_group_name = lambda ranks, use_hashed_name: name
+    distributed_c10d._process_group_name = lambda ranks, use_hashed_name: cast("GroupName", name)
     try:
         yield
     finally:

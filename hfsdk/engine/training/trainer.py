@@ -28,7 +28,7 @@ from hfsdk.core.errors import CheckpointError, OptionError
 from hfsdk.core.layout import Mesh
 from hfsdk.core.methods import onloads
 from hfsdk.core.microbatch import MiniBatchPlan
-from hfsdk.core.roles import PARTS, AdamW, RoleSpec
+from hfsdk.core.roles import PARTS, RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.core.training_choices import TrainingChoices, choose_training
@@ -248,7 +248,8 @@ class Trainer:
             NonFiniteRows: the gradient is not finite; nothing changed but the gradient is gone.
         """
         _, optimizer = self._trainable()
-        wanted: AdamW = self.role.optimizer
+        wanted = self.role.optimizer
+        assert wanted is not None
         self._reduce()
         with self.on_device("optimizer"), self.recorder.span("optimizer"), torch.no_grad(), cuda_type_names():
             optimizer.prepare_grads()
