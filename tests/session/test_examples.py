@@ -65,12 +65,14 @@ class TestPairs:
             "group": [7, 7, 7], "response": ["x"] * 3, "temperature": [0.5] * 3, "chosen_response": ["y"] * 3,
             "rejected_response": ["y"] * 3,
         }  # fmt: skip
-        stream = session.pairs({**PAIRS, **more}, batch_size=3, shuffle=False)
+        with pytest.warns(UserWarning, match="columns named group, response, temperature, chosen_response"):
+            stream = session.pairs({**PAIRS, **more}, batch_size=3, shuffle=False)
         assert texts(session, stream[0])[:2] == ["good", "bad"]
         assert stream[0]["group"].tolist() == [0, 0, 1, 1, 2, 2]
         assert set(stream[0]) == {"prompt", "response", "chosen", "group", "margin", "sign"}
         assert stream.left_out == tuple(more)
-        told = session.demonstrations({"text": ["one two"], "prompt": ["x"], "response": ["y"], "rating": [3]}, batch_size=1)
+        with pytest.warns(UserWarning, match="columns named prompt, response itself"):
+            told = session.demonstrations({"text": ["one two"], "prompt": ["x"], "response": ["y"], "rating": [3]}, batch_size=1)
         assert set(told[0]) == {"prompt", "response", "rating"}
         assert texts(session, told[0]) == ["ne two"]
 
@@ -135,7 +137,8 @@ class TestDemonstrations:
 class TestScorers:
     def test_a_frozen_one_is_not_trained(self, session):
         session.actor("tiny")
-        model = session.reward("tiny")
+        with pytest.warns(UserWarning, match="no trained scalar head"):
+            model = session.reward("tiny")
         batch = session.pairs(PAIRS, batch_size=3)[0]
         with pytest.raises(OptionError, match=r"reward is frozen.*session.reward\(model, optimizer=hf.AdamW"):
             model.update(batch, hf.BradleyTerry())
@@ -159,7 +162,8 @@ class TestScorers:
                 model.normalise(mean=0.0, std=std)
         with pytest.raises(OptionError, match="a batch of reference samples, or mean"):
             model.normalise()
-        other = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))
+        with pytest.warns(UserWarning, match="reward is replaced: optimizer"):
+            other = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))
         assert other.normalisation == (0.0, 1.0)
 
     def test_the_multiplier_belongs_to_the_session(self, session, length_reward):
