@@ -7,6 +7,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Table
 from hfsdk.session.session_parts import parts_of
 
 PAIRS = {
@@ -165,6 +166,28 @@ class TestScorers:
         with pytest.warns(UserWarning, match="reward is replaced: optimizer"):
             other = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))
         assert other.normalisation == (0.0, 1.0)
+
+    @pytest.mark.parametrize("given", [(0.0, 1.0), (3.0, 0.5)], ids=["for the first time", "over numbers that were given"])
+    def test_normalising_again_changes_nothing(self, session, controller, monkeypatch, given):
+        """Scores that are normalised already are taken back to raw ones, whatever they were normalised by."""
+        outputs = controller._outputs
+
+        def as_workers_do(message):
+            found = outputs(message)
+            if message.method == "compute_scores":
+                mean, std = message.arguments.normalisation
+                return Table({"scores": (found["scores"] - mean) / std})
+            return found
+
+        monkeypatch.setattr(controller, "_outputs", as_workers_do)
+        model = session.reward("tiny", optimizer=hf.AdamW(lr=1e-4))
+        samples = session.batch(prompt=[[1]] * 5, response=[[2]] * 5)
+        raw = model.compute_scores(samples)["scores"]
+        model.normalise(mean=given[0], std=given[1])
+        for _ in range(3):
+            assert model.normalise(samples) == pytest.approx((raw.mean(), raw.std(ddof=1)), rel=1e-6)
+            scores = model.compute_scores(samples)["scores"]
+            assert (scores.mean(), scores.std(ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-6)
 
     def test_the_multiplier_belongs_to_the_session(self, session, length_reward):
         cost = session.cost(length_reward)
