@@ -95,6 +95,10 @@ class Log:
         """Write one line."""
         self._file.write(json.dumps(found) + "\n")
 
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
     @contextlib.contextmanager
     def trial(self, kind: str, number: int, ceiling_s: float, *, start: bool = False) -> Iterator[Note]:
         """Tell that a trial begins and how it ended; nothing that it raises goes further. A start is told of where it failed."""

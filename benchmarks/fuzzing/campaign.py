@@ -133,6 +133,7 @@ def _child(todo: list[tuple[str, int, int]], share: int, real: bool, limit_s: fl
             finally:
                 child.kill()
                 child.wait()
+                child.stdout.close()
             if at is None:
                 return []
             errors.seek(0)

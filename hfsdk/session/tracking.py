@@ -21,7 +21,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -275,9 +275,12 @@ class _Events:
         name = f"events.out.tfevents.{int(time.time()):010d}.hfsdk.{time.monotonic_ns()}"
         self._event = event_pb2.Event
         self._writer = RecordWriter((folder / name).open("wb"))
-        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-        self._summary(hparams_pb(dict(config), trial_id=folder.name), 0)
-        self._writer.flush()
+        with ExitStack() as unfinished:
+            unfinished.callback(self._writer.close)
+            self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+            self._summary(hparams_pb(dict(config), trial_id=folder.name), 0)
+            self._writer.flush()
+            unfinished.pop_all()
 
     def _write(self, event: Any) -> None:
         self._writer.write(event.SerializeToString())

@@ -1,5 +1,6 @@
 """The campaign's bookkeeping: what was tried, against its targets, summed over runs, each failure with what repeats it."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -82,14 +83,14 @@ def test_a_trial_has_dice_of_its_own(fire):
 
 def test_what_a_trial_raises_is_told_and_goes_no_further(fire, tmp_path):
     trials = fire["trials"]
-    log = trials.Log(tmp_path / "log", 5)
-    with log.trial("damage", 2, 1.0) as note:
-        note.doing("flipped")
-        raise trials.TrialError("wrong state", "loaded")
-    assert not log.useless
-    with log.trial("kills", 0, 1.0):
-        raise ValueError("bare")
-    assert log.useless
+    with contextlib.closing(trials.Log(tmp_path / "log", 5)) as log:
+        with log.trial("damage", 2, 1.0) as note:
+            note.doing("flipped")
+            raise trials.TrialError("wrong state", "loaded")
+        assert not log.useless
+        with log.trial("kills", 0, 1.0):
+            raise ValueError("bare")
+        assert log.useless
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     first, second = [line for line in lines if "kind" in line]
     assert [first[key] for key in ("kind", "trial", "what", "failure", "seed")] == ["damage", 2, "flipped", "wrong state", 5]

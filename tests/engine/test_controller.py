@@ -1,5 +1,10 @@
 """The controller over a runtime on a virtual clock: who hears of a failure, and what is kept."""
 
+import gc
+import threading
+import time
+import weakref
+
 import pytest
 
 import hfsdk as hf
@@ -98,6 +103,51 @@ def test_columns_released_while_the_call_ends_are_dropped(session, runtime, role
     monkeypatch.setattr(execution, "_count_updates", late)
     roles[0].generate(["one"], max_new_tokens=4).wait()
     assert [record.stored for record in released] == [None]
+
+
+def alive(references):
+    gc.collect()
+    return sum(reference() is not None for reference in references)
+
+
+@pytest.mark.parametrize("released", ["when all is over", "while the first call runs"])
+def test_nothing_keeps_what_released_calls_have_written(session, runtime, roles, monkeypatch, released):
+    """Neither the calls that read it, nor what is remembered of them for pictures and for carrying them out again."""
+    written, let_in = [], threading.Event()
+
+    def watched(do):
+        def done(work):
+            assert let_in.wait(60)
+            outcome = do(work)
+            written.extend(weakref.ref(part.handle) for part in outcome.stored.parts) if outcome.stored else None
+            return outcome
+
+        return done
+
+    for where in ("call", "task"):
+        monkeypatch.setattr(runtime, where, watched(getattr(runtime, where)))
+
+    def step():
+        actor, critic, reward = roles
+        actor.generate(["nobody reads it"], max_new_tokens=4)
+        batch = reward.compute_scores(critic.compute_values(actor.generate(["one", "two"], max_new_tokens=4)))
+        batch = batch.map(lambda table: {"twice": table["scores"]}, ["scores"], ["twice"])
+        return batch, [role.update(batch, lambda out, b: b["twice"]) for role in (actor, critic)]
+
+    batch, updates = step()
+    if released == "when all is over":
+        let_in.set()
+        settle(session)
+        assert alive(written) == 6, "two ranks generate, two compute values, one task scores, one maps"
+    del batch
+    gc.collect()
+    settle(session) if let_in.is_set() else session.batch(prompt=[[1]])  # whatever is sent takes releases along
+    let_in.set()
+    assert [update.wait().state for update in updates] == ["done", "done"], "who reads them has them"
+    until = time.monotonic() + 30  # a lane lets go of its last call a moment after that is told to be over
+    while (left := alive(written)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert left == 0 < len(written)
 
 
 def test_a_checkpoint_that_is_gone_is_told_once(session, runtime, roles, monkeypatch):

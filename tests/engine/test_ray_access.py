@@ -55,8 +55,9 @@ class Listener:
             threading.Thread(target=self.hear, args=(connection,), daemon=True).start()
 
     def hear(self, connection):
-        while data := connection.recv(4096):
-            self.heard += data
+        with connection:
+            while data := connection.recv(4096):
+                self.heard += data
 
 
 @pytest.fixture

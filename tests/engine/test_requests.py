@@ -1,14 +1,19 @@
 """Whatever a worker is asked, how it ended is in the answer: an error with what was asked, or that a state is gone."""
 
+import gc
 import pickle
+import weakref
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from hfsdk.core.arguments import Scoring
 from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallError, CheckpointError
-from hfsdk.core.runtime import Order, StateGoneError
+from hfsdk.core.runtime import Assignment, Order, Pick, StateGoneError
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.worker.answer import NO_ROWS
 from hfsdk.engine.worker.requests import Execute, Export, Keep, Load, MoveState, Need, Offer, Restore, SendKept, carry_out
@@ -71,6 +76,42 @@ def test_errors_of_our_own_keep_their_type():
     answer = carry_out(worker, Restore("actor", 0, ["these"]))
     assert isinstance(answer.error, CheckpointError)
     assert str(answer.error).startswith("['these'] do not fit")
+
+
+class Doubles:
+    rollout = None
+    shadow = SimpleNamespace(check_version=lambda version: None)
+
+    def run(self, method, table, order, safe):
+        return {"values": 2 * table["scores"]}, None
+
+    def memory_parts(self):
+        return {}
+
+
+def test_a_worker_keeps_nothing_of_what_a_call_read_and_wrote():
+    """The store alone does, for as long as somebody refers to it."""
+    worker, rows = Worker(0), np.arange(3)
+    worker.roles["critic"] = Doubles()
+    columns = {"scores": np.array([1.0, 2.0, 3.0])}
+    call = Call(id=1, role="critic", method="compute_values")
+    order = Order(rows, (Pick((columns,), (rows,), None, {"scores": "scores"}),), keep=True)
+    answer = carry_out(worker, Execute("critic", call, order))
+    assert answer.part["values"].tolist() == [2.0, 4.0, 6.0]
+    kept = [weakref.ref(columns["scores"]), weakref.ref(answer.part["values"])]
+    del columns, order, answer
+    gc.collect()
+    assert [column() for column in kept] == [None, None]
+
+
+def test_a_models_scores_are_normalised_once():
+    pytest.importorskip("megatron.core")
+    from hfsdk.engine.worker.hosted import HostedRole
+
+    given = Assignment(arguments=Scoring(column="scores", normalisation=(3.0, 2.0)))
+    trainer = SimpleNamespace(scores=lambda table, micro_batches, safe: {"scores": np.array([1.0, 3.0, 9.0])})
+    found, _ = HostedRole._scores(SimpleNamespace(trainer=trainer), None, given, None)
+    assert found["scores"].tolist() == [-1.0, 0.0, 3.0]
 
 
 def test_a_call_of_a_role_that_is_not_there_is_answered_with_its_spans():

@@ -315,10 +315,6 @@ def test_a_worker_takes_its_gpu_and_has_nccl_connect_it(started, monkeypatch, na
 # ---- Megatron
 
 
-IGNORE = pytest.mark.filterwarnings("ignore:MLP requires ffn_hidden_size:DeprecationWarning")
-"""Megatron's own."""
-
-
 @pytest.fixture
 def trainer_of():
     """Make a rank's trainer in a world of which only that rank is there; its tensors are on ``meta``, the GPU of this test."""
@@ -353,7 +349,6 @@ def trainer_of():
         dist.destroy_process_group()
 
 
-@IGNORE
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
 def test_what_megatron_is_told(trainer_of, name, rank):
     import torch
@@ -403,7 +398,6 @@ def test_what_megatron_is_told(trainer_of, name, rank):
     assert ranks(optimizer.tp_group) == tp
 
 
-@IGNORE
 @pytest.mark.parametrize("name", [name for name, cluster in CLUSTERS.items() if "dp2" in cluster.train])
 def test_masters_are_shared_out_over_replicas_where_that_is_asked_for(trainer_of, name):
     import torch
@@ -423,7 +417,6 @@ def test_masters_are_shared_out_over_replicas_where_that_is_asked_for(trainer_of
     assert 0.4 * whole < sum(main.numel() for main in mains) < 0.6 * whole
 
 
-@IGNORE
 @pytest.mark.parametrize("name", ["2 GPUs", "2 nodes, a stage each"])
 def test_a_frozen_model_has_no_gradients_and_no_optimizer(trainer_of, name):
     made = trainer_of(CLUSTERS[name], 1, optimizer=None, rollout=None)
@@ -432,7 +425,6 @@ def test_a_frozen_model_has_no_gradients_and_no_optimizer(trainer_of, name):
     assert not any(parameter.requires_grad for parameter in made.model.parameters())
 
 
-@IGNORE
 def test_a_deterministic_worker_tells_megatron_too(trainer_of):
     """It asks torch, which the worker told."""
     import torch

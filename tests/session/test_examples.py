@@ -7,6 +7,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.table import Table
 from hfsdk.session.session_parts import parts_of
 
 PAIRS = {
@@ -65,12 +66,14 @@ class TestPairs:
             "group": [7, 7, 7], "response": ["x"] * 3, "temperature": [0.5] * 3, "chosen_response": ["y"] * 3,
             "rejected_response": ["y"] * 3,
         }  # fmt: skip
-        stream = session.pairs({**PAIRS, **more}, batch_size=3, shuffle=False)
+        with pytest.warns(UserWarning, match="columns named group, response, temperature, chosen_response"):
+            stream = session.pairs({**PAIRS, **more}, batch_size=3, shuffle=False)
         assert texts(session, stream[0])[:2] == ["good", "bad"]
         assert stream[0]["group"].tolist() == [0, 0, 1, 1, 2, 2]
         assert set(stream[0]) == {"prompt", "response", "chosen", "group", "margin", "sign"}
         assert stream.left_out == tuple(more)
-        told = session.demonstrations({"text": ["one two"], "prompt": ["x"], "response": ["y"], "rating": [3]}, batch_size=1)
+        with pytest.warns(UserWarning, match="columns named prompt, response itself"):
+            told = session.demonstrations({"text": ["one two"], "prompt": ["x"], "response": ["y"], "rating": [3]}, batch_size=1)
         assert set(told[0]) == {"prompt", "response", "rating"}
         assert texts(session, told[0]) == ["ne two"]
 
@@ -135,7 +138,8 @@ class TestDemonstrations:
 class TestScorers:
     def test_a_frozen_one_is_not_trained(self, session):
         session.actor("tiny")
-        model = session.reward("tiny")
+        with pytest.warns(UserWarning, match="no trained scalar head"):
+            model = session.reward("tiny")
         batch = session.pairs(PAIRS, batch_size=3)[0]
         with pytest.raises(OptionError, match=r"reward is frozen.*session.reward\(model, optimizer=hf.AdamW"):
             model.update(batch, hf.BradleyTerry())
@@ -159,8 +163,31 @@ class TestScorers:
                 model.normalise(mean=0.0, std=std)
         with pytest.raises(OptionError, match="a batch of reference samples, or mean"):
             model.normalise()
-        other = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))
+        with pytest.warns(UserWarning, match="reward is replaced: optimizer"):
+            other = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))
         assert other.normalisation == (0.0, 1.0)
+
+    @pytest.mark.parametrize("given", [(0.0, 1.0), (3.0, 0.5)], ids=["for the first time", "over numbers that were given"])
+    def test_normalising_again_changes_nothing(self, session, controller, monkeypatch, given):
+        """Scores that are normalised already are taken back to raw ones, whatever they were normalised by."""
+        outputs = controller._outputs
+
+        def as_workers_do(message):
+            found = outputs(message)
+            if message.method == "compute_scores":
+                mean, std = message.arguments.normalisation
+                return Table({"scores": (found["scores"] - mean) / std})
+            return found
+
+        monkeypatch.setattr(controller, "_outputs", as_workers_do)
+        model = session.reward("tiny", optimizer=hf.AdamW(lr=1e-4))
+        samples = session.batch(prompt=[[1]] * 5, response=[[2]] * 5)
+        raw = model.compute_scores(samples)["scores"]
+        model.normalise(mean=given[0], std=given[1])
+        for _ in range(3):
+            assert model.normalise(samples) == pytest.approx((raw.mean(), raw.std(ddof=1)), rel=1e-6)
+            scores = model.compute_scores(samples)["scores"]
+            assert (scores.mean(), scores.std(ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-6)
 
     def test_the_multiplier_belongs_to_the_session(self, session, length_reward):
         cost = session.cost(length_reward)

@@ -143,9 +143,13 @@ def test_one_that_raises_on_its_thread_is_dropped_with_a_warning(session):
         if event["type"] == "call_done":
             raise RuntimeError("no")
 
-    stop = session.subscribe(broken)
-    calls_of(session).wait()
-    stop()
+    def heard():
+        stop = session.subscribe(broken)
+        calls_of(session).wait()
+        stop()
+
+    with pytest.warns(UserWarning, match=r"a listener of this session raised and is dropped: RuntimeError\('no'\)"):
+        heard()
     calls_of(session).wait()
     assert seen.count("call_done") == 1
 

@@ -217,7 +217,7 @@ def test_another_process_is_refused_and_its_death_lets_go(session, tmp_path):
         (folder / "state-2.partial").mkdir()
     finally:
         holder.send_signal(signal.SIGKILL)
-        holder.wait()
+        holder.communicate()
     session.load(folder)
     session.save(folder, keep=2)
     assert names(folder) == ["session.json", "state-1", "state-2"]
@@ -643,12 +643,14 @@ def test_declaring_a_role_anew_waits_for_the_save_that_needs_it(session, tmp_pat
 
     monkeypatch.setattr(checkpoint, "write_file", slowly)
     saving = session.save(tmp_path, wait=False)
-    session.actor("tiny", optimizer=hf.AdamW(lr=0.5))
+    with pytest.warns(UserWarning, match="actor is replaced: optimizer"):
+        session.actor("tiny", optimizer=hf.AdamW(lr=0.5))
     assert saving.done
     assert saving.wait().folder == tmp_path
     assert actor is not session.models.actor
 
 
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 @pytest.mark.parametrize("what", ["snapshot", "place", "release", "declare", "rewind"])
 def test_an_interrupt_ends_the_waiting_for_what_runs(session, controller, what):
     """The call goes on, and nothing was begun."""

@@ -288,6 +288,7 @@ def test_shared_weights_move_again_after_a_pass(device):
             actor.generate(batch, max_new_tokens=4).wait()
             finished(session)
             found[mode] = [s.method for s in session.trace if s.name == "reshard" and s.device == 0]
+            actor.release()
         assert found["packed"][-1:] == ["generate"]
         if device == "cpu":
             assert found["shared"][-3:] == ["generate", "compute_log_probs", "generate"]
@@ -311,6 +312,7 @@ def test_queueing_is_told(session):
 # -- clusters and models
 
 
+@pytest.mark.filterwarnings("ignore:pool 'all' has 4 H100 and 4 A100-80GB")
 def test_mixed_clusters_are_as_slow_as_their_slowest_device():
     seconds = {}
     for cluster in ("1x8 A100-80GB", "1x8 H100", "1x4 H100 + 1x4 A100-80GB"):

@@ -136,7 +136,8 @@ def test_history_knows_branches_and_functions(session, prompts):
     def louder(completions):
         return [1.0 for _ in completions]
 
-    session.reward(louder)
+    with pytest.warns(UserWarning, match="reward goes on with louder@"):
+        session.reward(louder)
     session.train(hf.PPO(kl_coef=0.0, max_new_tokens=4), prompts, steps=2, progress=False)
     batch = session.models.actor.generate(prompts[0], max_new_tokens=4)
     session.models.actor.update(batch, lambda out, b: -out.log_probs).wait()
@@ -206,6 +207,7 @@ def test_stale_batches(session, prompts):
     new.update(after, loss)  # another actor: nothing is known of its way
 
 
+@pytest.mark.filterwarnings("ignore:(reward|actor) is replaced")
 def test_roles_must_be_those_of_the_snapshot(session, prompts):
     before = session.snapshot("before")
     train(session, prompts)
@@ -236,12 +238,15 @@ def test_a_weighted_sum_comes_back_with_its_weights(session, prompts):
     short = session.reward(lambda completions: [-1.0] * len(completions), name="short")
     both = session.reward([session.models.reward, short], weights=[1.0, 0.5], name="both")
     before = session.snapshot("before")
-    assert session.reward([session.models.reward, short], weights=[1.0, 2.0], name="both") is both
+    with pytest.warns(UserWarning, match="both goes on with WeightedScores@"):
+        assert session.reward([session.models.reward, short], weights=[1.0, 2.0], name="both") is both
     assert both.weights == (1.0, 2.0)
-    session.rewind(before)
+    with pytest.warns(UserWarning, match="both goes on with WeightedScores@"):
+        session.rewind(before)
     assert both.weights == (1.0, 0.5)
     assert both.parts == (session.models.reward, short)
-    session.reward(score, name="both")
+    with pytest.warns(UserWarning, match="both is replaced"):
+        session.reward(score, name="both")
     with pytest.raises(hf.OptionError, match=r"another both.*a weighted sum then, a function now"):
         session.rewind(before)
 

@@ -165,7 +165,8 @@ def test_second_interrupt_detaches(live, keyboard):
 def test_interrupt_of_training_pauses_after_the_step(live, keyboard):
     keyboard(lambda: running(live.session))
     position = live.prompts.position
-    run = live.session.train(hf.PPO(max_new_tokens=8), live.prompts, steps=50, progress=False)
+    with pytest.warns(UserWarning, match="paused after step"):
+        run = live.session.train(hf.PPO(max_new_tokens=8), live.prompts, steps=50, progress=False)
     assert run.paused
     assert 1 <= len(run.rows) < 50
     assert live.prompts.position == position + len(run.rows)

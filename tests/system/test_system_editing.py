@@ -52,6 +52,7 @@ def check_on_record(session, function, text):
     return attrs["function"]
 
 
+@pytest.mark.filterwarnings("ignore:reward goes on with")
 def test_a_reward(live, batch, cell):
     versions = set()
     for value in (1.5, 2.5):

@@ -8,7 +8,7 @@ from system_helpers import OPENINGS, lengths_reward
 
 import hfsdk as hf
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*no trained scalar head", "ignore:reward goes on with", "ignore:.*is replaced")
+pytestmark = pytest.mark.filterwarnings("ignore:.*no trained scalar head", "ignore:.*goes on with", "ignore:.*is replaced")
 
 FEW = {"max_new_tokens": 6}
 

@@ -171,6 +171,7 @@ def test_many_calls_are_cut() -> None:
     assert view["calls"][-1]["row"] == 299
 
 
+@pytest.mark.filterwarnings("ignore:critic's training has tp4 over nodes 0, 1")
 def test_a_simulated_step_has_its_edges_with_bytes() -> None:
     with hf.Session.simulated("2x2 A100-80GB") as session:
         actor = session.actor("tiny", train="tp2 dp2", rollout="tp1")
