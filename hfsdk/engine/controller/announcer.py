@@ -14,16 +14,16 @@ from hfsdk.engine.controller.closing import WAIT_S, Closing
 from hfsdk.engine.controller.ledger import Ledger
 from hfsdk.engine.controller.records import CallRecord
 
-Listener = Callable[[dict[str, Any]], None]
+Subscriber = Callable[[dict[str, Any]], None]
 
 
 class Announcer:
     """See the module's text; anyone may announce, on any thread."""
 
     def __init__(self) -> None:
-        self._listeners: list[Listener] = []
+        self._listeners: list[Subscriber] = []
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: Subscriber) -> Callable[[], None]:
         """Call ``listener(event)`` from now on; return a function that unsubscribes."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None

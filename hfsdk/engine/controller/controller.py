@@ -31,7 +31,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.dispatch import picks_for
 from hfsdk.engine.calls.host_memory import HostRoom, needed_by_node, rooms
-from hfsdk.engine.controller.announcer import Announcer, Listener, Monitor
+from hfsdk.engine.controller.announcer import Announcer, Monitor, Subscriber
 from hfsdk.engine.controller.answers import Answers
 from hfsdk.engine.controller.closing import Closing
 from hfsdk.engine.controller.execution import Execution, where
@@ -90,7 +90,7 @@ class Controller:
             self._closing.check()
         return self._answers.answer(message) if isinstance(message, q.Query) else self._handlers[type(message)](message)
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: Subscriber) -> Callable[[], None]:
         """Call ``listener(event)`` for every start, progress and end of a call; return a function that unsubscribes."""
         return self._announcer.subscribe(listener)
 
