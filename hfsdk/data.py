@@ -18,7 +18,7 @@ from hfsdk.core.errors import OptionError
 
 Split = Literal["train", "test"]
 
-Rows = Annotated[int, Within(0, 10**6)]
+RowCount = Annotated[int, Within(0, 10**6)]
 """Of a table that is made here."""
 
 Pairs = Annotated[int, Within(0, 10**5)]
@@ -88,7 +88,7 @@ def review_pairs(split: Split = "train", num: Pairs = 1000, *, gap: Positive = 2
 
 
 @checked
-def additions(num: Rows, seed: int = 0, largest: Annotated[int, Within(0, 10**18)] = 99) -> Any:
+def additions(num: RowCount, seed: int = 0, largest: Annotated[int, Within(0, 10**18)] = 99) -> Any:
     """Return ``num`` additions with their answers: a task whose reward needs no model.
 
     Args:

@@ -12,7 +12,7 @@ from hfsdk.algorithms.choices import KL, Copies, Epochs, MiniBatches, NewTokens,
 from hfsdk.algorithms.losses import PolicyLoss, SurrogateOptions, check, check_tis
 from hfsdk.algorithms.options import BatchFunction, Options
 from hfsdk.algorithms.step import Statistics, Step
-from hfsdk.core.checks import NonNegative, Positive, Share
+from hfsdk.core.checks import Fraction, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,9 +91,9 @@ class KLReward(KLOptions):
 class GAEOptions(KLReward):
     """How such a reward becomes advantages over a critic's values."""
 
-    gamma: Share = 1.0
+    gamma: Fraction = 1.0
     """Discount per token (GAE, arXiv 1506.02438)."""
-    lam: Share = 0.95
+    lam: Fraction = 0.95
     """lambda of GAE: 0 is one-step TD, 1 is reward-to-go minus value."""
     whiten: bool = True
     """Advantages get mean 0 and variance 1 over the whole batch's tokens."""

@@ -15,7 +15,7 @@ from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.on_policy import KLReward, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.step import Step
-from hfsdk.core.checks import Share, checked
+from hfsdk.core.checks import Fraction, checked
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class AdvantageOptions(KLReward):
     """Options of `advantages`, and with them of `ReinforcePlusPlus`."""
 
-    gamma: Share = 1.0
+    gamma: Fraction = 1.0
     """Discount per token."""
 
 

@@ -29,8 +29,8 @@ from hfsdk.core.rules import rule_of, shown
 from hfsdk.core.scalars import ANYTHING, is_whole
 
 __all__ = [
-    "AnyNumber", "Count", "Index", "Length", "Name", "NonNegative", "OneOf", "Positive", "Share", "Title", "Within", "check_fields",
-    "check_options", "checked", "is_whole", "shown",
+    "AnyNumber", "Count", "Fraction", "Index", "Length", "Name", "NonNegative", "OneOf", "Positive", "Title", "Within",
+    "check_fields", "check_options", "checked", "is_whole", "shown",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,7 +43,7 @@ Index = Annotated[int, Within(0, 10**9)]
 
 NonNegative = Annotated[float, Within(0)]
 Positive = Annotated[float, Within(above=0)]
-Share = Annotated[float, Within(0, 1)]
+Fraction = Annotated[float, Within(0, 1)]
 AnyNumber = Annotated[float, NONFINITE]
 """A number that may be infinite or NaN."""
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.core.checks import Title, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.files import export
+from hfsdk.core.rows import Row
 from hfsdk.core.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Row = dict[str, Any]
 
 FORMAT = 1
 MEASURED = ("score", "kl", "length", "seconds", "tokens")

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import checked, shown
 from hfsdk.core.errors import OptionError
+from hfsdk.core.rows import Row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

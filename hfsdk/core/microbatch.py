@@ -24,7 +24,7 @@ import numpy.typing as npt
 from hfsdk.core.errors import OptionError
 from hfsdk.core.protocol import balanced_split
 
-Lengths = Sequence[int] | npt.NDArray[np.int64]
+TokenCounts = Sequence[int] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MiniBatchPlan:
     """Rows over all dp ranks: the denominator of sequence means."""
 
 
-def plan_pass(total_lengths: Lengths, dp: int, max_tokens: int, rows: Sequence[int] | None = None) -> PassPlan:
+def plan_pass(total_lengths: TokenCounts, dp: int, max_tokens: int, rows: Sequence[int] | None = None) -> PassPlan:
     """Spread rows over dp ranks by tokens and cut each rank's share into micro-batches.
 
     Longest rows first, each to the rank with the fewest tokens so far; the same input gives the same plan. A row longer than
@@ -106,8 +106,8 @@ def _cut(share: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], max_token
 
 
 def plan_update(
-    total_lengths: Lengths,
-    response_lengths: Lengths,
+    total_lengths: TokenCounts,
+    response_lengths: TokenCounts,
     dp: int,
     epochs: int,
     mini_batches: int,
@@ -146,7 +146,7 @@ def plan_update(
 
 
 def _plan_sets(
-    total_lengths: Lengths, response_lengths: Lengths, dp: int, epochs: int, mini_batches: int, max_tokens: int, seed: int,
+    total_lengths: TokenCounts, response_lengths: TokenCounts, dp: int, epochs: int, mini_batches: int, max_tokens: int, seed: int,
     shuffle: bool, together: int,
 ) -> tuple[MiniBatchPlan, ...]:  # fmt: skip
     """Plan sets of ``together`` rows as if each were one row, and put their rows in its place."""

@@ -20,13 +20,13 @@ import numpy.typing as npt
 from hfsdk.core.checks import checked
 from hfsdk.core.layout import Mesh
 
-Rows = npt.NDArray[np.int64]
-Scatter = Callable[[int, "npt.NDArray[np.int64] | None", Mesh], tuple[Rows, ...]]
+RowIndices = npt.NDArray[np.int64]
+Scatter = Callable[[int, "npt.NDArray[np.int64] | None", Mesh], tuple[RowIndices, ...]]
 Collect = Callable[[Mesh], tuple[int, ...]]
 
 
 @checked
-def balanced_split(weights: Sequence[int] | npt.NDArray[np.int64], parts: int) -> list[Rows]:
+def balanced_split(weights: Sequence[int] | npt.NDArray[np.int64], parts: int) -> list[RowIndices]:
     """Split rows into ``parts`` groups of about equal weight: heaviest first, each to the lightest group so far.
 
     Ties go to the group with fewer rows, then to the lower number, so the result is the same everywhere.
@@ -56,7 +56,7 @@ class TransferProtocol:
     """Whether every row goes to exactly one collecting rank."""
 
     @checked
-    def scatter(self, num_rows: int, mesh: Mesh, tokens: npt.NDArray[np.int64] | None = None) -> tuple[Rows, ...]:
+    def scatter(self, num_rows: int, mesh: Mesh, tokens: npt.NDArray[np.int64] | None = None) -> tuple[RowIndices, ...]:
         """Return, for every rank, the numbers of the rows it gets."""
         return self.scatter_rows(num_rows, tokens, mesh)
 
@@ -69,24 +69,24 @@ class TransferProtocol:
         return self.name
 
 
-def _split(num_rows: int, tokens: npt.NDArray[np.int64] | None, parts: int) -> list[Rows]:
+def _split(num_rows: int, tokens: npt.NDArray[np.int64] | None, parts: int) -> list[RowIndices]:
     return balanced_split(np.ones(num_rows, dtype=np.int64) if tokens is None else tokens, parts)
 
 
-def _all_rows(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[Rows, ...]:
+def _all_rows(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[RowIndices, ...]:
     return tuple(np.arange(num_rows) for _ in mesh.ranks)
 
 
-def _by_dp(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[Rows, ...]:
+def _by_dp(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[RowIndices, ...]:
     shards = _split(num_rows, tokens, mesh.layout.num_replicas)
     return tuple(shards[dp] for dp in mesh.replicas)
 
 
-def _by_rank(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[Rows, ...]:
+def _by_rank(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[RowIndices, ...]:
     return tuple(_split(num_rows, tokens, mesh.layout.size))
 
 
-def _by_micro_dp(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[Rows, ...]:
+def _by_micro_dp(num_rows: int, tokens: npt.NDArray[np.int64] | None, mesh: Mesh) -> tuple[RowIndices, ...]:
     shards = _split(num_rows, tokens, mesh.layout.size // mesh.rollout_tp)
     return tuple(shards[rank // mesh.rollout_tp] for rank in mesh.ranks)
 

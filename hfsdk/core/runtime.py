@@ -1,7 +1,7 @@
 """The seam: what a runtime must do, and the plain data that crosses it.
 
 There are two runtimes, Ray (real work) and simulated (virtual clock, shapes only). The controller plans a call into one
-:class:`Order` per rank and hands the :class:`Work` over; the runtime carries it out and returns an :class:`Outcome`.
+:class:`Order` per rank and hands the :class:`Work` over; the runtime carries it out and returns an :class:`CallOutcome`.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class CallOutcome:
     """What a call gave: its columns by reference and every rank's small result."""
 
     stored: Stored | None
@@ -342,7 +342,7 @@ class Runtime(Protocol):
         """Free a role on its pool."""
         ...
 
-    def call(self, work: Work) -> Outcome:
+    def call(self, work: Work) -> CallOutcome:
         """Run a call on a pool; raise where its workers ended or hang, and return what else it ends with.
 
         Raises:
@@ -354,7 +354,7 @@ class Runtime(Protocol):
         """Return whether weights go straight from one pool to the other, with both at it, or stand somewhere in between."""
         ...
 
-    def task(self, work: Work) -> Outcome:
+    def task(self, work: Work) -> CallOutcome:
         """Run a function over columns in a CPU task."""
         ...
 

@@ -27,6 +27,8 @@ from hfsdk.core.errors import ColumnError
 from hfsdk.core.text import printable
 
 Array = npt.NDArray[Any]
+RowLengths = tuple[Array, Array]
+"""Prompt lengths and response lengths of some rows."""
 
 MOST_ROWS = 10**8
 

@@ -10,7 +10,7 @@ import numpy as np
 from hfsdk.core.arguments import Generation, LogProbs
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Count, Index, NonNegative, Share, Within, checked, is_whole, shown
+from hfsdk.core.checks import Count, Fraction, Index, NonNegative, Within, checked, is_whole, shown
 from hfsdk.core.columns import OF_RESPONSE
 from hfsdk.core.errors import LayoutError, OptionError
 from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD
@@ -59,7 +59,7 @@ class ActorModel(TrainedHandle):
         min_new_tokens: Index = 0,
         temperature: NonNegative = 1.0,
         top_k: Index = 0,
-        top_p: Share = 1.0,
+        top_p: Fraction = 1.0,
         n: Copies = 1,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
@@ -114,7 +114,7 @@ class ActorModel(TrainedHandle):
         *,
         max_new_tokens: Count = 128,
         temperature: NonNegative = 0.7,
-        top_p: Share = 1.0,
+        top_p: Fraction = 1.0,
         system: str | None = None,
         new: bool = False,
         seed: int | None = None,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import Count, checked, shown
 from hfsdk.core.errors import OptionError
-from hfsdk.core.experiment import Experiment, Row, read_baseline
+from hfsdk.core.experiment import Experiment, read_baseline
+from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.session.algorithm import Algorithm, check_algorithm
 from hfsdk.session.client import uninterrupted

@@ -8,9 +8,9 @@ from typing import Any
 
 from hfsdk.core.errors import OptionError
 from hfsdk.core.functions import Shipped
-from hfsdk.core.history import Branch, History, Mark, Row
+from hfsdk.core.history import Branch, History, Mark
 from hfsdk.core.methods import LOAD_STATE
-from hfsdk.core.rows import Rows
+from hfsdk.core.rows import Row, Rows
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q

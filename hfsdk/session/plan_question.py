@@ -33,7 +33,7 @@ PLANNED = tuple(method.name for method in METHODS.values() if method.in_step)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Question:
+class PlanQuestion:
     """What is planned; asked again with another workload or cluster, it needs no session."""
 
     algorithm: Any
@@ -123,7 +123,7 @@ class Question:
 def ask(
     algorithm: Any, workload: Workload, handles: Sequence[tuple[ModelHandle, RoleSpec]], cluster: ClusterSpec, *, seed: int,
     numbers: Mapping[str, float], perf: PerfModel, options: Mapping[str, Any], errors: Mapping[str, float] | None,
-) -> Question:  # fmt: skip
+) -> PlanQuestion:  # fmt: skip
     """Return the question, checked.
 
     Raises:
@@ -133,7 +133,7 @@ def ask(
     _check_options(options, OPTIONS)
     if not any(role.model is not None for _, role in handles):
         raise PlacementError("there is no model to plan for yet; declare some first, e.g. session.actor('tiny')")
-    return Question(
+    return PlanQuestion(
         algorithm=algorithm, handles=handles, seed=seed, numbers=numbers, cluster=cluster, workload=check_workload(workload),
         perf=perf, options=options, errors=errors,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.context import Context
 from hfsdk.session.deployment import Deployment
-from hfsdk.session.plan_question import Question, ask
+from hfsdk.session.plan_question import PlanQuestion, ask
 from hfsdk.session.predictions import Predictions
 from hfsdk.session.what_if import WhatIf
 
@@ -101,7 +101,7 @@ class Plans:
             models={role.name: role.model for role in models if role.model is not None},
         )  # fmt: skip
 
-    def _ask(self, algorithm: Algorithm, workload: Workload, perf: PerfModel | None, options: Mapping[str, Any]) -> Question:
+    def _ask(self, algorithm: Algorithm, workload: Workload, perf: PerfModel | None, options: Mapping[str, Any]) -> PlanQuestion:
         self._context.client.check_open()
         book = self._deployment.book
         handles = [(handle, book.declared(handle)) for handle in book]

@@ -61,7 +61,7 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
     """
     chosen = with_workload(algorithm, workload)
     _check_context([role for _, role in handles], workload)
-    recorder = Recorder(workload)
+    recorder = CallRecorder(workload)
     host = _Host(ControllerClient(recorder), seed, numbers)
     book = RoleBook(lambda text: None)
     for handle, role in handles:
@@ -140,7 +140,7 @@ def _check_context(roles: Sequence[RoleSpec], workload: Workload) -> None:
     )
 
 
-class Recorder:
+class CallRecorder:
     """Answers every message at once and keeps the calls; a ``Sender`` for ``ControllerClient``."""
 
     def __init__(self, workload: Workload) -> None:

@@ -22,7 +22,7 @@ PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 MOST_WORDS = 100
 """Pieces of text whose ids the core remembers. It would keep 10,000: 45 MB where a tokenizer takes a whole text for one word."""
 
-Message = Mapping[str, str]
+ChatMessage = Mapping[str, str]
 """One turn of a chat: ``{"role": "user", "content": "..."}``."""
 
 
@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
         """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
         ...
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the token ids of a chat in the model's template, ready for the assistant's turn."""
         ...
 
@@ -103,7 +103,7 @@ class FolderTokenizer:
         """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
         return list(self.core.encode(text).ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the token ids of a chat in the model's template, ready for the assistant's turn.
 
         Raises:
@@ -160,7 +160,7 @@ class StandInTokenizer:
         """Return one made-up id per four characters."""
         return [zlib.crc32(text[i : i + 4].encode()) % self._vocab_size for i in range(0, len(text), 4)]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the ids of the turns, each with eight tokens around it."""
         return [t for m in messages for t in [0] * 8 + self.encode(m["content"])]
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 KEPT = 400
 """Answers that are remembered (the plans themselves: the last few)."""
 
-Answer = Callable[[ClusterSpec, Workload, str, Mapping[str, Layout]], Plan]
+FindPlan = Callable[[ClusterSpec, Workload, str, Mapping[str, Layout]], Plan]
 """Finds a plan: (cluster, workload, preset or ``"auto"``, layouts that are fixed by role, or role and ``" rollout"``)."""
 
 
@@ -70,7 +70,7 @@ class WhatIf:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: FindPlan,
         cluster: ClusterSpec,
         workload: Workload,
         *,

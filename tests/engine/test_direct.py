@@ -22,7 +22,7 @@ from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.process.safepoint import PeerFailed, SafePoint
 from hfsdk.engine.weights import direct, transport
 from hfsdk.engine.weights.bridge import Route
-from hfsdk.engine.weights.direct import NOTHING, Links, Way
+from hfsdk.engine.weights.direct import NOTHING, DirectLinks, Way
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard
 from hfsdk.resharding.box_moves import Move
 
@@ -82,7 +82,7 @@ class End:
 
 def pairs(rank, world_size, folder):
     torch.manual_seed(rank)
-    links, link, made = Links(), link_of(folder, world_size), []
+    links, link, made = DirectLinks(), link_of(folder, world_size), []
     for train, rollout in PAIRS[world_size]:
         for model, dtype in (("untied", "fp32"), ("tied", "bf16")):
             for bucket in (transport.BUCKET_BYTES["cpu"], 2**12):  # the small one cuts every tensor into rounds
@@ -103,7 +103,7 @@ def test_a_rollout_gets_what_the_plan_says(world_size, tmp_path):
 
 
 def critics(rank, world_size, folder):
-    links, link = Links(), link_of(folder, world_size)
+    links, link = DirectLinks(), link_of(folder, world_size)
     for model, dtype in (("untied scalar", "fp32"), ("tied scalar", "bf16")):
         end = End(rank, model, "tp2", "", dtype)
         with links.using(link, rank, 1) as group:
@@ -119,7 +119,7 @@ def test_a_critic_that_infers_gets_a_training_layout(tmp_path):
 
 def unfit(rank, world_size, folder):
     """One taker's tensors are of another dtype than the plan's: every rank hears of it before anything is written."""
-    end, links = End(rank, "untied", "tp2", "tp1 dp2"), Links()
+    end, links = End(rank, "untied", "tp2", "tp1 dp2"), DirectLinks()
     if rank == 3:
         end.targets = {name: tensor.to(torch.bfloat16) for name, tensor in end.targets.items()}
     try:
@@ -142,7 +142,7 @@ class TroubleError(Exception):
 def failing(rank, world_size, folder):
     """Rank 1 fails after its first round; nobody waits for it, and over a new link all goes well."""
     transport.BUCKET_BYTES["cpu"] = 2**12
-    links, start, told = Links(), time.monotonic(), ""
+    links, start, told = DirectLinks(), time.monotonic(), ""
     end = End(rank, "untied", "tp2", "tp1 dp2")
     if rank == 1:
         before = transport._Run._copy
@@ -198,7 +198,7 @@ def half_way(rank, dies, folder, pipe):
 
     if rank == dies:
         transport._Run._copy = stop
-    links = Links()
+    links = DirectLinks()
     try:
         with links.using(link_of(folder, 2), rank, 1) as group:
             NEVER.agree(group)
@@ -250,7 +250,7 @@ def wait_until_stopped(pid):
 
 def cut_while_waiting(rank, world_size, folder):
     """Rank 0 joins and never gives. Rank 1 is cut, from another thread, and waits no longer; nor does rank 0 when it looks."""
-    end, links, start = End(rank, "untied", "tp1", "tp1"), Links(), time.monotonic()
+    end, links, start = End(rank, "untied", "tp1", "tp1"), DirectLinks(), time.monotonic()
     try:
         with links.using(link_of(folder, world_size), rank, 1) as group:
             NEVER.agree(group)
@@ -273,7 +273,7 @@ def test_a_cut_ends_a_wait_at_once(tmp_path):
 
 def alone(rank, world_size, folder):
     """The other rank never comes: a cut ends the wait for it, and the limit does."""
-    links, outcome = Links(), []
+    links, outcome = DirectLinks(), []
     for limit_s, call_id in ((60.0, 1), (1.0, 2)):
         start = time.monotonic()
         timer = threading.Timer(0.5, links.cut, (1,))
@@ -316,7 +316,7 @@ def test_on_gpus_the_host_never_waits_in_cuda(monkeypatch):
 
 def silent(rank, world_size, folder):
     """Rank 0 joins and never gives: the others wait as long as the link's limit."""
-    end, links, start = End(rank, "untied", "tp1", "tp1"), Links(), time.monotonic()
+    end, links, start = End(rank, "untied", "tp1", "tp1"), DirectLinks(), time.monotonic()
     link = link_of(folder, world_size, timeout_s=3.0)
     try:
         with links.using(link, rank, 1) as group:
@@ -335,7 +335,7 @@ def silent(rank, world_size, folder):
 
 def half_done(rank, world_size, folder):
     """Rank 3 fails when it has all it needs: no other rank goes on as if all had, to wait for rank 3 in its own pool."""
-    end, links = End(rank, "untied", "tp2", "tp1 dp2"), Links()
+    end, links = End(rank, "untied", "tp2", "tp1 dp2"), DirectLinks()
     try:
         with links.using(link_of(folder, world_size), rank, 1) as group:
             end.go(group)
@@ -362,7 +362,7 @@ def test_nobody_waits_longer_than_the_limit(tmp_path):
 
 def cutting(rank, world_size, folder):
     """A link that is cut while it is used is gone; another call's cut is nobody's business."""
-    links, link, outcome = Links(), link_of(folder, world_size), []
+    links, link, outcome = DirectLinks(), link_of(folder, world_size), []
     for call_id in (7, 8):
         end = End(rank, "untied", "tp1", "tp1")
         try:
@@ -381,7 +381,7 @@ def test_a_cut_transfer_is_not_taken_for_a_whole_one(tmp_path):
 
 def replacing(rank, world_size, folder):
     """A link between the same pools, opened again, takes the place of the old one; one of other pools stays."""
-    links = Links()
+    links = DirectLinks()
     other = Link(5, ("train", "critic.inference"), f"file://{folder}/link5", world_size)
     for link in (link_of(folder, world_size), other, link_of(folder, world_size, 1)):
         with links.using(link, rank, 1) as group:

@@ -7,7 +7,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.errors import CallError, DependencyError, PlacementError, SessionClosedError, WorkerDiedError
-from hfsdk.core.runtime import Outcome, TransferBrokenError
+from hfsdk.core.runtime import CallOutcome, TransferBrokenError
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.session_parts import parts_of
 
@@ -44,7 +44,7 @@ class Watched:
             if work.call.method in self.faults:
                 fault = self.faults.pop(work.call.method)
                 if isinstance(fault, CallError):
-                    return Outcome(None, (), (), fault)
+                    return CallOutcome(None, (), (), fault)
                 raise fault
             assert work.weights is None, "nothing stands in between"
             return self._call(work)

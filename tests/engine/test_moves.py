@@ -60,9 +60,9 @@ def move(h, trainer, rank, links, link):
 
 def moves(rank, world_size, root, folder, pairs):
     from hfsdk.engine.process.rendezvous import Link
-    from hfsdk.engine.weights.direct import Links
+    from hfsdk.engine.weights.direct import DirectLinks
 
-    links, link, found = Links(), Link(0, ("old", "new"), f"file://{folder}/link", world_size, timeout_s=60.0), {}
+    links, link, found = DirectLinks(), Link(0, ("old", "new"), f"file://{folder}/link", world_size, timeout_s=60.0), {}
     for old, new in pairs:
         h = Part(old if rank < 2 else new, root, 0 if rank < 2 else 2)
         for name in DTYPES:

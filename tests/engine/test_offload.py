@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hfsdk.engine.process.recorder import Recorder
-from hfsdk.engine.weights.offload import HostMemory, Lane, Offloaded
+from hfsdk.engine.weights.offload import CopyLane, HostMemory, Offloaded
 
 
 def test_tensors_leave_and_come_back_bit_for_bit():
@@ -94,7 +94,7 @@ class SideStream:
         self.streams.said.append(f"{self.name} waits for the mark of {event}")
 
 
-class SaidLane(Lane):
+class SaidLane(CopyLane):
     def __init__(self, streams):
         super().__init__(streams)
         self.streams = streams

@@ -11,7 +11,7 @@ from hfsdk.core.errors import CheckpointError
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.weights.role_state import KINDS, SCALAR_HEAD, Shard, Summary
-from hfsdk.engine.weights.shares import Share, Strip, divided, fill, pieces, rectangles
+from hfsdk.engine.weights.shares import StateShare, Strip, divided, fill, pieces, rectangles
 from hfsdk.resharding.boxes import padded_vocab
 
 LAYOUTS = ["tp1", "tp2 pp2", "pp4", "tp4", "tp2 dp2", "tp4 pp2", "dp3", "pp2 dp5"]
@@ -87,11 +87,11 @@ def share_of(shard, full, known):
         known_of = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         for strip in divided(kind, known_of, shard.layout.num_replicas)[shard.at.dp]:
             found.append((strip, tensors[strip.local].view(-1)[strip.start : strip.stop].clone()))
-    return Share(str(shard.layout), shard.layout.rank(tp=shard.at.tp, pp=shard.at.pp, dp=shard.at.dp), known, tuple(found))
+    return StateShare(str(shard.layout), shard.layout.rank(tp=shard.at.tp, pp=shard.at.pp, dp=shard.at.dp), known, tuple(found))
 
 
 def blank_of(share, known):
-    return Share.blank(share.layout, share.rank, known, [strip for strip, _ in share.content])
+    return StateShare.blank(share.layout, share.rank, known, [strip for strip, _ in share.content])
 
 
 def equal(a, b):
@@ -205,6 +205,6 @@ def test_what_is_missing_is_said(layout):
 
 def test_a_share_is_as_large_as_its_strips_say():
     strip = Strip("exp_avg", "proj.weight", (4, 8), torch.float32, 5, 21)
-    share = Share.blank("tp1 pp1 dp2", 1, Summary(0, KINDS, 1.0), [strip])
+    share = StateShare.blank("tp1 pp1 dp2", 1, Summary(0, KINDS, 1.0), [strip])
     assert (strip.numel, strip.num_bytes, share.num_bytes) == (16, 64, 64)
     assert not share.content[0][1].any()

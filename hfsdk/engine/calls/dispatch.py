@@ -24,7 +24,7 @@ from hfsdk.core.runtime import Order, Pick, Stored
 from hfsdk.core.table import Array
 from hfsdk.engine.calls.messages import Submit
 
-Rows = tuple[tuple[int, ...], ...]
+MicroBatches = tuple[tuple[int, ...], ...]
 """Micro-batches: the row numbers of each."""
 
 
@@ -44,7 +44,7 @@ def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -
     work = request.kind.work
     if work == "loss":
         inputs = {n: r for n, r in inputs.items() if _info(r, stored).kind != "object"}
-    micro_batches: list[Rows] = [()] * mesh.layout.size
+    micro_batches: list[MicroBatches] = [()] * mesh.layout.size
     mini_batches: tuple[MiniBatchPlan, ...] = ()
     if work == "pass":
         rows, micro_batches = _plan_pass(request, role, mesh, stored)
@@ -136,7 +136,7 @@ def _tokens(inputs: Mapping[str, ColumnRef], stored: Mapping[int, Stored]) -> Ar
     return np.asarray(np.sum([input_lengths(inputs, n, stored) for n in named], axis=0, dtype=np.int64))
 
 
-def _plan_pass(request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int, Stored]) -> tuple[list[Array], list[Rows]]:
+def _plan_pass(request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int, Stored]) -> tuple[list[Array], list[MicroBatches]]:
     total = input_lengths(request.inputs, "prompt", stored) + input_lengths(request.inputs, "response", stored)
     plan = plan_pass(total, mesh.layout.num_replicas, role.micro_batch_tokens)
     shares = [np.sort(np.array(plan.rows_of(dp), dtype=np.int64)) for dp in range(mesh.layout.num_replicas)]

@@ -18,7 +18,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.controller import Controller
-from hfsdk.engine.simulation.simulated_runtime import Question, SimulatedRuntime
+from hfsdk.engine.simulation.simulated_runtime import CostQuestion, SimulatedRuntime
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class TwinRun:
     """What a twin has to say of a step."""
 
     spans: tuple[Span, ...]
-    questions: Mapping[int, tuple[Question, ...]]
+    questions: Mapping[int, tuple[CostQuestion, ...]]
     """Number of a call in the original -> what was asked of the performance model for it."""
     tasks: Mapping[int, tuple[int, int]]
     """The same of CPU tasks: rows and tokens."""

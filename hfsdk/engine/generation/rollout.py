@@ -41,7 +41,7 @@ from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.generation import vllm_sleep
 from hfsdk.engine.generation.drain import Drain
 from hfsdk.engine.generation.rollout_engine import _share, build, check_model, engine_arguments, sleeps
-from hfsdk.engine.generation.rollout_run import Row, Run, StopStrings
+from hfsdk.engine.generation.rollout_run import GenerationRow, GenerationRun, StopStrings
 from hfsdk.engine.process import rendezvous
 from hfsdk.engine.process.deterministic import any_algorithm
 from hfsdk.engine.process.recorder import Recorder
@@ -265,8 +265,8 @@ class Rollout:
         self._clean_cache()
         self._num_calls += 1
         names = [f"{self._num_calls}.{i}" for i in range(len(prompts))]
-        rows = [Row(prompt=prompts[i].tolist()) for i in range(len(prompts))]
-        run = Run(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
+        rows = [GenerationRow(prompt=prompts[i].tolist()) for i in range(len(prompts))]
+        run = GenerationRun(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
         with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm():
             try:
                 self._add(names, rows, seeds, sampling, eos_token_ids)
@@ -293,7 +293,7 @@ class Rollout:
         for blocks in self._engine.model_executor.driver_worker.worker.model_runner.kv_caches:
             blocks.zero_()
 
-    def _drive(self, run: Run, safe: SafePoint, group: ProcessGroup | None) -> None:
+    def _drive(self, run: GenerationRun, safe: SafePoint, group: ProcessGroup | None) -> None:
         scheduler, drain = self._core.engine_core.scheduler, Drain()
 
         def step() -> None:
@@ -347,7 +347,9 @@ class Rollout:
                 f"{self.spec.vocab_size - 1}. Was it tokenized for another model?"
             )
 
-    def _add(self, names: list[str], rows: list[Row], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]) -> None:
+    def _add(
+        self, names: list[str], rows: list[GenerationRow], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]
+    ) -> None:
         from vllm import SamplingParams
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)

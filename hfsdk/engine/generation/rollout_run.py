@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Row:
+class GenerationRow:
     """One response as it grows."""
 
     prompt: list[int]
@@ -39,7 +39,7 @@ class StopStrings:
         longest = max(len(text.encode()) for text in sampling.stop)
         self._window = longest + 8  # a token has at least one byte; a few more so that cut characters do not matter
 
-    def ends(self, row: Row) -> bool:
+    def ends(self, row: GenerationRow) -> bool:
         """Whether the response contains a stop string by now (it is looked for at every token)."""
         if len(row.tokens) < max(self._min_tokens, 1):
             return False
@@ -50,11 +50,11 @@ class StopStrings:
         return any(string in text for string in self._strings)
 
 
-class Run:
+class GenerationRun:
     """The rows of one generate call on their way through the engine."""
 
     def __init__(
-        self, core: Any, rows: Mapping[str, Row], sampling: Sampling, stop: StopStrings | None, recorder: Recorder
+        self, core: Any, rows: Mapping[str, GenerationRow], sampling: Sampling, stop: StopStrings | None, recorder: Recorder
     ) -> None:
         self._core, self._stop, self._recorder = core, stop, recorder
         self._max_new_tokens = sampling.max_new_tokens

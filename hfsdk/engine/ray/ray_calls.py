@@ -16,7 +16,7 @@ from hfsdk.core.errors import CallCancelledError, CallError, HfsdkError, WorkerD
 from hfsdk.core.methods import GIVE_STATE, METHODS, TAKE_STATE, TAKE_WEIGHTS
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Pool
-from hfsdk.core.runtime import Order, Outcome, Part, Stored, Taker, TransferBrokenError, Weights, Work
+from hfsdk.core.runtime import CallOutcome, Order, Part, Stored, Taker, TransferBrokenError, Weights, Work
 from hfsdk.core.table import Table
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.ray.ray_links import PoolState, without_consequences
@@ -55,7 +55,7 @@ class RayCalls:
                 raise answer.error
         return [answers[rank] for rank in range(len(refs))]
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: Work) -> CallOutcome:
         """Run a call on a pool."""
         assert work.pool is not None
         state = self._pools.open[work.pool.name]
@@ -71,11 +71,11 @@ class RayCalls:
         spans = tuple(span for answer in ordered for span in answer.spans)
         error = failure(ordered, work.call)
         if error is not None:
-            return Outcome(None, (), spans, error)
+            return CallOutcome(None, (), spans, error)
         self.column_bytes += sum(inlined_bytes(a.result) for a in ordered)
-        return Outcome(store_of(work.call, ordered), tuple(a.result for a in ordered), spans)
+        return CallOutcome(store_of(work.call, ordered), tuple(a.result for a in ordered), spans)
 
-    def _transfer(self, work: Work, giver: PoolState, to: Taker) -> Outcome:
+    def _transfer(self, work: Work, giver: PoolState, to: Taker) -> CallOutcome:
         """Have a role give its weights to its shadow."""
         taker = self._pools.open[to.pool.name]
         take = replace(work.call, role=to.shadow.name, method=TAKE_WEIGHTS.name)
@@ -115,7 +115,7 @@ class RayCalls:
 
     def _together(
         self, giving: tuple[PoolState, Call], taking: tuple[PoolState, Call], ask: Callable[[Link], Iterable[Any]]
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Have two pools give and take at once; both are done, or neither has anything of it.
 
         Args:
@@ -139,13 +139,13 @@ class RayCalls:
         ordered = [answers[rank] for rank in range(len(refs))]
         spans = tuple(span for answer in ordered for span in answer.spans)
         if all(answer.status == "ok" for answer in ordered):
-            return Outcome(None, tuple(answer.result for answer in ordered[:num_givers]), spans)
+            return CallOutcome(None, tuple(answer.result for answer in ordered[:num_givers]), spans)
         self._pools.links.drop(link)
         causes = without_consequences(ordered)
         cause = failure(causes[:num_givers], give) or failure(causes[num_givers:], take)
         if cause is None and give.id in self.cancelled:
             cause = CallCancelledError("cancelled while weights were on their way", role=give.role, method=give.method)
-        return Outcome(None, (), spans, cause or CallError("the weights did not arrive: a rank stopped", role=give.role))
+        return CallOutcome(None, (), spans, cause or CallError("the weights did not arrive: a rank stopped", role=give.role))
 
     def _broken(
         self, error: WorkerDiedError, refs: Sequence[Any], giver: tuple[PoolState, Call], taker: tuple[PoolState, Call]

@@ -19,7 +19,7 @@ from hfsdk.core.files import FileSum
 from hfsdk.core.methods import REDUCE
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import DeviceStatus, Kept, Outcome, Part, Pick, Progress, RoleState, StateGoneError, Work
+from hfsdk.core.runtime import CallOutcome, DeviceStatus, Kept, Part, Pick, Progress, RoleState, StateGoneError, Work
 from hfsdk.core.table import Table
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.host_memory import free_host_bytes
@@ -215,7 +215,7 @@ class RayRuntime:
     # -- calls
 
     @_while_open
-    def call(self, work: Work) -> Outcome:
+    def call(self, work: Work) -> CallOutcome:
         """Run a call on a pool."""
         return self._calls.run(work)
 
@@ -226,12 +226,12 @@ class RayRuntime:
         return goes_direct(giver.devices, taker.devices, cpus, on_cpus=self.direct_on_cpus)
 
     @_while_open
-    def task(self, work: Work) -> Outcome:
+    def task(self, work: Work) -> CallOutcome:
         """Run a function over columns; kill its process when it takes longer than it may."""
         assert self._tasks is not None
         answer = self._tasks.run(work.call, work.orders[0], work.timeout_s)
         self._calls.column_bytes += inlined_bytes(answer.result) if work.call.method != REDUCE.name else 0
-        return Outcome(store_of(work.call, [answer]), (answer.result,))
+        return CallOutcome(store_of(work.call, [answer]), (answer.result,))
 
     # -- columns
 

@@ -8,11 +8,8 @@ from typing import Protocol
 
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.table import Array
+from hfsdk.core.table import RowLengths
 from hfsdk.engine.simulation.simulated_spans import Phases
-
-Rows = tuple[Array, Array]
-"""Prompt lengths and response lengths of some rows."""
 
 
 class Costs(Protocol):
@@ -24,7 +21,13 @@ class Costs(Protocol):
         ...
 
     def method_costs(
-        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False
+        self,
+        method: str,
+        role: RoleSpec,
+        cluster: ClusterSpec,
+        devices: Sequence[int],
+        rows: Sequence[RowLengths],
+        stale: bool = False,
     ) -> Sequence[Phases]:
         """Return, for each (prompt lengths, response lengths) of ranks that share rows, seconds by span name, in order."""
         ...
@@ -35,13 +38,13 @@ class Costs(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class CostQuestion:
     """What was asked of a performance model for a call: the seconds of a method for groups of ranks that share rows."""
 
     method: str
     role: RoleSpec
     devices: tuple[int, ...]
-    rows: tuple[Rows, ...]
+    rows: tuple[RowLengths, ...]
     """By group: prompt lengths and response lengths."""
     weights: tuple[int, ...]
     """By group: its number of ranks."""

@@ -32,12 +32,12 @@ from hfsdk.core.files import FileSum
 from hfsdk.core.methods import FORWARD_BACKWARD, LAST_RESHARD, STEP, TO_TRAINING, UPDATE, method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import DeviceStatus, Kept, Order, Outcome, Part, Pick, Progress, RoleState, Weights, Work
-from hfsdk.core.table import Column, Ragged, Table, concat, take
+from hfsdk.core.runtime import CallOutcome, DeviceStatus, Kept, Order, Part, Pick, Progress, RoleState, Weights, Work
+from hfsdk.core.table import Column, Ragged, RowLengths, Table, concat, take
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.engine.calls.shadow_plan import exported, received_by_link
-from hfsdk.engine.simulation.simulated_asks import Costs, Estimate, Question, Rows
+from hfsdk.engine.simulation.simulated_asks import CostQuestion, Costs, Estimate
 from hfsdk.engine.simulation.simulated_cores import SharedCores
 from hfsdk.engine.simulation.simulated_keeping import read_checkpoint, write_checkpoint
 from hfsdk.engine.simulation.simulated_lengths import ResponseLengths
@@ -56,7 +56,7 @@ from hfsdk.engine.simulation.simulated_values import (
 from hfsdk.resharding.reshard_plan import LINKS
 
 __all__ = [
-    "Costs", "Estimate", "Question", "ResponseLengths", "SimulatedPart",
+    "CostQuestion", "Costs", "Estimate", "ResponseLengths", "SimulatedPart",
     "SimulatedRow", "SimulatedRuntime", "SimulatedValue",
 ]  # fmt: skip
 
@@ -98,7 +98,7 @@ class SimulatedRuntime:
         self._roles: dict[str, SimulatedRole] = {}
         self._kept: dict[int, int] = {}
         self._held = HeldBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
-        self.questions: dict[int, tuple[Question, ...]] = {}
+        self.questions: dict[int, tuple[CostQuestion, ...]] = {}
         """What was asked of ``costs``, by call, where ``keep_questions`` is set."""
         self.tasks: dict[int, tuple[int, int]] = {}
         """The same of CPU tasks: rows and tokens."""
@@ -185,7 +185,7 @@ class SimulatedRuntime:
         """Never: what a shadow takes is priced as it is taken, whoever waits for whom."""
         return False
 
-    def call(self, work: Work) -> Outcome:
+    def call(self, work: Work) -> CallOutcome:
         """Advance the pool's clock by what the call takes.
 
         Raises:
@@ -212,9 +212,9 @@ class SimulatedRuntime:
         responses = {rank: g.responses for g in groups for rank in g.ranks}
         kept = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
         tokens = sum(int(g.prompts.sum() + g.responses.sum()) for g in groups)
-        return Outcome(store(call, kept, line), results, self._spans(line, tokens))
+        return CallOutcome(store(call, kept, line), results, self._spans(line, tokens))
 
-    def task(self, work: Work) -> Outcome:
+    def task(self, work: Work) -> CallOutcome:
         """Advance the clock of CPU tasks; the function is not called."""
         call, order = work.call, work.orders[0]
         lengths = lengths_of(order)
@@ -230,7 +230,7 @@ class SimulatedRuntime:
             if self.keep_questions:
                 self.tasks[call.id] = len(order.rows), tokens
         value = None if call.writes else SimulatedValue(call.function or str(call))
-        return Outcome(store(call, [(None, order, response_lengths(lengths))], line), (value,), self._spans(line, tokens))
+        return CallOutcome(store(call, [(None, order, response_lengths(lengths))], line), (value,), self._spans(line, tokens))
 
     def _begin(self, call: Call, pool: Pool, inputs: list[Timeline], weights: Weights | None) -> Timeline:
         """Start a call: when its devices are free, its inputs there, and the weights that a shadow takes over."""
@@ -266,11 +266,11 @@ class SimulatedRuntime:
             state.resharded_s = 0.0
 
     def _ask(
-        self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[Rows], weights: Sequence[int], stale: bool = False
+        self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[RowLengths], weights: Sequence[int], stale: bool = False
     ) -> Sequence[Phases]:
         """Ask what a method takes on each group of ranks."""
         if self.keep_questions:
-            asked = Question(method, role, line.devices, tuple(rows), tuple(weights), stale)
+            asked = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale)
             self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), asked)
         return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale)
 

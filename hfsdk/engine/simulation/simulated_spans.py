@@ -48,7 +48,7 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class StagePart:
     """Ranks that do the same in a stage."""
 
     ranks: Sequence[int]
@@ -70,7 +70,7 @@ class Timeline:
     """Seconds from there until its ranks work."""
     queued_s: float = 0.0
     """Seconds that its inputs had been there before it started."""
-    stages: list[list[Piece]] = field(default_factory=list)
+    stages: list[list[StagePart]] = field(default_factory=list)
     now_s: float = field(init=False)
     """Where the next stage starts; at last the call's end."""
     stage_starts: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Timeline:
 
     def lay(self, ranks: Sequence[Iterable[int]], costs: Sequence[Phases], attrs: Sequence[Attributes]) -> None:
         """Run each group's phases one after the other; the next stage starts when the slowest group is through."""
-        pieces = [Piece(tuple(group), phases, more) for group, phases, more in zip(ranks, costs, attrs, strict=True)]
+        pieces = [StagePart(tuple(group), phases, more) for group, phases, more in zip(ranks, costs, attrs, strict=True)]
         self.stages.append(pieces)
         self.stage_starts.append(self.now_s)
         self.now_s += max((sum(piece.phases.values()) for piece in pieces), default=0.0)

@@ -51,15 +51,15 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files
 from hfsdk.engine.training.megatron_groups import RoleGroups
-from hfsdk.engine.weights.role_state import Piece, Shard, Summary
-from hfsdk.engine.weights.shares import Share, fill, pieces
+from hfsdk.engine.weights.role_state import Shard, StatePiece, Summary
+from hfsdk.engine.weights.shares import StateShare, fill, pieces
 from hfsdk.engine.weights.summed_file import SummedFile
 
 SUMMARY = "hfsdk"
 """Key of the summary in ``common.pt``."""
 
 
-class Saving(threading.Thread):
+class StateWriter(threading.Thread):
     """A rank's share of a save, written in the background.
 
     Attributes:
@@ -140,7 +140,7 @@ class _Writer(FileSystemWriterAsync):
 class _InThread(TorchDistSaveShardedStrategy):
     """Megatron's strategy with our writer and the role's own group; plans only."""
 
-    def __init__(self, groups: RoleGroups, saving: Saving) -> None:
+    def __init__(self, groups: RoleGroups, saving: StateWriter) -> None:
         super().__init__("torch_dist", 1)
         self._groups, self._saving = groups, saving
 
@@ -154,7 +154,7 @@ class _InThread(TorchDistSaveShardedStrategy):
         return AsyncRequest(None, (), [])
 
 
-def begin_save(role: str, share: Share, shard: Shard, groups: RoleGroups, folder: Path) -> Saving:
+def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, folder: Path) -> StateWriter:
     """Agree with the role's ranks on who writes what, and start writing.
 
     Args:
@@ -167,7 +167,7 @@ def begin_save(role: str, share: Share, shard: Shard, groups: RoleGroups, folder
     Raises:
         CheckpointError: on every rank, when one cannot write there.
     """
-    saving = Saving(role, folder, groups.rank, groups.mesh.layout.size)
+    saving = StateWriter(role, folder, groups.rank, groups.mesh.layout.size)
     problem = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def begin_save(role: str, share: Share, shard: Shard, groups: RoleGroups, folder
     return saving
 
 
-def finish_save(saving: Saving) -> dict[str, FileSum]:
+def finish_save(saving: StateWriter) -> dict[str, FileSum]:
     """Complete a checkpoint, on rank 0, when every rank's files are written; return what each of its files must be.
 
     Raises:
@@ -270,8 +270,8 @@ def read_summary(folder: Path) -> Summary:
         raise CheckpointError(f"{folder} holds no state of a role that can be read: {_first_line(error)}") from error
 
 
-def load(folder: Path, share: Share, shard: Shard) -> None:
-    """Fill a rank's share (see :meth:`hfsdk.engine.weights.shares.Share.blank`) from a checkpoint of any layout.
+def load(folder: Path, share: StateShare, shard: Shard) -> None:
+    """Fill a rank's share (see :meth:`hfsdk.engine.weights.shares.StateShare.blank`) from a checkpoint of any layout.
 
     Collective over the pool, whose world is the role's: torch plans reading over the default group.
 
@@ -337,7 +337,7 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-def _sharded(piece: Piece) -> ShardedTensor:
+def _sharded(piece: StatePiece) -> ShardedTensor:
     """Return a piece as Megatron describes it; the grid of pieces is irregular (``axis_fragmentations=None``)."""
     size = tuple(piece.data.shape)
     return ShardedTensor(

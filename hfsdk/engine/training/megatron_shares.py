@@ -23,7 +23,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from hfsdk.core.errors import CheckpointError
 from hfsdk.engine.training import megatron_model, megatron_optimizer
 from hfsdk.engine.weights.role_state import KINDS, Summary
-from hfsdk.engine.weights.shares import Share, Strip, divided
+from hfsdk.engine.weights.shares import StateShare, Strip, divided
 
 if TYPE_CHECKING:
     from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -56,27 +56,27 @@ class ShareOfModel:
         return [strip for kind in ("weights", *kinds) for strip in self._mine(kind)]
 
     @torch.no_grad()
-    def read(self, layout: str, num_updates: int) -> Share:
+    def read(self, layout: str, num_updates: int) -> StateShare:
         """Copy this rank's share to the CPU."""
         summary = self.summary(num_updates)
         found = ((strip, values.to("cpu", copy=True)) for strip, values in self._in_place(summary))
-        return Share(layout, self._groups.rank, summary, tuple(found))
+        return StateShare(layout, self._groups.rank, summary, tuple(found))
 
     @torch.no_grad()
-    def in_place(self, layout: str, num_updates: int) -> Share:
+    def in_place(self, layout: str, num_updates: int) -> StateShare:
         """Return this rank's share without a copy: its values are the model's own tensors."""
         summary = self.summary(num_updates)
-        return Share(layout, self._groups.rank, summary, tuple(self._in_place(summary)))
+        return StateShare(layout, self._groups.rank, summary, tuple(self._in_place(summary)))
 
     @torch.no_grad()
-    def begin(self, layout: str, summary: Summary) -> Share:
+    def begin(self, layout: str, summary: Summary) -> StateShare:
         """Return this rank's share in place, of an optimizer with the tensors of ``summary``, for its numbers to be written."""
         if self._optimizer is not None:
             megatron_optimizer.start_afresh(self._model, self._optimizer, summary.step)
-        return Share(layout, self._groups.rank, summary, tuple(self._in_place(summary)))
+        return StateShare(layout, self._groups.rank, summary, tuple(self._in_place(summary)))
 
     @torch.no_grad()
-    def complete(self, share: Share) -> None:
+    def complete(self, share: StateShare) -> None:
         """Bring what was written into every rank's share in place to the ranks that hold the same; collective over dp."""
         self._give("weights", dict(share.content))
         if self._optimizer is None:
@@ -92,7 +92,7 @@ class ShareOfModel:
                 yield strip, self._there(strip, held)
 
     @torch.no_grad()
-    def write(self, share: Share) -> None:
+    def write(self, share: StateShare) -> None:
         """Take every rank's share; collective over dp. An optimizer that the shares do not know starts afresh.
 
         Raises:
@@ -108,7 +108,7 @@ class ShareOfModel:
         for kind in kinds:
             self._give(kind, values)
 
-    def _check(self, share: Share) -> None:
+    def _check(self, share: StateShare) -> None:
         trained = self._optimizer is not None
         wanted = set(self.strips(share.summary.kinds if trained else ()))
         given = {strip for strip, _ in share.content if trained or strip.kind == "weights"}

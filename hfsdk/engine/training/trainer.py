@@ -47,7 +47,7 @@ from hfsdk.engine.training.megatron_shares import ShareOfModel
 from hfsdk.engine.training.passes import Passes
 from hfsdk.engine.weights.offload import Offloaded
 from hfsdk.engine.weights.role_state import Shard, Summary
-from hfsdk.engine.weights.shares import Share
+from hfsdk.engine.weights.shares import StateShare
 
 NEVER = SafePoint(lambda: False)
 """A safe point of a call that nobody cancels."""
@@ -294,24 +294,24 @@ class Trainer:
         scalar = megatron_model.has_scalar_head(self.model)
         return Shard(spec=self.spec, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar)
 
-    def share(self) -> Share:
+    def share(self) -> StateShare:
         """Return a copy of this rank's share of the role's state, on the CPU."""
         with self.on_device("weights", "optimizer"):
             return self._shares.read(str(self.mesh.layout), self.num_updates)
 
-    def blank_share(self, known: Summary, device: str = "cpu") -> Share:
+    def blank_share(self, known: Summary, device: str = "cpu") -> StateShare:
         """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
         kinds = known.kinds if self._optimizer is not None else ()
-        return Share.blank(str(self.mesh.layout), self.groups.rank, known, self._shares.strips(kinds), device)
+        return StateShare.blank(str(self.mesh.layout), self.groups.rank, known, self._shares.strips(kinds), device)
 
     @contextmanager
-    def giving_share(self) -> Iterator[Share]:
+    def giving_share(self) -> Iterator[StateShare]:
         """Have this rank's share where it lies, to be read from; its summary is collective over dp."""
         with self.on_device("weights", "optimizer"):
             yield self._shares.in_place(str(self.mesh.layout), self.num_updates)
 
     @contextmanager
-    def taking_share(self, known: Summary) -> Iterator[Share]:
+    def taking_share(self, known: Summary) -> Iterator[StateShare]:
         """Have this rank's share where it lies, to be written; then every rank has what it needs of all. Collective over dp.
 
         A state of which a part was written is of no use.
@@ -324,7 +324,7 @@ class Trainer:
                 self.zero_grad()
         self.num_updates = known.num_updates
 
-    def take_share(self, share: Share) -> None:
+    def take_share(self, share: StateShare) -> None:
         """Restore what :meth:`share` returned on every rank, bit for bit.
 
         Raises:

@@ -30,7 +30,7 @@ from hfsdk.core.runtime import Bundle, Weights
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.shadow_plan import plan_between
-from hfsdk.engine.weights.role_state import SCALAR_HEAD, Piece, Shard, slices
+from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard, StatePiece, slices
 from hfsdk.resharding.box_moves import Move, moves_between
 from hfsdk.resharding.boxes import Box, Offsets
 from hfsdk.resharding.reshard_plan import ReshardPlan
@@ -39,11 +39,11 @@ from hfsdk.resharding.reshard_report import TransportReport
 _AS_NUMPY = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, and the dtype their bits travel as."""
 
-Packed = Sequence[tuple[Piece, Any, torch.dtype]]
+Packed = Sequence[tuple[StatePiece, Any, torch.dtype]]
 """Pieces as they travel: (a piece whose values are left out, their bits as a numpy array, their dtype)."""
 
 
-def pack(pieces: Iterable[Piece]) -> list[tuple[Piece, Any, torch.dtype]]:
+def pack(pieces: Iterable[StatePiece]) -> list[tuple[StatePiece, Any, torch.dtype]]:
     """Copy pieces into a form that is mapped without a copy where it arrives; only those of one replica are kept."""
     nothing = torch.empty(0)
     packed = []
@@ -56,7 +56,7 @@ def pack(pieces: Iterable[Piece]) -> list[tuple[Piece, Any, torch.dtype]]:
 
 
 @contextmanager
-def unpacked(holders: Iterable[Packed]) -> Iterator[list[Piece]]:
+def unpacked(holders: Iterable[Packed]) -> Iterator[list[StatePiece]]:
     """Return the pieces of several holders; they are read-only, of which torch would warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

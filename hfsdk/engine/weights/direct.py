@@ -117,7 +117,7 @@ class _Use:
     """``None`` until the ranks have met."""
 
 
-class Links:
+class DirectLinks:
     """The links that a worker has joined, each made at its first use and kept for the next.
 
     A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone, and what went

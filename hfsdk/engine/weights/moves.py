@@ -23,7 +23,7 @@ from hfsdk.engine.weights import shares
 from hfsdk.engine.weights.bridge import Route
 from hfsdk.engine.weights.direct import Tensors, Way
 from hfsdk.engine.weights.role_state import Shard, Summary
-from hfsdk.engine.weights.shares import Share
+from hfsdk.engine.weights.shares import StateShare
 from hfsdk.engine.weights.transport import TORCH_DTYPES
 from hfsdk.resharding.box_moves import Move, moves_between
 from hfsdk.resharding.boxes import Box
@@ -40,7 +40,7 @@ class Inventory:
     """By dtype; a box's tensor is ``"kind name"``, and each has a local tensor of its own."""
 
 
-def inventory(share: Share, shard: Shard, *, gives: bool) -> tuple[Inventory, Tensors]:
+def inventory(share: StateShare, shard: Shard, *, gives: bool) -> tuple[Inventory, Tensors]:
     """Return a rank's boxes and their values, views of the share's; all givers together give each number once."""
     boxes: dict[str, list[Box]] = defaultdict(list)
     tensors: dict[str, torch.Tensor] = {}

@@ -88,7 +88,7 @@ class HostMemory:
             del self._chunks[-(-end // self._chunk_bytes) :]
 
 
-class Lane:
+class CopyLane:
     """Where copies between host and device run: on a GPU on a stream of their own, on a processor at once.
 
     Args:
@@ -149,12 +149,12 @@ class Offloaded:
 
     def __init__(
         self, tensors: Callable[[], Iterable[torch.Tensor]], recorder: Recorder, *, device: torch.device | None = None,
-        part: str = "weights", skip_zeros: bool = False, memory: HostMemory | None = None, lane: Lane | None = None,
+        part: str = "weights", skip_zeros: bool = False, memory: HostMemory | None = None, lane: CopyLane | None = None,
     ) -> None:  # fmt: skip
         self._tensors, self._recorder, self._part, self._skip_zeros = tensors, recorder, part, skip_zeros
         on_gpu = device is not None and device.type == "cuda"
         self._memory = memory or HostMemory(pinned=on_gpu, kept=on_gpu)
-        self._lane = lane or Lane(torch.cuda if on_gpu else torch.cpu)
+        self._lane = lane or CopyLane(torch.cuda if on_gpu else torch.cpu)
         self._away: list[_Away] = []
         self._users = 1
         self._leave()

@@ -9,7 +9,7 @@ half there, says that it came; on a connection messages keep their order::
     takes   irecv weights, irecv GIVEN      wait GIVEN: all of it is here; isend TAKEN
 
 A rank that dies, or closes its connections (``rendezvous.part``), so ends what others wait for at once. NCCL needs none of this:
-the host does not wait for its messages (``direct.Links``).
+the host does not wait for its messages (``direct.DirectLinks``).
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class StatePiece:
     """A box of one tensor of a role's state, with its values."""
 
     kind: str
@@ -102,7 +102,7 @@ class Summary:
     """AdamW's step count, one number for all parameters; ``None`` before the first step."""
 
 
-def copy_shared(target: torch.Tensor, box: Box, offered: Iterable[Piece]) -> int:
+def copy_shared(target: torch.Tensor, box: Box, offered: Iterable[StatePiece]) -> int:
     """Copy what pieces of ``box``'s tensor share with it into ``target``, the box's values; return how many numbers that were."""
     covered = 0
     for piece in offered:

@@ -33,7 +33,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from hfsdk.core.errors import CheckpointError
-from hfsdk.engine.weights.role_state import Piece, Shard, Summary, copy_shared, slices
+from hfsdk.engine.weights.role_state import Shard, StatePiece, Summary, copy_shared, slices
 from hfsdk.resharding.boxes import Box, Offsets, intersect
 
 
@@ -63,7 +63,7 @@ class Strip:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class StateShare:
     """One rank's share of a role's state: a copy on the CPU or, while the role moves, the model's own tensors."""
 
     layout: str
@@ -74,7 +74,7 @@ class Share:
     """Strips with their values, one-dimensional."""
 
     @classmethod
-    def blank(cls, layout: str, rank: int, summary: Summary, strips: Iterable[Strip], device: str = "cpu") -> Share:
+    def blank(cls, layout: str, rank: int, summary: Summary, strips: Iterable[Strip], device: str = "cpu") -> StateShare:
         """Return one that is all zero, for :func:`fill`; on the device ``"meta"`` it has no values."""
         content = ((strip, torch.zeros(strip.numel, dtype=strip.dtype, device=device)) for strip in strips)
         return cls(layout, rank, summary, tuple(content))
@@ -106,22 +106,22 @@ def divided(kind: str, tensors: Mapping[str, tuple[Offsets, torch.dtype]], num_r
     return parts
 
 
-def pieces(share: Share, shard: Shard) -> list[Piece]:
+def pieces(share: StateShare, shard: Shard) -> list[StatePiece]:
     """Cut a rank's share into pieces; what lies in whole rows stays a view."""
     return [
-        Piece(strip.kind, box.tensor, shard.shapes[box.tensor], box.start, part.contiguous(), first)
+        StatePiece(strip.kind, box.tensor, shard.shapes[box.tensor], box.start, part.contiguous(), first)
         for strip, box, part, first in parts(share, shard)
     ]
 
 
 @torch.no_grad()
-def fill(share: Share, shard: Shard, pieces: Iterable[Piece]) -> None:
-    """Write pieces of any layout into a rank's share (see :meth:`Share.blank`); what it does not need of them is left.
+def fill(share: StateShare, shard: Shard, pieces: Iterable[StatePiece]) -> None:
+    """Write pieces of any layout into a rank's share (see :meth:`StateShare.blank`); what it does not need of them is left.
 
     Raises:
         CheckpointError: the pieces do not cover the share.
     """
-    offered: dict[tuple[str, str], dict[Box, Piece]] = defaultdict(dict)
+    offered: dict[tuple[str, str], dict[Box, StatePiece]] = defaultdict(dict)
     for piece in pieces:
         offered[piece.kind, piece.tensor].setdefault(piece.box, piece)  # replicas are one
     for strip, box, target, _ in parts(share, shard):
@@ -133,7 +133,7 @@ def fill(share: Share, shard: Shard, pieces: Iterable[Piece]) -> None:
             )
 
 
-def parts(share: Share, shard: Shard) -> Iterator[tuple[Strip, Box, torch.Tensor, bool]]:
+def parts(share: StateShare, shard: Shard) -> Iterator[tuple[Strip, Box, torch.Tensor, bool]]:
     """Yield (strip, a box of the Hugging Face tensor, view of the strip there, whether this tp and pp rank tells it)."""
     by_local: dict[str, list[Box]] = defaultdict(list)
     for box in shard.boxes:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.weights.receipts import Receipts
-from hfsdk.engine.weights.transport_rounds import Message, Round, make_rounds, schedule_of
+from hfsdk.engine.weights.transport_rounds import PeerMessage, Round, make_rounds, schedule_of
 from hfsdk.resharding.box_moves import Move
 from hfsdk.resharding.boxes import Offsets
 from hfsdk.resharding.reshard_plan import ReshardPlan
@@ -192,7 +192,7 @@ class _Run:
     def _post(self, step: Round) -> Callable[[], None]:
         """Start a round's transfers; the returned function waits for them and puts what came in its place."""
         operations: list[dist.P2POp] = []
-        incoming: list[tuple[Message, Tensor]] = []
+        incoming: list[tuple[PeerMessage, Tensor]] = []
         for message in step.sends:
             buffer = self._packed(message)
             operations.append(dist.P2POp(dist.isend, buffer, group=self.group, group_peer=message.peer, tag=message.tag))
@@ -220,7 +220,7 @@ class _Run:
     def _receipts(self, step: Round) -> Receipts:
         return Receipts(self.group, (message.peer for message in step.sends), (message.peer for message in step.receives))
 
-    def _packed(self, message: Message) -> Tensor:
+    def _packed(self, message: PeerMessage) -> Tensor:
         if len(message.pieces) == 1:
             piece = message.pieces[0]
             view = self.sources[piece.local][piece.box]
@@ -231,7 +231,7 @@ class _Run:
             buffer[piece.first : piece.last].view(piece.size).copy_(self.sources[piece.local][piece.box])
         return buffer
 
-    def _into(self, message: Message) -> Tensor:
+    def _into(self, message: PeerMessage) -> Tensor:
         if len(message.pieces) == 1:
             piece = message.pieces[0]
             view = self.targets[piece.local][piece.box]
@@ -239,7 +239,7 @@ class _Run:
                 return view
         return torch.empty(message.numel, dtype=self.dtype, device=self.device)
 
-    def _unpack(self, message: Message, buffer: Tensor) -> None:
+    def _unpack(self, message: PeerMessage, buffer: Tensor) -> None:
         for piece in message.pieces:
             target = self.targets[piece.local][piece.box]
             if target.data_ptr() != buffer.data_ptr():

@@ -27,7 +27,7 @@ _schedules: dict[tuple[int, int, int], tuple[weakref.ref[ReshardPlan], Schedule]
 
 
 @dataclass(frozen=True)
-class Piece:
+class BufferPiece:
     """A box of a local tensor and its place in a flat buffer."""
 
     local: str
@@ -38,13 +38,13 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Message:
+class PeerMessage:
     """What goes to, or comes from, one peer at once."""
 
     peer: int
     tag: int
     numel: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BufferPiece, ...]
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Copy:
 class Round:
     """What goes out, comes in and is copied meanwhile; then the local tensors that this rank is done with."""
 
-    sends: list[Message] = field(default_factory=list)
-    receives: list[Message] = field(default_factory=list)
+    sends: list[PeerMessage] = field(default_factory=list)
+    receives: list[PeerMessage] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     begun: list[str] = field(default_factory=list)
     """Targets that are written for the first time."""
@@ -187,14 +187,14 @@ def _messages(part: list[Move], own_from: int) -> list[list[Move]]:
     return [[move] for move in part if move.numel >= own_from] + ([small] if small else [])
 
 
-def _message(peer: int, tag: int, moves: list[Move], *, sending: bool) -> Message:
+def _message(peer: int, tag: int, moves: list[Move], *, sending: bool) -> PeerMessage:
     """Describe a message as its sender or its receiver sees it."""
     pieces, at = [], 0
     for move in moves:
         local, start = (move.source_local, move.source_start) if sending else (move.target_local, move.target_start)
-        pieces.append(Piece(local, _box(start, move.size), move.size, at, at + move.numel))
+        pieces.append(BufferPiece(local, _box(start, move.size), move.size, at, at + move.numel))
         at += move.numel
-    return Message(peer, tag, at, tuple(pieces))
+    return PeerMessage(peer, tag, at, tuple(pieces))
 
 
 def _spread(own: list[Move], rounds: list[Round], last_sent: Mapping[str, int]) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from hfsdk.engine.weights import bridge
 from hfsdk.engine.weights.role_state import Shard, Summary
-from hfsdk.engine.weights.shares import Share, pieces
+from hfsdk.engine.weights.shares import StateShare, pieces
 
 
 @dataclass(frozen=True, eq=False)
 class KeptShare:
     """See the module's text."""
 
-    share: Share
+    share: StateShare
     shard: Shard
     """What of the role the rank held."""
 

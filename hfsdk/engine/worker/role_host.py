@@ -13,7 +13,7 @@ from hfsdk.engine.process.rendezvous import Link
 if TYPE_CHECKING:
     from hfsdk.core.layout import Mesh
     from hfsdk.engine.process.safepoint import SafePoint
-    from hfsdk.engine.training.megatron_checkpoint import Saving
+    from hfsdk.engine.training.megatron_checkpoint import StateWriter
     from hfsdk.engine.training.megatron_groups import RoleGroups
     from hfsdk.engine.training.trainer import Trainer
     from hfsdk.engine.weights.direct import Tensors, Way
@@ -77,7 +77,7 @@ class RoleHost(Protocol):
 
     setup: WorkerSetup
     recorder: Recorder
-    saves: dict[str, Saving]
+    saves: dict[str, StateWriter]
     """The last save of each role."""
     store: ObjectStore
 

@@ -30,8 +30,8 @@ from hfsdk.engine.worker.answer import Answer, read
 from hfsdk.engine.worker.role_host import ObjectStore, OwnStore, WorkerSetup
 
 if TYPE_CHECKING:
-    from hfsdk.engine.training.megatron_checkpoint import Saving
-    from hfsdk.engine.weights.direct import Links, Tensors, Way
+    from hfsdk.engine.training.megatron_checkpoint import StateWriter
+    from hfsdk.engine.weights.direct import DirectLinks, Tensors, Way
     from hfsdk.engine.worker.hosted import HostedRole
     from hfsdk.engine.worker.kept_share import KeptShare
     from hfsdk.resharding.reshard_report import TransportReport
@@ -53,7 +53,7 @@ class Worker:
         self.recorder = Recorder(device=device, rank=0, gauge=self._memory)
         self._process = psutil.Process()
         self.roles: dict[str, HostedRole] = {}
-        self.saves: dict[str, Saving] = {}
+        self.saves: dict[str, StateWriter] = {}
         """The last save of each role; it goes on when the role is released."""
         self.kept: dict[int, KeptShare] = {}
         """States of roles that snapshots refer to; they stay when the role moves or is released."""
@@ -61,7 +61,7 @@ class Worker:
         self._cancel_asked = -1
         self._store: Any = None
         self._link_store: Any = None
-        self._links: Links | None = None
+        self._links: DirectLinks | None = None
         self._half_built = False
         self.gpus: tuple[str, ...] = ()
         """Ray's ids of the GPUs that it gave this process; set by the runtime."""
@@ -88,10 +88,10 @@ class Worker:
             from hfsdk.engine.training import cpu_support_megatron
 
             cpu_support_megatron.install()
-            from hfsdk.engine.weights.direct import Links
+            from hfsdk.engine.weights.direct import DirectLinks
             from hfsdk.engine.worker import hosted  # noqa: F401
 
-        self._links = self._links or Links()  # before a call can be cancelled
+        self._links = self._links or DirectLinks()  # before a call can be cancelled
         self.setup = setup
         self.recorder.rank, self.recorder.pool = setup.rank, setup.pool
         torch.set_num_threads(self.setup.num_threads)
@@ -150,7 +150,7 @@ class Worker:
         self._store = self._link_store = None
 
     @property
-    def links(self) -> Links:
+    def links(self) -> DirectLinks:
         """The worlds that this process shares with those of other pools."""
         assert self._links is not None  # it is in a pool
         return self._links

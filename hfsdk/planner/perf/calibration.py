@@ -50,8 +50,8 @@ PASSES = ("forward", "backward", "wait")
 """Phases told together where stages of a pipeline wait for each other."""
 
 
-class Asked(Protocol):
-    """What the simulated runtime asks of a performance model for a call (the simulated runtime's ``Question`` is one)."""
+class MethodQuestion(Protocol):
+    """What the simulated runtime asks of a performance model for a call (the simulated runtime's ``CostQuestion`` is one)."""
 
     @property
     def method(self) -> str:
@@ -117,7 +117,7 @@ class Measured:
 
     trace: Trace
     cluster: ClusterSpec
-    questions: Mapping[int, Sequence[Asked]]
+    questions: Mapping[int, Sequence[MethodQuestion]]
     """By call: roles, devices, and the rows of each group of ranks."""
     tasks: Mapping[int, tuple[int, int]]
     """CPU task -> its rows and tokens."""
@@ -313,7 +313,7 @@ class _Observed:
         return self.stretch * sum(found.get(name, 0.0) for name in names)
 
 
-def phase_seconds(perf: Predicts, cluster: ClusterSpec, questions: Iterable[Asked]) -> dict[str, float]:
+def phase_seconds(perf: Predicts, cluster: ClusterSpec, questions: Iterable[MethodQuestion]) -> dict[str, float]:
     """Return a call's seconds by phase, on its ranks in the mean."""
     by_phase: dict[str, float] = {}
     for asked in questions:

@@ -27,19 +27,19 @@ from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 
-from hfsdk.core.checks import NonNegative, Positive, Share, Within, check_fields, checked
+from hfsdk.core.checks import Fraction, NonNegative, Positive, Within, check_fields, checked
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
-from hfsdk.core.table import Array
+from hfsdk.core.table import Array, RowLengths
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
 from hfsdk.planner.perf.decoding import decode_s
 from hfsdk.planner.perf.setup import Links, Setup, parameters
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
-__all__ = ["Lengths", "Links", "PerfModel", "Rows", "Setup", "reshard_bytes"]
+__all__ = ["LengthSums", "Links", "PerfModel", "Setup", "reshard_bytes"]
 
 SHARES = ("train_efficiency", "forward_efficiency", "weight_efficiency", "kv_efficiency", "link_efficiency")
 """Constants of :class:`PerfModel` that are a share of what a device or a link has on paper."""
@@ -49,11 +49,8 @@ MOST_SHARE = 10.0
 
 Efficiency = Annotated[float, Within(above=0, most=MOST_SHARE)]
 
-Rows = tuple[Array, Array]
-"""Prompt lengths and response lengths of some rows."""
 
-
-class Lengths(NamedTuple):
+class LengthSums(NamedTuple):
     """What a pass needs of its rows' lengths; whoever asks for many setups sums them once."""
 
     tokens: float
@@ -62,7 +59,7 @@ class Lengths(NamedTuple):
     longest: float
 
     @classmethod
-    def of(cls, lengths: Array) -> Lengths:
+    def of(cls, lengths: Array) -> LengthSums:
         """Sum the lengths of some rows."""
         if not len(lengths):
             return cls(0.0, 0.0, 0.0)
@@ -108,7 +105,7 @@ class PerfModel:
     """The same for every row of the step."""
     link_efficiency: Efficiency = 0.7
     """Share of a link's bandwidth that collectives reach (0.6 on A100, 0.8 on H100 within a node: Vidur's profiles)."""
-    exposed_reduction: Share = 0.3
+    exposed_reduction: Fraction = 0.3
     """Share of the gradient reduction that does not hide behind the backward pass."""
     optimizer_bytes: NonNegative = 20.0
     """Bytes of memory traffic of Adam per parameter it updates: read and write two moments and the master, read the gradient, write
@@ -127,17 +124,17 @@ class PerfModel:
 
     # -- passes
 
-    def forward(self, setup: Setup, lengths: Array | Lengths) -> float:
+    def forward(self, setup: Setup, lengths: Array | LengthSums) -> float:
         """Return the seconds of one forward pass of one dp rank over rows of these lengths (prompt + response)."""
         return self._pass(setup, lengths, 1.0, 1.0, self.forward_efficiency)
 
-    def train(self, setup: Setup, lengths: Array | Lengths) -> tuple[float, float]:
+    def train(self, setup: Setup, lengths: Array | LengthSums) -> tuple[float, float]:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
 
         6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the backward pass also reads and writes the
         fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp.
         """
-        lengths = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
+        lengths = lengths if isinstance(lengths, LengthSums) else LengthSums.of(lengths)
         forward = self._pass(setup, lengths, 1.0, 1.0, self.train_efficiency)
         again = setup.forwards_again
         backward = self._pass(setup, lengths, 2.0 + again, 2.0 + again, self.train_efficiency, reduces=1.0 + again)
@@ -146,7 +143,7 @@ class PerfModel:
         return forward, backward + kept + (self.exposed_reduction * self.reduction(setup) if lengths.tokens else 0.0)
 
     def _pass(
-        self, setup: Setup, lengths: Array | Lengths, times: float, reads: float, efficiency: float, reduces: float = 1.0
+        self, setup: Setup, lengths: Array | LengthSums, times: float, reads: float, efficiency: float, reduces: float = 1.0
     ) -> float:
         """Seconds of ``times`` forward passes' work in which weights are read ``reads`` times.
 
@@ -154,7 +151,7 @@ class PerfModel:
         1F1B has the same bubble), which is (m + pp - 1) stages where all are alike.
         """
         spec, layout, device, traits = setup.spec, setup.layout, setup.device, setup.traits
-        tokens, squared, longest = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
+        tokens, squared, longest = lengths if isinstance(lengths, LengthSums) else LengthSums.of(lengths)
         if not tokens:
             return 0.0
         tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
@@ -300,7 +297,7 @@ class PerfModel:
     # -- calls
 
     def costs(
-        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, lengths: Lengths | None = None
+        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, lengths: LengthSums | None = None
     ) -> dict[str, float]:
         """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
 
@@ -344,7 +341,13 @@ class PerfModel:
         return sum(self.costs(method, setup, prompts, responses, stale).values())
 
     def method_costs(
-        self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[Rows], stale: bool = False
+        self,
+        method: str,
+        role: RoleSpec,
+        cluster: ClusterSpec,
+        devices: Sequence[int],
+        rows: Sequence[RowLengths],
+        stale: bool = False,
     ) -> list[Mapping[str, float]]:
         """Return, for each group of ranks that share rows, the call's seconds by span name (see :meth:`costs`)."""
         setup = _setup(role, cluster, tuple(devices))

@@ -35,7 +35,7 @@ from hfsdk.planner.perf.memory import (
     role_bytes,
     rollout_parameters,
 )  # fmt: skip
-from hfsdk.planner.perf.perf_model import Lengths, Links, PerfModel, Setup
+from hfsdk.planner.perf.perf_model import LengthSums, Links, PerfModel, Setup
 from hfsdk.planner.perf.setup import parameters
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
@@ -44,12 +44,12 @@ from hfsdk.planner.search.pools import Kind, kinds_of, pack
 from hfsdk.planner.search.recorded import UNSPLIT, RecordedCall
 
 EMPTY = np.zeros(0, dtype=np.int64)
-Shard = tuple[Array, Array, Lengths]
+RankRows = tuple[Array, Array, LengthSums]
 """Prompt and response lengths of a rank's rows, and both together, summed once for all layouts."""
-NOTHING: list[Shard] = [(EMPTY, EMPTY, Lengths.of(EMPTY))]
+NOTHING: list[RankRows] = [(EMPTY, EMPTY, LengthSums.of(EMPTY))]
 MOST_SETUPS = 50_000
 """Setups that are remembered; a search over 4,096 devices makes about 10,000."""
-Phases = list[tuple[str, float]]
+NamedSeconds = list[tuple[str, float]]
 """(span name, seconds), in order."""
 Fitting = tuple[tuple[LayoutsOf, ...], Array, Array]
 """Layouts, and bytes resident and working of each."""
@@ -145,8 +145,8 @@ class Tables:
     _shares_cores: bool = field(init=False)
     _items: dict[Item, int] = field(default_factory=dict)
     _candidates_of: dict[Any, Candidates] = field(default_factory=dict)
-    _rows: dict[Any, list[Shard]] = field(default_factory=dict)
-    _costs: dict[Any, Phases] = field(default_factory=dict)
+    _rows: dict[Any, list[RankRows]] = field(default_factory=dict)
+    _costs: dict[Any, NamedSeconds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.known, self._shares_cores = known_of(self.cluster), self.cluster.shares_cores
@@ -230,7 +230,7 @@ class Tables:
         far = self.far(kind, size)
         return self.perf.dispatch_s + sum(seconds for _, seconds in self.phases(item, job, layouts, kind, size, far=far))
 
-    def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool | None) -> Phases:
+    def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool | None) -> NamedSeconds:
         """Return the same by the names of spans, in order, without what lies before the first one."""
         found, slower = self._phases(item, job, layouts, kind, size, far), self.slowdown(kind, size)
         return found if slower == 1.0 else [(name, seconds * slower) for name, seconds in found]
@@ -242,8 +242,8 @@ class Tables:
         nodes = {(min(size, len(node)), self.cluster.cores_of(self.cluster.node_of(node[0]))) for node in kind.nodes}
         return max(stretch(workers, cores) for workers, cores in nodes)
 
-    def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool | None) -> Phases:
-        phases: Phases = []
+    def _phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, far: bool | None) -> NamedSeconds:
+        phases: NamedSeconds = []
         if job.sync:
             phases.append(("sync", self.sync_s(item, layouts, far=far)))
         call = job.call
@@ -281,7 +281,7 @@ class Tables:
         count = rollout_parameters(item.role.model, rollout.tp) if rollout else parameters(item.role.model)
         return link.latency_s + size * count / link.bandwidth
 
-    def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> Phases:
+    def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> NamedSeconds:
         """Moving stale weights does not depend on the rows; generating depends on the trainer's layout by the cache it leaves."""
         assert job.call is not None
         tp = layouts["rollout"].tp
@@ -290,13 +290,13 @@ class Tables:
         key = self._like(item), kind, size, tp, job.call.id, tuple(slots(where.setup, p, r) for p, r, _ in rows)
         if key not in self._costs:
             self._costs[key] = self._priced(job.method, where, rows, (job.call.id, parts))
-        moved: Phases = []
+        moved: NamedSeconds = []
         if job.stale or (job.away and kind.on_cpu):
             before = dict(self._priced(GENERATE.name, where, NOTHING, "fresh"))
             moved = [(n, s - before.get(n, 0.0)) for n, s in self._priced(GENERATE.name, where, NOTHING, "stale", stale=True)]
         return [(name, seconds) for name, seconds in moved if seconds] + self._costs[key]
 
-    def _training(self, call: RecordedCall, where: Where) -> Phases:
+    def _training(self, call: RecordedCall, where: Where) -> NamedSeconds:
         """Every optimizer step waits for the dp rank that is slowest in its mini-batch."""
         dp, total = where.setup.layout.num_replicas, dict[str, float]()
         for number, rows in enumerate(call.mini_batches):
@@ -306,13 +306,13 @@ class Tables:
                 total[name] = total.get(name, 0.0) + seconds
         return list(total.items())
 
-    def _slowest(self, call: RecordedCall, parts: int, rows: Array | None = None, mark: Any = None) -> list[Shard]:
+    def _slowest(self, call: RecordedCall, parts: int, rows: Array | None = None, mark: Any = None) -> list[RankRows]:
         key = mark or (call.id, parts)
         if key not in self._rows:
-            self._rows[key] = [(p, r, Lengths.of(p + r)) for p, r in call.slowest_rows(parts, rows)]
+            self._rows[key] = [(p, r, LengthSums.of(p + r)) for p, r in call.slowest_rows(parts, rows)]
         return self._rows[key]
 
-    def _priced(self, method: str, where: Where, rows: Sequence[Shard], mark: object, *, stale: bool = False) -> Phases:
+    def _priced(self, method: str, where: Where, rows: Sequence[RankRows], mark: object, *, stale: bool = False) -> NamedSeconds:
         """Return the phases of the slowest of some ranks; ``mark`` says which rows they are."""
         key = where.key, method, mark, stale
         if key not in self._costs:

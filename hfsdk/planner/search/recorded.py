@@ -17,13 +17,10 @@ import numpy as np
 from hfsdk.core.errors import OptionError
 from hfsdk.core.methods import method_of
 from hfsdk.core.protocol import balanced_split
-from hfsdk.core.table import Array
+from hfsdk.core.table import Array, RowLengths
 
 UNSPLIT = ("ONE_TO_ALL", "PP_ONLY", "ALL_TO_ALL")
 """Transfer protocols by which every rank gets all rows."""
-
-Rows = tuple[Array, Array]
-"""Prompt lengths and response lengths of some rows."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,7 +57,7 @@ class RecordedCall:
         """Whether all rows have the same lengths."""
         return all(len(x) == 0 or bool((x == x[0]).all()) for x in (self.prompts, self.responses))
 
-    def slowest_rows(self, parts: int, rows: Array | None = None) -> list[Rows]:
+    def slowest_rows(self, parts: int, rows: Array | None = None) -> list[RowLengths]:
         """Return the rows of those of ``parts`` ranks of which one is the slowest.
 
         Of rows with equal lengths it is a rank with most rows; otherwise the ranks with most tokens, with most squares of lengths

@@ -10,7 +10,7 @@ import numpy as np
 
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.sizing import sized, waits
-from hfsdk.planner.search.candidates import Phases
+from hfsdk.planner.search.candidates import NamedSeconds
 from hfsdk.planner.search.fitting import LayoutsOf, with_layouts
 from hfsdk.planner.search.items import Item, Job, Mode
 from hfsdk.planner.search.leaf import Leaf
@@ -62,7 +62,7 @@ class Solution:
         return float(space.replay.makespan(self.job_seconds[None], space.arrangements[self.leaf.arrangement].grouping)[0])
 
     @cached_property
-    def job_phases(self) -> list[tuple[Job, float, Phases]]:
+    def job_phases(self) -> list[tuple[Job, float, NamedSeconds]]:
         """(job, seconds before its first span, its phases) for every job of the plan.
 
         Where workers share cores, with what pools that are at work at the same time make each other slower.
@@ -79,13 +79,13 @@ class Solution:
         return rows
 
     @property
-    def _alone(self) -> list[tuple[Job, float, Phases]]:
+    def _alone(self) -> list[tuple[Job, float, NamedSeconds]]:
         leaf, space = self.leaf, self.leaf.space
         devices, tables = leaf.devices(), space.tables
         assert devices is not None
         homes = {i: b for b, block in enumerate(leaf.blocks) for i in block}
         number = {item.name: i for i, item in enumerate(space.mode.items)}
-        rows: list[tuple[Job, float, Phases]] = []
+        rows: list[tuple[Job, float, NamedSeconds]] = []
         for j, job in enumerate(space.mode.jobs):
             if not job.item:
                 rows.append((job, 0.0, [(job.method, float(space.fixed[j]))]))
@@ -106,7 +106,7 @@ class Solution:
         return _seconds(self.job_phases)
 
 
-def _seconds(rows: Sequence[tuple[Job, float, Phases]]) -> Array:
+def _seconds(rows: Sequence[tuple[Job, float, NamedSeconds]]) -> Array:
     return np.array([sum(s for _, s in phases) + (before if job.item else 0.0) for job, before, phases in rows])
 
 
