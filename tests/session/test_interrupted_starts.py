@@ -127,6 +127,7 @@ def test_an_interrupt_at_any_line_of_a_rewind_goes_back_all_the_way_or_not_at_al
         assert session.history.path()[-1]["branch"] == branch
 
 
+@pytest.mark.filterwarnings("ignore:actor(, critic)? came from .* before loading ended")
 def test_an_interrupt_at_any_line_of_a_load_loads_all_or_says_what_it_did(session, tmp_path):
     session.save(tmp_path)
     saved = parts_of(session).context.counters.all()

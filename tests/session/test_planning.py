@@ -138,7 +138,7 @@ def test_again_grows_twice_and_keeps_the_price():
         ({"rollout_options": hf.RolloutOptions(max_num_seqs=8)}, "max_num_seqs=0, and it is declared with max_num_seqs=8"),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 def test_a_plan_for_other_roles_is_not_placed(plan, options, words):
     session = four()
     session.actor("qwen2.5-1.5b", **{**TRAINED, **options})
@@ -146,7 +146,7 @@ def test_a_plan_for_other_roles_is_not_placed(plan, options, words):
         session.place(plan)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 def test_a_learning_rate_is_none_of_a_plan_s_business(plan):
     session = four()
     session.actor("qwen2.5-1.5b", **{**TRAINED, "optimizer": hf.AdamW(lr=1.0, distributed=True)})

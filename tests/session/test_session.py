@@ -210,7 +210,7 @@ def test_placing_again_moves_or_starts_fresh_as_asked(session, actor, controller
     assert [(str(p.roles[0].train), p.fresh) for p in controller.sent(m.Place)] == [("tp1 pp1 dp1", False), ("tp1 pp1 dp2", True)]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 def test_a_role_declared_differently_does_not_move_but_begins_anew(session, actor, controller):
     session.place()
     session.place("standalone")

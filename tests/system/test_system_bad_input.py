@@ -232,7 +232,7 @@ def interrupts(completions):
     raise KeyboardInterrupt
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:reward goes on with")
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -270,7 +270,6 @@ def test_results_of_tasks_do_not_come_through_the_controller(live):
     assert ray.experimental.get_object_locations(part.handle)[part.handle[0]]["node_ids"], "it is in the object store"
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_function_that_ends_its_process(live):
     batch = live.actor.generate(live.prompts[0][:2], max_new_tokens=4)
     with pytest.raises(hf.CallError, match=r"ended"):
@@ -283,7 +282,6 @@ def fork_and_exit(table):
     os._exit(3)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_function_that_ends_its_process_is_told_of_though_what_it_forked_goes_on(live):
     """A fork keeps the process's sockets open, by which Ray sees its end."""
     batch = live.session.batch(number=[1.0])

@@ -39,6 +39,7 @@ def check_weights(session, ray, actor, devices):
             assert np.array_equal(part, full[box.tensor][at(box.start, box.size)]), (rank, box)
 
 
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 @pytest.mark.parametrize(("train", "rollout", "pools"), [("tp2", "tp1", (2, 2)), ("tp1", "tp2", (1, 2)), ("pp2", "tp1", (2, 1))])
 def test_a_shadow_has_the_trained_weights_bit_for_bit(session, ray_here, train, rollout, pools):
     actor = declared(session, train, rollout)
@@ -62,6 +63,7 @@ def test_a_shadow_has_the_trained_weights_bit_for_bit(session, ray_here, train, 
     assert links(session, ray_here, range(sum(pools))) == [[]] * sum(pools), "a link ends with its pools"
 
 
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here):
     declared(session, "tp2", "tp1")
     critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW(lr=1e-3))

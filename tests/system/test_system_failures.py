@@ -52,7 +52,7 @@ def test_failure_that_was_seen_is_not_raised_again(live):
     live.actor.compute_log_probs(batch).wait()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:reward goes on with")
 def test_dependents_fail_with_the_cause(live):
     def bad(completions):
         raise ValueError("no score today")
@@ -183,7 +183,7 @@ def test_dataset_columns_reach_the_reward_function(live):
     reward.release()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:reward goes on with")
 def test_new_version_of_a_reward_function(live):
     batch = small(live)
     reward = live.session.reward(lambda completions: [1.0 for _ in completions])

@@ -26,7 +26,7 @@ def wide(ray_here):
     session.close()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 @pytest.mark.parametrize(
     ("train", "rollout", "mode"),
     [
@@ -88,7 +88,7 @@ def test_offloaded_models_come_to_the_device_for_their_calls(live):
         handle.release()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 @pytest.mark.parametrize("mode", ["packed", "shared"])
 def test_a_trained_actor_in_host_memory_generates_and_learns_as_one_that_stays(wide, mode):
     """In ``shared`` the rollout has the weights on the same storage: they stay."""

@@ -141,6 +141,7 @@ def test_calls_on_a_part_and_on_the_whole_take_turns(four):
         call.wait(60)
 
 
+@pytest.mark.filterwarnings("ignore:reference is replaced")
 def test_a_role_on_a_part_of_a_pool_is_declared_anew(four):
     """Its groups have the ranks of those before; made again, they would be waited for for ever."""
     four.place("interleaving")

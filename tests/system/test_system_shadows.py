@@ -67,6 +67,7 @@ def check_by_plan(session, actor, trained, num_targets):
     return sum(s.attrs["bytes"] for s in exports)
 
 
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 @pytest.mark.parametrize(
     ("train", "rollout", "pools"),
     [("tp2", "tp1", (2, 1)), ("tp2", "tp1", (2, 2)), ("tp2", "tp2", (2, 2)), ("tp1", "tp2", (2, 2)), ("pp2", "tp1", (2, 1))],
@@ -98,6 +99,7 @@ def critic(session):
     critic.release()
 
 
+@pytest.mark.filterwarnings("ignore:actor is replaced")
 def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here, critic):
     """From tp2 to whole models on two ranks, the scalar head too; the same values as the trained one's own layout gives."""
     actor = declared(session, "tp2", "tp1")

@@ -115,6 +115,7 @@ def test_training_on_another_branch_is_refused(live):
     actor.update(again, ppo.PolicyLoss()).wait()
 
 
+@pytest.mark.filterwarnings("ignore:reward goes on with shouting")
 def test_the_reward_function_of_the_snapshot_comes_back(live):
     def shouting(completions):
         return [float(text.isupper()) for text in completions]
@@ -208,6 +209,7 @@ def same_state(one, other):
     return one[0] == other[0] and one[1].keys() == other[1].keys() and all(np.array_equal(one[1][k], other[1][k]) for k in one[1])
 
 
+@pytest.mark.filterwarnings("ignore:critic is replaced")
 def test_what_cannot_be_gone_back_to_is_refused_before_anything_changes(twin):
     session = twin.session
     before = session.snapshot("with all")
