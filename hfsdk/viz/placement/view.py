@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from hfsdk.core.methods import COMPUTE_VALUES, GENERATE
 from hfsdk.viz.frame import Picture, bytes_text, role_colors
 from hfsdk.viz.placement.cards import BoxView, DeviceView, GeometryView, NodeView, PlacementView, PoolSpanView, RoleView, ShardView
 from hfsdk.viz.plain import cut, finite
@@ -118,7 +119,7 @@ def _role(role: Mapping[str, Any], color: str, letter: str) -> RoleView:
 
 
 def _verb(method: str) -> str:
-    return {"generate": "generates", "compute_values": "infers"}.get(method, method)
+    return {GENERATE.name: "generates", COMPUTE_VALUES.name: "infers"}.get(method, method)
 
 
 def _note(role: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
@@ -128,7 +129,7 @@ def _note(role: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
         return weights.partition(" (")[0]
     if role.get("rollout") and shard.get("rollout_replica") is not None:
         return f"rollout {shard['rollout_replica']}"
-    apart = {"generate": "rollout apart", "compute_values": "values apart"}
+    apart = {GENERATE.name: "rollout apart", COMPUTE_VALUES.name: "values apart"}
     return ", ".join(apart.get(method, f"{method} apart") for method in role.get("elsewhere", {}))
 
 

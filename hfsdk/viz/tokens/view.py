@@ -20,6 +20,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from hfsdk.core.columns import COLUMNS, label_of
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged
 from hfsdk.core.tokens import MOST_OF_SAMPLE, Tokens
@@ -29,16 +30,10 @@ from hfsdk.viz.tokens import tokenmath
 from hfsdk.viz.tokens.fields import clipped_tokens, compute, field_values, offsets
 from hfsdk.viz.tokens.tokenmath import Array, pack
 
-LABELS = {
-    "rollout_log_probs": "log-prob (rollout)", "old_log_probs": "log-prob (old, trainer)", "ref_log_probs": "log-prob (reference)",
-    "values": "value", "rewards": "reward", "advantages": "advantage", "returns": "return", "entropy": "entropy",
-}  # fmt: skip
-WRITERS = {
-    "rollout_log_probs": "actor.generate", "old_log_probs": "actor.compute_log_probs",
-    "ref_log_probs": "reference.compute_log_probs", "values": "critic.compute_values",
-    "rewards": "ppo.advantages", "advantages": "ppo.advantages", "returns": "ppo.advantages",
-    "entropy": "actor.compute_log_probs(batch, entropy=True)",
-}  # fmt: skip
+LISTED = (
+    "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "rewards", "advantages", "returns", "entropy",
+)  # fmt: skip
+"""Columns that are said to be missing where they are."""
 FIRST_CHOICE = ("ratio", "advantages", "kl", "values", "old_log_probs", "rollout_log_probs")
 OUTLIERS = 0.02
 """Share of the tokens beyond the end of the colour scale."""
@@ -180,24 +175,24 @@ def _fields(tokens: Tokens, columns: Mapping[str, Array]) -> list[FieldView]:
     if new is not None:
         add("ratio", f"ratio exp({new} - {old})", "ratio", new, old)
     for name in ("advantages", "rewards", "values", "returns"):
-        add(name, LABELS[name], "column", name)
+        add(name, label_of(name), "column", name)
     if "kl" in columns:
         add("kl", "KL k1 (old - reference)", "column", "kl")
     else:
         add("kl", "KL k1 (old - reference)", "subtract", old, "ref_log_probs")
     add("kl_k3", "KL k3", "k3", old, "ref_log_probs")
-    labels = LABELS | {old: LABELS["old_log_probs"]} | ({new: "log-prob (new)"} if new is not None else {})
+    labels = {old: label_of("old_log_probs")} | ({new: "log-prob (new)"} if new is not None else {})
     for name in (old, *([new] if new is not None else []), "ref_log_probs", "rollout_log_probs", "entropy"):
-        add(name, labels[name], "column", name)
+        add(name, labels.get(name) or label_of(name), "column", name)
     add("difference", "trainer - rollout log-prob", "subtract", old, "rollout_log_probs")
     for name in columns:
         if name not in {f["name"] for f in found}:
-            add(name, labels.get(name, name), "column", name)
+            add(name, labels.get(name) or label_of(name), "column", name)
     return found
 
 
 def _missing(tokens: Tokens, columns: Mapping[str, Array]) -> list[dict[str, str]]:
-    gone = [{"label": LABELS[n], "hint": WRITERS[n]} for n in LABELS if n not in columns]
+    gone = [{"label": label_of(n), "hint": COLUMNS[n].writer} for n in LISTED if n not in columns]
     if not {"old_log_probs", "ref_log_probs"} <= set(columns) and "kl" not in columns:
         gone.append({"label": "KL", "hint": "actor and reference.compute_log_probs"})
     if tokens.new is None:
