@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from hfsdk.core.call_flow import PHASES
-from hfsdk.core.methods import method_of
+from hfsdk.core.methods import METHODS, PUT
 from hfsdk.core.placement import is_shadow
 from hfsdk.viz.dataflow.layering import WIDTH, arrange
 from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_colors, seconds_text
@@ -171,7 +171,7 @@ def _roles(calls: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> lis
 
 
 def _box(call: Mapping[str, Any], row: int | None, colors: Mapping[str, str]) -> dict[str, Any]:
-    kind = "data" if call["method"] == "put" else "model" if call["pool"] else "task"
+    kind = "data" if call["method"] == PUT.name else "model" if call["pool"] else "task"
     function = call["function"].split("@")[0]
     short = call["name"].replace("compute_", "")
     titles = ["your data"] if kind == "data" else [f"{call['name']} {function}".rstrip(), f"{short} {function}".rstrip(), short]
@@ -248,7 +248,7 @@ def _line(
 
 
 def _name(call: Mapping[str, Any]) -> str:
-    return f"your data #{call['id']}" if call["method"] == "put" else f"{call['name']} #{call['id']}"
+    return f"your data #{call['id']}" if call["method"] == PUT.name else f"{call['name']} #{call['id']}"
 
 
 def _words(edge: Mapping[str, Any], source: Mapping[str, Any], target: Mapping[str, Any], num_nodes: int) -> list[str]:
@@ -276,12 +276,13 @@ def _words(edge: Mapping[str, Any], source: Mapping[str, Any], target: Mapping[s
 
 def _rule(call: Mapping[str, Any], part: int) -> str:
     if not call["pool"]:
-        return "by the user's process, as one object" if call["method"] == "put" else "by one process, which has all rows"
+        return "by the user's process, as one object" if call["method"] == PUT.name else "by one process, which has all rows"
     name = call["protocol"] or "THREE_D"
     rule = ("as its own scatter says", "as its own gather says")[part] if name not in RULES else RULES[name][part]
     if part:
         return f"{name}, kept from {rule}" if name in RULES else f"{name}, {rule}"
-    balanced = "; every dp rank has about as many tokens" if method_of(call["method"]).balanced and name == "THREE_D" else ""
+    method = METHODS.get(call["method"])
+    balanced = "; every dp rank has about as many tokens" if method and method.balanced and name == "THREE_D" else ""
     return f"{name}, {rule}{balanced}"
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.columns import COLUMNS, label_of
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged
@@ -148,7 +149,7 @@ def _columns(tokens: Tokens) -> tuple[dict[str, Array], list[str]]:
     columns: dict[str, Array] = {}
     ignored = []
     for name, column in tokens.table.items():
-        if name in ("prompt", "response") or not isinstance(column, Ragged):
+        if name in SEQUENCES or not isinstance(column, Ragged):
             continue
         if np.array_equal(column.lengths, lengths) and column.dtype.kind in "fiub":
             columns[name] = column.flat.astype(np.float32)
@@ -281,7 +282,7 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
         if view["clip"]:
             count = int(dropped[starts[i] : starts[i + 1]].sum())
             facts.append(f"{count} clipped" if view["clip"]["known"] else "clipping not known without advantages")
-        texts = [visible(sample_text(view, sample[part])).replace("␣", " ") for part in ("prompt", "response")]
+        texts = [visible(sample_text(view, sample[part])).replace("␣", " ") for part in SEQUENCES]
         yield f"  {', '.join(facts)}: {texts[0][-60:]} | {texts[1][:100]}"
     if len(view["samples"]) > TEXT_SAMPLES:
         yield f"  and {len(view['samples']) - TEXT_SAMPLES} more samples"
