@@ -7,7 +7,8 @@ Targets:
 * zooming into it draws at least 20 frames a second (60 zoom steps, one a frame, measured in the page);
 * one update of a live timeline costs the kernel at most 5 ms (a real IPython kernel, the spans of a real PPO step: taking the
   view and handing it to the widget; median of 50);
-* the frozen timeline of one real step has at most 200 kB;
+* the frozen timeline of one real step has at most 200 kB, and drawing it into a file (SVG) takes at most 100 ms (median of 5);
+  20,000 spans take at most 5 s;
 * every ES module has at most 30 kB.
 
     python benchmarks/pictures.py --check          about a minute
@@ -22,6 +23,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from hfsdk.viz.frame import Picture
 from hfsdk.viz.modules import static
 
 FIRST_PAINT_S, FRAMES_PER_S, KERNEL_MS, FROZEN_BYTES, MODULE_BYTES = 1.0, 20.0, 5.0, 200_000, 30_000
+FILE_MS, LARGE_FILE_S = 100.0, 5.0
 SPANS, DEVICES = 20_000, 16
 ZOOM_STEPS = 60
 
@@ -161,6 +164,16 @@ def in_kernel(trace: Trace, folder: Path) -> float:
         manager.shutdown_kernel(now=True)
 
 
+def file_s(picture: Picture, times: int = 5) -> float:
+    """Return the seconds that drawing a picture into a file takes."""
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        picture.to_svg()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
 def main() -> int:
     arguments = parser(__doc__).parse_args()
     report = Report("pictures", "one headless Chromium, one kernel; a session of two workers of one thread each")
@@ -177,6 +190,8 @@ def main() -> int:
     report.add("zoom", frames, "frames/s", at_least=FRAMES_PER_S)
     report.add(f"a live update of {len(step)} spans in the kernel", kernel_ms, "ms", at_most=KERNEL_MS)
     report.add("frozen timeline of one step", frozen / 1000, "kB", at_most=FROZEN_BYTES / 1000)
+    report.add("that timeline as SVG", file_s(hf.viz.picture(step)) * 1e3, "ms", at_most=FILE_MS)
+    report.add(f"{SPANS} spans as SVG", file_s(large, 1), "s", at_most=LARGE_FILE_S)
     modules = sorted(Path(hf.viz.__file__).parent.joinpath("static").glob("*.js"))
     sizes = [(m.stem, len(static(m.name).encode())) for m in modules]
     for module, size in sizes:
