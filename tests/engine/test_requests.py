@@ -106,12 +106,12 @@ def test_a_worker_keeps_nothing_of_what_a_call_read_and_wrote():
 
 def test_a_models_scores_are_normalised_once():
     pytest.importorskip("megatron.core")
-    from hfsdk.engine.worker.hosted import HostedRole
+    from hfsdk.engine.worker.hosted import HANDLERS
 
     given = Assignment(arguments=Scoring(column="scores", normalisation=(3.0, 2.0)))
     trainer = SimpleNamespace(scores=lambda table, micro_batches, safe: {"scores": np.array([1.0, 3.0, 9.0])})
-    found, _ = HostedRole._scores(SimpleNamespace(trainer=trainer), None, given, None)
-    assert found["scores"].tolist() == [-1.0, 0.0, 3.0]
+    columns, _ = HANDLERS["compute_scores"](SimpleNamespace(trainer=trainer), None, given, None)
+    assert columns["scores"].tolist() == [-1.0, 0.0, 3.0]
 
 
 def test_a_call_of_a_role_that_is_not_there_is_answered_with_its_spans():

