@@ -145,6 +145,9 @@ class ControllerClient:
         for relay in list(self._relays):
             try:
                 relay.announce(_started(call_id, message))
+            except SessionClosedError:  # it waited for a call while the session was closed elsewhere
+                with contextlib.suppress(ValueError):
+                    self._relays.remove(relay)
             except Exception as error:  # the user's listener: the call has started all the same
                 with contextlib.suppress(ValueError):  # another thread heard it raise, too
                     self._relays.remove(relay)
