@@ -149,7 +149,10 @@ def _number(text: str) -> tuple[bool, str, str] | None:
 
 @checked
 def vader_sentiment(texts: list[str]) -> list[float]:
-    """Return VADER's compound score of each text, from -1 (most negative) to 1; see `hfsdk.assets.sentiment`."""
+    """Return VADER's compound score of each text, from -1 (most negative) to 1; see `hfsdk.assets.sentiment`.
+
+    Example: ``session.reward(hf.data.vader_sentiment)``.
+    """
     return sentiment(texts)
 
 

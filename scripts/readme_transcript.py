@@ -10,7 +10,7 @@ session = hf.Session(devices=2)
 actor = session.actor("tiny", train="tp2", rollout="dp2", optimizer=hf.AdamW(lr=3e-4))
 critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-3))
 reference = session.reference(actor)
-reward = session.reward(lambda completions: hf.data.vader_sentiment(completions))
+reward = session.reward(hf.data.vader_sentiment)
 batch = actor.generate(["The plot is ", "The acting was ", "I left the cinema "] * 8, max_new_tokens=32)
 batch
 batch = reference.compute_log_probs(actor.compute_log_probs(batch))

@@ -169,6 +169,8 @@ class Declarations:
     ) -> RewardModel:
         """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float]``, or a model.
 
+        A function of one argument, whatever its name, is given the completions there: ``session.reward(hf.data.vader_sentiment)``.
+
         Called again with a new function, the same handle goes on with it (a new version; no worker restarts).
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool, is_shadow
 from hfsdk.core.plan import Plan
+from hfsdk.core.reward_arguments import check_reward_function
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.spec import PRESETS, ModelSpec
@@ -175,14 +175,7 @@ def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:
         raise OptionError(f"timeout_s must be above 0; got {role.timeout_s}")
     if role.offload:
         raise OptionError(f"offload=True keeps a model's weights in host memory; {role.name} is a function. Leave offload out.")
-    accepted = inspect.signature(function).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
-    if "completions" not in accepted and not takes_any:
-        name = getattr(function, "__name__", type(function).__name__)
-        raise OptionError(
-            f"the {role.kind} function {name}{inspect.signature(function)} must take completions by name: "
-            f"def {name}(completions, prompts, **columns): return one number per completion"
-        )
+    check_reward_function(function, role.kind)
     return replace(role, function=Shipped.of(function))
 
 

@@ -42,6 +42,24 @@ def test_scores_that_float32_cannot_hold(score):
     assert check_scores([np.float16(3), True, 3.4e38], "f", 3) == [3.0, 1.0, 3.4e38]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        hfsdk.data.vader_sentiment, lambda texts: hfsdk.data.vader_sentiment(texts), lambda answer, /: [len(t) for t in answer],
+        lambda texts, scale=2.0: [scale * len(t) for t in texts], lambda completions, /: [len(t) for t in completions],
+        lambda texts, **columns: [len(t) + len(columns["answer"]) for t in texts],
+        lambda answer, **columns: [len(t) for t in columns["completions"]],
+        lambda **columns: [len(t) for t in columns["completions"]],
+        lambda completions, answer: [len(a) for a in answer],
+    ],
+)  # fmt: skip
+def test_a_reward_function_gets_the_completions_by_name_or_alone(function):
+    table = Table({**TABLE, "answer": ["12", "345"]})
+    scoring = Scoring(function=Shipped.of(function), tokenizer=TINY, column="scores")
+    columns, _ = run_task("compute_scores", table, scoring, ["scores"])
+    assert len(columns["scores"]) == 2
+
+
 @pytest.mark.parametrize("method", ["map", "reduce"])
 def test_results_that_cannot_travel_say_so(method):
     def lock(table):

@@ -127,12 +127,26 @@ def test_models_that_cannot_run(session, tmp_path):
     assert session.critic(tmp_path).spec.head_dim == 48  # only the generating engine is picky
 
 
-def test_functions_must_take_completions(session):
-    def score(texts):
-        return []
+@pytest.mark.parametrize(
+    "score",
+    [
+        hf.data.vader_sentiment, lambda texts: [], lambda responses, scale=1.0: [], lambda prompts, completions, **columns: [],
+        lambda completions, answer: [], lambda **columns: [], lambda completions, /: [],
+    ],
+)  # fmt: skip
+def test_functions_take_completions_by_name_or_alone(session, score):
+    assert session.reward(score).role.function is not None
 
-    with pytest.raises(hf.OptionError, match=r"must take completions by name: def score\(completions"):
+
+@pytest.mark.parametrize(
+    "score", [lambda prompts: [], lambda texts, answer: [], lambda: [], lambda *, texts: [], lambda *texts: []]
+)
+def test_functions_without_completions_are_refused(session, score):
+    with pytest.raises(hf.OptionError, match=r"takes no completions, neither by name nor alone: def .*completions, \*\*columns\)"):
         session.reward(score)
+
+
+def test_a_function_s_timeout_is_above_zero(session):
     with pytest.raises(hf.OptionError, match="timeout_s"):
         session.reward(lambda prompts, completions: [], timeout_s=0)
 

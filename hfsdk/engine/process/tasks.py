@@ -5,7 +5,6 @@ Nothing here knows Ray; the runtime decides where it runs and kills it when it t
 
 from __future__ import annotations
 
-import inspect
 import io
 import sys
 import traceback
@@ -20,6 +19,7 @@ from hfsdk.core.arguments import Arguments, Scoring
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
 from hfsdk.core.methods import REDUCE
+from hfsdk.core.reward_arguments import arguments_of
 from hfsdk.core.table import Column, Ragged, Table, as_column
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
@@ -75,11 +75,9 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
     given: dict[str, Any] = {"prompts": prompts, "completions": completions}
     given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
     given.update({n: list(c) for n, c in table.items() if n not in SEQUENCES and not isinstance(c, Ragged)})
-    accepted = inspect.signature(function).parameters
-    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
-        given = {n: c for n, c in given.items() if n in accepted}
+    positional, named = arguments_of(function, given)
     try:
-        return function(**given)
+        return function(*positional, **named)
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         raise RewardFunctionError(f"{name} raised {error!r}", details=user_traceback(error)) from None
 

@@ -1,0 +1,60 @@
+"""What a reward function is given: TRL's ``f(prompts, completions, **columns)``, or the completions alone under any name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hfsdk.core.errors import OptionError
+
+FORMS = "def {name}(prompts, completions, **columns), or def {name}(completions); return one number per completion"
+"""What a reward function may look like, for messages."""
+
+_BY_NAME = ("prompts", "completions", "completion_ids")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def check_reward_function(function: Callable[..., Any], kind: str) -> None:
+    """Check that a function takes completions: by that name, or as its one argument.
+
+    Raises:
+        OptionError: it does not; says what it takes.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some that are written in C
+        raise OptionError(f"the {kind} function {name} does not say what it takes; wrap it: {FORMS.format(name='score')}") from None
+    parameters = signature.parameters
+    by_name = "completions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not by_name and _sole_argument(parameters) is None:
+        asked = FORMS.format(name=name if name.isidentifier() else "score")
+        raise OptionError(f"the {kind} function {name}{signature} takes no completions, neither by name nor alone: {asked}")
+
+
+def arguments_of(function: Callable[..., Any], given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and the named arguments of a reward function, out of what there is.
+
+    Args:
+        function: as :func:`check_reward_function` wants it.
+        given: prompts, completions, completion_ids and the data's columns. A function of one argument under a name that is not
+            among them, or that takes no columns, gets the completions there.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    sole = None if "completions" in parameters else _sole_argument(parameters)
+    if sole is not None and not (takes_any and sole in given):
+        named = {name: value for name, value in given.items() if name != sole and (takes_any or name in parameters)}
+        return [given["completions"]], named
+    first = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY and name in given]
+    named = {name: value for name, value in given.items() if name not in first and (takes_any or name in parameters)}
+    return [given[name] for name in first], named
+
+
+def _sole_argument(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return the name of the one argument that a function must be given, if it is one by position and not the prompts."""
+    needed = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    first = next(iter(parameters.values()), None)
+    alone = len(needed) == 1 and needed[0] is first and first.kind in _POSITIONAL
+    return needed[0].name if alone and needed[0].name not in _BY_NAME else None
