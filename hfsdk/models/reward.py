@@ -143,7 +143,8 @@ class RewardModel(_Scorer):
 
     ``prompts`` and ``completions`` are texts, special tokens left out; ``completion_ids`` and the data's other columns come by
     name. A function of one argument under another name gets the completions there. It runs in a CPU task of its own, with a
-    timeout. A model reads its scalar head at the last token of prompt plus response; declared with an optimizer it is trained by ``reward.update(pairs, hf.BradleyTerry())``.
+    timeout. A model reads its scalar head at the last token of prompt plus response; declared with an optimizer it is trained by
+    ``reward.update(pairs, hf.BradleyTerry())``.
     """
 
     kind: ClassVar[str] = "reward"
