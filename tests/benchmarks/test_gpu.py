@@ -34,6 +34,7 @@ def stages(name):
     return [*ast.literal_eval(value)]
 
 
+@pytest.mark.slow
 def test_every_stage_passes_on_the_processor(tmp_path, gpu):
     done = call("--rehearse", "--check", "--json", tmp_path / "gpu.json")
     assert done.returncode == 0, done.stdout + done.stderr

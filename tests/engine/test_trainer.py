@@ -36,6 +36,7 @@ LAYOUTS = {
 }  # fmt: skip
 """Layout -> world size; "zero" has the distributed optimizer. The one for rollout 2 has its tp axis permuted, and more tp ranks
 than the tied model has kv heads."""
+QUICK_LAYOUTS = ("tp1", "tp2", "dp2 zero")
 LLAMA_MODELS = ("untied", "tied", "critic")
 OTHER_MODELS = ("qwen2", "qwen3", "qwen2 critic", "llama3")
 """Other families, on some layouts only: bias and norms of queries and keys, stretched positions; at tp4 a kv head is shared."""
@@ -451,9 +452,11 @@ def all_checks(rank, world_size, layouts, root):
 
 
 @pytest.fixture(scope="module")
-def results(case):
-    """``results(layout, check)`` -> one entry per rank."""
-    return once_for_each_size(all_checks, LAYOUTS, case["root"])
+def results(case, request):
+    """``results(layout, check)`` -> one entry per rank; only the layouts of this run's tests are computed."""
+    here = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    asked = {"tp1"} | {params.get("layout") for params in here}  # tp1 is what others are compared with
+    return once_for_each_size(all_checks, {name: size for name, size in LAYOUTS.items() if name in asked}, case["root"])
 
 
 ZERO = [layout for layout in LAYOUTS if layout.endswith(" zero")]
@@ -461,8 +464,8 @@ PLAIN = [layout for layout in LAYOUTS if layout not in ZERO]
 
 
 def on(layout, *more):
-    """A case on a layout; on four ranks it is slow."""
-    return pytest.param(layout, *more, marks=[pytest.mark.slow] * (LAYOUTS[layout] > 2))
+    """A case on a layout; one, two by tensor and two by data with the distributed optimizer are quick."""
+    return pytest.param(layout, *more, marks=[pytest.mark.slow] * (layout not in QUICK_LAYOUTS))
 
 
 every_layout = pytest.mark.parametrize("layout", [on(layout) for layout in LAYOUTS])

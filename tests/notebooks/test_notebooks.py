@@ -13,8 +13,8 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-QUICK = ("01", "10")
-"""Run by `make test` too: real engines, and a simulation."""
+QUICK = ("01",)
+"""Run by `make test` too."""
 
 TRAIN = ("01", "05", "06", "07")
 """Notebooks with training loops of many steps."""

@@ -9,6 +9,7 @@ import hfsdk as hf
 from hfsdk.session.run_record import MEASURED
 
 
+@pytest.mark.slow
 def test_two_sessions_with_one_seed_are_bit_equal(live, twin):
     """The first step of each: samples, columns and metrics of both updates."""
     columns, critic, actor = live.first
@@ -18,6 +19,7 @@ def test_two_sessions_with_one_seed_are_bit_equal(live, twin):
     assert actor == actor_again
 
 
+@pytest.mark.slow
 def test_a_saved_step_goes_on_bit_equal_elsewhere(live, twin, tmp_path):
     """Save here, take a step here and there: the same numbers, then the same weights."""
     live.session.save(tmp_path)

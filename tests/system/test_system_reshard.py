@@ -38,6 +38,7 @@ def moments(actor):
     return set(table["moment"])
 
 
+@pytest.mark.slow
 def test_the_weights_are_with_one_engine_at_a_time(session, actor):
     with pytest.raises(hf.OptionError, match=r"actor's weights have not moved yet; call actor\.generate"):
         actor.last_reshard  # noqa: B018 - the property raises
