@@ -9,6 +9,7 @@ from hfsdk.core.checks import Index, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
+from hfsdk.session.compared_runs import ComparedRuns
 from hfsdk.session.run_control import RunControl
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Run:
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": control.request, "rows": list(self.rows),
             "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
-            "now": dict(control.calls.now) if self.running else {},
+            "now": dict(control.calls.now) if self.running else {}, "saved": record.saved,
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),
         }  # fmt: skip
 
@@ -182,10 +183,17 @@ class CurrentRun:
 
     Attributes:
         run: ``None`` where nothing was trained yet.
+        compared: the finished runs of the last ``compare``.
     """
 
     def __init__(self) -> None:
         self.run: Run | None = None
+        self.compared = ComparedRuns()
+
+    @property
+    def pause_asked(self) -> bool:
+        """Whether the run, perhaps in its last step, was asked to pause or to stop."""
+        return self.run is not None and self.run._control.end_asked
 
     def check_between_steps(self, what: str) -> None:
         """Refuse what would take a step half done.
