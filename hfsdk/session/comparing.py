@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hfsdk.algorithms import DPO
 from hfsdk.core.checks import Count, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, read_baseline
@@ -18,9 +19,6 @@ from hfsdk.session.notebook import wants_progress
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.training import progress_bar, train
 
-if TYPE_CHECKING:
-    from hfsdk.session.prompts import PromptStream
-
 Algorithms = Sequence[Algorithm] | Mapping[str, Algorithm]
 
 NAMES = {"score_mean": "score", "kl_mean": "kl", "response_tokens_mean": "length"}
@@ -31,7 +29,7 @@ NAMES = {"score_mean": "score", "kl_mean": "kl", "response_tokens_mean": "length
 def compare(  # noqa: D417
     parts: Parts,
     algorithms: Algorithms,
-    prompts: PromptStream,
+    prompts: Any,
     *,
     steps: Count,
     seeds: Sequence[int] = (0, 1, 2),
@@ -46,7 +44,7 @@ def compare(  # noqa: D417
 
     Args:
         algorithms: e.g. ``[hf.PPO(), hf.GRPO()]``, or by name ``{"no KL": hf.PPO(kl_coef=0.0)}``.
-        prompts: from :meth:`prompts`; each run begins at the same place.
+        prompts: from :meth:`prompts`, or data as :meth:`train` takes them; each run begins at the same place.
         steps: of each run.
         seeds: of sampling and shuffling, in place of the session's.
         snapshot: where to start; by default here.
@@ -69,6 +67,7 @@ def compare(  # noqa: D417
     known = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
     if baseline is not None and parts.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
+    stream = parts.sources.stream_of(prompts, pairs=any(isinstance(one, DPO) for one in named.values()))
     shown = wants_progress() if progress is None else progress
     before, here = parts.runs.run, None
     rows: list[Row] = []
@@ -84,7 +83,7 @@ def compare(  # noqa: D417
                         parts.context.seed = seed
                         if held:
                             raise KeyboardInterrupt(f"stopped before {name}, seed {seed}; the session is where it was")
-                        run = train(parts, algorithm, prompts, steps=steps, progress=False, stop=bar.step)
+                        run = train(parts, algorithm, stream, steps=steps, progress=False, stop=bar.step)
                         rows += [_row(name, seed, row) for row in run.rows]
                         if run.paused:
                             raise KeyboardInterrupt(f"stopped at {name}, seed {seed}; the session is where it was")

@@ -30,8 +30,8 @@ from hfsdk.core.checks import Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
+from hfsdk.core.prompt_data import as_values, columns_of
 from hfsdk.core.table import Ragged, Table
-from hfsdk.session.prompts import as_values, columns_of
 from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
 
