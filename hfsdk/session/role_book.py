@@ -76,6 +76,22 @@ class RoleBook:
         old, before = self._handles.get(role.name), self._declared.get(role.name)
         return before is not None and not (type(old) is cls and opened(before) == opened(role))
 
+    def check_untrained(self, role: RoleSpec) -> None:
+        """Refuse to replace a role that has learned something.
+
+        Raises:
+            OptionError: says how much, and how to keep it.
+        """
+        old, before, name = self._handles[role.name], self._declared[role.name], role.name
+        if updates := old.version:
+            had = f"{updates:,} update{'s' * (updates != 1)}"
+            raise OptionError(
+                f"{name} has had {had}, which are lost if it is declared otherwise ({_changes(before, role)}). To go on with it, "
+                "use its handle, or the same arguments; to start from its weights, write them with "
+                f"save_pretrained(folder) and give that folder as the model; to have both, pass name='{name}2'; to drop what it "
+                "has learned, pass replace=True."
+            )
+
     def remove(self, handle: ModelHandle) -> None:
         """Forget a handle's role."""
         self.check(handle)

@@ -46,6 +46,25 @@ def test_changed_arguments_replace_the_handle_with_a_notice(session, actor):
     assert session.messages
 
 
+def test_a_trained_role_is_replaced_only_where_that_is_asked_for(session, actor, controller):
+    actor.update(actor.generate("x", max_new_tokens=2), lambda out, b: out.log_probs)
+    before = len(controller.messages)
+    for declare in (
+        lambda: session.actor("tiny", train="tp2"),
+        lambda: session.reference("tiny", name="actor"),
+        lambda: session.reward(lambda completions: [0.0], name="actor"),
+    ):
+        with pytest.raises(hf.OptionError, match=r"actor has had 1 update, .*save_pretrained.*name='actor2'.*replace=True"):
+            declare()
+    assert session.models.actor is actor is session.actor("tiny")
+    assert not [message for message in controller.messages[before:] if isinstance(message, m.Remove)]
+    assert session.actor("tiny", train="tp2", name="actor2") is not actor
+    with pytest.warns(UserWarning, match="actor is replaced"):
+        new = session.actor("tiny", train="tp2", replace=True)
+    with pytest.warns(UserWarning, match="actor is replaced"):
+        assert session.actor("tiny") is not new
+
+
 def test_a_new_function_is_a_new_version_of_the_same_handle(session, controller):
     def first(prompts, completions):
         return [0.0] * len(prompts)
@@ -350,7 +369,7 @@ def test_the_version_of_a_handle_is_its_own(session, actor, controller):
     controller.updates["actor"] = 3
     assert actor.version == 3
     with pytest.warns(UserWarning, match="replaced"):
-        new = session.actor("tiny", dtype="bf16")
+        new = session.actor("tiny", dtype="bf16", replace=True)
     assert new.version == 0, "it is not placed yet; the old one still is"
 
 
