@@ -19,6 +19,13 @@ RECOMPUTE = ("", "selective", "full")
 PARTS = ("weights", "gradients", "optimizer")
 """What a trained role holds beside its activations and can have in host memory; ``"optimizer"`` is masters and moments."""
 
+DECLARED_BY = {
+    "actor": "session.actor('tiny')", "critic": "session.critic('tiny')",
+    "cost_critic": "session.critic('tiny', name='cost_critic')", "reference": "session.reference(actor)",
+    "reward": "session.reward(my_function)", "cost": "session.cost(my_function)",
+}  # fmt: skip
+"""How each role that algorithms ask for is declared, for messages."""
+
 
 def _check(condition: bool, name: str, value: object, wanted: str) -> None:
     if not condition:

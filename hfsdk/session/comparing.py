@@ -13,7 +13,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, read_baseline
 from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
-from hfsdk.session.algorithm import Algorithm, check_algorithm
+from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.notebook import wants_progress
 from hfsdk.session.session_parts import Parts
@@ -57,9 +57,12 @@ def compare(  # noqa: D417
 
     Raises:
         OptionError: an option is out of its range; there is no baseline, or it is of other steps or options.
+        PlacementError: the session lacks roles that an algorithm uses; names all of them, before anything is loaded.
         CallError: a call failed; the session is where it was.
     """
     named = _named(algorithms)
+    for algorithm in named.values():
+        check_roles(algorithm, parts.deployment.models)
     seeds = _different(seeds)
     options = {name: repr(algorithm) for name, algorithm in named.items()}
     if save_baseline and baseline is None:

@@ -10,19 +10,13 @@ from typing import TypeVar
 
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError, PlacementError
-from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.roles import DECLARED_BY, AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.handle import set_role
 
 H = TypeVar("H", bound=ModelHandle)
 
 NAME = re.compile(r"\w[\w.+-]*")
-
-EXAMPLES = {
-    "actor": "session.actor('tiny')", "critic": "session.critic('tiny')", "reference": "session.reference(actor)",
-    "reward": "session.reward(my_function)", "cost": "session.cost(my_function)",
-}  # fmt: skip
-"""How each kind of role is declared, for messages."""
 
 
 def opened(role: RoleSpec) -> RoleSpec:
@@ -64,7 +58,7 @@ class RoleBook:
                 self._declared[role.name] = role
                 return old, True
         if old is not None and before is not None:
-            self._gone[old] = f"was replaced by a {role.kind} with other arguments"
+            self._gone[old] = f"was replaced by {'an' if role.kind == 'actor' else 'a'} {role.kind} with other arguments"
             lost = "; updates of the old one are gone" if before.trainable else ""
             self._notice(f"{role.name} is replaced: {_changes(before, role)}{lost}")
         handle = make()
@@ -106,7 +100,7 @@ class RoleBook:
         """
         if self._handles.get(handle.name) is not handle:
             why = self._gone.get(handle, "belongs to another session")
-            raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {EXAMPLES.get(handle.kind, '')}")
+            raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {DECLARED_BY.get(handle.kind, '')}")
 
     def declared(self, handle: ModelHandle) -> RoleSpec:
         """Return a handle's role as the user declared it, its layouts perhaps open."""
@@ -162,7 +156,7 @@ class Models:
         if not isinstance(critic, CriticModel):
             has = ", ".join(h.name for h in self._book) or "no role"
             raise PlacementError(
-                f"the session has {has}; the algorithm needs a cost_critic: call session.critic('tiny', name='cost_critic') first"
+                f"the session has {has}; the algorithm needs a cost_critic: call {DECLARED_BY['cost_critic']} first"
             )
         return critic
 
@@ -187,7 +181,8 @@ class Models:
         if not named and len(handles) != 1:
             has = ", ".join(h.name for h in self._book) or "no role"
             many = f", and of its {len(handles)} {cls.kind} roles none is named {cls.kind!r}" if handles else ""
-            raise PlacementError(f"the session has {has}{many}; the algorithm needs a {cls.kind}: call {EXAMPLES[cls.kind]} first")
+            needed = f"{'an' if cls.kind == 'actor' else 'a'} {cls.kind}: call {DECLARED_BY[cls.kind]} first"
+            raise PlacementError(f"the session has {has}{many}; the algorithm needs {needed}")
         return (named or handles)[0]
 
     def __repr__(self) -> str:

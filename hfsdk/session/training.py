@@ -22,7 +22,7 @@ from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.engine.calls import messages as m
-from hfsdk.session.algorithm import Algorithm, check_algorithm
+from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.history_log import ORDER
 from hfsdk.session.lines import calls_of, user_line
@@ -85,10 +85,12 @@ def train(  # noqa: D417
 
     Raises:
         OptionError: an option is out of its range, or a tracker's package is not installed.
+        PlacementError: the session lacks roles that the algorithm uses; names all, before anything is loaded.
         CheckpointError: ``resume`` is not a checkpoint of these roles.
         CallError: a call failed.
     """
     _check_options(algorithm, save_every, folder)
+    check_roles(algorithm, parts.deployment.models)
     if folder is not None:
         folder_of(folder, "a save")
     chosen = trackers(track)

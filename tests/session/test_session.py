@@ -41,7 +41,7 @@ def test_changed_arguments_replace_the_handle_with_a_notice(session, actor):
         new = session.actor("tiny", train="tp2")
     assert new is not actor
     assert session.models.actor is new
-    with pytest.raises(hf.OptionError, match="was replaced by a actor with other arguments; declare it again"):
+    with pytest.raises(hf.OptionError, match="was replaced by an actor with other arguments; declare it again"):
         actor.generate("x")
     assert session.messages
 
@@ -176,6 +176,24 @@ def test_missing_roles_say_how_to_declare_them(session, actor):
     assert session.models.actor is actor
     session.actor("tiny", name="other")
     assert session.models.actor is actor
+
+
+def test_all_missing_roles_are_told_at_once_before_anything_is_loaded(session, actor, controller):
+    """Also where a checkpoint is to be gone on with, or the first algorithm of a comparison has all it needs."""
+    session.reward(lambda completions: [0.0] * len(completions))
+    prompts = session.prompts(["a", "b"], batch_size=2)
+    words = (
+        r"needs actor, critic, reference, reward, .* lacks critic, reference: call session\.critic\('tiny'\), session\.reference"
+    )
+    sent = len(controller.messages)
+    for act in (
+        lambda: session.train(hf.PPO(kl_coef=0.1), prompts, steps=1, resume="no folder"),
+        lambda: session.compare([hf.GRPO(kl_coef=0.0), hf.PPO(kl_coef=0.1)], prompts, steps=1),
+        lambda: hf.PPO(kl_coef=0.1).step(session.models, prompts[0]),
+    ):
+        with pytest.raises(hf.PlacementError, match=words):
+            act()
+    assert {type(message) for message in controller.messages[sent:]} <= {m.Put}
 
 
 # -- placement
