@@ -70,5 +70,13 @@ def need_roles(models: Any, roles: Sequence[str]) -> None:
         )
 
 
+def reference_of(models: StepModels) -> ReferenceModel | None:
+    """Return the frozen policy where there is one: the KL to it is measured whatever its weight is."""
+    try:
+        return models.reference
+    except (PlacementError, AttributeError):  # the session has none; the user's own models
+        return None
+
+
 def _not_models(models: object, role: str, roles: Sequence[str]) -> OptionError:
     return OptionError(f"models must have {role}: a step uses {', '.join(roles)}, as session.models has them; got {shown(models)}")

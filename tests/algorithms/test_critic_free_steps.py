@@ -51,6 +51,20 @@ class TestStep:
         assert "kl_mean" not in lean.metrics(step)
 
     @every
+    def test_where_a_reference_is_the_kl_is_measured_and_changes_nothing_that_is_learned(self, algorithm):
+        """Bit for bit, at a weight of 0; ``kl_mean`` is the only number more."""
+        lean, found = replace(algorithm, kl_coef=0.0, epochs=2), []
+        for reference in (True, False):
+            models = ToyModels()
+            models.reference = models.reference if reference else None
+            for _ in range(5):
+                step = lean.step(models, prompts())
+            numbers = lean.metrics(step)
+            assert (numbers.pop("kl_mean", 0.0) > 0) == reference
+            found.append((numbers, step.actor.rows, models.logits.detach().numpy().tobytes()))
+        assert found[0] == found[1]
+
+    @every
     def test_point_29_and_numbers_to_watch(self, algorithm):
         step = algorithm.step(ToyModels(), prompts())
         assert step.critic is None

@@ -119,8 +119,9 @@ class FakeModels:
         return run
 
 
-def run_step(algorithm):
+def run_step(algorithm, reference=True):
     models = FakeModels()
+    models.reference = models.reference if reference else None
     step = algorithm.step(models, FakeBatch(Table({"prompt": Ragged.of([[1]] * len(LENGTHS))})))
     return step, models
 
@@ -412,7 +413,7 @@ class TestStep:
     def test_without_kl_there_is_no_reference(self):
         algorithm = PPO(kl_coef=0.0)
         assert algorithm.roles == ("actor", "critic", "reward")
-        step, _ = run_step(algorithm)
+        step, _ = run_step(algorithm, reference=False)
         assert "reference.compute_log_probs" not in step.batch.log
         with pytest.warns(InvariantWarning, match="rollout_gap"):
             assert "kl_mean" not in algorithm.metrics(step)
