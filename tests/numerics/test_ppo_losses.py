@@ -449,12 +449,12 @@ class TestStep:
         batch = SimpleNamespace(reduce=lambda fn, reads: SimpleNamespace(value={"score_mean": 1.0}))
         step = Step(
             batch,
-            SimpleNamespace(rows=[{"loss": 1.0}, {"loss": 3.0}]),
+            SimpleNamespace(rows=[{"loss": 1.0, "epoch": 0}, {"loss": 3.0, "epoch": 1}]),
             SimpleNamespace(rows=[{"loss": 5.0, "ratio_max": 1.0}, {"loss": 7.0, "ratio_max": 4.0}]),
         )
         expected = {"score_mean": 1.0, "critic_loss": 2.0, "actor_loss": 6.0, "ratio_max": 4.0}
         assert step.numbers(Statistics()) == expected
-        assert replace(step, critic=None).numbers(Statistics()) == {"score_mean": 1.0, "loss": 6.0, "ratio_max": 4.0}
+        assert replace(step, critic=None).numbers(Statistics()) == {"score_mean": 1.0, "actor_loss": 6.0, "ratio_max": 4.0}
 
     @pytest.mark.parametrize(
         "options",

@@ -29,7 +29,7 @@ def test_answers_reach_the_reward_and_scores_are_exact(live):
     assert run.history["score_mean"].iloc[1] == pytest.approx(sum(wanted) / len(wanted))
     for row in run.rows:
         assert 0 <= row["identical_groups"] < 1
-        assert row["grad_norm"] > 0
+        assert row["actor_grad_norm"] > 0
         assert row["clip_fraction"] == 0  # one mini-batch: the policy is the one that sampled
 
 
@@ -43,7 +43,7 @@ def test_a_tracker_keeps_what_real_engines_said(live, tmp_path):
     run = live.session.train(algorithm, prompts, steps=2, track=hf.TensorBoard(str(tmp_path), name="run"))
     read = EventAccumulator(str(tmp_path / "run"))
     read.Reload()
-    for name in ("grad_norm", "score_mean"):
+    for name in ("actor_grad_norm", "score_mean"):
         kept = [float(make_ndarray(event.tensor_proto)) for event in read.Tensors(f"train/{name}")]
         assert kept == pytest.approx([row[name] for row in run.rows])
     _, *rows = make_ndarray(read.Tensors("samples")[1].tensor_proto)
