@@ -94,7 +94,6 @@ EXCEPTED: Mapping[str, str] = {
     "algorithms.invariants": "what steps of algorithms share; called by them",
     "algorithms.handles": "what steps of algorithms share; called by them",
     "algorithms.options": "what algorithms are made from",
-    "algorithms.option_texts": "what algorithms are made from",
     "algorithms.aliases": "words of errors",
     "algorithms.filtering.informative": "called by steps of algorithms",
     "algorithms.filtering.informative_rows": "runs where the columns are, inside the engine",

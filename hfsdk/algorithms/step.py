@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfsdk.algorithms.invariants import RATIO_TOLERANCE, first_numbers, gaps, invariants, warn
+from hfsdk.core.field_texts import documented
 from hfsdk.core.pending import Metrics, Value
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ UNPREFIXED = ("GRPO(", "RLOO(", "ReMax(", "ReinforcePlusPlus(", "DPO(")
 """Whose rows in older saves have `EACH_UPDATE` without a role."""
 
 
+@documented
 @dataclass(frozen=True)
 class Step:
     """One step: the batch with every column it gained, and the metrics of the updates; all may still be running."""
 
     batch: Batch
+    """With every column that the step's calls wrote."""
     critic: Metrics | None
     """``None`` for algorithms without a critic."""
     actor: Metrics | None
@@ -53,17 +56,21 @@ class Step:
         return numbers | {f"actor_{name}" if name in critic else name: number for name, number in actor.items()}
 
 
+@documented
 @dataclass(frozen=True)
 class SafeStep(Step):
     """A step with what Safe-RLHF has besides."""
 
     cost_critic: Metrics
+    """Of the cost critic's update."""
     multiplier: float
     """lambda, as the advantages were mixed with it."""
     next_multiplier: float
     """lambda, as it has moved by this step's costs."""
     ptx: Metrics | None = None
+    """Of the update on demonstrations; ``None`` without one."""
     ptx_loss: Value | None = None
+    """The loss on these before that update."""
 
 
 @dataclass(frozen=True, kw_only=True)

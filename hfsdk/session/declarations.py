@@ -112,9 +112,20 @@ class Declarations:
         name: Name = "critic",
         replace: bool = False,
     ) -> CriticModel:
-        """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`.
+        """Declare the value function: the model's body with a scalar head. Checked now, loaded at ``place`` or first use.
 
-        ``dtype`` too is by default bf16 on GPUs, fp32 on processors and in simulation.
+        Args:
+            model: as in :meth:`actor`, or the actor itself (its initial weights).
+            train: layout of training and inference, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
+            dtype: ``"fp32"`` or ``"bf16"``; by default bf16 on GPUs, fp32 on processors and in simulation.
+            optimizer: AdamW with its schedule and clipping.
+            micro_batch_tokens: most tokens of one forward pass on one rank.
+            recompute: as in :meth:`actor`.
+            offload: as in :meth:`actor`.
+            name: another name than "critic", where there are several; Safe-RLHF asks for ``"cost_critic"``.
+            replace: as in :meth:`actor`.
+
+        Raises: as in :meth:`actor`.
         """
         role = RoleSpec(
             name=name, kind="critic", head="scalar", dtype=self._dtype(dtype), optimizer=optimizer,
@@ -228,7 +239,21 @@ class Declarations:
         name: Name = "cost",
         replace: bool = False,
     ) -> CostModel:
-        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit (``hf.SafeRLHF(cost_limit=...)``)."""
+        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit (``hf.SafeRLHF(cost_limit=...)``).
+
+        Args:
+            source: a function ``f(prompts, completions, **columns) -> list[float]`` or a model, as in :meth:`reward`.
+            timeout_s: most seconds one call of the function may take.
+            layout: of a model's inference or, with an optimizer, of its training.
+            dtype: of a model, as in :meth:`actor`.
+            optimizer: to train a model here, on pairs (``cost.update(next(pairs), hf.CostLoss())``); ``None`` is frozen.
+            micro_batch_tokens: of a model.
+            offload: of a model, as in :meth:`reward`.
+            name: another name than "cost", where there are several.
+            replace: as in :meth:`actor`.
+
+        Raises: as in :meth:`reward`.
+        """
         return self._scorer(CostModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace)
 
     def _sum_of(

@@ -136,6 +136,9 @@ class Run:
     def wait(self, timeout_s: Timeout | None = None) -> Run:
         """Wait until a run in the background has ended or paused, and return it.
 
+        Args:
+            timeout_s: most seconds to wait; ``None`` is without end.
+
         Raises:
             TimeoutError: it still runs.
             CallError: a call failed; any other error that ended it is raised as it was.
