@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
-    *["text", "field_texts", "credit", "errors", "exiting", "bounds", "scalars", "rules", "checks", "files"],
+    *["text", "field_texts", "completion", "credit", "errors", "exiting", "bounds", "scalars", "rules", "checks", "files"],
     *["functions", "reward_arguments", "prompt_data"],
     *["table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "roles"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],

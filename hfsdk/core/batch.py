@@ -15,6 +15,7 @@ from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import Index, Name, checked, is_whole, shown
 from hfsdk.core.column_refs import ColumnRefs, ColumnState
 from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN, column_lines
+from hfsdk.core.completion import Offering
 from hfsdk.core.errors import ColumnError, SimulatedValueError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
@@ -29,13 +30,15 @@ MOST_ROWS = 10_000_000
 """Of a column that a user gives: what is more is a typo, and takes gigabytes."""
 
 
-class Batch(Pending):
+class Batch(Offering, Pending):
     """Samples by reference: a table to which every call adds columns. Made by ``session.prompts(...)`` and ``session.batch(...)``.
 
     ``batch["scores"]`` waits for a column and brings it here; ``batch[:8]`` is a batch of the first rows; ``batch.text()``,
     ``batch.to_pandas()``, ``batch.inspect(0)`` and ``batch.tokens()`` show what is in it. ``batch.columns`` are the names of those
     it has; other columns than these are the data's or your own.
     """
+
+    _inner = ("call_ids", "column_states", "from_columns", "known_lengths", "need", "view")
 
     def __init__(self, client: Client, columns: Mapping[str, ColumnRef], num_rows: int) -> None:
         super().__init__(client, [ref.lease for ref in columns.values() if ref.lease is not None])

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_che
 
 from hfsdk.core.checks import check_options, checked
 from hfsdk.core.comparison import ComparedCall, Comparison, against_guess, side_by_side
+from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.files import export
@@ -234,7 +235,7 @@ class Trace:
             total, title, source = ComparedCall(call="all of these", this_s=sums[0], other_s=sums[1]), "a guess", "guess"
         else:
             if not is_traced(other):
-                has = "; it has one, .trace" if isinstance(getattr(type(other), "trace", None), property) else ""
+                has = "; it has one, .trace" if isinstance(getattr(type(other), "trace", None), property | Computed) else ""
                 raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}{has}")
             theirs = other.snapshot()
             rows = side_by_side(mine, theirs.seconds_by_call())

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 from hfsdk.core.checks import shown
+from hfsdk.core.completion import Computed, Offering
 from hfsdk.core.errors import OptionError, PlacementError
 from hfsdk.core.roles import DECLARED_BY, AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
@@ -133,23 +134,23 @@ class RoleBook:
         return name in self._handles
 
 
-class Models:
+class Models(Offering):
     """The session's handles by kind, as algorithms take them: ``models.actor``, ``models.critic``, ..."""
 
     def __init__(self, book: RoleBook) -> None:
         self._book = book
 
-    @property
+    @Computed
     def actor(self) -> ActorModel:
         """The policy."""
         return self._of(ActorModel)
 
-    @property
+    @Computed
     def critic(self) -> CriticModel:
         """The value function."""
         return self._of(CriticModel)
 
-    @property
+    @Computed
     def cost_critic(self) -> CriticModel:
         """The value function of costs (Safe-RLHF), by this name."""
         critic = self._book.find("cost_critic") if "cost_critic" in self._book else None
@@ -160,17 +161,17 @@ class Models:
             )
         return critic
 
-    @property
+    @Computed
     def reference(self) -> ReferenceModel:
         """The frozen policy."""
         return self._of(ReferenceModel)
 
-    @property
+    @Computed
     def reward(self) -> RewardModel:
         """What scores responses."""
         return self._of(RewardModel)
 
-    @property
+    @Computed
     def cost(self) -> CostModel:
         """What is kept below a limit."""
         return self._of(CostModel)
@@ -184,6 +185,15 @@ class Models:
             needed = f"{'an' if cls.kind == 'actor' else 'a'} {cls.kind}: call {DECLARED_BY[cls.kind]} first"
             raise PlacementError(f"the session has {has}{many}; the algorithm needs {needed}")
         return (named or handles)[0]
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("_") or self._has(name)]
+
+    def _has(self, role: str) -> bool:
+        try:
+            return getattr(self, role) is not None
+        except PlacementError:
+            return False
 
     def __repr__(self) -> str:
         return f"Models({', '.join(h.name for h in self._book) or 'no roles yet'})"

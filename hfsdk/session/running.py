@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import Index, checked
+from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
@@ -76,7 +77,7 @@ class Run:
         """One dict of numbers per step; kept in a few bytes per number, however many steps there are."""
         return self._control.record.rows
 
-    @property
+    @Computed
     def last(self) -> Any:
         """The last step, with its batch."""
         return self._control.record.last
