@@ -121,8 +121,8 @@ class Sources:
         """Return texts to imitate in batches, for ``actor.update(next(demonstrations), hf.CrossEntropy())``.
 
         Args:
-            source: as in :meth:`prompts`, with a column ``text``, or ``prompt`` and ``completion``; or a list of texts. The model's
-                end-of-sequence token is put behind each.
+            source: as in :meth:`prompts`, with a column ``text``, ``messages`` (the last one, the assistant's, is learned), or
+                ``prompt`` and ``completion``; or a list of texts. The model's end-of-sequence token is put behind each.
             batch_size: examples per batch; 32 where it is not given.
             seed: of the order; by default the session's.
             max_tokens: longest prompt plus response; what is longer loses its end. ``None`` cuts nothing.
