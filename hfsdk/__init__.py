@@ -197,7 +197,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__", "algorithms"})
 
 
 def _register_displays() -> None:

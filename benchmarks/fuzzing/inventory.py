@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import hfsdk as hf
+from hfsdk.core.completion import Computed
 
 MODULES = ("data", "testing", "viz")
 """Submodules of ``hf`` whose functions a user types; those of ``protocols`` are its constants and one class."""
@@ -94,7 +95,6 @@ EXCEPTED: Mapping[str, str] = {
     "algorithms.invariants": "what steps of algorithms share; called by them",
     "algorithms.handles": "what steps of algorithms share; called by them",
     "algorithms.options": "what algorithms are made from",
-    "algorithms.option_texts": "what algorithms are made from",
     "algorithms.aliases": "words of errors",
     "algorithms.filtering.informative": "called by steps of algorithms",
     "algorithms.filtering.informative_rows": "runs where the columns are, inside the engine",
@@ -174,7 +174,7 @@ def classes() -> list[type]:
 def _returned(cls: type) -> Iterator[str]:
     for name in dir(cls):
         value = inspect.getattr_static(cls, name)
-        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        function = value.fget if isinstance(value, property | Computed) else getattr(value, "__func__", value)
         if inspect.isfunction(function) and (not name.startswith("_") or name in DUNDERS):
             yield str(function.__annotations__.get("return", ""))
 

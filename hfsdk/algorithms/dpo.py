@@ -14,7 +14,7 @@ from hfsdk.algorithms.handles import StepModels, need_roles
 from hfsdk.algorithms.losses import check
 from hfsdk.algorithms.options import Options
 from hfsdk.algorithms.preferences import check_pairs, log_probs_of, pair_metrics
-from hfsdk.algorithms.step import Step, over_mini_batches
+from hfsdk.algorithms.step import Step, update_numbers
 from hfsdk.core.checks import NonNegative, OneOf, Positive, Within, checked
 from hfsdk.core.errors import ColumnError, OptionError
 
@@ -77,9 +77,9 @@ class DPO(LossOptions):
         """Return the loss's own numbers, one each for the whole step; waits.
 
         ``accuracy`` (pairs in which the chosen response's implicit reward, beta times its log-ratio, is the higher),
-        ``margin``, ``chosen_score`` and ``rejected_score`` of these rewards, loss, grad_norm, lr.
+        ``margin``, ``chosen_score`` and ``rejected_score`` of these rewards, actor_loss, actor_grad_norm, actor_lr.
         """
-        return over_mini_batches(step.actor.rows) if step.actor is not None else {}
+        return update_numbers("actor", step.actor)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hfsdk.algorithms.choices import KL, SCALES, Aggregation, Alone, Copies, Scale
 from hfsdk.algorithms.filtering import informative
-from hfsdk.algorithms.handles import StepModels, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
 from hfsdk.algorithms.losses import PolicyLoss, check
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.options import BatchFunction, Options, with_options
@@ -51,8 +51,8 @@ class GRPO(AdvantageOptions, OnPolicy):
             batch = models.actor.compute_log_probs(batch)
         else:
             batch = batch.alias("old_log_probs", "rollout_log_probs")
-        if self.kl_coef:
-            batch = models.reference.compute_log_probs(batch)
+        if reference := reference_of(models):
+            batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
         batch = Advantages.of(self).over(batch)
         trained = informative(batch) if self.filter_groups else batch
@@ -65,7 +65,8 @@ class GRPO(AdvantageOptions, OnPolicy):
     n: Copies = 8
     """G: responses per prompt, at least 2; the paper has 64."""
     kl_coef: NonNegative = 0.04
-    """beta: weight of the KL to the reference in the loss, per nat; with 0 no reference is needed."""
+    """beta: weight of the KL to the reference in the loss, per nat; with 0 no reference is needed, and where there is one the KL is
+    measured all the same (``kl_mean``)."""
     kl: KL = "k3"
     """Estimator of that KL: ``"k3"`` (eq. 4), ``"k2"`` or ``"k3+"``."""
     aggregation: Aggregation = "sequence_mean"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk.core.checks import shown
-from hfsdk.core.errors import HfsdkError, OptionError
+from hfsdk.core.errors import HfsdkError, OptionError, PlacementError
+from hfsdk.core.roles import DECLARED_BY
 
 if TYPE_CHECKING:
     from hfsdk.models import ActorModel, CostModel, CriticModel, ReferenceModel, RewardModel
@@ -41,16 +42,40 @@ class StepModels(Protocol):
 
 
 def need_roles(models: Any, roles: Sequence[str]) -> None:
-    """Look at every handle that a step uses, so that a missing one (PlacementError) is told before anything runs."""
+    """Look at every handle that a step uses, so that missing ones are told before anything runs.
+
+    Raises:
+        PlacementError: names all that the session lacks.
+        OptionError: ``models`` are none.
+    """
+    missing: dict[str, PlacementError] = {}
     for role in roles:
         try:
             handle = getattr(models, role)
+        except PlacementError as error:
+            missing[role] = error
+            continue
         except HfsdkError:
-            raise  # a role that the session does not have
+            raise
         except Exception as error:  # the user's own models
             raise _not_models(models, role, roles) from error
         if isinstance(models, type) or handle is None:
             raise _not_models(models, role, roles)
+    if len(missing) == 1:
+        raise next(iter(missing.values()))
+    if missing:
+        calls = ", ".join(DECLARED_BY[role] for role in missing if role in DECLARED_BY)
+        raise PlacementError(
+            f"the algorithm needs {', '.join(roles)}, and of these the session lacks {', '.join(missing)}: call {calls} first"
+        )
+
+
+def reference_of(models: StepModels) -> ReferenceModel | None:
+    """Return the frozen policy where there is one: the KL to it is measured whatever its weight is."""
+    try:
+        return models.reference
+    except (PlacementError, AttributeError):  # the session has none; the user's own models
+        return None
 
 
 def _not_models(models: object, role: str, roles: Sequence[str]) -> OptionError:

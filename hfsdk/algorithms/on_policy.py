@@ -37,7 +37,8 @@ class KLOptions(Options):
     """The KL to the reference, in the reward or in the loss."""
 
     kl_coef: NonNegative = 0.05
-    """beta: weight of the KL to the reference, in score units per nat; with 0 no reference is needed."""
+    """beta: weight of the KL to the reference, in score units per nat; with 0 no reference is needed, and where there is one the
+    KL is measured all the same (``kl_mean``)."""
     kl: KL = "k1"
     """Estimator of that KL (`KL_KINDS`)."""
 
@@ -76,7 +77,7 @@ class OnPolicy(SurrogateOptions, KLOptions, SamplingOptions):
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""
-        return step.numbers(Statistics(reference=self.kl_coef > 0, critic=False, groups=self.compares))
+        return step.numbers(Statistics(reference="ref_log_probs" in step.batch, critic=False, groups=self.compares))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, Self, TypeVar, get_type_hints
 
 from hfsdk.algorithms.aliases import unknown_option
-from hfsdk.algorithms.option_texts import option_lines, options_text
 from hfsdk.core.checks import check_fields
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import option_lines, options_text
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from hfsdk.algorithms.choices import AGGREGATIONS, KL_KINDS, MiniBatches
-from hfsdk.algorithms.handles import StepModels, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
 from hfsdk.algorithms.losses import PolicyLoss, ValueLoss, check
 from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
@@ -47,8 +47,8 @@ class PPO(AdvantageOptions, OnPolicy):
             batch = models.actor.compute_log_probs(batch)
         else:
             batch = batch.alias("old_log_probs", "rollout_log_probs")
-        if self.kl_coef:
-            batch = models.reference.compute_log_probs(batch)
+        if reference := reference_of(models):
+            batch = reference.compute_log_probs(batch)
         batch = models.critic.compute_values(batch)
         batch = models.reward.compute_scores(batch)
         batch = Advantages.of(self, kl_coef=self.kl_coef if self.kl_in == "reward" else 0.0).over(batch)
@@ -85,7 +85,7 @@ class PPO(AdvantageOptions, OnPolicy):
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""
-        return step.numbers(Statistics(reference=self.kl_coef > 0))
+        return step.numbers(Statistics(reference="ref_log_probs" in step.batch))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hfsdk.algorithms.choices import MiniBatches
-from hfsdk.algorithms.handles import StepModels, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
 from hfsdk.algorithms.on_policy import KLReward, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.step import Step
@@ -43,8 +43,8 @@ class ReinforcePlusPlus(AdvantageOptions, OnPolicy):
             batch = models.actor.compute_log_probs(batch)
         else:
             batch = batch.alias("old_log_probs", "rollout_log_probs")
-        if self.kl_coef:
-            batch = models.reference.compute_log_probs(batch)
+        if reference := reference_of(models):
+            batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
         batch = Advantages.of(self).over(batch)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)

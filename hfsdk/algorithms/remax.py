@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfsdk.algorithms.choices import Aggregation
-from hfsdk.algorithms.handles import StepModels, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
 from hfsdk.algorithms.on_policy import KLReward, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.step import Step
@@ -42,8 +42,8 @@ class ReMax(KLReward, OnPolicy):
             batch = models.actor.compute_log_probs(batch)
         else:
             batch = batch.alias("old_log_probs", "rollout_log_probs")
-        if self.kl_coef:
-            batch = models.reference.compute_log_probs(batch)
+        if reference := reference_of(models):
+            batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
         greedy = models.reward.compute_scores(greedy)
         batch = with_baselines(batch, greedy)

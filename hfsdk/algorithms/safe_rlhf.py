@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.algorithms.choices import MiniBatches
-from hfsdk.algorithms.handles import StepModels, need_roles
+from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
 from hfsdk.algorithms.losses import ValueLoss, check
 from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.preferences import CrossEntropy
-from hfsdk.algorithms.step import SafeStep, Statistics, Step, over_mini_batches
+from hfsdk.algorithms.step import SafeStep, Statistics, Step, update_numbers
 from hfsdk.core.checks import Positive, checked
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class SafeRLHF(GAEOptions, OnPolicy):
             batch = models.actor.compute_log_probs(batch)
         else:
             batch = batch.alias("old_log_probs", "rollout_log_probs")
-        if self.kl_coef:
-            batch = models.reference.compute_log_probs(batch)
+        if reference := reference_of(models):
+            batch = reference.compute_log_probs(batch)
         batch = models.cost_critic.compute_values(batch)
         batch = batch.alias("cost_values", "values")
         batch = models.critic.compute_values(batch)
@@ -94,10 +94,12 @@ class SafeRLHF(GAEOptions, OnPolicy):
         return ValueLoss(clip=self.value_clip, values="cost_values", returns="cost_returns")
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """Return `Step.numbers`, and multiplier (as it was used), cost_value_loss and ptx_loss (before its update); waits."""
+        """Return `Step.numbers`, and multiplier (as it was used), the cost critic's and ptx_loss (before its update); waits."""
         assert isinstance(step, SafeStep)
-        numbers = step.numbers(Statistics(reference=self.kl_coef > 0, costs=True))
-        numbers |= {"multiplier": step.multiplier, "cost_value_loss": over_mini_batches(step.cost_critic.rows)["value_loss"]}
+        numbers = step.numbers(Statistics(reference="ref_log_probs" in step.batch, costs=True))
+        costs = update_numbers("cost_critic", step.cost_critic)
+        numbers |= {f"cost_{name}" if name.startswith("value_") else name: number for name, number in costs.items()}
+        numbers["multiplier"] = step.multiplier
         return numbers if step.ptx_loss is None else numbers | {"ptx_loss": float(step.ptx_loss.value)}
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfsdk.algorithms.invariants import RATIO_TOLERANCE, first_numbers, gaps, invariants, warn
+from hfsdk.core.field_texts import documented
 from hfsdk.core.pending import Metrics, Value
 
 if TYPE_CHECKING:
@@ -16,11 +17,21 @@ if TYPE_CHECKING:
     from hfsdk.core.table import Table
 
 
+EACH_UPDATE = ("loss", "grad_norm", "lr", "num_tokens", "num_samples")
+"""What every update has, whatever its loss: among a step's numbers with the role before it (``actor_grad_norm``)."""
+PLACES = ("epoch", "mini_batch")
+"""What says which mini-batch a row is of, and has no mean."""
+UNPREFIXED = ("GRPO(", "RLOO(", "ReMax(", "ReinforcePlusPlus(", "DPO(")
+"""Whose rows in older saves have `EACH_UPDATE` without a role."""
+
+
+@documented
 @dataclass(frozen=True)
 class Step:
     """One step: the batch with every column it gained, and the metrics of the updates; all may still be running."""
 
     batch: Batch
+    """With every column that the step's calls wrote."""
     critic: Metrics | None
     """``None`` for algorithms without a critic."""
     actor: Metrics | None
@@ -29,33 +40,37 @@ class Step:
     def numbers(self, statistics: Statistics) -> dict[str, float]:
         """Return the batch's statistics and each metric of the updates as one number; waits.
 
-        Metrics are averaged over the mini-batches; of those whose name ends in ``_max`` the largest counts. A name
-        that the critic and the actor share (loss, grad_norm, lr) is given as ``critic_loss`` and ``actor_loss``. What must
-        hold before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``,
-        ``first_clip_fraction``, ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
+        Metrics are averaged over the mini-batches; of those whose name ends in ``_max`` the largest counts. What every
+        update has (`EACH_UPDATE`), or both losses call by one name, is ``actor_loss`` and ``critic_loss``. What must hold
+        before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
+        ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         rows = [] if self.actor is None else self.actor.rows
         dtype = self.actor.dtype if isinstance(self.actor, Metrics) else "fp32"
         numbers |= first_numbers(rows)
         warn(gaps(numbers, dtype) + invariants(rows, RATIO_TOLERANCE[dtype]))
-        critic = over_mini_batches(self.critic.rows) if self.critic is not None else {}
-        actor = over_mini_batches(self.actor.rows) if self.actor is not None else {}
+        critic = update_numbers("critic", self.critic)
+        actor = update_numbers("actor", self.actor)
         numbers |= {f"critic_{name}" if name in actor else name: number for name, number in critic.items()}
         return numbers | {f"actor_{name}" if name in critic else name: number for name, number in actor.items()}
 
 
+@documented
 @dataclass(frozen=True)
 class SafeStep(Step):
     """A step with what Safe-RLHF has besides."""
 
     cost_critic: Metrics
+    """Of the cost critic's update."""
     multiplier: float
     """lambda, as the advantages were mixed with it."""
     next_multiplier: float
     """lambda, as it has moved by this step's costs."""
     ptx: Metrics | None = None
+    """Of the update on demonstrations; ``None`` without one."""
     ptx_loss: Value | None = None
+    """The loss on these before that update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +136,23 @@ class Statistics:
         return {name: float(number) for name, number in numbers.items()}
 
 
-def over_mini_batches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return each metric of an update as one number: the mean over its mini-batches, the largest where it ends in ``_max``."""
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    return {name: max(xs) if name.endswith("_max") else sum(xs) / len(xs) for name, xs in columns.items()}
+def update_numbers(role: str, metrics: Metrics | None) -> dict[str, float]:
+    """Return each metric of an update as one number: the mean over its mini-batches, the largest where it ends in ``_max``; waits.
+
+    Args:
+        role: put before the names of `EACH_UPDATE`.
+        metrics: of the update; ``None`` gives no numbers.
+    """
+    rows = [] if metrics is None else metrics.rows
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in PLACES}
+    numbers = {name: max(xs) if name.endswith("_max") else sum(xs) / len(xs) for name, xs in columns.items()}
+    return {f"{role}_{name}" if name in EACH_UPDATE else name: number for name, number in numbers.items()}
+
+
+def as_named_now(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step's row of an older save with the names of `Step.numbers`."""
+    older = str(row.get("algorithm", "")).startswith(UNPREFIXED) and "actor_loss" not in row
+    return {f"actor_{name}" if older and name in EACH_UPDATE else name: value for name, value in row.items()}
 
 
 def ended(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -14,7 +14,8 @@ import numpy as np
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import Index, Name, checked, is_whole, shown
 from hfsdk.core.column_refs import ColumnRefs, ColumnState
-from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN
+from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN, column_lines
+from hfsdk.core.completion import Offering
 from hfsdk.core.errors import ColumnError, SimulatedValueError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
@@ -29,8 +30,15 @@ MOST_ROWS = 10_000_000
 """Of a column that a user gives: what is more is a typo, and takes gigabytes."""
 
 
-class Batch(Pending):
-    """Samples by reference. See the module's text; columns are listed by ``batch.columns``."""
+class Batch(Offering, Pending):
+    """Samples by reference: a table to which every call adds columns. Made by ``session.prompts(...)`` and ``session.batch(...)``.
+
+    ``batch["scores"]`` waits for a column and brings it here; ``batch[:8]`` is a batch of the first rows; ``batch.text()``,
+    ``batch.to_pandas()``, ``batch.inspect(0)`` and ``batch.tokens()`` show what is in it. ``batch.columns`` are the names of those
+    it has; other columns than these are the data's or your own.
+    """
+
+    _inner = ("call_ids", "column_states", "from_columns", "known_lengths", "need", "view")
 
     def __init__(self, client: Client, columns: Mapping[str, ColumnRef], num_rows: int) -> None:
         super().__init__(client, [ref.lease for ref in columns.values() if ref.lease is not None])
@@ -148,7 +156,7 @@ class Batch(Pending):
 
     @checked
     def drop(self, *names: str) -> Batch:
-        """Return the batch without these columns."""
+        """Return the batch without the columns ``names``."""
         for name in names:
             _ = self._refs[name]  # raises where there is none
         return Batch(self._client, {n: r for n, r in self._refs.by_name.items() if n not in names}, self.num_rows)
@@ -163,7 +171,7 @@ class Batch(Pending):
         return self._refs.need(names, what)
 
     def known_lengths(self, name: str) -> Array | None:
-        """Return the lengths of a variable-length column, or ``None`` while they are not known. Does not wait."""
+        """Return the lengths of the variable-length column ``name``, or ``None`` while they are not known. Does not wait."""
         return self._refs.lengths(name)
 
     @checked
@@ -183,7 +191,7 @@ class Batch(Pending):
 
     @checked
     def reduce(self, fn: Callable[[Table], Any], reads: Sequence[str]) -> Value:
-        """Run ``fn(table)`` over whole columns in a CPU task and return its (small) result as a pending value."""
+        """Run ``fn(table)`` over the columns ``reads`` in a CPU task and return its (small) result as a pending value."""
         inputs = self._refs.need(reads, f"reduce({_name(fn)})")
         self._refs.check_aligned([name for name in reads if name in PER_TOKEN], f"reduce({_name(fn)})")
         return Value(self._client, self._client.task("reduce", Shipped.of(fn), inputs, (), self.num_rows))
@@ -203,7 +211,7 @@ class Batch(Pending):
 
     @checked
     def to_pandas(self, what: str = "samples") -> pd.DataFrame:
-        """Return a DataFrame: ``"samples"`` one row per sample, ``"tokens"`` one row per response token; waits.
+        """Return a DataFrame; ``what`` is ``"samples"``, one row per sample, or ``"tokens"``, one per response token; waits.
 
         In ``"samples"`` token columns are decoded and per-token numbers are given as their mean.
         """
@@ -308,7 +316,7 @@ class Batch(Pending):
 
     @checked
     def view(self, num_samples: Index = 3) -> dict[str, Any]:
-        """Return plain data for display: column states and a few samples of what is ready. Does not wait."""
+        """Return plain data for display: column states and ``num_samples`` samples of what is ready. Does not wait."""
         return {"num_rows": self.num_rows, "columns": self.column_states(), "samples": self._sample_view(num_samples)}
 
     def _sample_view(self, num_samples: int) -> list[dict[str, Any]]:
@@ -334,6 +342,9 @@ class Batch(Pending):
     def __repr__(self) -> str:
         words = [c["name"] + ("" if c["state"] == "ready" else f" ({c['state']})") for c in self.column_states()]
         return printable(f"Batch({self.num_rows} samples: {', '.join(words)})")
+
+
+Batch.__doc__ = f"{Batch.__doc__}\n\n    Columns:{column_lines()}\n    "
 
 
 def refs_of(batch: Batch) -> ColumnRefs:

@@ -9,29 +9,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hfsdk.core.field_texts import documented
 from hfsdk.core.layout import Mesh
 
 PHASES = ("generation", "preparation", "learning")
 """HybridFlow's three stages of an RLHF iteration (section 2.1)."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One call of a role's method: a node of the dataflow."""
 
     id: int
+    """Number of the call in its session."""
     role: str
+    """Whose method it is."""
     method: str
+    """Its name, e.g. ``"generate"``."""
     phase: str = ""
+    """``"generation"``, ``"preparation"`` or ``"learning"``."""
     reads: tuple[str, ...] = ()
+    """Columns that it reads."""
     read_from: tuple[int, ...] = ()
     """For each of ``reads`` the id of the call that wrote it, perhaps under another name (``batch.alias``)."""
     writes: tuple[str, ...] = ()
+    """Columns that it writes."""
     inputs: tuple[int, ...] = ()
     """Ids of the calls whose columns this one reads."""
     protocol: str = ""
+    """How rows go to the ranks and back, e.g. ``"THREE_D"``."""
     num_rows: int = 0
+    """Rows of the batch."""
     step: int = 0
+    """The step that it belongs to."""
     line: str = ""
     """Where the user started it, e.g. ``"cell 4, line 2"``."""
     function: str = ""

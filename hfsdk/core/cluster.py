@@ -18,6 +18,7 @@ from hfsdk.core.checks import (
     shown,
 )
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.spec import Dtype
 from hfsdk.core.text import nearest
 
@@ -25,14 +26,17 @@ MOST_DEVICES = 100_000
 """Devices of the largest cluster that is taken."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class LinkSpec:
     """A connection between two devices, or of a node to the network."""
 
     name: Name
+    """For messages and pictures, e.g. ``"NVLink 3"``."""
     bandwidth: Positive
     """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
     latency_s: NonNegative
+    """Seconds of a message without content."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -49,14 +53,17 @@ NETWORK_10G = LinkSpec(name="10 Gbit/s", bandwidth=1.25e9, latency_s=1e-4)
 a DGX H100; shared memory is gloo between processes of one machine, a round figure."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
     """One accelerator (or, without one, one worker's share of this machine)."""
 
     name: Name
+    """For messages and pictures, e.g. ``"A100-80GB"``."""
     peak_flops: Positive
     """Dense FLOP/s in bf16 (on CPU: in fp32)."""
     memory_bytes: Annotated[int, Within(1, 10**15)]
+    """Bytes of the device's own memory."""
     memory_bandwidth: Positive
     """Bytes per second of the device's own memory."""
     fp32_flops: NonNegative = 0.0
@@ -139,6 +146,7 @@ def _slowest_links(nodes: Iterable[tuple[DeviceSpec, ...]]) -> tuple[LinkSpec, L
     return min(near, key=lambda link: link.bandwidth), min(far, key=lambda link: link.bandwidth)
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """Nodes x devices with their links. ``ClusterSpec.parse("16x8 A100-80GB")``."""
@@ -150,6 +158,7 @@ class ClusterSpec:
     inter_node: LinkSpec = NETWORK_200G
     """Of a node to the others, shared by its devices."""
     price_per_device_hour: NonNegative = 0.0
+    """In any currency, for what a step costs; 0 where it is not known."""
     node_cores: tuple[Annotated[int, Within(1, MOST_DEVICES)], ...] = ()
     """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
 

@@ -129,3 +129,8 @@ def hint_for(name: str) -> str:
     if name == NEW_LOG_PROBS:
         return "Give new=actor.compute_log_probs(batch), called after an update, or the name of a column."
     return COLUMNS[name].remedy if name in COLUMNS else "Write it first, e.g. with batch.with_columns(...)."
+
+
+def column_lines() -> str:
+    """Return a line for the docstring of a batch on each column: what it holds, per token or per sample, and who writes it."""
+    return "".join(f"\n        {c.name}: {c.meaning}; {c.dtype}, by {c.writer}." for c in COLUMNS.values())

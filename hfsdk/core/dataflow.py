@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.core.call_flow import Call, CallFlow, CallRun, Edge, Piece, Transfer
 from hfsdk.core.checks import checked
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.methods import PUT
 from hfsdk.core.text import printable
 
@@ -31,12 +32,15 @@ MOST_RANKS = 64
 """Above this many ranks the view brings together the ranks that read the same rows, and above as many of those the nodes."""
 
 
+@documented
 @dataclass(frozen=True)
 class Dataflow:
     """Calls and what flows between them."""
 
     calls: tuple[Call, ...]
+    """The nodes, in order of submission."""
     edges: tuple[Edge, ...] = ()
+    """Which columns go from which call to which."""
     inputs: tuple[Call, ...] = ()
     """Where columns come from that these calls did not write: the user's data, calls of earlier steps."""
     runs: Mapping[int, CallRun] = field(default_factory=dict, repr=False)
@@ -46,6 +50,7 @@ class Dataflow:
     controller_bytes: int | None = None
     """Column bytes that passed through the controller in this session so far."""
     title: str = "dataflow"
+    """Shown above the picture."""
 
     @classmethod
     def of(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import Title, checked, shown
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.files import export
 from hfsdk.core.rows import Row
 from hfsdk.core.text import printable
@@ -60,15 +61,19 @@ class Judgement:
         return "pass" if self.score >= self.least else "fail"
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """What ``session.compare`` returns: one row per algorithm, seed and step, a picture, and a verdict."""
 
     rows: tuple[Row, ...]
+    """One per algorithm, seed and step."""
     algorithms: Mapping[str, str]
     """Name -> the algorithm with all its options, as text."""
     seeds: tuple[int, ...]
+    """Of the runs."""
     steps: int
+    """Of each run."""
     baseline: Mapping[str, Any] | None = field(default=None, repr=False)
     """What :meth:`save_baseline` wrote earlier."""
     branches: Mapping[tuple[str, int], str] = field(default_factory=dict, repr=False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import checked, shown
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.rows import Row
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Mark:
     order: int
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class History:
     """One row per step of ``session.train``, and per update that was called by hand; see the module's text.
@@ -53,8 +55,11 @@ class History:
     """
 
     rows: tuple[Row, ...]
+    """In order of time."""
     branches: tuple[Branch, ...]
+    """In the order in which they began."""
     marks: tuple[Mark, ...] = ()
+    """Snapshots, each where it was taken."""
     branch: str = "main"
     """The branch of now."""
     sources: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -19,6 +19,7 @@ from typing import Annotated
 from hfsdk.core.checks import Length, NamedFields, OneOf, Within, check_fields, checked, shown
 from hfsdk.core.cluster import MOST_DEVICES
 from hfsdk.core.errors import LayoutError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.spec import ModelSpec
 
 _AXIS = re.compile(r"^(tp|pp|dp)([0-9]{1,9})$")
@@ -38,6 +39,7 @@ class Coordinates:
     dp: int
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Layout(NamedFields):
     """Tensor, pipeline and data parallel sizes. Prints and parses as ``"tp2 pp1 dp2"``.
@@ -46,8 +48,11 @@ class Layout(NamedFields):
     """
 
     tp: Size = 1
+    """Tensor parallel size: ranks that share each layer's matrices; divides the heads (docs/glossary.md)."""
     pp: Size = 1
+    """Pipeline parallel size: stages that share the layers."""
     dp: Size | None = None
+    """Data parallel size: replicas that share the samples; ``None`` fills up."""
 
     def __post_init__(self) -> None:
         check_fields(self, LayoutError)

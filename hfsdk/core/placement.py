@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from hfsdk.core.checks import Within, check_fields, checked, is_whole, shown
 from hfsdk.core.cluster import MOST_DEVICES
 from hfsdk.core.errors import PlacementError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.text import listed, nearest
 
 ROLLOUT, INFERENCE = SHADOWS = ("rollout", "inference")
@@ -30,12 +31,15 @@ PRESETS = ("colocate", "flattening", "split", "standalone", "interleaving", "sep
 NumDevices = Annotated[int, Within(1, MOST_DEVICES)]
 
 
+@documented
 @dataclass(frozen=True)
 class Pool:
     """A named set of devices, in rank order."""
 
     name: str
+    """Shown in messages and pictures; unique in a placement."""
     devices: tuple[int, ...]
+    """Numbers of the devices, rank 0's first."""
     within: str = ""
     """The pool of which this is a part, whose calls and this one's exclude each other."""
 
@@ -48,11 +52,13 @@ class Pool:
         return len(self.devices)
 
 
+@documented
 @dataclass(frozen=True)
 class Placement:
     """Pools and who lives in them."""
 
     pools: tuple[Pool, ...]
+    """Sets of devices that no two pools share, but for parts (``Pool.within``)."""
     roles: Mapping[str, str]
     """Role name -> pool name."""
 

@@ -31,6 +31,7 @@ from hfsdk.core.alternative import (
 from hfsdk.core.checks import Count, NamedFields, Within, check_fields, check_options, shown
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.trace import Trace
@@ -56,6 +57,7 @@ class Lengths(Protocol):
         ...
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Workload(NamedFields):
     """What one step works on. ``None`` leaves an option as the algorithm has it."""
@@ -154,6 +156,7 @@ class Searched:
 Again = Callable[..., "Plan"]
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The best placement and layouts of a family, with what is predicted of a step; ``session.place(plan)`` applies it.
@@ -163,12 +166,17 @@ class Plan:
     """
 
     algorithm: str
+    """Name of the algorithm whose step was planned."""
     cluster: ClusterSpec
+    """The devices that it is for."""
     workload: Workload
+    """What one step works on."""
     best: Alternative
+    """The placement and layouts that were chosen, with their seconds and cost."""
     calls: tuple[PlannedCall, ...]
     """The calls of one step on a timeline that starts at 0, in order of submission."""
     memory: tuple[PlannedMemory, ...]
+    """Bytes on every device, by role and kind."""
     runners_up: tuple[Alternative, ...] = ()
     """The next best, each the best of its own way of sharing devices, in order."""
     rejected: tuple[Rejected, ...] = ()
@@ -180,6 +188,7 @@ class Plan:
     notices: tuple[str, ...] = ()
     """What has to change for this plan, in words: what :meth:`again` and ``what_if`` assume and the session has not declared."""
     search: Searched
+    """How many placements and layouts were looked at, and how long that took."""
     again: Again | None = field(default=None, repr=False, compare=False)
     """``again(workload=..., cluster=...)``: the same question with another workload or cluster, answered anew."""
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hfsdk.core.checks import checked
+from hfsdk.core.field_texts import documented
 from hfsdk.core.layout import Mesh
 
 RowIndices = npt.NDArray[np.int64]
@@ -43,11 +44,13 @@ def balanced_split(weights: Sequence[int] | npt.NDArray[np.int64], parts: int) -
     return [np.array(sorted(group), dtype=np.int64) for group in groups]
 
 
+@documented
 @dataclass(frozen=True)
 class TransferProtocol:
     """A named pair of scatter and collect. Users make their own the same way."""
 
     name: str
+    """Shown in messages and pictures."""
     scatter_rows: Scatter
     """(num_rows, tokens per row or None, mesh) -> the rows of every rank."""
     collect_ranks: Collect

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from hfsdk.core.checks import Count, Index, Length, NamedFields, NonNegative, OneOf, Positive, Within, check_fields, checked
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
@@ -19,6 +20,13 @@ RECOMPUTE = ("", "selective", "full")
 PARTS = ("weights", "gradients", "optimizer")
 """What a trained role holds beside its activations and can have in host memory; ``"optimizer"`` is masters and moments."""
 
+DECLARED_BY = {
+    "actor": "session.actor('tiny')", "critic": "session.critic('tiny')",
+    "cost_critic": "session.critic('tiny', name='cost_critic')", "reference": "session.reference(actor)",
+    "reward": "session.reward(my_function)", "cost": "session.cost(my_function)",
+}  # fmt: skip
+"""How each role that algorithms ask for is declared, for messages."""
+
 
 def _check(condition: bool, name: str, value: object, wanted: str) -> None:
     if not condition:
@@ -28,6 +36,7 @@ def _check(condition: bool, name: str, value: object, wanted: str) -> None:
 Beta = Annotated[float, Within(0, below=1)]
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class AdamW(NamedFields):
     """AdamW with a learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
@@ -35,9 +44,11 @@ class AdamW(NamedFields):
     lr: NonNegative = 1e-5
     """Peak learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay of the first and the second moment per optimizer step (Adam, arXiv 1412.6980)."""
     eps: Positive = 1e-8
-    """Added outside the square root, as PyTorch does."""
+    """Added to the square root of the second moment, outside it, as PyTorch does."""
     weight_decay: float = 0.0
+    """Decoupled: weights shrink by lr times it at every step."""
     max_grad_norm: NonNegative = 1.0
     """Gradients are scaled down to this global norm, over all shards; 0 turns clipping off."""
     schedule: Annotated[str, OneOf("constant", "linear", "cosine")] = "constant"
@@ -47,6 +58,7 @@ class AdamW(NamedFields):
     total_steps: Index = 0
     """Optimizer steps after which ``min_lr`` is reached; needed by linear and cosine."""
     min_lr: float = 0.0
+    """What linear and cosine end at."""
     distributed: bool = False
     """Masters and moments are sharded over dp (Megatron's distributed optimizer, ZeRO stage 1, arXiv 1910.02054).
 
@@ -110,6 +122,7 @@ def state_bytes(dtype: str, stepped: bool = True) -> int:
     return DTYPE_BYTES[dtype] + 4 * (dtype != "fp32") + 8 * stepped
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions(NamedFields):
     """How the generating engine is sized."""
@@ -120,6 +133,7 @@ class RolloutOptions(NamedFields):
     """Sequences decoded at once on one replica; 0 takes 64 on CPU, and on GPUs as many longest ones as the cache holds, from 64 to
     vLLM's own default (1024 on an H100). ``session.place`` chooses both sizes: :mod:`hfsdk.planner.perf.sizing`."""
     max_num_batched_tokens: Count = 4096
+    """Most tokens of one forward pass of the engine: prompts that are read, and one for each sequence decoded."""
     kv_cache_bytes: Annotated[int, Within(0, 10**15)] = 0
     """Bytes of key/value cache per rank; 0 sizes it for ``max_num_seqs`` sequences: on CPU at most 256 MB, on GPUs at most what
     everything else on the device leaves while this rollout generates."""
@@ -130,6 +144,7 @@ class RolloutOptions(NamedFields):
         check_fields(self)
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RoleSpec:
     """One role as declared: which model, which layouts, trained how."""
@@ -141,11 +156,13 @@ class RoleSpec:
     folder: str = ""
     """Folder with config.json and safetensors; empty for a reward function or in simulation."""
     model: ModelSpec | None = None
+    """The architecture; ``None`` for a function."""
     head: str = "lm"
     """``"lm"``: next-token logits; ``"scalar"``: one number per token (critic, reward model)."""
     train: Layout | None = None
     """Layout of training or, for frozen models, of inference."""
     rollout: Layout | None = None
+    """Layout of generation, of an actor."""
     auto: tuple[str, ...] = ()
     """Layouts that the user left open (``"train"``, ``"rollout"``): data parallel, unless a plan says otherwise."""
     dtype: Dtype = "fp32"
@@ -153,6 +170,7 @@ class RoleSpec:
     optimizer: AdamW | None = None
     """``None`` for frozen models."""
     rollout_options: RolloutOptions = field(default_factory=RolloutOptions)
+    """How the generating engine is sized."""
     micro_batch_tokens: Count = 2048
     """Most tokens of one micro-batch on one rank."""
     recompute: Annotated[str, OneOf(*RECOMPUTE)] = ""
@@ -162,6 +180,7 @@ class RoleSpec:
     """What the role holds stays in host memory and comes to the device for its own calls alone: a frozen model's weights, a trained
     one's gradients, masters and moments as well. While it generates only the rollout's copy is there."""
     seed: int = 0
+    """Of a new head."""
     restore: str = ""
     """Folder of a checkpoint to load after the initial weights (set when a pool is rebuilt)."""
     function: Shipped | None = None

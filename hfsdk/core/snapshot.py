@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.core.field_texts import documented
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Kept
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """Made by ``session.snapshot(name)``; ``session.rewind(snapshot)`` goes back to it.
@@ -24,6 +26,7 @@ class Snapshot:
     """
 
     name: str
+    """Under which ``rewind`` and ``fork`` find it."""
     branch: str
     """On which it was taken."""
     steps: int

@@ -28,6 +28,7 @@ from hfsdk.core.checks import (
     shown,
 )
 from hfsdk.core.errors import ModelNotFoundError, OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.hf_config import (
     CLASS_PREFIXES,
     HEAD_CLASSES,
@@ -52,6 +53,7 @@ Width = Annotated[int, Within(1, 10**7)]
 """Sizes of a model, bounded by some hundred times what the largest models have, so that a slip is told."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The architecture of a causal language model (decoder only, RMSNorm, gated MLP, rotary positions).
@@ -68,8 +70,11 @@ class ModelSpec:
     family: Annotated[str, OneOf(*CLASS_PREFIXES)] = "llama"
     """``"llama"``, ``"mistral"``, ``"phi3"``, ``"qwen2"`` or ``"qwen3"``."""
     num_layers: Annotated[int, Within(1, 10_000)]
+    """Transformer blocks."""
     hidden_size: Width
+    """Width of the residual stream."""
     mlp_hidden_size: Width
+    """Width inside the gated MLP (``intermediate_size`` in ``config.json``)."""
     num_heads: Heads
     """Query heads."""
     num_kv_heads: Heads
@@ -79,9 +84,13 @@ class ModelSpec:
     vocab_size: Annotated[int, Within(1, 10**8)]
     """Rows of the embedding as stored, without any engine's padding."""
     max_positions: Count
+    """Longest sequence, in tokens."""
     tied_embeddings: bool = False
+    """Whether input and output embedding are one matrix."""
     norm_eps: Positive = 1e-5
+    """Added to the mean square in RMSNorm."""
     rope_theta: Positive = 10000.0
+    """Base of the rotary angles."""
     rope_scaling: RopeScaling | YarnScaling | None = None
     """Of rope type ``llama3`` or ``yarn``; ``None``: rotary positions as they are."""
     attention_bias: bool = False

@@ -32,7 +32,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_che
 
 from hfsdk.core.checks import check_options, checked
 from hfsdk.core.comparison import ComparedCall, Comparison, against_guess, side_by_side
+from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.core.files import export
 from hfsdk.core.text import printable
 
@@ -48,6 +50,7 @@ CLOCK_SLACK_NS = 1_000_000
 """A call that ended at most so long after another began counts as before it (clocks of two processes)."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Span:
     """A stretch of time on one lane.
@@ -58,20 +61,31 @@ class Span:
     """
 
     name: str
+    """What the time covers; see the module's table."""
     role: str
+    """Whose work it is, or ``"session"``."""
     call_id: int
+    """The call it belongs to."""
     method: str = ""
+    """That call's method."""
     step: int = 0
+    """That call's step."""
     pool: str = ""
+    """Name of the pool, empty for the controller's lane."""
     device: int | None = None
     """Device number in the cluster, or ``None`` for the controller's own lane."""
     rank: int | None = None
+    """Rank in the pool, or ``None`` for the controller's lane."""
     start_ns: int
+    """When it began, in nanoseconds since 1970 (or of the virtual clock)."""
     duration_s: float | None = None
+    """How long it took, in seconds; ``None`` while it runs."""
     parent: str = ""
     """Name of the enclosing worker span, empty at the top."""
     phase: str = ""
+    """``"generation"``, ``"preparation"`` or ``"learning"``."""
     predicted: bool = False
+    """Whether a performance model says so, and no clock."""
     attrs: Mapping[str, float | int | str] = field(default_factory=dict)
     """Numbers that belong to the span: tokens, bytes, cpu_s, and at its end rss_bytes (host memory that is resident) and, on a
     GPU, host_s (seconds from the span's beginning to its end in the program: launching kernels, not running them),
@@ -103,12 +117,15 @@ def is_traced(value: object) -> TypeGuard[Traced]:
     return all(callable(getattr(type(value), name, None)) for name in ("snapshot", "critical_path"))
 
 
+@documented
 @dataclass(frozen=True)
 class Trace:
     """The spans of one step (or of any stretch), in order of their start."""
 
     spans: tuple[Span, ...]
+    """In order of their start."""
     title: str = ""
+    """Shown above the picture."""
 
     @classmethod
     def of(cls, spans: Iterable[Span], title: str = "") -> Trace:
@@ -218,7 +235,7 @@ class Trace:
             total, title, source = ComparedCall(call="all of these", this_s=sums[0], other_s=sums[1]), "a guess", "guess"
         else:
             if not is_traced(other):
-                has = "; it has one, .trace" if isinstance(getattr(type(other), "trace", None), property) else ""
+                has = "; it has one, .trace" if isinstance(getattr(type(other), "trace", None), property | Computed) else ""
                 raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}{has}")
             theirs = other.snapshot()
             rows = side_by_side(mine, theirs.seconds_by_call())

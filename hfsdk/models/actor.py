@@ -10,13 +10,15 @@ import numpy as np
 from hfsdk.core.arguments import Generation, LogProbs
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Count, Fraction, Index, NonNegative, Within, checked, is_whole, shown
-from hfsdk.core.columns import OF_RESPONSE
-from hfsdk.core.errors import LayoutError, OptionError
+from hfsdk.core.checks import Count, Fraction, Index, NonNegative, Within, checked, shown
+from hfsdk.core.columns import COLUMNS, OF_RESPONSE
+from hfsdk.core.errors import ColumnError, LayoutError, OptionError
 from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD
+from hfsdk.core.pending import ColumnRef
+from hfsdk.core.prompt_data import as_values, is_conversation, is_token_ids, left_out, read_source
 from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
-from hfsdk.core.table import Array, Ragged
+from hfsdk.core.table import Ragged, Table
 from hfsdk.models.handle import Host, TrainedHandle
 from hfsdk.models.reward import PART
 from hfsdk.resharding.reshard_plan import ReshardPlan
@@ -29,8 +31,8 @@ T = TypeVar("T")
 
 Copies = Annotated[int, Within(1, 65_536)]
 
-Prompts = Batch | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Array
-"""A batch with a column ``prompt``, one text, texts, the token ids of one prompt, or those of several."""
+Prompts = Any
+"""A batch with a column ``prompt``, one text, the token ids of one prompt, or data as ``session.prompts`` takes them."""
 
 MIN_TEMPERATURE = 0.01
 """Smallest temperature above 0 that the generating engine takes as it is."""
@@ -69,7 +71,8 @@ class ActorModel(TrainedHandle):
         """Generate responses (HybridFlow, table 4: generate_sequences).
 
         Args:
-            prompts: a batch with a column ``prompt``, one text, a list of texts, or token ids.
+            prompts: a batch with a column ``prompt``; one text, token ids, or one conversation; or data as ``session.prompts``
+                takes them (texts, a Series, a DataFrame, ...), whose other columns are passed on to reward functions.
             max_new_tokens: longest response, in tokens.
             min_new_tokens: shortest response, in tokens.
             temperature: logits are divided by it; 0 is greedy. It travels in the batch into every log-prob pass.
@@ -260,21 +263,15 @@ class ActorModel(TrainedHandle):
     def _prompt_batch(self, prompts: Prompts) -> Batch:
         if isinstance(prompts, Batch):
             return prompts
-        if not isinstance(prompts, (str, Sequence, np.ndarray)):
-            raise OptionError(f"{self.name}.generate takes a batch, texts, or token ids; got {type(prompts).__name__}")
-        rows: list[object] = [prompts] if isinstance(prompts, str) else list(prompts)
-        if rows and all(is_whole(row) for row in rows):
-            rows = [rows]
+        if isinstance(prompts, str) or (is_token_ids(prompts) and len(prompts)):
+            prompts = [prompts]
+        try:
+            rows, extra = read_source(prompts)
+        except (ColumnError, OptionError) as error:
+            raise type(error)(f"{self.name}.generate cannot take these prompts: {error}") from None
         if not rows:
             raise OptionError(f"{self.name}.generate got no prompts; give a batch, texts, or token ids")
-        ids = []
-        for i, row in enumerate(rows):
-            if isinstance(row, str):
-                ids.append(self._client.need_tokenizer().encode(row) if row else [])
-            elif isinstance(row, (Sequence, np.ndarray)) and all(is_whole(t) for t in row):
-                ids.append([int(t) for t in row])
-            else:
-                raise OptionError(f"{self.name}.generate: prompt {i} is {type(row).__name__}; give a text or token ids")
+        ids = [self._token_ids(row, i) for i, row in enumerate(rows)]
         vocab = self._need_model(GENERATE.name).vocab_size
         for i, tokens in enumerate(ids):
             wrong = [t for t in tokens if not 0 <= t < vocab]
@@ -282,7 +279,22 @@ class ActorModel(TrainedHandle):
                 raise OptionError(f"prompt {i} has token {wrong[0]}; {self.spec} has tokens 0 to {vocab - 1}")
             if not tokens:
                 raise OptionError(f"{self.name}.generate: prompt {i} is empty; give at least one token")
-        return Batch.from_columns(self._client, {"prompt": Ragged.of(ids, np.int32)})
+        columns: dict[str, Any] = {"prompt": Ragged.of(ids, np.int32)}
+        columns |= {name: as_values(values) for name, values in extra.items() if name not in COLUMNS}
+        if taken := [name for name in extra if name in COLUMNS]:
+            self._host.notice(left_out(taken))
+        lease = self._client.put(Table(columns))  # as they are: from_columns would make lists of numbers ragged
+        return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in columns}, len(ids))
+
+    def _token_ids(self, prompt: Any, row: int) -> list[int]:
+        if isinstance(prompt, str):
+            return self._client.need_tokenizer().encode(prompt) if prompt else []
+        if is_conversation(prompt):
+            return self._client.need_tokenizer().encode_chat([dict(turn) for turn in prompt])
+        if is_token_ids(prompt):
+            return [int(token) for token in prompt]
+        kinds = "prompts are texts, token ids or lists of messages"
+        raise OptionError(f"{self.name}.generate: prompt {row} is {shown(prompt)}; {kinds}")
 
     def _check_prompts(self, batch: Batch, max_new_tokens: int) -> None:
         lengths = batch.known_lengths("prompt")

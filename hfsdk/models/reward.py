@@ -239,7 +239,11 @@ class CostModel(_Scorer):
 
     @checked
     def compute_costs(self, batch: Batch) -> Batch:
-        """Write ``costs``: one number per response (HybridFlow, table 4: compute_cost). As ``RewardModel.compute_scores``."""
+        """Write ``costs`` into the batch: one number per response (HybridFlow, table 4: compute_cost).
+
+        Args:
+            batch: as in :meth:`RewardModel.compute_scores`.
+        """
         return self._score(batch)
 
     @property

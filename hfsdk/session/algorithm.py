@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from hfsdk.algorithms.handles import need_roles
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
@@ -31,3 +32,14 @@ def check_algorithm(algorithm: Any) -> None:
     """
     if isinstance(algorithm, type) or not callable(inspect.getattr_static(algorithm, "step", None)):
         raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {shown(algorithm)}")
+
+
+def check_roles(algorithm: Any, models: Any) -> None:
+    """Look at the roles that the algorithm says it uses (``roles``, as those of hfsdk do) before anything is loaded.
+
+    Raises:
+        PlacementError: names all that the session lacks.
+    """
+    roles = getattr(algorithm, "roles", ())
+    if isinstance(roles, (list, tuple)):
+        need_roles(models, roles)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.algorithms import DPO
 from hfsdk.core.checks import Count, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, read_baseline
 from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.algorithm import Algorithm, check_algorithm
+from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.compared_runs import ComparedRun
 from hfsdk.session.notebook import wants_progress
@@ -38,7 +39,7 @@ GO_ON = "the same call with resume=True keeps them and runs the others"
 def compare(  # noqa: D417
     parts: Parts,
     algorithms: Algorithms,
-    prompts: PromptStream,
+    prompts: Any,
     *,
     steps: Count,
     seeds: Sequence[int] = (0, 1, 2),
@@ -57,7 +58,7 @@ def compare(  # noqa: D417
 
     Args:
         algorithms: e.g. ``[hf.PPO(), hf.GRPO()]``, or by name ``{"no KL": hf.PPO(kl_coef=0.0)}``.
-        prompts: from :meth:`prompts`; each run begins at the same place.
+        prompts: from :meth:`prompts`, or data as :meth:`train` takes them; each run begins at the same place.
         steps: of each run.
         seeds: of sampling and shuffling, in place of the session's.
         snapshot: where to start; by default here.
@@ -72,10 +73,13 @@ def compare(  # noqa: D417
 
     Raises:
         OptionError: an option is out of its range; there is no baseline, or it is of other steps or options.
+        PlacementError: the session lacks roles that an algorithm uses; names all of them, before anything is loaded.
         CallError: a call failed; the session is where it was, and ``resume=True`` keeps what was finished.
         KeyboardInterrupt: an interrupt, before any run was finished.
     """
     named = _named(algorithms)
+    for algorithm in named.values():
+        check_roles(algorithm, parts.deployment.models)
     seeds = _different(seeds)
     options = {name: repr(algorithm) for name, algorithm in named.items()}
     if save_baseline and baseline is None:
@@ -83,8 +87,9 @@ def compare(  # noqa: D417
     known = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
     if baseline is not None and parts.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
+    stream = parts.sources.stream_of(prompts, pairs=any(isinstance(one, DPO) for one in named.values()))
     shown = wants_progress() if progress is None else progress
-    comparison = _Comparison(parts, named, prompts, steps, seeds, resume)
+    comparison = _Comparison(parts, named, stream, steps, seeds, resume)
     comparison.run(snapshot, shown)
     experiment = Experiment(
         tuple(comparison.rows), options, seeds, steps, known, comparison.branches, tuple(comparison.unfinished)

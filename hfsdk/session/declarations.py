@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,6 +59,7 @@ class Declarations:
         cpu_weights: str | None = None,
         offload: bool = False,
         name: Name = "actor",
+        replace: bool = False,
     ) -> ActorModel:
         """Declare the policy to be trained. Checked now, loaded at ``place`` or first use.
 
@@ -79,21 +80,23 @@ class Declarations:
                 between the steps of a call. On processors, where a rollout with ``cpu_weights="shared"`` has the weights too,
                 those stay.
             name: another name than "actor", where there are several.
+            replace: with other arguments than before, whether a role of this name that was trained may be replaced; its updates are
+                lost then. One without updates is replaced with a notice; the same arguments give the same handle.
 
         Raises:
             ModelNotFoundError: no such model, or a folder without weights.
             UnsupportedModelError: an architecture or head size that the engines do not run.
             LayoutError: a layout that fits neither the model nor the devices.
-            OptionError: an option out of its range.
+            OptionError: an option out of its range, or a role of this name was trained and ``replace`` is not given.
         """
         options = rollout_options or RolloutOptions()
         if cpu_weights is not None:
-            options = replace(options, cpu_weights=cpu_weights)
+            options = dataclasses.replace(options, cpu_weights=cpu_weights)
         role = RoleSpec(
             name=name, kind="actor", dtype=self._dtype(dtype), optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
             recompute=recompute, rollout_options=options, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._backend))
+        return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._backend), replace=replace)
 
     @checked
     def critic(
@@ -107,16 +110,28 @@ class Declarations:
         recompute: str = "",
         offload: bool = False,
         name: Name = "critic",
+        replace: bool = False,
     ) -> CriticModel:
-        """Declare the value function: the model's body with a scalar head. Arguments and errors as in :meth:`actor`.
+        """Declare the value function: the model's body with a scalar head. Checked now, loaded at ``place`` or first use.
 
-        ``dtype`` too is by default bf16 on GPUs, fp32 on processors and in simulation.
+        Args:
+            model: as in :meth:`actor`, or the actor itself (its initial weights).
+            train: layout of training and inference, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
+            dtype: ``"fp32"`` or ``"bf16"``; by default bf16 on GPUs, fp32 on processors and in simulation.
+            optimizer: AdamW with its schedule and clipping.
+            micro_batch_tokens: most tokens of one forward pass on one rank.
+            recompute: as in :meth:`actor`.
+            offload: as in :meth:`actor`.
+            name: another name than "critic", where there are several; Safe-RLHF asks for ``"cost_critic"``.
+            replace: as in :meth:`actor`.
+
+        Raises: as in :meth:`actor`.
         """
         role = RoleSpec(
             name=name, kind="critic", head="scalar", dtype=self._dtype(dtype), optimizer=optimizer,
             micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._backend))
+        return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._backend), replace=replace)
 
     @checked
     def reference(
@@ -128,6 +143,7 @@ class Declarations:
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
         name: Name = "reference",
+        replace: bool = False,
     ) -> ReferenceModel:
         """Declare the frozen policy that the KL is measured against.
 
@@ -138,6 +154,7 @@ class Declarations:
             micro_batch_tokens: as in :meth:`actor`.
             offload: keep the weights in host memory and bring them to the device for this role's own calls.
             name: as in :meth:`actor`.
+            replace: as in :meth:`actor`.
 
         Raises: as in :meth:`actor`.
         """
@@ -150,7 +167,7 @@ class Declarations:
             name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload,
             seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend))
+        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend), replace=replace)
 
     @checked
     def reward(
@@ -166,6 +183,7 @@ class Declarations:
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
         name: Name = "reward",
+        replace: bool = False,
     ) -> RewardModel:
         """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float]``, or a model.
 
@@ -188,20 +206,24 @@ class Declarations:
             micro_batch_tokens: of a model.
             offload: of a model, as in :meth:`reference`, or with an optimizer as in :meth:`actor`.
             name: another name than "reward", where there are several.
+            replace: as in :meth:`actor`.
 
         Raises:
-            OptionError: the function does not take completions, weights do not fit the list, or one in it has the sum's name.
+            OptionError: the function does not take completions, weights do not fit the list, one in it has the sum's name, or a
+                role of this name was trained and ``replace`` is not given.
             ModelNotFoundError: no such model.
         """
         if isinstance(source, (list, tuple)):
             if per_token or optimizer is not None:
                 raise OptionError("a sum of rewards is neither trained nor per token; give optimizer or per_token to its parts")
-            return self._sum_of(source, weights, timeout_s, name)
+            return self._sum_of(source, weights, timeout_s, name, replace)
         if weights is not None:
             raise OptionError("weights go with a list of rewards: session.reward([model, function], weights=[1.0, 0.1])")
         if per_token and (not callable(source) or isinstance(source, ModelHandle)):
             raise OptionError("per_token goes with a function that returns a list of numbers per completion; this is a model")
-        return self._scorer(RewardModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, per_token)
+        return self._scorer(
+            RewardModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace, per_token
+        )
 
     @checked
     def cost(
@@ -215,11 +237,28 @@ class Declarations:
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
         name: Name = "cost",
+        replace: bool = False,
     ) -> CostModel:
-        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit (``hf.SafeRLHF(cost_limit=...)``)."""
-        return self._scorer(CostModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name)
+        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit (``hf.SafeRLHF(cost_limit=...)``).
 
-    def _sum_of(self, sources: Sequence[Any], weights: Sequence[float] | None, timeout_s: float, name: str) -> RewardModel:
+        Args:
+            source: a function ``f(prompts, completions, **columns) -> list[float]`` or a model, as in :meth:`reward`.
+            timeout_s: most seconds one call of the function may take.
+            layout: of a model's inference or, with an optimizer, of its training.
+            dtype: of a model, as in :meth:`actor`.
+            optimizer: to train a model here, on pairs (``cost.update(next(pairs), hf.CostLoss())``); ``None`` is frozen.
+            micro_batch_tokens: of a model.
+            offload: of a model, as in :meth:`reward`.
+            name: another name than "cost", where there are several.
+            replace: as in :meth:`actor`.
+
+        Raises: as in :meth:`reward`.
+        """
+        return self._scorer(CostModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace)
+
+    def _sum_of(
+        self, sources: Sequence[Any], weights: Sequence[float] | None, timeout_s: float, name: str, replace: bool
+    ) -> RewardModel:
         listed = [1.0] * len(sources) if weights is None else weights
         chosen = list(listed) if isinstance(listed, Sequence | np.ndarray) else []
         finite = all(isinstance(weight, (int, float)) and math.isfinite(weight) for weight in chosen)
@@ -240,18 +279,18 @@ class Declarations:
                 own = re.sub(r"[^\w.+-]", "", str(getattr(source, "__name__", ""))) or str(number)
                 taken = {part.name for part in parts}
                 part_name = f"{name}.{own}" if f"{name}.{own}" not in taken else f"{name}.{own}.{number}"
-                source = self.reward(source, timeout_s=timeout_s, name=part_name)
+                source = self.reward(source, timeout_s=timeout_s, name=part_name, replace=replace)
             parts.append(source)
         names, values = tuple(f"{PART}{part.name}" for part in parts), tuple(float(w) for w in chosen)
         shipped = Shipped.of(WeightedScores(names, values))
         role = RoleSpec(name=name, kind="reward", seed=self._context.seed, timeout_s=timeout_s, function=shipped)
-        handle = self._deployment.declare(RewardSum, role)
+        handle = self._deployment.declare(RewardSum, role, replace=replace)
         handle.parts, handle.weights = tuple(parts), values
         return handle
 
     def _scorer(
         self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str | None, optimizer: AdamW | None,
-        micro_batch_tokens: int, offload: bool, name: str, per_token: bool = False,
+        micro_batch_tokens: int, offload: bool, name: str, replace: bool, per_token: bool = False,
     ) -> S:  # fmt: skip
         role = RoleSpec(
             name=name, kind=cls.kind, dtype=self._dtype(dtype), micro_batch_tokens=micro_batch_tokens,
@@ -260,7 +299,8 @@ class Declarations:
         if callable(source) and not isinstance(source, ModelHandle):
             if optimizer is not None:
                 raise OptionError(f"a {cls.kind} function cannot be trained; leave optimizer out, or give a model")
-            return self._deployment.declare(cls, function_role(role, source))
+            return self._deployment.declare(cls, function_role(role, source), replace=replace)
         if optimizer is not None:
-            role = replace(role, optimizer=optimizer)
-        return self._deployment.declare(cls, model_role(replace(role, head="scalar"), source, layout, None, self._backend))
+            role = dataclasses.replace(role, optimizer=optimizer)
+        role = model_role(dataclasses.replace(role, head="scalar"), source, layout, None, self._backend)
+        return self._deployment.declare(cls, role, replace=replace)

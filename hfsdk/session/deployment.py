@@ -56,14 +56,20 @@ class Deployment:
 
     # -- roles
 
-    def declare(self, cls: type[H], role: RoleSpec) -> H:
-        """Return the handle of a role: the one there is, or a new one in its place."""
+    def declare(self, cls: type[H], role: RoleSpec, *, replace: bool = False) -> H:
+        """Return the handle of a role: the one there is, or a new one in its place.
+
+        Raises:
+            OptionError: the one there is was trained, and may not be replaced.
+        """
         self._client.check_open()
         if role.folder and not self._context.simulated:
             weight_names(role.folder)  # damage is told before anything is changed, and before a worker opens the files
         if role.name in self._loaded and self.book.replaces(cls, role):
             self._save.settle()
             self._client.drain(role.name)
+            if not replace:
+                self.book.check_untrained(role)
         with uninterrupted():  # the book and the controller go over together
             return self._exchange(cls, role)
 

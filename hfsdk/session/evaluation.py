@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 @checked
 def evaluate(  # noqa: D417
     parts: Parts,
-    prompts: PromptStream | Sequence[str],
+    prompts: Any,
     *,
     reward: RewardModel | None = None,
     num_prompts: Count = 128,
@@ -34,7 +33,7 @@ def evaluate(  # noqa: D417
     """Generate for the first ``num_prompts`` of a stream and score the responses; nothing is trained, nothing advances.
 
     Args:
-        prompts: a stream from :meth:`prompts` (best of held-out data), or texts.
+        prompts: a stream from :meth:`prompts` (best of held-out data), or data as that takes them, in their order.
         reward: by default the session's.
         num_prompts: at most as many as there are.
         max_new_tokens: longest response, in tokens.
@@ -53,7 +52,8 @@ def evaluate(  # noqa: D417
 
     models = parts.deployment.models
     reward = reward or models.reward
-    batch = _first(prompts, num_prompts)
+    stream = prompts if isinstance(prompts, PromptStream) else parts.sources.in_order(prompts)
+    batch: Batch = stream.rows(0, min(num_prompts, stream.num_prompts))
     batch = models.actor.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     reads = ["response", "scores", "finish_reason", "policy_version"]
     if any(isinstance(h, ReferenceModel) for h in parts.deployment.book) and temperature > 0:
@@ -64,12 +64,6 @@ def evaluate(  # noqa: D417
     frame = pd.DataFrame([batch.reduce(_summary, reads=reads).value])
     frame.attrs["samples"] = _samples(batch, num_samples)
     return frame
-
-
-def _first(prompts: PromptStream | Sequence[str], num_prompts: int) -> Any:
-    if isinstance(prompts, PromptStream):
-        return prompts.rows(0, min(num_prompts, prompts.num_prompts))
-    return list(prompts)[:num_prompts]
 
 
 def _summary(table: Table) -> dict[str, float]:

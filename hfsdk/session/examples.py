@@ -7,12 +7,13 @@ what the data has                  what a batch has
 ``text``                           the same; the text's first token is the prompt
 ``prompt, chosen, rejected``       two rows per pair, the chosen one first: prompt, response, ``chosen`` (1 or 0), ``group``
 ``chosen, rejected``               the same; the prompt is the text both begin with
+``messages``                       the same as ``prompt`` and ``completion``: the last message, the assistant's, is learned
 ``chosen_x``, ``rejected_x``       each row's own ``x``, e.g. ``sign`` for `CostLoss`
 any other                          repeated on both rows, e.g. ``margin`` for `BradleyTerry`; not those of names that hfsdk
                                    writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
 =================================  =====================================================================================
 
-These are the formats of TRL's data sets.
+These are the formats of TRL's data sets; each text may be a conversation too, whose prompt goes into the chat template.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from hfsdk.core.checks import Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
+from hfsdk.core.prompt_data import as_values, columns_of, is_conversation
 from hfsdk.core.table import Ragged, Table
-from hfsdk.session.prompts import as_values, columns_of
 from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
 
@@ -80,13 +81,23 @@ class _Examples(RowStream):
         return digest.hexdigest()[:16]
 
     def _ids(self, value: Any, what: str) -> list[int]:
-        if not isinstance(value, str):
+        chat = is_conversation(value)
+        if not chat and not isinstance(value, str):
             if isinstance(value, (list, tuple, np.ndarray)) and all(is_whole(token) for token in value):
                 return [int(token) for token in value]
-            raise OptionError(f"{what} is {shown(value)}; examples are texts or token ids")
+            raise OptionError(f"{what} is {shown(value)}; examples are texts, token ids or lists of messages")
         if self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with a model; declare one first, e.g. session.actor(...)")
-        return self._tokenizer.encode(value) if value else []
+        if not chat:
+            return self._tokenizer.encode(value) if value else []
+        told = [turn["content"] for turn in value if turn["role"] == "assistant"]
+        if len(told) == len(value) == 1:
+            return self._tokenizer.encode(told[0])
+        if told and value[-1]["role"] == "assistant":
+            raise OptionError(
+                f"{what} is {shown(value)}; a prompt ends before the assistant's message, and a response is that alone"
+            )
+        return self._tokenizer.encode_chat([dict(turn) for turn in value])
 
     def _example(self, prompt: list[int], response: list[int], what: str) -> Example:
         if not prompt:
@@ -122,8 +133,12 @@ class Demonstrations(_Examples):
         context_tokens: int,
     ) -> None:  # fmt: skip
         columns = columns_of(source, "text")
+        if "messages" in columns and not {"text", "completion"} & set(columns):
+            columns = _last_message_apart(columns)
         if "text" not in columns and not {"prompt", "completion"} <= set(columns):
-            raise ColumnError(f"demonstrations have a column text, or prompt and completion; the data has {', '.join(columns)}")
+            raise ColumnError(
+                f"demonstrations have a column text, messages, or prompt and completion; the data has {', '.join(columns)}"
+            )
         super().__init__(client, tokenizer, eos, columns, options, context_tokens)
 
     def rows(self, first: int, count: int) -> Batch:
@@ -224,6 +239,25 @@ class Pairs(_Examples):
             what = f"the {side} response of pair {row}"
             examples.append(self._example(ids, self._ids(text[len(prompt) :] if implicit else text, what), what))
         return examples
+
+
+def _last_message_apart(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the column ``messages`` as ``prompt`` and ``completion``.
+
+    Raises:
+        OptionError: a row is no conversation that ends with the assistant's message.
+    """
+    for row, messages in enumerate(columns["messages"]):
+        if not is_conversation(messages) or len(messages) < 2 or messages[-1]["role"] != "assistant":
+            raise OptionError(
+                f"messages of row {row} of the data are {shown(messages)}; to learn from, they are at least two, the last the "
+                "assistant's"
+            )
+    others = {name: values for name, values in columns.items() if name not in ("messages", "prompt")}
+    return {
+        "prompt": [messages[:-1] for messages in columns["messages"]],
+        "completion": [messages[-1:] for messages in columns["messages"]], **others,
+    }  # fmt: skip
 
 
 def _common_start(one: Any, other: Any) -> Any:

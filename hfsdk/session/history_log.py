@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from hfsdk.algorithms.step import as_named_now
 from hfsdk.core.errors import OptionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.history import Branch, History, Mark
@@ -124,7 +125,7 @@ class HistoryLog:
     def take(self, saved: Mapping[str, Any]) -> None:
         """Take over the history of a checkpoint in place of this session's own; snapshots stay."""
         rows, here = list(saved["history"]), {"kind": "step", "branch": MAIN, "parent": ""}
-        self._rows = Rows({**here, **row, ORDER: i - len(rows)} for i, row in enumerate(rows))
+        self._rows = Rows({**here, **as_named_now(row), ORDER: i - len(rows)} for i, row in enumerate(rows))
         branches = [Branch(name, parent, mark, began - 1 - len(rows)) for name, parent, mark, began in saved.get("branches", ())]
         self.branches |= {branch.name: branch for branch in branches}
         self.marks, self._since, self.branch = {}, self._client.last_call, saved.get("branch", MAIN)

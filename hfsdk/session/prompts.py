@@ -9,7 +9,6 @@ that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,14 +17,12 @@ import numpy as np
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
-from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Client, ColumnRef
+from hfsdk.core.prompt_data import Message, as_values, is_conversation, read_source, size_of
 from hfsdk.core.table import Ragged, Table
 from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
-
-MOST_ROWS = 10_000_000
-"""Of a source: what is more is a typo, and takes gigabytes."""
 
 CHAT_OVERHEAD_BYTES = 512
 """Allowance for a chat template when a prompt is pre-checked by its number of bytes."""
@@ -41,8 +38,9 @@ class PromptOptions:
     max_prompt_tokens: Count | None = None
     """Longer prompts keep their end; ``None``: they are an error."""
     chat: bool = False
-    """Put each text into the model's chat template, as the user's turn."""
+    """Put each text into the model's chat template, as the user's turn; conversations go there in any case."""
     system: str | None = None
+    """The system message of those that have none of their own."""
     shuffle: bool = True
 
     def __post_init__(self) -> None:
@@ -119,16 +117,16 @@ class PromptStream(RowStream):
 
     def _encode(self, row: int) -> list[int]:
         prompt, options = self._prompts[row], self.options
-        if not isinstance(prompt, str):
+        turns = self._turns(prompt)
+        if not turns and not isinstance(prompt, str):
             wrong = [t for t in prompt if not is_whole(t)]
             if wrong:
                 raise OptionError(f"prompt {row} of the data has {shown(wrong[0])} among its token ids; they are whole numbers")
             ids = [int(t) for t in prompt]
         elif self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")
-        elif options.chat:
-            system = [{"role": "system", "content": options.system}] if options.system is not None else []
-            ids = self._tokenizer.encode_chat([*system, {"role": "user", "content": prompt}])
+        elif turns:
+            ids = self._tokenizer.encode_chat(turns)
         else:
             ids = self._tokenizer.encode(prompt)
         if not ids:
@@ -142,74 +140,27 @@ class PromptStream(RowStream):
             )
         return ids
 
+    def _turns(self, prompt: Any) -> list[Message]:
+        """Return the messages of a prompt that goes into the chat template; none of one that does not."""
+        if is_conversation(prompt):
+            turns = list(prompt)
+        elif isinstance(prompt, str) and self.options.chat:
+            turns = [{"role": "user", "content": prompt}]
+        else:
+            return []
+        own = self.options.system is None or turns[0]["role"] == "system"
+        return turns if own else [{"role": "system", "content": str(self.options.system)}, *turns]
+
     def _check_rows(self) -> None:
         """Find empty prompts, and encode those that could be too long: a token is at least one byte."""
         if not self._prompts:
             raise OptionError("the data has no prompts; give at least one")
-        limit = self._context - (CHAT_OVERHEAD_BYTES if self.options.chat else 2)
         for row, prompt in enumerate(self._prompts):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
                 raise OptionError(f"prompt {row} of the data is empty ({shown(prompt)}); leave such rows out")
-            size = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
-            if size >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
+            limit = self._context - (CHAT_OVERHEAD_BYTES if self._turns(prompt) else 2)
+            if size_of(prompt) >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
                 self._encode(row)
         most = self.options.max_prompt_tokens
         if most is not None and most >= self._context:
             raise OptionError(f"max_prompt_tokens={most} leaves no room in the actor's context of {self._context}")
-
-
-def read_source(source: Any, column: str) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
-    """Return (prompts, the other columns) of a dataset, a data frame, a dict of columns, or a list.
-
-    Raises:
-        ColumnError: there is no such column, or the source is something else.
-        OptionError: a prompt is neither text nor token ids.
-    """
-    columns = columns_of(source, column)
-    if column not in columns:
-        raise ColumnError(f"the data has no column {shown(column)}; it has {', '.join(columns)}. Pass column=...")
-    if len(columns[column]) > MOST_ROWS:
-        raise OptionError(f"the data has {len(columns[column]):,} rows; at most {MOST_ROWS:,} fit in this process")
-    prompts = list(columns[column])
-    for row, prompt in enumerate(prompts):
-        if not isinstance(prompt, (str, list, tuple, np.ndarray)):
-            what = f"{type(prompt).__name__} ({shown(prompt)})"
-            raise OptionError(f"prompt {row} of the data is {what}; prompts are texts or token ids")
-    return prompts, {name: list(values) for name, values in columns.items() if name != column}
-
-
-def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
-    """Return the columns of a dataset, a data frame, a dict or a list (of dicts, or of what ``column`` holds).
-
-    Raises:
-        ColumnError: the columns differ in length, or the source is something else.
-    """
-    if isinstance(source, Mapping):
-        sizes = {name: len(values) for name, values in source.items()}
-        if len(set(sizes.values())) > 1:
-            raise ColumnError(f"the data's columns differ in length: {sizes}")
-        return source
-    package = type(source).__module__.split(".")[0]
-    if package == "datasets":
-        names: list[str] = list(source.column_names)
-        return {name: source[name] for name in names}
-    if package == "pandas":
-        return {str(name): source[name].tolist() for name in source.columns}
-    if isinstance(source, str) or not isinstance(source, Sequence):
-        raise ColumnError(
-            "prompts come from a datasets.Dataset, a DataFrame, or a list of texts, token ids or dicts; "
-            f"got {type(source).__name__}"
-        )
-    if source and all(isinstance(item, Mapping) for item in source):
-        names = list(dict.fromkeys(name for item in source for name in item))
-        lacking = [(i, n) for i, item in enumerate(source) for n in names if n not in item]
-        if lacking:
-            raise ColumnError(f"item {lacking[0][0]} of the data lacks {shown(lacking[0][1])}, which others have")
-        return {name: [item[name] for item in source] for name in names}
-    return {column: source}
-
-
-def as_values(values: list[Any]) -> Any:
-    """Keep the data's own values as they are: numbers as an array, everything else as objects."""
-    numbers = all(isinstance(v, (bool, int, float, np.number)) for v in values)
-    return np.asarray(values) if numbers else values

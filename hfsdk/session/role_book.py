@@ -9,20 +9,15 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 from hfsdk.core.checks import shown
+from hfsdk.core.completion import Computed, Offering
 from hfsdk.core.errors import OptionError, PlacementError
-from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.roles import DECLARED_BY, AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.handle import set_role
 
 H = TypeVar("H", bound=ModelHandle)
 
 NAME = re.compile(r"\w[\w.+-]*")
-
-EXAMPLES = {
-    "actor": "session.actor('tiny')", "critic": "session.critic('tiny')", "reference": "session.reference(actor)",
-    "reward": "session.reward(my_function)", "cost": "session.cost(my_function)",
-}  # fmt: skip
-"""How each kind of role is declared, for messages."""
 
 
 def opened(role: RoleSpec) -> RoleSpec:
@@ -64,7 +59,7 @@ class RoleBook:
                 self._declared[role.name] = role
                 return old, True
         if old is not None and before is not None:
-            self._gone[old] = f"was replaced by a {role.kind} with other arguments"
+            self._gone[old] = f"was replaced by {'an' if role.kind == 'actor' else 'a'} {role.kind} with other arguments"
             lost = "; updates of the old one are gone" if before.trainable else ""
             self._notice(f"{role.name} is replaced: {_changes(before, role)}{lost}")
         handle = make()
@@ -75,6 +70,22 @@ class RoleBook:
         """Return whether :meth:`take` would give this role another handle, and its weights up."""
         old, before = self._handles.get(role.name), self._declared.get(role.name)
         return before is not None and not (type(old) is cls and opened(before) == opened(role))
+
+    def check_untrained(self, role: RoleSpec) -> None:
+        """Refuse to replace a role that has learned something.
+
+        Raises:
+            OptionError: says how much, and how to keep it.
+        """
+        old, before, name = self._handles[role.name], self._declared[role.name], role.name
+        if updates := old.version:
+            had = f"{updates:,} update{'s' * (updates != 1)}"
+            raise OptionError(
+                f"{name} has had {had}, which are lost if it is declared otherwise ({_changes(before, role)}). To go on with it, "
+                "use its handle, or the same arguments; to start from its weights, write them with "
+                f"save_pretrained(folder) and give that folder as the model; to have both, pass name='{name}2'; to drop what it "
+                "has learned, pass replace=True."
+            )
 
     def remove(self, handle: ModelHandle) -> None:
         """Forget a handle's role."""
@@ -90,7 +101,7 @@ class RoleBook:
         """
         if self._handles.get(handle.name) is not handle:
             why = self._gone.get(handle, "belongs to another session")
-            raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {EXAMPLES.get(handle.kind, '')}")
+            raise OptionError(f"this handle of {handle.name!r} {why}; declare it again, e.g. {DECLARED_BY.get(handle.kind, '')}")
 
     def declared(self, handle: ModelHandle) -> RoleSpec:
         """Return a handle's role as the user declared it, its layouts perhaps open."""
@@ -123,44 +134,44 @@ class RoleBook:
         return name in self._handles
 
 
-class Models:
+class Models(Offering):
     """The session's handles by kind, as algorithms take them: ``models.actor``, ``models.critic``, ..."""
 
     def __init__(self, book: RoleBook) -> None:
         self._book = book
 
-    @property
+    @Computed
     def actor(self) -> ActorModel:
         """The policy."""
         return self._of(ActorModel)
 
-    @property
+    @Computed
     def critic(self) -> CriticModel:
         """The value function."""
         return self._of(CriticModel)
 
-    @property
+    @Computed
     def cost_critic(self) -> CriticModel:
         """The value function of costs (Safe-RLHF), by this name."""
         critic = self._book.find("cost_critic") if "cost_critic" in self._book else None
         if not isinstance(critic, CriticModel):
             has = ", ".join(h.name for h in self._book) or "no role"
             raise PlacementError(
-                f"the session has {has}; the algorithm needs a cost_critic: call session.critic('tiny', name='cost_critic') first"
+                f"the session has {has}; the algorithm needs a cost_critic: call {DECLARED_BY['cost_critic']} first"
             )
         return critic
 
-    @property
+    @Computed
     def reference(self) -> ReferenceModel:
         """The frozen policy."""
         return self._of(ReferenceModel)
 
-    @property
+    @Computed
     def reward(self) -> RewardModel:
         """What scores responses."""
         return self._of(RewardModel)
 
-    @property
+    @Computed
     def cost(self) -> CostModel:
         """What is kept below a limit."""
         return self._of(CostModel)
@@ -171,8 +182,18 @@ class Models:
         if not named and len(handles) != 1:
             has = ", ".join(h.name for h in self._book) or "no role"
             many = f", and of its {len(handles)} {cls.kind} roles none is named {cls.kind!r}" if handles else ""
-            raise PlacementError(f"the session has {has}{many}; the algorithm needs a {cls.kind}: call {EXAMPLES[cls.kind]} first")
+            needed = f"{'an' if cls.kind == 'actor' else 'a'} {cls.kind}: call {DECLARED_BY[cls.kind]} first"
+            raise PlacementError(f"the session has {has}{many}; the algorithm needs {needed}")
         return (named or handles)[0]
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("_") or self._has(name)]
+
+    def _has(self, role: str) -> bool:
+        try:
+            return getattr(self, role) is not None
+        except PlacementError:
+            return False
 
     def __repr__(self) -> str:
         return f"Models({', '.join(h.name for h in self._book) or 'no roles yet'})"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import Index, checked
+from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
@@ -77,7 +78,7 @@ class Run:
         """One dict of numbers per step; kept in a few bytes per number, however many steps there are."""
         return self._control.record.rows
 
-    @property
+    @Computed
     def last(self) -> Any:
         """The last step, with its batch."""
         return self._control.record.last
@@ -136,6 +137,9 @@ class Run:
     @checked
     def wait(self, timeout_s: Timeout | None = None) -> Run:
         """Wait until a run in the background has ended or paused, and return it.
+
+        Args:
+            timeout_s: most seconds to wait; ``None`` is without end.
 
         Raises:
             TimeoutError: it still runs.

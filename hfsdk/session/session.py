@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from hfsdk.core.checks import Index, NonNegative, Title, checked
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.completion import Computed, Offering
 from hfsdk.core.history import History
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
@@ -42,7 +43,7 @@ from hfsdk.session.training import train
 from hfsdk.session.views import LivePlacement, Traces
 
 
-class Session:
+class Session(Offering):
     """Devices and the roles on them. ``with hf.Session(devices=2) as session: ...`` closes it at the end.
 
     Attributes:
@@ -54,6 +55,8 @@ class Session:
         perf: predicts seconds, see :meth:`predict`; :meth:`calibrate` replaces it.
         errors: relative error of ``perf`` by method, for the bands of plans; ``None`` until :meth:`calibrate` has measured it.
     """
+
+    _inner = ("measured", "record", "simulated", "view")
 
     @checked
     def __init__(
@@ -175,7 +178,7 @@ class Session:
     def seed(self, seed: int) -> None:
         self._parts.context.seed = seed
 
-    @property
+    @Computed
     def cluster(self) -> ClusterSpec:
         """The devices."""
         return self._parts.context.cluster
@@ -207,12 +210,12 @@ class Session:
         """All handles, in the order of declaration."""
         return tuple(self._parts.deployment.book)
 
-    @property
+    @Computed
     def models(self) -> Models:
         """The handles as algorithms take them: ``session.models.actor`` and so on."""
         return self._parts.deployment.models
 
-    @property
+    @Computed
     def placement(self) -> LivePlacement:
         """Who lives where, with memory; drawn live while calls run."""
         return self._parts.deployment.live()
@@ -261,12 +264,12 @@ class Session:
     report = delegate(itself, report)
     subscribe = delegate(itself, Parts.subscribe)
 
-    @property
+    @Computed
     def trace(self) -> Traces:
         """The spans of the current step; ``trace[k]`` of step k. Drawn live while calls run."""
         return self._parts.traces
 
-    @property
+    @Computed
     def dataflow(self) -> Dataflows:
         """The calls of the current step and the columns between them; ``dataflow[k]`` of step k. Drawn live while calls run."""
         return self._parts.dataflows
@@ -299,7 +302,7 @@ class Session:
     record = delegate(lambda parts: parts.log, HistoryLog.record)
     watch = delegate(lambda parts: parts.runs, CurrentRun.watch)
 
-    @property
+    @Computed
     def run(self) -> Run | None:
         """The last ``train``."""
         return self._parts.runs.run

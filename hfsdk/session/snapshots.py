@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hfsdk.core.checks import Length, Name, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.history import Mark
+from hfsdk.core.roles import DECLARED_BY
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import check_room
@@ -20,7 +21,6 @@ from hfsdk.session.client import uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.deployment import Deployment
 from hfsdk.session.history_log import HistoryLog
-from hfsdk.session.role_book import EXAMPLES
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.streams import RowStream, StreamPlaces
 
@@ -204,7 +204,7 @@ class Snapshots:
         what = f"the snapshot {snapshot.name!r}"
         handles = {h.name: h for h in self._deployment.book}
         for role in snapshot.roles:
-            again = EXAMPLES.get(role.kind, "")
+            again = DECLARED_BY.get(role.kind, "")
             if role.name not in handles:
                 raise OptionError(
                     f"{what} has {role.name}, which was released since; nothing was changed. Declare it as it was, e.g. {again}, "

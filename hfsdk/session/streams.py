@@ -98,6 +98,10 @@ class StreamPlaces:
         self._latest[stream._fingerprint] = stream
         self._all.add(stream)
 
+    def put(self, stream: RowStream, positions: Mapping[str, int]) -> None:
+        """Put a stream where the ``positions`` have one like it."""
+        stream.position = positions.get(stream._fingerprint, stream.position)
+
     def positions(self) -> dict[str, int]:
         """Return the places by fingerprint."""
         return {**self._waiting, **{key: stream.position for key, stream in self._latest.items()}}

@@ -30,6 +30,7 @@ import numpy as np
 
 from hfsdk.core.checks import check_fields, shown
 from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
 
 if TYPE_CHECKING:
     from hfsdk.session.session_parts import Parts
@@ -60,6 +61,7 @@ class Tracker(Protocol):
         ...
 
 
+@documented
 @dataclass(frozen=True)
 class TensorBoard:
     """Event files for TensorBoard (package ``tensorboard``); ``tensorboard --logdir runs`` shows them, live too."""
@@ -86,11 +88,13 @@ class TensorBoard:
         return _Events(_made(run), config)
 
 
+@documented
 @dataclass(frozen=True)
 class WandB:
     """Weights & Biases (package ``wandb``). Offline, so that no account is needed: ``wandb sync`` uploads a run later."""
 
     project: str = "hfsdk"
+    """Under which runs are listed."""
     name: str = ""
     """The run's name, by default session, algorithm and time."""
     folder: str = "."
@@ -113,11 +117,13 @@ class WandB:
         return _WandBRun(self, _made(Path(self.folder)), title, config)
 
 
+@documented
 @dataclass(frozen=True)
 class MLflow:
     """MLflow (package ``mlflow``, or ``mlflow-skinny`` with ``sqlalchemy`` and ``alembic``)."""
 
     experiment: str = "hfsdk"
+    """Under which runs are listed."""
     name: str = ""
     """The run's name, by default session, algorithm and time."""
     uri: str = ""

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hfsdk.algorithms import DPO
 from hfsdk.algorithms.invariants import WARNED
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, checked
@@ -21,7 +22,7 @@ from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.engine.calls import messages as m
-from hfsdk.session.algorithm import Algorithm, check_algorithm
+from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.history_log import ORDER
 from hfsdk.session.lines import calls_of, user_line
@@ -43,7 +44,7 @@ LEAVE_S = 5.0
 def train(  # noqa: D417
     parts: Parts,
     algorithm: Algorithm,
-    prompts: RowStream,
+    prompts: Any,
     *,
     steps: Count,
     metrics: Sequence[Callable[[Batch], Mapping[str, float] | float]] = (),
@@ -63,7 +64,8 @@ def train(  # noqa: D417
 
     Args:
         algorithm: e.g. ``hf.PPO(clip=0.2)``.
-        prompts: from :meth:`prompts`; for `DPO` pairs from :meth:`pairs`.
+        prompts: from :meth:`prompts`; for `DPO` pairs from :meth:`pairs`. Or data as these take them, e.g. a list of texts, in
+            batches of 32; the same data given again goes on where it was.
         steps: steps to run now.
         metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
         stop: called with each step's row of metrics; true ends the run.
@@ -83,10 +85,12 @@ def train(  # noqa: D417
 
     Raises:
         OptionError: an option is out of its range, or a tracker's package is not installed.
+        PlacementError: the session lacks roles that the algorithm uses; names all, before anything is loaded.
         CheckpointError: ``resume`` is not a checkpoint of these roles.
         CallError: a call failed.
     """
     _check_options(algorithm, save_every, folder)
+    check_roles(algorithm, parts.deployment.models)
     if folder is not None:
         folder_of(folder, "a save")
     chosen = trackers(track)
@@ -94,14 +98,15 @@ def train(  # noqa: D417
         raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
     if resume is not None:
         parts.saves.load(resume)
+    stream = parts.sources.stream_of(prompts, pairs=isinstance(algorithm, DPO))
     saving = (save_every, folder, keep) if save_every and folder is not None else (0, "", 1)
     shown = wants_progress() if progress is None else progress
     control = RunControl()
     run = Run(control)
     with _interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        loop = _Loop(parts, algorithm, prompts, metrics, stop, saving, control, run)
+        loop = _Loop(parts, algorithm, stream, metrics, stop, saving, control, run)
         try:
-            loop.begin(start(parts, algorithm, prompts, steps, chosen), steps, not wait, shown)
+            loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wait, shown)
             interrupts.answer()
             if not wait:
                 loop.go_in_background(user_line())

@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hfsdk.core.completion import Offering
 from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
 from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
@@ -38,6 +39,15 @@ def register(ipython: Any) -> None:
     html.for_type_by_name("hfsdk.core.pending", "Metrics", _or_text(_metrics))
     for module, name in PICTURES:
         html.for_type_by_name(module, name, _or_text(lambda obj: picture_of(obj).to_html()))
+    from IPython.utils.generics import complete_object
+
+    complete_object.register(Offering, _offered)
+
+
+def _offered(obj: Offering, names: Sequence[str]) -> list[str]:
+    """Return what Tab offers of an object, out of all the names that its class has."""
+    offered = set(dir(obj))
+    return [name for name in names if name in offered]
 
 
 def html_of(obj: Any) -> str | None:

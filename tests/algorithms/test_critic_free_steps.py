@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +52,20 @@ class TestStep:
         assert "kl_mean" not in lean.metrics(step)
 
     @every
+    def test_where_a_reference_is_the_kl_is_measured_and_changes_nothing_that_is_learned(self, algorithm):
+        """Bit for bit, at a weight of 0; ``kl_mean`` is the only number more."""
+        lean, found = replace(algorithm, kl_coef=0.0, epochs=2), []
+        for reference in (True, False):
+            models = ToyModels()
+            models.reference = models.reference if reference else None
+            for _ in range(5):
+                step = lean.step(models, prompts())
+            numbers = lean.metrics(step)
+            assert (numbers.pop("kl_mean", 0.0) > 0) == reference
+            found.append((numbers, step.actor.rows, models.logits.detach().numpy().tobytes()))
+        assert found[0] == found[1]
+
+    @every
     def test_point_29_and_numbers_to_watch(self, algorithm):
         step = algorithm.step(ToyModels(), prompts())
         assert step.critic is None
@@ -58,12 +73,25 @@ class TestStep:
         numbers = algorithm.metrics(step)
         wanted = {
             "score_mean", "score_std", "kl_mean", "response_tokens_mean", "response_tokens_max", "eos_rate", "entropy",
-            "clip_fraction", "approx_kl", "rollout_gap_mean", "rollout_gap_max", "policy_loss", "loss", "ratio", "ratio_max",
+            "clip_fraction", "approx_kl", "rollout_gap_mean", "rollout_gap_max", "policy_loss", "actor_loss", "ratio", "ratio_max",
         }  # fmt: skip
         assert wanted <= set(numbers)
         assert not any("value" in name or "critic" in name for name in numbers)
         assert ("identical_groups" in numbers) == isinstance(algorithm, hf.GRPO | hf.RLOO)
         assert numbers["score_mean"] == pytest.approx(step.batch["scores"].mean())
+
+    @pytest.mark.parametrize("more", [{}, {"dual_clip": 3.0, "tis_cap": 2.0}], ids=["plain", "with all"])
+    @every
+    def test_every_number_is_explained_in_the_documentation(self, algorithm, more):
+        text = (Path(hf.__file__).parents[1] / "docs" / "algorithms.md").read_text()
+        rows = text.split("## The numbers of a step")[1].split("| `first_ratio_error`")[0].splitlines()
+        known = {name for row in rows if row.startswith("|") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+        chosen = replace(algorithm, **more)
+        numbers = {
+            name for name in chosen.metrics(chosen.step(ToyModels(), prompts())) if not name.startswith(("first_", "rollout_"))
+        }
+        assert numbers - known == set()
+        assert "actor_loss" in numbers
 
     @every
     def test_learns(self, algorithm):

@@ -85,7 +85,7 @@ def test_options_out_of_range_are_refused_at_the_call(actor, controller, options
         (["x", ""], "prompt 1 is empty"),
         ([[1], []], "prompt 1 is empty"),
         ([[1, 99999]], "token 99999"),
-        ([3.5], r"prompts must be .*; got prompts\[0\]=3\.5"),
+        ([3.5], r"prompt 0 of the data is float"),
     ],
 )
 def test_prompts_that_cannot_be(actor, prompts, words):
@@ -196,8 +196,11 @@ def wrong_types(session, actor, batch, length_reward, tmp_path):
     return [
         (lambda: actor.compute_log_probs(["a"]), r"batch must be an hf\.Batch; got batch=list of 1"),
         (lambda: actor.update(None, my_loss), r"update: batch must be an hf\.Batch; got batch=None"),
-        (lambda: actor.generate(None), r"prompts must be an hf\.Batch or a text.*got prompts=None"),
-        (lambda: actor.generate([True]), r"prompts must be .*got prompts\[0\]=True"),
+        (
+            lambda: actor.generate(None),
+            r"actor\.generate cannot take these prompts: prompts come from a datasets\.Dataset.*got NoneType",
+        ),
+        (lambda: actor.generate([True]), "prompt 0 of the data is bool"),
         (lambda: actor.generate("x", temperature="a"), "temperature must be a finite number of at least 0; got temperature='a'"),
         (lambda: actor.generate("x", stop=3), "stop must be a text or a list of texts; got stop=3"),
         (lambda: actor.generate("x", stop=[3]), "stop must be a text or a list of texts"),

@@ -119,8 +119,9 @@ class FakeModels:
         return run
 
 
-def run_step(algorithm):
+def run_step(algorithm, reference=True):
     models = FakeModels()
+    models.reference = models.reference if reference else None
     step = algorithm.step(models, FakeBatch(Table({"prompt": Ragged.of([[1]] * len(LENGTHS))})))
     return step, models
 
@@ -412,7 +413,7 @@ class TestStep:
     def test_without_kl_there_is_no_reference(self):
         algorithm = PPO(kl_coef=0.0)
         assert algorithm.roles == ("actor", "critic", "reward")
-        step, _ = run_step(algorithm)
+        step, _ = run_step(algorithm, reference=False)
         assert "reference.compute_log_probs" not in step.batch.log
         with pytest.warns(InvariantWarning, match="rollout_gap"):
             assert "kl_mean" not in algorithm.metrics(step)
@@ -448,12 +449,12 @@ class TestStep:
         batch = SimpleNamespace(reduce=lambda fn, reads: SimpleNamespace(value={"score_mean": 1.0}))
         step = Step(
             batch,
-            SimpleNamespace(rows=[{"loss": 1.0}, {"loss": 3.0}]),
+            SimpleNamespace(rows=[{"loss": 1.0, "epoch": 0}, {"loss": 3.0, "epoch": 1}]),
             SimpleNamespace(rows=[{"loss": 5.0, "ratio_max": 1.0}, {"loss": 7.0, "ratio_max": 4.0}]),
         )
         expected = {"score_mean": 1.0, "critic_loss": 2.0, "actor_loss": 6.0, "ratio_max": 4.0}
         assert step.numbers(Statistics()) == expected
-        assert replace(step, critic=None).numbers(Statistics()) == {"score_mean": 1.0, "loss": 6.0, "ratio_max": 4.0}
+        assert replace(step, critic=None).numbers(Statistics()) == {"score_mean": 1.0, "actor_loss": 6.0, "ratio_max": 4.0}
 
     @pytest.mark.parametrize(
         "options",

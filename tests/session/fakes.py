@@ -91,6 +91,7 @@ class FakeController:
 
     def _remove(self, message):
         del self.roles[message.role]
+        self.updates.pop(message.role, None)
 
     def _place(self, message):
         self.placement = message.placement

@@ -131,7 +131,7 @@ class TestDemonstrations:
         assert texts(session, batch) == ["bc", "e"]
 
     def test_neither(self, session, actor):
-        with pytest.raises(ColumnError, match="a column text, or prompt and completion; the data has answer"):
+        with pytest.raises(ColumnError, match="a column text, messages, or prompt and completion; the data has answer"):
             session.demonstrations({"answer": ["x"]}, batch_size=1)
 
 
@@ -284,3 +284,46 @@ def test_review_pairs_differ_by_the_gap_and_stay_in_their_split():
     assert list(hf.data.review_pairs("train", 300, seed=1)["chosen"]) != list(train["chosen"])
     with pytest.raises(OptionError, match="gap must be"):
         hf.data.review_pairs("train", 3, gap=9.0)
+
+
+ASKED, TOLD, WORSE = (
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "assistant", "content": "Hello"}],
+    [{"role": "assistant", "content": "No"}],
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [{"prompt": [ASKED], "completion": [TOLD]}, {"messages": [ASKED + TOLD]}, [{"messages": np.array(ASKED + TOLD)}]],
+    ids=["prompt and completion", "messages", "parquet"],
+)
+def test_a_conversation_is_learned_from_its_last_message(session, actor, source):
+    batch = session.demonstrations(source, batch_size=1)[0]
+    asked = session.prompts([ASKED], batch_size=1)[0]
+    assert batch["prompt"] == asked["prompt"]
+    assert texts(session, batch) == ["Hello"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [{"prompt": [ASKED], "chosen": [TOLD], "rejected": [WORSE]}, {"chosen": [ASKED + TOLD], "rejected": [ASKED + WORSE]}],
+    ids=["prompt", "implicit prompt"],
+)
+def test_pairs_of_conversations(session, actor, source):
+    batch = session.pairs(source, batch_size=1)[0]
+    asked = session.prompts([ASKED], batch_size=1)[0]
+    assert [list(row) for row in batch["prompt"]] == [list(asked["prompt"][0])] * 2
+    assert texts(session, batch) == ["Hello", "No"]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"messages": [ASKED]}, "messages of row 0 of the data .*the last the assistant's"),
+        ({"prompt": [ASKED + TOLD], "completion": [TOLD]}, "the prompt of row 0 of the data .*ends before the assistant's"),
+    ],
+)
+def test_conversations_that_cannot_be_learned_from(session, actor, source, words):
+    with pytest.raises(OptionError, match=words):
+        _ = session.demonstrations(source, batch_size=1)[0]

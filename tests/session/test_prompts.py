@@ -10,8 +10,13 @@ import pandas as pd
 import pytest
 
 import hfsdk as hf
+from hfsdk.session.examples import Pairs
+from hfsdk.session.session_parts import parts_of
 
 TEXTS = [f"review number {i}" for i in range(10)]
+
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
 
 def positions(batch):
@@ -80,6 +85,56 @@ def test_the_data_s_columns_travel(session, actor, source):
     assert batch["rating"].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        TEXTS, pd.Series(TEXTS, index=range(5, 15), name="question"), np.array(TEXTS), pd.DataFrame({"prompt": TEXTS}),
+        {"prompt": TEXTS, "text": ["other"] * 10}, [{"prompt": text, "completion": "yes"} for text in TEXTS],
+    ],
+    ids=["list", "series", "array", "frame", "both columns", "prompt and completion"],
+)  # fmt: skip
+def test_prompts_are_the_same_wherever_they_go(session, actor, source):
+    prompts = session.prompts(source, shuffle=False)
+    assert prompts.batch_size == 32
+    assert prompts.rows(0, 10).text("prompt") == TEXTS == actor.generate(source).text("prompt")
+
+
+def test_a_conversation_is_the_model_s_template_wherever_it_goes(session, actor):
+    of_parquet = pd.DataFrame({"prompt": [np.array(CHAT)]})
+    for source in ([CHAT], {"prompt": [CHAT]}, pd.DataFrame({"messages": [CHAT]}), CHAT, of_parquet):
+        assert session.prompts(source, batch_size=1)[0].text("prompt")[0].split() == ["Be", "brief.", "Hello"]
+        assert actor.generate(source).text("prompt")[0].split() == ["Be", "brief.", "Hello"]
+    own = session.prompts([CHAT, CHAT[1:]], batch_size=2, shuffle=False, chat=True, system="Think.")[0].text("prompt")
+    assert [text.split()[0] for text in own] == ["Be", "Think."]
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        ([*CHAT, {"role": "assistant", "content": "Hi"}], "ends with the assistant's message"),
+        ([{"role": "user", "content": None}], "role and content are texts"),
+    ],
+)
+def test_a_conversation_that_cannot_be_answered_names_its_row(session, actor, turns, words):
+    for prompts in (session.prompts, actor.generate):
+        with pytest.raises(hf.OptionError, match=f"prompt 1 of the data .*{words}"):
+            prompts([CHAT, turns])
+
+
+def test_the_data_s_columns_travel_through_generate_as_they_are(session, actor):
+    batch = actor.generate([{"prompt": "a", "answer": "1", "tags": [1, 2]}, {"prompt": "b", "answer": "2", "tags": [3]}])
+    assert batch["tags"] == [[1, 2], [3]]
+    assert batch["answer"] == ["1", "2"]
+
+
+def test_a_frame_without_prompts_names_its_columns(session, actor):
+    for prompts in (session.prompts, actor.generate):
+        with pytest.raises(
+            hf.ColumnError, match=r"no column 'prompt'; it has question, answer\..*session\.prompts\(data, column='question'\)"
+        ):
+            prompts(pd.DataFrame({"question": TEXTS, "answer": TEXTS}))
+
+
 def test_a_dataset(session, actor):
     datasets = pytest.importorskip("datasets")
     source = datasets.Dataset.from_dict({"question": TEXTS, "tags": [[i] for i in range(10)]})
@@ -120,7 +175,7 @@ def test_truncation_keeps_the_end(session, actor):
         (["a", "b" * 600], {}, hf.OptionError, "prompt 1 of the data has 600 tokens; the actor's context is 512"),
         ("text", {}, hf.ColumnError, "got str"),
         (3, {}, hf.ColumnError, "got int"),
-        ([{"a": 1}], {}, hf.ColumnError, "no column 'text'; it has a"),
+        ([{"a": 1}], {}, hf.ColumnError, "no column 'prompt'; it has a"),
         ([{"text": "x", "a": 1}, {"text": "x"}], {}, hf.ColumnError, "item 1 of the data lacks 'a'"),
         ({"text": ["x"], "a": []}, {}, hf.ColumnError, "differ in length"),
         (["a"], {"batch_size": 0}, hf.OptionError, "batch_size"),
@@ -139,3 +194,37 @@ def test_bad_batch_numbers(session, actor):
     for k in (-1, 1.5, "0"):
         with pytest.raises(hf.OptionError, match="k must be a whole number from 0"):
             prompts[k]
+
+
+def test_data_without_a_stream_are_looked_at_in_their_order_and_keep_no_place(session, actor):
+    sources = parts_of(session).sources
+    before = parts_of(session).places.positions()
+    assert sources.in_order(pd.DataFrame({"prompt": TEXTS})).rows(0, 10).text("prompt") == TEXTS
+    assert parts_of(session).places.positions() == before
+
+
+def test_data_without_a_stream_become_pairs_for_dpo_alone(session, actor):
+    sources, data = parts_of(session).sources, {"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}
+    assert isinstance(sources.stream_of(data, pairs=True), Pairs)
+    assert isinstance(sources.stream_of(data), hf.PromptStream)
+
+
+def test_data_given_again_go_on_and_changed_data_begin(session, actor):
+    sources, texts = parts_of(session).sources, list(TEXTS)
+    next(sources.stream_of(texts))
+    assert sources.stream_of(list(texts)).position == 1
+    texts.append("one more")
+    assert sources.stream_of(texts).position == 0
+    assert sources.stream_of(texts).num_rows == 11
+
+
+def test_one_row_that_is_no_list_says_so(session, actor):
+    for prompts in (session.prompts, actor.generate):
+        with pytest.raises(hf.ColumnError, match=r"column 'prompt' is 'What is 2\+2\?', where .* For one row, give a list of it"):
+            prompts({"prompt": "What is 2+2?", "answer": "4"})
+
+
+def test_columns_that_hfsdk_writes_are_left_out_wherever_data_go(session, actor):
+    for prompts in (session.prompts, actor.generate):
+        with pytest.warns(UserWarning, match="hfsdk writes columns named scores itself"):
+            prompts({"prompt": TEXTS, "scores": [0.0] * 10})

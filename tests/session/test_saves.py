@@ -577,6 +577,20 @@ def test_what_could_not_be_loaded_is_not_saved(session, tmp_path, monkeypatch):
     assert names(tmp_path) == ["session.json", "state-1"]
 
 
+def test_a_history_of_an_older_save_has_the_names_of_today(session):
+    """An algorithm with a critic had them before; numbers of an algorithm of one's own keep their names."""
+    old = {"kind": "step", "branch": "main", "parent": "", "step": 0, "score_mean": 1.0, "loss": 0.5, "grad_norm": 2.0}
+    rows = [
+        {**old, "algorithm": "GRPO(n=8)"}, {**old, "algorithm": "Mine(n=8)"}, {**old, "algorithm": "PPO()", "actor_loss": 0.1},
+    ]  # fmt: skip
+    parts_of(session).log.take({"history": rows})
+    read = [{name: row[name] for name in row if name.endswith(("loss", "norm"))} for row in session.history]
+    assert read == [
+        {"actor_loss": 0.5, "actor_grad_norm": 2.0}, {"loss": 0.5, "grad_norm": 2.0},
+        {"loss": 0.5, "grad_norm": 2.0, "actor_loss": 0.1},
+    ]  # fmt: skip
+
+
 def test_history_is_read_while_steps_are_recorded(session):
     """Each look at it has whole rows, as many as there were."""
     prepared(session)

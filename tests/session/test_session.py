@@ -15,6 +15,7 @@ import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.core.batch import refs_of
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.completion import Offering
 from hfsdk.core.spec import PRESETS
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.session_parts import parts_of
@@ -41,9 +42,28 @@ def test_changed_arguments_replace_the_handle_with_a_notice(session, actor):
         new = session.actor("tiny", train="tp2")
     assert new is not actor
     assert session.models.actor is new
-    with pytest.raises(hf.OptionError, match="was replaced by a actor with other arguments; declare it again"):
+    with pytest.raises(hf.OptionError, match="was replaced by an actor with other arguments; declare it again"):
         actor.generate("x")
     assert session.messages
+
+
+def test_a_trained_role_is_replaced_only_where_that_is_asked_for(session, actor, controller):
+    actor.update(actor.generate("x", max_new_tokens=2), lambda out, b: out.log_probs)
+    before = len(controller.messages)
+    for declare in (
+        lambda: session.actor("tiny", train="tp2"),
+        lambda: session.reference("tiny", name="actor"),
+        lambda: session.reward(lambda completions: [0.0], name="actor"),
+    ):
+        with pytest.raises(hf.OptionError, match=r"actor has had 1 update, .*save_pretrained.*name='actor2'.*replace=True"):
+            declare()
+    assert session.models.actor is actor is session.actor("tiny")
+    assert not [message for message in controller.messages[before:] if isinstance(message, m.Remove)]
+    assert session.actor("tiny", train="tp2", name="actor2") is not actor
+    with pytest.warns(UserWarning, match="actor is replaced"):
+        new = session.actor("tiny", train="tp2", replace=True)
+    with pytest.warns(UserWarning, match="actor is replaced"):
+        assert session.actor("tiny") is not new
 
 
 def test_a_new_function_is_a_new_version_of_the_same_handle(session, controller):
@@ -157,6 +177,24 @@ def test_missing_roles_say_how_to_declare_them(session, actor):
     assert session.models.actor is actor
     session.actor("tiny", name="other")
     assert session.models.actor is actor
+
+
+def test_all_missing_roles_are_told_at_once_before_anything_is_loaded(session, actor, controller):
+    """Also where a checkpoint is to be gone on with, or the first algorithm of a comparison has all it needs."""
+    session.reward(lambda completions: [0.0] * len(completions))
+    prompts = session.prompts(["a", "b"], batch_size=2)
+    words = (
+        r"needs actor, critic, reference, reward, .* lacks critic, reference: call session\.critic\('tiny'\), session\.reference"
+    )
+    sent = len(controller.messages)
+    for act in (
+        lambda: session.train(hf.PPO(kl_coef=0.1), prompts, steps=1, resume="no folder"),
+        lambda: session.compare([hf.GRPO(kl_coef=0.0), hf.PPO(kl_coef=0.1)], prompts, steps=1),
+        lambda: hf.PPO(kl_coef=0.1).step(session.models, prompts[0]),
+    ):
+        with pytest.raises(hf.PlacementError, match=words):
+            act()
+    assert {type(message) for message in controller.messages[sent:]} <= {m.Put}
 
 
 # -- placement
@@ -350,7 +388,7 @@ def test_the_version_of_a_handle_is_its_own(session, actor, controller):
     controller.updates["actor"] = 3
     assert actor.version == 3
     with pytest.warns(UserWarning, match="replaced"):
-        new = session.actor("tiny", dtype="bf16")
+        new = session.actor("tiny", dtype="bf16", replace=True)
     assert new.version == 0, "it is not placed yet; the old one still is"
 
 
@@ -417,7 +455,7 @@ def test_a_session_is_open_as_long_as_a_handle_of_it_is_there():
 def test_tab_shows_what_a_user_would_type():
     public = {name for name in dir(hf.Session.simulated("1x1 H100")) if not name.startswith("_")}
     assert not public & {"client", "ready", "release", "notice", "next_count", "persistent", "restore", "find_snapshot", "resume"}
-    assert hf.Session.__bases__ == (object,)
+    assert hf.Session.__bases__ == (Offering,)
 
 
 def test_the_facade_passes_on_with_its_own_name():

@@ -218,7 +218,7 @@ def test_roles_must_be_those_of_the_snapshot(session, prompts):
     with pytest.raises(hf.OptionError, match=r"another reward, which was replaced since \(a function then, a model now\)"):
         session.rewind(before)
     session.reward(score)
-    session.actor("tiny", optimizer=hf.AdamW(lr=0.5))
+    session.actor("tiny", optimizer=hf.AdamW(lr=0.5), replace=True)
     with pytest.raises(hf.OptionError, match=r"another actor.*lr=0.5"):
         session.rewind(before)
     assert session.branch == "main"

@@ -10,6 +10,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.engine.calls import messages as m
+from hfsdk.session.session_parts import parts_of
 from tests.session.fakes import interrupts_after, session_over
 
 TEXTS = [f"review number {i}" for i in range(10)]
@@ -163,7 +164,7 @@ def test_saves_and_goes_on(session, ready, tmp_path, controller, length_reward):
         ({"save_every": 1}, "folder"),
         ({"save_every": -1, "folder": "x"}, "save_every"),
         ({"metrics": [3]}, r"metrics must be a list of functions of 1 argument; got metrics\[0\]=3"),
-        ({"prompts": ["text"]}, "prompts must be a RowStream"),
+        ({"prompts": [3]}, "prompt 0 of the data is int"),
         ({"metrics": [lambda batch: "high"]}, "must return a number"),
     ],
 )
@@ -249,3 +250,13 @@ def test_what_a_simulated_session_knows(simulated, tmp_path):
     assert simulated.actor(hf.ModelSpec.preset("llama-13b")).spec.name == "llama-13b"
     with pytest.raises(hf.DeviceMemoryError, match=r"exists 80\.00"):
         simulated.place()
+
+
+def test_a_list_trains_as_a_stream_does_and_goes_on_where_it_was(session, actor, length_reward):
+    session.reward(length_reward)
+    texts = [f"review {i}" for i in range(40)]
+    for _ in range(2):
+        run = session.train(hf.GRPO(n=2, kl_coef=0.0), texts, steps=1, progress=False)
+        assert len(run.rows) == 1
+    found = parts_of(session).sources.stream_of(texts)
+    assert (found.batch_size, found.position) == (32, 2)

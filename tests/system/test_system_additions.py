@@ -29,7 +29,7 @@ def test_answers_reach_the_reward_and_scores_are_exact(live):
     assert run.history["score_mean"].iloc[1] == pytest.approx(sum(wanted) / len(wanted))
     for row in run.rows:
         assert 0 <= row["identical_groups"] < 1
-        assert row["grad_norm"] > 0
+        assert row["actor_grad_norm"] > 0
         assert row["clip_fraction"] == 0  # one mini-batch: the policy is the one that sampled
 
 
@@ -43,7 +43,7 @@ def test_a_tracker_keeps_what_real_engines_said(live, tmp_path):
     run = live.session.train(algorithm, prompts, steps=2, track=hf.TensorBoard(str(tmp_path), name="run"))
     read = EventAccumulator(str(tmp_path / "run"))
     read.Reload()
-    for name in ("grad_norm", "score_mean"):
+    for name in ("actor_grad_norm", "score_mean"):
         kept = [float(make_ndarray(event.tensor_proto)) for event in read.Tensors(f"train/{name}")]
         assert kept == pytest.approx([row[name] for row in run.rows])
     _, *rows = make_ndarray(read.Tensors("samples")[1].tensor_proto)
@@ -58,3 +58,32 @@ def test_data_without_answers_names_the_column(live):
     words = r"reward: exact_match\(.*\) needs 'answer', which the data does not have; .* columns .*finish_reason"
     with pytest.raises(hf.ColumnError, match=words):
         live.session.train(hf.GRPO(n=2, max_new_tokens=3, kl_coef=0.0), prompts, steps=1)
+
+
+def test_prompts_in_every_form_generate_evaluate_and_train(live):
+    """Texts, a Series, a DataFrame, a Dataset and conversations give the same responses; the data's answers reach the reward."""
+    import pandas as pd
+    from datasets import Dataset
+
+    session, few = live.session, {"max_new_tokens": 4, "temperature": 0.0}
+    texts, answers = ADDITIONS["prompt"][:6], ADDITIONS["answer"][:6]
+    kinds = [
+        texts, pd.Series(texts), pd.DataFrame({"prompt": texts, "answer": answers}), Dataset.from_dict({"text": texts}),
+        [{"prompt": text, "completion": "5"} for text in texts],
+        [session.prompts(texts, shuffle=False).token_ids(i) for i in range(6)],
+    ]  # fmt: skip
+    found = [live.actor.generate(kind, **few).text() for kind in kinds]
+    assert all(responses == found[0] for responses in found)
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    as_chat = session.prompts(texts, chat=True, shuffle=False, batch_size=6)[0]
+    for kind in (chats, {"prompt": chats}, Dataset.from_dict({"messages": chats})):
+        batch = live.actor.generate(kind, **few)
+        assert batch["prompt"] == as_chat["prompt"]
+        assert batch.text() == live.actor.generate(as_chat, **few).text()
+    frame = kinds[2]
+    assert session.evaluate(frame, max_new_tokens=4, temperature=0.0)["num_prompts"].tolist() == [6]
+    rows = [session.train(hf.GRPO(n=2, max_new_tokens=2, kl_coef=0.0), frame, steps=1, progress=False) for _ in range(2)]
+    assert [len(run.last.batch) for run in rows] == [64, 64]
+    assert rows[0].last.batch["position"].max() < rows[1].last.batch["position"].min(), "the same data goes on where it was"
+    experiment = session.compare([hf.GRPO(n=2, max_new_tokens=2, kl_coef=0.0)], frame, steps=1, seeds=[0], progress=False)
+    assert len(experiment.to_pandas()) == 1

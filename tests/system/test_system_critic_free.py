@@ -89,7 +89,7 @@ def test_two_steps(live, algorithm, check):
         assert numbers["score_mean"] == pytest.approx(np.mean(table["scores"]), rel=1e-5)
         assert numbers["response_tokens_mean"] == pytest.approx(table["response"].lengths.mean())
         assert numbers["rollout_gap_max"] <= 1e-4
-        assert numbers["grad_norm"] > 0
+        assert numbers["actor_grad_norm"] > 0
         assert list(table["group"]) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert live.actor.version == before + 2 * algorithm.mini_batches
     assert live.critic.version == critic

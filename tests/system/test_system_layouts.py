@@ -37,7 +37,8 @@ def wide(ray_here):
 def test_rollout_follows_the_trainer(wide, train, rollout, mode):
     """Each actor replaces the one before, whose engine is given back: also the rollout's tp may change."""
     optimizer, recompute = hf.AdamW(lr=1e-3, distributed=train == "dp2"), "full" if mode == "shared" else ""
-    actor = wide.actor("tiny", train=train, rollout=rollout, cpu_weights=mode, optimizer=optimizer, recompute=recompute)
+    options = {"train": train, "rollout": rollout, "cpu_weights": mode, "optimizer": optimizer, "recompute": recompute}
+    actor = wide.actor("tiny", **options, replace=True)
     prompts = [text + " " for text in OPENINGS[:6]]
     before, first = measured(actor, prompts)
     assert first <= 1e-4
@@ -94,7 +95,8 @@ def test_a_trained_actor_in_host_memory_generates_and_learns_as_one_that_stays(w
     """In ``shared`` the rollout has the weights on the same storage: they stay."""
     batch, found = wide.batch(prompt=[[1, 2, 3], [4], [9, 8]], response=[[5, 6], [7, 8, 9], [3]]), []
     for offload in (False, True):
-        actor = wide.actor("tiny", train="dp2", rollout="tp2", cpu_weights=mode, optimizer=hf.AdamW(lr=1e-3), offload=offload)
+        options = {"train": "dp2", "rollout": "tp2", "cpu_weights": mode, "optimizer": hf.AdamW(lr=1e-3)}
+        actor = wide.actor("tiny", **options, offload=offload, replace=True)
         assert measured(actor, OPENINGS)[1] <= 1e-4
         (row,) = actor.update(batch, likelihood).rows
         actor.forward_backward(batch, likelihood).wait()

@@ -1,5 +1,7 @@
 """Seeded means repeatable; saved means the next step is the same, bit for bit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from edited_saves import save_of
@@ -46,6 +48,22 @@ def test_training_resumes_as_if_it_had_not_stopped(live, twin, tmp_path):
     assert [row["step"] for row in first + uninterrupted] == list(range(first[0]["step"], first[0]["step"] + 4))
     assert train(twin, 2, resume=tmp_path) == uninterrupted
     assert twin.prompts.position == live.prompts.position
+
+
+def test_measuring_the_kl_changes_nothing_that_is_learned(live):
+    """At ``kl_coef=0`` one step with the reference and one without, from the same weights: bit-equal but for ``kl_mean``."""
+    session, algorithm, found = live.session, hf.PPO(max_new_tokens=8, kl_coef=0.0), []
+    before = session.snapshot("before measuring")
+    without = SimpleNamespace(actor=live.actor, critic=live.critic, reward=session.models.reward)
+    for models in (session.models, without):
+        step = algorithm.step(models, live.prompts[5])
+        numbers = algorithm.metrics(step)
+        assert ("kl_mean" in numbers) == (models is not without)
+        numbers.pop("kl_mean", None)
+        found.append((numbers, [role.run(fingerprint) for role in (live.actor, live.critic)]))
+        session.rewind(before)
+    session.forget(before)
+    assert found[0] == found[1]
 
 
 def test_the_seed_makes_the_sample(live):

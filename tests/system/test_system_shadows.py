@@ -26,7 +26,7 @@ def likelihood(out, b):
 
 
 def declared(session, train, rollout):
-    return session.actor("tiny", train=train, rollout=rollout, cpu_weights="shared", optimizer=hf.AdamW(lr=1e-3))
+    return session.actor("tiny", train=train, rollout=rollout, cpu_weights="shared", optimizer=hf.AdamW(lr=1e-3), replace=True)
 
 
 def shadow_parameters(session, ray, devices):

@@ -29,6 +29,7 @@ import numpy as np
 
 from hfsdk.core.checks import Fraction, NonNegative, Positive, Within, check_fields, checked
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
+from hfsdk.core.field_texts import documented
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
@@ -67,6 +68,7 @@ class LengthSums(NamedTuple):
         return cls(float(floats.sum()), float(floats @ floats), float(floats.max()))
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class PerfModel:
     """Predicts seconds. Frozen: another calibration is another ``PerfModel``.

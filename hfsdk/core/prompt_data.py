@@ -1,0 +1,153 @@
+"""The user's data as columns, and prompts out of them, in every form that people bring.
+
+A ``datasets.Dataset``, a DataFrame, a Series, a dict of columns, or a list: of texts, of token ids, of conversations
+(``{"role", "content"}`` messages, as TRL has them), or of dicts with these and other columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from hfsdk.core.checks import is_whole, shown
+from hfsdk.core.errors import ColumnError, OptionError
+
+MOST_ROWS = 10_000_000
+"""Of a source: what is more is a typo, and takes gigabytes."""
+
+PROMPT_COLUMNS = ("prompt", "text", "messages")
+"""Where prompts are looked for, where nobody says."""
+
+Message = Mapping[str, str]
+"""One turn of a conversation: ``{"role": "user", "content": "..."}``."""
+
+
+def read_source(source: Any, column: str | None = None) -> tuple[list[Any], Mapping[str, Sequence[Any]]]:
+    """Return (prompts, the other columns) of the user's data.
+
+    Args:
+        source: see the module's text. Of TRL's rows with ``prompt`` and ``completion`` the completion is another column.
+        column: where the prompts are; by default as :func:`prompt_column` finds it.
+
+    Raises:
+        ColumnError: there is no such column, or the source is something else.
+        OptionError: a prompt is neither text, token ids nor a conversation.
+    """
+    columns = columns_of(source, column or "text")
+    column = prompt_column(columns) if column is None else column
+    if column not in columns:
+        names = list(map(str, columns)) or ["none"]
+        raise ColumnError(
+            f"the data has no column {shown(column)}; it has {', '.join(names)}. Say which has the prompts: "
+            f"session.prompts(data, column={names[0]!r})"
+        )
+    if len(columns[column]) > MOST_ROWS:
+        raise OptionError(f"the data has {len(columns[column]):,} rows; at most {MOST_ROWS:,} fit in this process")
+    prompts = list(columns[column])
+    for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, (str, list, tuple, np.ndarray)):
+            what = f"{type(prompt).__name__} ({shown(prompt)})"
+            raise OptionError(f"prompt {row} of the data is {what}; prompts are texts, token ids or lists of messages")
+        if is_conversation(prompt):
+            check_conversation(prompt, row)
+    return prompts, {name: list(values) for name, values in columns.items() if name != column}
+
+
+def prompt_column(columns: Mapping[str, Sequence[Any]]) -> str:
+    """Return where the prompts are among the columns, where nobody says: the first of `PROMPT_COLUMNS` that there is."""
+    return next((name for name in PROMPT_COLUMNS if name in columns), PROMPT_COLUMNS[0])
+
+
+def left_out(names: Iterable[str]) -> str:
+    """Return the notice of the data's columns that are not passed on."""
+    return f"hfsdk writes columns named {', '.join(names)} itself; the data's are left out, rename them to pass them on"
+
+
+def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
+    """Return the columns of the user's data; a list or a Series of what ``column`` holds is that column.
+
+    Raises:
+        ColumnError: the columns differ in length, or the source is something else.
+    """
+    package = type(source).__module__.split(".")[0]
+    if isinstance(source, Mapping):
+        if package == "datasets":
+            raise ColumnError(f"this is a DatasetDict with {', '.join(map(str, source))}; give one of them, e.g. data['train']")
+        return _of_one_length(source)
+    if package == "datasets":
+        names: list[str] = list(source.column_names)
+        return {name: source[name] for name in names}
+    if package == "pandas" and hasattr(source, "columns"):
+        return {str(name): source[name].tolist() for name in source.columns}
+    if (package == "pandas" and hasattr(source, "index")) or (isinstance(source, np.ndarray) and source.ndim == 1):
+        return {column: source.tolist()}
+    if isinstance(source, np.ndarray) and source.ndim == 2:
+        return {column: list(source)}
+    if isinstance(source, str) or not isinstance(source, Sequence):
+        raise ColumnError(
+            "prompts come from a datasets.Dataset, a DataFrame, a Series, or a list of texts, token ids, conversations or dicts; "
+            f"got {type(source).__name__}"
+        )
+    if is_conversation(source):
+        return {column: [source]}
+    if source and all(isinstance(item, Mapping) for item in source):
+        names = list(dict.fromkeys(name for item in source for name in item))
+        lacking = [(i, n) for i, item in enumerate(source) for n in names if n not in item]
+        if lacking:
+            raise ColumnError(f"item {lacking[0][0]} of the data lacks {shown(lacking[0][1])}, which others have")
+        return {name: [item[name] for item in source] for name in names}
+    return {column: source}
+
+
+def _of_one_length(columns: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
+    for name, values in columns.items():
+        if isinstance(values, str) or not isinstance(values, Sized):
+            raise ColumnError(
+                f"the data's column {shown(name)} is {shown(values)}, where a dict of columns has a list. For one row, give "
+                "a list of it: [{...}]"
+            )
+    sizes = {name: len(values) for name, values in columns.items()}
+    if len(set(sizes.values())) > 1:
+        raise ColumnError(f"the data's columns differ in length: {sizes}")
+    return columns
+
+
+def is_conversation(prompt: Any) -> TypeGuard[Sequence[Message]]:
+    """Return whether a prompt is a list of messages with a role and a content."""
+    listed = isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) > 0  # an array: parquet as pandas reads it
+    return listed and all(isinstance(turn, Mapping) and {"role", "content"} <= set(turn) for turn in prompt)
+
+
+def check_conversation(turns: Sequence[Message], row: int) -> None:
+    """Check that a conversation can be answered.
+
+    Raises:
+        OptionError: a message is no text, or the last one is the assistant's.
+    """
+    for turn in turns:
+        if not isinstance(turn["role"], str) or not isinstance(turn["content"], str):
+            raise OptionError(f"prompt {row} of the data has the message {shown(dict(turn))}; role and content are texts")
+    if turns[-1]["role"] == "assistant":
+        raise OptionError(f"prompt {row} of the data ends with the assistant's message; a prompt ends before it, leave it out")
+
+
+def size_of(prompt: Any) -> int:
+    """Return the bytes of a text or a conversation, or the number of token ids: at least as many as it has tokens."""
+    if isinstance(prompt, str):
+        return len(prompt.encode())
+    return sum(size_of(turn["content"]) for turn in prompt) if is_conversation(prompt) else len(prompt)
+
+
+def is_token_ids(prompt: Any) -> bool:
+    """Return whether a prompt is a list of whole numbers, at most `MOST_ROWS`: a longer range would be counted out."""
+    if not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, str):
+        return False
+    return len(prompt) <= MOST_ROWS and all(is_whole(token) for token in prompt)
+
+
+def as_values(values: list[Any]) -> Any:
+    """Keep the data's own values as they are: numbers as an array, everything else as objects."""
+    numbers = all(isinstance(v, (bool, int, float, np.number)) for v in values)
+    return np.asarray(values) if numbers else values
