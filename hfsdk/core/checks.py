@@ -99,7 +99,7 @@ class NamedFields:
         Raises:
             OptionError: says the nearest field, or what hfsdk calls that of another library.
         """
-        if args or not given.keys() <= _field_names(cls):
+        if args or not given.keys() <= _field_names(cast(Any, cls)):
             fields = [field for field in dataclasses.fields(cast(Any, cls)) if field.init]
             most, names = sum(not field.kw_only for field in fields), [field.name for field in fields]
             if len(args) > most:

@@ -280,7 +280,7 @@ class ActorModel(TrainedHandle):
             if not tokens:
                 raise OptionError(f"{self.name}.generate: prompt {i} is empty; give at least one token")
         columns: dict[str, Any] = {"prompt": Ragged.of(ids, np.int32)}
-        columns |= {name: as_values(values) for name, values in extra.items() if name not in COLUMNS}
+        columns |= {name: as_values(list(values)) for name, values in extra.items() if name not in COLUMNS}
         if taken := [name for name in extra if name in COLUMNS]:
             self._host.notice(left_out(taken))
         lease = self._client.put(Table(columns))  # as they are: from_columns would make lists of numbers ragged

@@ -24,7 +24,7 @@ from hfsdk.session.session_parts import Parts
 from hfsdk.session.training import train
 
 if TYPE_CHECKING:
-    from hfsdk.session.prompts import PromptStream
+    from hfsdk.session.streams import RowStream
 
 Algorithms = Sequence[Algorithm] | Mapping[str, Algorithm]
 
@@ -107,7 +107,7 @@ class _Comparison:
 
     parts: Parts
     named: Mapping[str, Algorithm]
-    prompts: PromptStream
+    prompts: RowStream
     steps: int
     seeds: Sequence[int]
     resume: bool

@@ -98,7 +98,8 @@ class Snapshots:
 
     def place_of(self, snapshot: Snapshot, stream: RowStream) -> int:
         """Return a stream's place at a snapshot; one that was made since begins where the one like it was."""
-        return self._own_places.get(snapshot, {}).get(stream, snapshot.positions.get(stream._fingerprint, 0))
+        own, like_it = self._own_places.get(snapshot), snapshot.positions.get(stream._fingerprint, 0)
+        return like_it if own is None else own.get(stream, like_it)
 
     @checked
     def forget(self, snapshot: Snapshot | str) -> None:
