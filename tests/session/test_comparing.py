@@ -176,6 +176,8 @@ def test_a_partial_experiment_is_no_baseline_and_passes_none(tmp_path):
     assert replace(whole, baseline=then).ok
     part = Experiment(rows, {"PPO": "PPO()", "GRPO": "GRPO()"}, (0,), 4, baseline=then, unfinished=(("GRPO", 0),))
     assert not part.ok
+    few = Experiment(rows, {"PPO": "PPO()"}, (0, 1), 4, unfinished=(("PPO", 1),))
+    assert "PPO: final score 1.0000 ± 0.0000 over 1 of 2 seeds" in hf.viz.picture(few).to_text()
     with pytest.raises(hf.OptionError, match=r"1 of 2 runs are finished; session.compare\(..., resume=True\)"):
         part.save_baseline(tmp_path / "b.json")
     assert "1 of 2 runs are finished; session.compare(..., resume=True) runs the others: GRPO seed 0" in repr(part)

@@ -51,6 +51,8 @@ def experiment_view(data: Mapping[str, Any]) -> ExperimentView:
     title += f"; {finished}" if finished else ""
     summary = f"{title}. Final scores: {', '.join(scores) or 'none'}.{verdict}"
     rows = [{k: v if isinstance(v, str) else finite(v) for k, v in row.items()} for row in data["verdict"]]
+    for row in rows:
+        row["over"] = "the seeds" if row["runs"] == seeds else f"{row['runs']} of {seeds} seeds"
     return {
         "picture": "experiment", "title": title, "summary": summary, "curves": data["curves"], "verdict": rows,
         "judged": data["judged"], "finished": finished,
@@ -100,7 +102,7 @@ def _words(row: Mapping[str, Any]) -> str:
     """Say how one algorithm did."""
     if row["score"] is None:
         return f"{row['algorithm']}: no scores ({'simulated' if row['runs'] else 'no run is finished'})"
-    text = f"{row['algorithm']}: final score {row['score']:.4f} ± {row['spread']:.4f} over the seeds"
+    text = f"{row['algorithm']}: final score {row['score']:.4f} ± {row['spread']:.4f} over {row['over']}"
     if row["least"] is None:
         return text
     sign = "✓" if row["verdict"] == "pass" else "✕"
