@@ -24,7 +24,7 @@ Message = Mapping[str, str]
 """One turn of a conversation: ``{"role": "user", "content": "..."}``."""
 
 
-def read_source(source: Any, column: str | None = None) -> tuple[list[Any], Mapping[str, Sequence[Any]]]:
+def read_source(source: Any, column: str | None = None) -> tuple[list[Any], dict[str, list[Any]]]:
     """Return (prompts, the other columns) of the user's data.
 
     Args:

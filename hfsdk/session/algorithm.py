@@ -10,6 +10,7 @@ from hfsdk.algorithms.handles import need_roles
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
+from hfsdk.core.roles import DECLARED_BY
 
 
 class Algorithm(Protocol):
@@ -42,4 +43,4 @@ def check_roles(algorithm: Any, models: Any) -> None:
     """
     roles = getattr(algorithm, "roles", ())
     if isinstance(roles, (list, tuple)):
-        need_roles(models, roles)
+        need_roles(models, [role for role in DECLARED_BY if role in roles])  # one's own algorithm may have others

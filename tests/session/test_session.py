@@ -197,6 +197,17 @@ def test_all_missing_roles_are_told_at_once_before_anything_is_loaded(session, a
     assert {type(message) for message in controller.messages[sent:]} <= {m.Put}
 
 
+def test_roles_of_an_algorithm_of_one_s_own_are_its_business(session, actor, length_reward):
+    class Mine(hf.GRPO):
+        roles = ("actor", "judge", 3)
+
+        def step(self, models, prompts):
+            return hf.GRPO(n=2, kl_coef=0.0).step(models, prompts)
+
+    session.reward(length_reward)
+    assert len(session.train(Mine(n=2, kl_coef=0.0), ["a", "b"], steps=1, progress=False).rows) == 1
+
+
 # -- placement
 
 
