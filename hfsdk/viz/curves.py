@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.viz.frame import NOTEBOOK_HINT
+from hfsdk.viz.raster import NOTEBOOK_HINT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
