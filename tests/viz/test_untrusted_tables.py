@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, session_html
-from tests.viz import demo
+from tests.viz import demo, harness
 
 CARDS: dict[str, Callable[[], str]] = {
     "batch": lambda: batch_html(demo.BATCH),
@@ -58,3 +60,43 @@ def test_bars_and_swatches_have_a_size_and_a_colour_of_their_own(name: str) -> N
         assert re.fullmatch("#[0-9a-f]{6}", own["background-color"])
         assert own["height"].endswith("px")
         assert own["width"].endswith(("px", "%"))
+
+
+LAID_OUT = """
+() => [...document.querySelectorAll('.jp-Cell-outputArea table')].map((table) => ({
+  tops: [...table.querySelectorAll('tr')].map((row) => new Set([...row.children].map((c) => c.getBoundingClientRect().top)).size),
+  bars: [...table.querySelectorAll('.hf-track, .hf-track i, .hf-dot')].map((bar) => [
+    bar.getBoundingClientRect().width, bar.getBoundingClientRect().height, getComputedStyle(bar).backgroundColor,
+  ]),
+}))
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_jupyterlab_shows_rows_bars_and_swatches_of_cards_it_does_not_trust(chromium: Any, tmp_path: Path, dark: bool) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("jupyterlab", reason="jupyterlab is not installed")
+    path = harness.write_notebook(tmp_path / "cards.ipynb", [f"'{name}'" for name in CARDS])
+    notebook = nbformat.read(path, as_version=4)
+    for cell, card in zip(notebook.cells, CARDS.values(), strict=True):
+        cell.outputs = [nbformat.v4.new_output("display_data", {"text/plain": "card", "text/html": card()})]
+    nbformat.write(notebook, path)
+    lab = harness.Lab(tmp_path, dark=dark)
+    opened = harness.Notebook(lab, chromium.new_page(viewport={"width": 1000, "height": 1400}))
+    try:
+        page = opened.open("cards.ipynb", kernel=False).page
+        page.wait_for_selector(f'body[data-jp-theme-light="{str(not dark).lower()}"]', state="attached")
+        page.locator(".jp-Cell-outputArea table").nth(len(CARDS)).wait_for()
+        assert page.locator(".jp-Cell-outputArea style").count() == 0, "the notebook is not trusted"
+        page.screenshot(path=str(tmp_path / "cards.png"))
+        tables = page.evaluate(LAID_OUT)
+    finally:
+        opened.close()
+        lab.close()
+    assert all(count == 1 for table in tables for count in table["tops"]), "a row's cells stand side by side"
+    bars = [bar for table in tables for bar in table["bars"]]
+    assert len(bars) >= 8
+    assert all(width > 5 and height > 5 and color != "rgba(0, 0, 0, 0)" for width, height, color in bars)
