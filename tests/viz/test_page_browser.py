@@ -93,6 +93,22 @@ def test_the_critical_path_button_marks_its_calls_and_what_ran_for_them(show: An
     assert page.locator(".hf-critical, .hf-faded").count() == 0
 
 
+def test_the_critical_path_is_seen_without_a_click_where_some_calls_are_off_it(show: Any) -> None:
+    trace = demo.pools_trace()
+    page = show(picture_of(trace))
+    frame, path = trace.to_pandas(), {s.call_id for s in trace.critical_path()}
+    calls = frame["device"].isna()
+    assert page.locator(".hf-on-path").count() == (frame["call_id"].isin(path) & calls).sum()
+    assert page.locator(".hf-path-words").inner_text() == f"{len(path)} of {calls.sum()} calls are on the critical path"
+
+
+def test_where_every_call_is_critical_a_line_says_so(show: Any) -> None:
+    page = show(picture_of(demo.step_trace()))
+    assert page.locator(".hf-path-words").inner_text() == "every call is on the critical path"
+    assert page.locator(".hf-on-path").count() == 0
+    assert not page.locator("button", has_text="critical path").is_visible(), "it would change nothing"
+
+
 def test_the_step_selector_and_the_pipeline_button_zoom(show: Any) -> None:
     trace = demo.step_trace(steps=3)
     page = show(picture_of(trace))
