@@ -124,7 +124,7 @@ def snapshot_html(data: Mapping[str, Any]) -> str:
         for p in data["parts"]
     ]  # fmt: skip
     size = f"{bytes_text(data['num_bytes'])}, {bytes_text(data['new_bytes'])} of them new, in the workers' host memory"
-    facts = f"branch {data['branch']}, after {data['steps']} steps of train; {size}"
+    facts = f"branch {data['branch']}, after {data['steps']} step{'s' * (data['steps'] != 1)}; {size}"
     functions = ", ".join(f"{role}: {function}" for role, function in data["functions"].items())
     head = ["role<", "updates", "layout<", "node", "device", "bytes", "shared with<"]
     parts = [_title(f"Snapshot {data['name']}"), _note(facts), _table(head, rows)]
