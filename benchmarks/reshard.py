@@ -234,9 +234,9 @@ def measure(session: Any, folder: Path, train: str, rollout: str, repeats: int) 
         rollout_options=hf.RolloutOptions(max_model_len=64, max_num_seqs=4, cpu_weights="shared"),
     )  # fmt: skip
     actor.generate([[5, 6, 7]] * 4, max_new_tokens=2).wait()
-    generating = actor.census()
+    generating = actor.census().to_pandas()
     ranks = actor.run(on_rank, repeats)
-    census = [(str(found["moment"].iloc[0]), *found[CENSUS].max()) for found in (actor.census(), generating)]
+    census = [(str(found["moment"].iloc[0]), *found[CENSUS].max()) for found in (actor.census().to_pandas(), generating)]
     plan = actor.reshard_plan
     everyone = range(plan.num_ranks)
     timed = ("transition", "gather", "bare", "anew", "in_room")

@@ -158,6 +158,7 @@ def plot(made: dict[str, PerfModel], path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    plt.style.use("hfsdk.viz.charts")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharex=True, sharey=True)
     everywhere = {case.group: PerfModel() for case in cases()}
     sides = ((axes[0], made, True, "calibrated, configurations no fit saw"), (axes[1], everywhere, None, "presets alone, all"))
@@ -169,8 +170,8 @@ def plot(made: dict[str, PerfModel], path: str) -> None:
                 predicted = [c.seconds(models[c.group]) for c in chosen]
                 ax.loglog([c.measured for c in chosen], predicted, mark, ms=4, alpha=0.7, label=quantity)
         span = np.array([0.05, 1000.0])
-        ax.loglog(span, span, color="0.4", lw=0.8)
-        ax.fill_between(span, span / 1.15, span * 1.15, color="0.85", zorder=0)
+        ax.loglog(span, span, color="#797979", lw=0.8)
+        ax.fill_between(span, span / 1.15, span * 1.15, color="#797979", alpha=0.25, lw=0, zorder=0)
         ax.set_title(title, fontsize=10)
         ax.set_xlabel("measured seconds")
         ax.legend(fontsize=8)

@@ -72,7 +72,7 @@ def session_plates(plates: list[Plate]) -> None:
                   open_an_edge),
             Plate("timeline", "Timeline", "session.trace", hf.viz.picture(step),
                   "One PPO step: calls by role, spans by device, idle time shaded, sequences running while it generates; "
-                  "here with the critical path.", lambda page: page.get_by_role("button", name="mark the calls").click()),
+                  "a line says which calls are on the critical path."),
             Plate("memory", "Memory through a step", "session.memory", hf.viz.picture(session.memory),
                   "What every device holds after each call, the whole process, and beside it the plan.",
                   lambda page: page.locator(".hf-held").nth(1).hover()),

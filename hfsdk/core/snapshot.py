@@ -30,7 +30,7 @@ class Snapshot:
     branch: str
     """On which it was taken."""
     steps: int
-    """Steps of ``session.train`` done by then."""
+    """Steps done by then; the next one has this number."""
     seed: int
     """The session's, of sampling and shuffling."""
     kept: tuple[Kept, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Ragged, Table
 from hfsdk.models.handle import Host, TrainedHandle
 from hfsdk.models.reward import PART
+from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import ReshardReport, Resident, TransportReport
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 T = TypeVar("T")
 
@@ -209,31 +207,22 @@ class ActorModel(TrainedHandle):
         reports = tuple(report for side in sides for report in side)
         return ReshardReport(plan, reports, predicted=self._host.simulated)
 
-    def census(self) -> DataFrame:
-        """Return the weights that are on each rank now: a row per rank, bytes counted from storages that are not empty; waits.
+    def census(self) -> Census:
+        """Count the weights that are on each rank now, from storages that are not empty, beside the plan; waits.
 
-        Columns: moment (``"training"``, ``"generating"``; ``"both"`` where the rollout keeps a copy of its own, as in mode
-        ``packed``), ``trainer_bytes`` and ``rollout_bytes`` (in one engine alone), ``shared_bytes`` (one storage for both),
-        ``aside_bytes`` (of the training shard, kept outside both while generating), ``redundant_bytes`` (the same numbers in
-        the same dtype a second time), ``total_bytes``, and the plan's ``planned_bytes`` for that moment (padding of the
-        vocabulary not counted).
+        A notebook draws it; ``to_pandas()`` has a row per rank.
 
         Raises:
             SimulatedValueError: the session is simulated.
         """
-        import pandas as pd
-
         self._host.ready(self)
-        plan, rows = self.reshard_plan, []
-        for rank, weights in enumerate(self._of_ranks(CENSUS, Resident)):
-            planned = {"training": plan.bytes_held(rank), "generating": plan.bytes_peak(rank)}
-            rows.append({
-                "rank": rank, "moment": weights.moment, "trainer_bytes": weights.trainer, "rollout_bytes": weights.rollout,
-                "shared_bytes": weights.shared, "aside_bytes": weights.aside, "redundant_bytes": weights.redundant,
-                "total_bytes": weights.total,
-                "planned_bytes": planned.get(weights.moment, plan.bytes_held(rank) + plan.bytes_needed(rank)),
-            })  # fmt: skip
-        return pd.DataFrame(rows).set_index("rank")
+        plan, ranks = self.reshard_plan, self._of_ranks(CENSUS, Resident)
+        planned = {"training": plan.bytes_held, "generating": plan.bytes_peak}
+
+        def both(rank: int) -> int:
+            return plan.bytes_held(rank) + plan.bytes_needed(rank)
+
+        return Census(self.name, ranks, tuple(planned.get(r.moment, both)(rank) for rank, r in enumerate(ranks)))
 
     def _of_ranks(self, method: Method, kind: type[T], role: str = "") -> tuple[T, ...]:
         """Ask every rank of this role, or of its shadow, for something measured; empty where a rank has nothing yet."""

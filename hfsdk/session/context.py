@@ -6,9 +6,13 @@ import warnings
 from dataclasses import dataclass, field
 
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.engine.calls import queries as q
 from hfsdk.models.counters import Counters
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declare import Backend
+
+STEPS = "steps"
+"""The counter of the steps of ``train``; a step's number is the same in history, dashboard and trace."""
 
 
 @dataclass(eq=False)
@@ -37,6 +41,17 @@ class Context:
     def simulated(self) -> bool:
         """Whether nothing is real: seconds are those of a virtual clock, and there are no values."""
         return self.runtime == "simulated"
+
+    def next_step(self) -> int:
+        """Return the number of the next step of ``train``: the trace's, until a first one was counted or loaded."""
+        if self.counters.get(STEPS) is None:
+            upcoming: int = self.client.send(q.UpcomingStep())
+            return upcoming
+        return self.counters.count(STEPS)
+
+    def kept_counters(self) -> dict[str, float]:
+        """Return the counters as a snapshot or a save keeps them: with the number that the next step has now."""
+        return {**self.counters.all(), STEPS: self.next_step() - 1}
 
     @property
     def backend(self) -> Backend:

@@ -186,7 +186,7 @@ class CallRecorder:
                 return SimulatedValue(self._names[number])
             case q.InfoOf(ref=ref):
                 return self._info(ref)
-            case q.CurrentStep():
+            case q.CurrentStep() | q.UpcomingStep():
                 return 0
             case q.Roles():
                 return {}

@@ -33,7 +33,7 @@ class Saveable:
         """Return what a checkpoint keeps besides weights."""
         context = self.context
         positions = self.places.positions()
-        return {"seed": context.seed, "counters": context.counters.all(), "positions": positions, **self.log.to_save()}
+        return {"seed": context.seed, "counters": context.kept_counters(), "positions": positions, **self.log.to_save()}
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Take over what a checkpoint kept besides weights."""

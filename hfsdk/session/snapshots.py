@@ -80,9 +80,9 @@ class Snapshots:
             known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
             shared = {k.role: known[k.number] for k in kept if k.number in known}
             made = Snapshot(
-                name=name, branch=log.branch, steps=context.counters.count("steps"), seed=context.seed, kept=kept,
+                name=name, branch=log.branch, steps=context.next_step(), seed=context.seed, kept=kept,
                 shared=shared, roles=tuple(book.declared(h) for h in book), positions=self._places.positions(),
-                counters=context.counters.all(), nodes={d: context.cluster.node_of(d) for k in kept for d in k.devices},
+                counters=context.kept_counters(), nodes={d: context.cluster.node_of(d) for k in kept for d in k.devices},
                 order=self._client.last_call,
             )  # fmt: skip
             forget = weakref.finalize(made, self._client.forget, kept)

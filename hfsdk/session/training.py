@@ -23,6 +23,7 @@ from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
+from hfsdk.session.context import STEPS
 from hfsdk.session.history_log import ORDER
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
@@ -226,14 +227,16 @@ class _Loop:
 
 def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], control: RunControl) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
+    number = parts.context.next_step()
+    parts.context.counters.set(STEPS, number - 1)  # with steps that were taken by hand before the first of train
     places, counts = [(stream, stream.position) for stream in _streams_of(algorithm, prompts)], parts.context.counters.all()
     started, finished = time.perf_counter(), False
-    parts.client.send(m.NextStep())
+    parts.client.send(m.NextStep(number))
     try:
         step = algorithm.step(parts.deployment.models, next(prompts))
         if step is None:
             raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
-        row: Row = {"step": parts.context.counters.next("steps")}
+        row: Row = {"step": parts.context.counters.next(STEPS)}
         try:
             row |= _numbers(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
             for metric in metrics:

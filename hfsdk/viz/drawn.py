@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from hfsdk.core.errors import OptionError
+from hfsdk.viz.calibration.view import CalibrationPicture, calibration_view
+from hfsdk.viz.census.view import CensusPicture, census_view
 from hfsdk.viz.comparison.view import ComparisonPicture, comparison_view
 from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.experiment.view import ExperimentPicture, experiment_view
@@ -25,6 +27,8 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.core.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
     ("hfsdk.core.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
     ("hfsdk.core.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
+    ("hfsdk.planner.perf.calibration", "Calibration"): lambda obj: CalibrationPicture(calibration_view(obj.view())),
+    ("hfsdk.resharding.census", "Census"): lambda obj: CensusPicture(census_view(obj.view())),
     ("hfsdk.resharding.reshard_plan", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.resharding.reshard_report", "ReshardReport"): lambda obj: ReshardPicture(reshard_view(obj)),
     ("hfsdk.core.tokens", "Tokens"): lambda obj: TokensPicture(tokens_view(obj)),

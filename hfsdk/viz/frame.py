@@ -37,11 +37,11 @@ from hfsdk.core.placement import is_shadow
 from hfsdk.viz.modules import esm, js_literal, static
 from hfsdk.viz.paper import paper_svg
 from hfsdk.viz.plain import clean, plain
+from hfsdk.viz.raster import NOTEBOOK_HINT, png_of
 
 View = Mapping[str, Any]
 """What a picture shows, as JSON data; each picture's module gives its schema as a ``TypedDict``."""
 
-NOTEBOOK_HINT = "pip install 'hfsdk[notebook]'"
 PUBLISH_INTERVAL_S = 0.2
 LARGE_PUBLISH_INTERVAL_S = 1.0
 LARGE_MARKS = 3000
@@ -218,14 +218,10 @@ class Picture:
         """Write the static picture as PNG, ``zoom`` pixels to one of the SVG's; return the path.
 
         Raises:
-            ModuleNotFoundError: resvg-py is not installed.
+            ModuleNotFoundError: resvg-py is not installed, or there is no font to draw letters with.
             OutputError: it cannot be written; what was there is unchanged.
         """
-        try:
-            import resvg_py
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(f"PNG needs resvg-py, which is not installed; {NOTEBOOK_HINT}", name="resvg_py") from error
-        return export(path, bytes(resvg_py.svg_to_bytes(svg_string=self.to_svg(), zoom=zoom)), "the picture")
+        return export(path, png_of(self.to_svg(), zoom), "the picture")
 
     @checked
     def save(self, path: str | Path) -> Path:

@@ -1,4 +1,7 @@
-"""Tables and cards as self-contained HTML: no script, scoped style, well-formed XML, both themes."""
+"""Tables and cards as self-contained HTML: no script, scoped style, well-formed XML, both themes.
+
+An untrusted notebook drops ``<style>`` but keeps tables and inline styles: rows, sides, bars and swatches stand there too.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,11 @@ MAX_COLUMNS = 80
 MAX_METRIC_ROWS = 60
 SHORT_CALL_S = 0.3
 """A call faster than this leaves one compact line."""
+
+LEFT = ' style="text-align:left"'
+WRAP = ' style="text-align:left;white-space:pre-wrap;max-width:420px"'
+BAR, BAR_DONE, BAR_BACK = "#3b82d6", "#2f9e50", "#a9b1ba"
+"""Of bars where ``frame.css`` does not reach: seen on white and on black."""
 
 STATES = {
     "ready": ("●", "hf-good"), "pending": ("○", "hf-dim"), "running": ("◐", "hf-busy"), "failed": ("✕", "hf-bad"),
@@ -83,7 +91,7 @@ def session_html(data: Mapping[str, Any]) -> str:
     head += f"<div>{_state_text(data.get('state') or 'open')}{facts}</div>"
     rows = [
         [
-            f'<td class="hf-left"><i class="hf-dot" style="background:{colors[r["name"]]}"></i> <b>{escape(r["name"])}</b></td>',
+            f'<td class="hf-left"{LEFT}>{_dot(colors[r["name"]])} <b>{escape(r["name"])}</b></td>',
             _cell(r.get("model") or "a function", "hf-left"),
             _cell(r.get("train"), "hf-left", code=True),
             _cell(r.get("rollout"), "hf-left", code=True),
@@ -116,7 +124,7 @@ def snapshot_html(data: Mapping[str, Any]) -> str:
         for p in data["parts"]
     ]  # fmt: skip
     size = f"{bytes_text(data['num_bytes'])}, {bytes_text(data['new_bytes'])} of them new, in the workers' host memory"
-    facts = f"branch {data['branch']}, after {data['steps']} steps of train; {size}"
+    facts = f"branch {data['branch']}, after {data['steps']} step{'s' * (data['steps'] != 1)}; {size}"
     functions = ", ".join(f"{role}: {function}" for role, function in data["functions"].items())
     head = ["role<", "updates", "layout<", "node", "device", "bytes", "shared with<"]
     parts = [_title(f"Snapshot {data['name']}"), _note(facts), _table(head, rows)]
@@ -133,7 +141,9 @@ def metrics_html(rows: Sequence[Mapping[str, float]]) -> str:
     body = []
     for i in keep:
         if i is None:
-            body.append([f'<td colspan="{len(names) + 1}" class="hf-left hf-dim">and {len(rows) - MAX_METRIC_ROWS} more rows</td>'])
+            body.append(
+                [f'<td colspan="{len(names) + 1}" class="hf-left hf-dim"{LEFT}>and {len(rows) - MAX_METRIC_ROWS} more rows</td>']
+            )
         else:
             body.append([_cell(str(i)), *(_number(rows[i].get(name)) for name in names)])
     title = f"Metrics: {len(rows)} row{'s' * (len(rows) != 1)}"
@@ -149,9 +159,9 @@ def progress_html(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
     calls, folded = _folded(data)
     parts = []
     if folded:
-        parts.append(f'<div class="hf-full hf-dim">{_sign("done")} {escape(_folded_text(folded))}</div>')
+        parts.append(f'<tr><td colspan="4" class="hf-left hf-dim"{LEFT}>{_sign("done")} {escape(_folded_text(folded))}</td></tr>')
     parts += [_progress_row(c) for c in calls]
-    return _wrap("progress", [f'<div class="hf-calls">{"".join(parts)}</div>'])
+    return _wrap("progress", [f'<table class="hf-calls"><tbody>{"".join(parts)}</tbody></table>'])
 
 
 def progress_text(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> str:
@@ -188,23 +198,31 @@ def _progress_row(call: Mapping[str, Any]) -> str:
     short = state == "done" and (seconds or 0.0) < SHORT_CALL_S
     track = ""
     if not short and state in ("running", "done"):
-        color = ";background:var(--hf-good)" if state == "done" else ""
         share = 1.0 if state == "done" else (done / total if done is not None and total else None)
-        bar = '<i class="hf-go"></i>' if share is None else f'<i style="width:{100 * max(0.0, min(1.0, share)):.1f}%{color}"></i>'
-        track = f'<span class="hf-track">{bar}</span>'
+        track = _track(share, done=state == "done")
     facts = [] if short or done is None else [_count(call)]
     facts += [] if seconds is None else [seconds_text(seconds)]
     if seconds and done and state == "done" and not short:
         facts.append(f"{count_text(round(done / seconds))} {call.get('unit') or ''}/s".replace(" /", "/"))
     where = escape(str(call.get("line") or ""))
     row = (
-        f"<div>{_sign(state)} <code>{escape(str(call['call']))}</code></div>"
-        f'<div class="hf-dim">{where}</div><div>{track or escape(state)}</div>'
-        f'<div class="hf-num hf-dim">{escape(" · ".join(facts))}</div>'
+        f'<tr><td class="hf-left"{LEFT}>{_sign(state)} <code>{escape(str(call["call"]))}</code></td>'
+        f'<td class="hf-left hf-dim"{LEFT}>{where}</td><td class="hf-left"{LEFT}>{track or escape(state)}</td>'
+        f'<td class="hf-left hf-num hf-dim"{LEFT}>{escape(" · ".join(facts))}</td></tr>'
     )
     if call.get("error"):
-        row += f'<div class="hf-full hf-bad hf-error">{escape(_cut(str(call["error"])))}</div>'
+        row += f'<tr><td colspan="4" class="hf-wrap hf-bad hf-error"{WRAP}>{escape(_cut(str(call["error"])))}</td></tr>'
     return row
+
+
+def _track(share: float | None, done: bool = False) -> str:
+    """Return a bar that is full to ``share``; ``None``: something goes on, nobody knows how far."""
+    color = BAR_DONE if done else BAR
+    width = "30%" if share is None else f"{100 * max(0.0, min(1.0, share)):.1f}%"
+    css = "hf-go" if share is None else "hf-done" if done else "hf-part"
+    inner = f'<i class="{css}" style="display:block;height:7px;width:{width};background-color:{color}"></i>'
+    back = f"display:inline-block;width:120px;height:7px;background-color:{BAR_BACK}"
+    return f'<span class="hf-track hf-inline" style="{back}">{inner}</span>'
 
 
 def _count(call: Mapping[str, Any]) -> str:
@@ -218,7 +236,7 @@ def _wrap(name: str, parts: Iterable[str]) -> str:
 
 
 def _title(text: str) -> str:
-    return f'<div class="hf-title">{escape(text)}</div>'
+    return f'<div class="hf-title" style="font-weight:600">{escape(text)}</div>'
 
 
 def _note(text: str) -> str:
@@ -228,16 +246,20 @@ def _note(text: str) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Lay out cells; a heading that ends with ``<`` is left-aligned."""
     sides = [("hf-left" if h.endswith("<") else "hf-right", h.rstrip("<")) for h in head]
-    cells = "".join(f'<th scope="col" class="{side}">{escape(text)}</th>' for side, text in sides)
+    cells = "".join(f'<th scope="col" class="{side}"{_side(side)}>{escape(text)}</th>' for side, text in sides)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(value: Any, css: str = "hf-right", code: bool = False) -> str:
     if value is None or value == "":
-        return f'<td class="{css} hf-dim">–</td>'
+        return f'<td class="{css} hf-dim"{_side(css)}>–</td>'
     text = escape(_cut(str(value)))
-    return f'<td class="{css}">{f"<code>{text}</code>" if code else text}</td>'
+    return f'<td class="{css}"{_side(css)}>{f"<code>{text}</code>" if code else text}</td>'
+
+
+def _side(css: str) -> str:
+    return LEFT if "hf-left" in css else ' style="text-align:right"'
 
 
 def _missing() -> str:
@@ -255,7 +277,7 @@ def _number(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return _missing() if value is None else f'<td class="hf-wrap">{escape(_cut(str(value)))}</td>'
+    return _missing() if value is None else f'<td class="hf-wrap"{WRAP}>{escape(_cut(str(value)))}</td>'
 
 
 def _cut(text: str) -> str:
@@ -272,7 +294,11 @@ def _state_text(state: str) -> str:
 
 
 def _state(state: str) -> str:
-    return f'<td class="hf-left">{_state_text(state)}</td>'
+    return f'<td class="hf-left"{LEFT}>{_state_text(state)}</td>'
+
+
+def _dot(color: str) -> str:
+    return f'<i class="hf-dot" style="display:inline-block;width:9px;height:9px;background-color:{color}"></i>'
 
 
 def _devices(devices: Any) -> str:
@@ -287,11 +313,11 @@ def _memory(memory: Any) -> list[str]:
     rows = []
     for device in memory:
         used, limit = device.get("used_bytes"), device.get("memory_bytes")
-        share = f'<i style="width:{100 * min(1.0, used / limit):.1f}%"></i>' if used is not None and limit else ""
+        share = _track(used / limit) if used is not None and limit else ""
         rows.append([
             _cell(f"device {device['device']}", "hf-left"),
             _missing() if used is None else _cell(bytes_text(used)),
             _cell(None if limit is None else bytes_text(limit)),
-            f'<td class="hf-left"><span class="hf-track">{share}</span></td>' if share else _missing(),
+            f'<td class="hf-left"{LEFT}>{share}</td>' if share else _missing(),
         ])  # fmt: skip
     return [f"<details><summary>memory</summary>{_table(['device<', 'measured', 'limit', 'share<'], rows)}</details>"]

@@ -195,6 +195,9 @@ class FakeController:
     def _runningcalls(self, query):
         return [s for s in self.states.values() if s == "running"]
 
+    def _upcomingstep(self, message):
+        return self.step
+
     def _currentstep(self, query):
         return self.step
 

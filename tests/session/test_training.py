@@ -11,6 +11,7 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.session_parts import parts_of
+from hfsdk.viz.drawn import picture_of
 from tests.session.fakes import interrupts_after, session_over
 
 TEXTS = [f"review number {i}" for i in range(10)]
@@ -260,3 +261,48 @@ def test_a_list_trains_as_a_stream_does_and_goes_on_where_it_was(session, actor,
         assert len(run.rows) == 1
     found = parts_of(session).sources.stream_of(texts)
     assert (found.batch_size, found.position) == (32, 2)
+
+
+def train_ppo(session, prompts, steps, **options):
+    return session.train(hf.PPO(max_new_tokens=4), prompts, steps=steps, progress=False, **options)
+
+
+def ppo_session():
+    session = hf.Session.simulated("1x2 A100-80GB")
+    actor = session.actor("tiny", optimizer=hf.AdamW(lr=1e-5))
+    session.critic("tiny", optimizer=hf.AdamW(lr=1e-5))
+    session.reference(actor)
+    session.reward(lambda prompts, completions: [0.0] * len(prompts))
+    return session
+
+
+def step_numbers(session, run):
+    """Of every step of a run its number in the history, in the dashboard, and in the trace that has its calls."""
+    view = picture_of(run).view["steps"]
+    for shown in view:
+        assert [c["call"] for c in shown["calls"]] == [
+            f"{s.role}.{s.method}".lstrip(".") for s in session.trace[shown["step"]].calls
+        ]
+    return run.history["step"].tolist(), [s["step"] for s in view], [s["trace_step"] for s in view]
+
+
+def test_a_step_has_one_number_in_history_dashboard_and_trace_also_after_steps_by_hand(tmp_path):
+    with ppo_session() as session:
+        prompts = session.prompts(TEXTS, batch_size=2)
+        hf.PPO(max_new_tokens=4).step(session.models, next(prompts))
+        run = train_ppo(session, prompts, 3)
+        assert step_numbers(session, run) == ([1, 2, 3], [1, 2, 3], [1, 2, 3])
+        session.save(tmp_path)
+    with ppo_session() as other:
+        run = train_ppo(other, other.prompts(TEXTS, batch_size=2), 2, resume=tmp_path)
+        assert step_numbers(other, run) == ([4, 5], [4, 5], [4, 5])
+
+
+def test_a_branch_goes_on_from_its_snapshots_step_and_the_dashboard_names_the_trace():
+    with ppo_session() as session:
+        prompts = session.prompts(TEXTS, batch_size=2)
+        before = session.snapshot("before")
+        train_ppo(session, prompts, 2)
+        session.rewind(before)
+        view = picture_of(train_ppo(session, prompts, 2)).view["steps"]
+    assert [(s["step"], s["trace_step"]) for s in view] == [(0, 2), (1, 3)]

@@ -32,7 +32,9 @@ def greedy(actor):
 
 
 def moments(actor):
-    table = actor.census()
+    census = actor.census()
+    table = census.to_pandas()
+    assert census.redundant_bytes == 0
     assert (table["redundant_bytes"] == 0).all()
     assert (table["total_bytes"] >= table["planned_bytes"]).all()
     return set(table["moment"])
@@ -118,7 +120,7 @@ def test_cancelled_between_generations(actor):
 def test_packed_says_that_it_keeps_a_copy(session):
     actor = session.actor("tiny", name="packed", train="dp2", rollout="tp1", cpu_weights="packed")
     actor.generate(PROMPTS, max_new_tokens=2).wait()
-    table = actor.census()
+    table = actor.census().to_pandas()
     assert set(table["moment"]) == {"both"}
     assert (table["redundant_bytes"] > 0).all()
     actor.release()

@@ -21,11 +21,13 @@ from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Ragged
 from hfsdk.core.trace import Span, Trace
+from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_plan import ReshardPlan
-from hfsdk.resharding.reshard_report import ReshardReport, TransportReport
+from hfsdk.resharding.reshard_report import ReshardReport, Resident, TransportReport
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.running import Run
+from hfsdk.viz.calibration.view import CalibrationPicture, calibration_view
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
@@ -239,6 +241,23 @@ def placed(data: dict[str, Any]) -> Picture:
     return PlacementPicture(placement_view(data))
 
 
+def calibrated(number: float | None = None, words: str = "actor.generate", calls: int = 3) -> Picture:
+    """A calibration of three calls; with ``number`` every number is that one."""
+    data: dict[str, Any] = {
+        "error_before": 0.38, "error_after": 0.04,
+        "calls": [{"call": words, "measured_s": 0.5 + i, "before_s": 0.9 + i, "after_s": 0.52 + i} for i in range(calls)],
+        "constants": [{"name": "host_s", "before": 1e-4, "after": 2e-4, "determined": True},
+                      {"name": words, "before": 0.4, "after": 0.4, "determined": False}],
+        "bands": {"": [0.9, 1.1], "generate.decode": [0.95, 1.2]} if calls else {"": [1.0, 1.0]},
+    }  # fmt: skip
+    return CalibrationPicture(calibration_view(data if number is None else broken(data, number)))
+
+
+def counted(ranks: int = 2, role: str = "actor", twice: int = 0) -> Picture:
+    held = Resident("generating", 0, 6 * 10**6, 9 * 10**3, 10**6, twice)
+    return picture_of(Census(role, (held,) * ranks, (7 * 10**6,) * ranks))
+
+
 # ---------------------------------------------------------------- branches and experiments
 
 
@@ -294,6 +313,14 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "what_if: infinity": lambda: asked(lambda data: broken(data, INF)),
     "what_if: nothing fits": lambda: asked(without_points),
     "what_if: 1024 devices": lambda: asked(cluster="128x8 A100-80GB", moved="devices"),
+    "calibration: nothing": lambda: calibrated(calls=0),
+    "calibration: nan": lambda: calibrated(NAN),
+    "calibration: infinity": lambda: calibrated(INF),
+    "calibration: 0": lambda: calibrated(0.0),
+    "calibration: hostile": lambda: calibrated(words=HOSTILE),
+    "census: nothing": lambda: counted(0),
+    "census: 1024 ranks": lambda: counted(1024),
+    "census: hostile": lambda: counted(2, HOSTILE, twice=10**6),
     "dashboard: empty": lambda: picture_of(Run()),
     "dashboard: one step": lambda: picture_of(run_of(rows_of(None, 1))),
     "dashboard: 5000 steps": lambda: picture_of(run_of(rows_of(None, 5000))),

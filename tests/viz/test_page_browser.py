@@ -24,7 +24,7 @@ from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text, html_page, seconds_text
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from tests.viz import demo, harness
-from tests.viz.bad_pictures import drained_trace, flow_of, held_trace, plan_of, rows_of, run_of
+from tests.viz.bad_pictures import calibrated, counted, drained_trace, flow_of, held_trace, plan_of, rows_of, run_of
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytestmark = [
@@ -91,6 +91,22 @@ def test_the_critical_path_button_marks_its_calls_and_what_ran_for_them(show: An
     button.click()
     frames(page)
     assert page.locator(".hf-critical, .hf-faded").count() == 0
+
+
+def test_the_critical_path_is_seen_without_a_click_where_some_calls_are_off_it(show: Any) -> None:
+    trace = demo.pools_trace()
+    page = show(picture_of(trace))
+    frame, path = trace.to_pandas(), {s.call_id for s in trace.critical_path()}
+    calls = frame["device"].isna()
+    assert page.locator(".hf-on-path").count() == (frame["call_id"].isin(path) & calls).sum()
+    assert page.locator(".hf-path-words").inner_text() == f"{len(path)} of {calls.sum()} calls are on the critical path"
+
+
+def test_where_every_call_is_critical_a_line_says_so(show: Any) -> None:
+    page = show(picture_of(demo.step_trace()))
+    assert page.locator(".hf-path-words").inner_text() == "every call is on the critical path"
+    assert page.locator(".hf-on-path").count() == 0
+    assert not page.locator("button", has_text="critical path").is_visible(), "it would change nothing"
 
 
 def test_the_step_selector_and_the_pipeline_button_zoom(show: Any) -> None:
@@ -297,7 +313,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dataflow": picture_of(flow_of("actor", 1.0)), "reshard": picture_of(plan_of("m", "tp4", "tp2")),
         "shadow": PlacementPicture(placement_view(demo.shadow_data())),
         "tokens": hf.viz.tokens_picture(batch, new="new_log_probs"), "credit": hf.viz.credit_picture(batch),
-        "clip": hf.viz.clip_picture(batch),
+        "clip": hf.viz.clip_picture(batch), "calibration": calibrated(), "census": counted(3, twice=10**6),
     }  # fmt: skip
     write_report(folder / "pictures.html", "all pictures", [(name, p.to_html()) for name, p in pictures.items()])
     with hf.Session.simulated("1x4 H200", price_per_device_hour=2.0) as session:

@@ -140,6 +140,9 @@ class InRow:
 class NextStep:
     """The next call is of another step, if something was learned in this one; a generation after learning says so by itself."""
 
+    least: int = 0
+    """The number of that step is this one, unless the trace is further."""
+
 
 @dataclass(frozen=True)
 class Recover:

@@ -97,6 +97,11 @@ class CurrentStep(Query[int]):
 
 
 @dataclass(frozen=True)
+class UpcomingStep(Query[int]):
+    """The number that a step has which begins now."""
+
+
+@dataclass(frozen=True)
 class FirstStep(Query[int]):
     """The number of the oldest step whose calls are kept."""
 

@@ -36,6 +36,7 @@ class Answers:
             q.StoredOf: lambda query: self._ledger[query.call_id].stored,
             q.InfoOf: self._info,
             q.CurrentStep: lambda query: self._steps.number,
+            q.UpcomingStep: lambda query: self._steps.upcoming,
             q.FirstStep: lambda query: self._ledger.first_step,
             q.CallsOf: lambda query: [r.call for r in self._listed(query.step)],
             q.RunningCalls: lambda query: [r.call for r in self._listed(None) if r.state not in (*FINISHED, "lost")],

@@ -69,7 +69,7 @@ class Controller:
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put, m.Submit: self._submit,
             m.Wait: self._wait, m.Fetch: self._fetch, m.Cancel: self._cancel, m.Release: self._release, m.Logs: self._logs,
-            m.NextStep: lambda message: self._steps.end(), m.Recover: self._homes.recover, m.Saved: self._saved,
+            m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
             m.Close: self._close, m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind,
             m.Forget: self._forget, m.AwaitLoads: lambda message: self._homes.await_loads(), m.InRow: self._in_row,
         }  # fmt: skip

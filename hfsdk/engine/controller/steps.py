@@ -19,15 +19,26 @@ class Steps:
         """Whether something was learned since the last generation."""
         self._ended = False
 
-    def end(self) -> None:
-        """The next call is of another step, if something was learned in this one."""
+    @property
+    def upcoming(self) -> int:
+        """The number that a step has which begins now."""
+        return self.number + self._learned
+
+    def end(self, least: int = 0) -> None:
+        """The next call is of another step, if something was learned in this one; its number is at least ``least``."""
         self._ended = True
+        if self.number < least:
+            self._begin(least)
+            self._learned = False
 
     def note(self, phase: str) -> None:
         """A call of a phase is submitted."""
         if phase == "generation" or (self._ended and phase in ("preparation", "learning")):
             if self._learned:
-                self.number += 1
-                self._begun(self.number)
+                self._begin(self.number + 1)
             self._learned = self._ended = False
         self._learned = self._learned or phase == "learning"
+
+    def _begin(self, number: int) -> None:
+        self.number = number
+        self._begun(number)

@@ -372,7 +372,8 @@ function render({ model, el }) {
               card,
               role.state === "declared" ? "declared" : `rank ${s.rank}`,
             );
-            S("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, card, s.place);
+            const left = Math.floor((right - tx) / 5.25) - (s.note || "").length - 1;
+            S("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, card, shorten(s.place, Math.max(4, left)));
             if (s.note) S("text", { x: right, y: y + 28, "text-anchor": "end", "font-size": 10, class: "hf-sub" }, card, s.note);
           } else {
             S(

@@ -20,6 +20,7 @@ import {
 const PLAN_LEFT = 118,
   PLAN_RIGHT = 76,
   MEMORY_WIDTH = 190,
+  NARROW = 760,
   GREY = "#8b949e",
   CALL_HEIGHT = 20,
   PARTS_HEIGHT = 8;
@@ -166,8 +167,9 @@ export function planBoard(f, host) {
       side = all <= 32 ? 13 : all <= 256 ? 8 : all <= 1024 ? 5 : 3;
     const blocks = Math.max(130, Math.min(390, width * 0.34)),
       rolesAt = PLAN_LEFT + blocks + 14,
-      memoryAt = width - MEMORY_WIDTH - 4,
-      room = memoryAt - rolesAt - 10;
+      narrow = width < NARROW, // memory then stands below the devices, and layouts have its place
+      memoryAt = narrow ? PLAN_LEFT : width - MEMORY_WIDTH - 4,
+      room = (narrow ? width : memoryAt) - rolesAt - 10;
     const svg = S("svg", {
       width,
       height: 10,
@@ -202,8 +204,9 @@ export function planBoard(f, host) {
         );
       });
       if (!pool.roles.length) S("text", { x: rolesAt, y: y + 17, "font-style": "italic", class: "hf-sub" }, g, "nothing runs here");
-      if (pool.memory) memorySvg(g, hatch, pool, memoryAt, y + 9);
-      const height = Math.max(38, tall + 16, 14 + 16 * pool.roles.length, pool.memory ? 42 : 0);
+      const below = narrow ? tall + 7 : 0;
+      if (pool.memory) memorySvg(g, hatch, pool, memoryAt, y + 9 + below);
+      const height = Math.max(38, tall + 16, 14 + 16 * pool.roles.length, pool.memory ? 42 + below : 0);
       back.setAttribute("height", height);
       y += height + 5;
     }
@@ -355,7 +358,8 @@ export function planBoard(f, host) {
       "why not",
     ].entries())
       H("th", { scope: "col", class: i < 2 || word === "why not" ? "hf-left" : null }, head, word);
-    const X = (s) => 3 + (s / view.scale_s) * 124;
+    const barWidth = width < NARROW ? 80 : 130,
+      X = (s) => 3 + (s / view.scale_s) * (barWidth - 6);
     view.choices.forEach((c, i) => {
       const row = H(
         "tr",
@@ -384,12 +388,12 @@ export function planBoard(f, host) {
       const bar = S(
           "svg",
           {
-            width: 130,
+            width: barWidth,
             height: 14,
             role: "img",
             "aria-label": bandText(c) || "no band",
             class: "hf-plan-bar",
-            style: "min-width:130px",
+            style: `min-width:${barWidth}px`,
           },
           H("td", {}, row),
         ),

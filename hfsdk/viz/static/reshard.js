@@ -592,7 +592,7 @@ function render({ model, el }) {
         line,
         r.peak === null ? "not measured" : fmtBytes(Math.round(r.peak)),
       );
-      H("td", { class: "hf-left hf-dim" }, line, r.counts);
+      H("td", { class: "hf-left hf-dim hf-wrap" }, line, r.counts);
     });
     const ways = H("div", { class: "hf-links hf-dim" }, box);
     ways.textContent = plan()

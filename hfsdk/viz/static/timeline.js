@@ -59,6 +59,7 @@ function render({ model, el }) {
     request();
   };
   const info = H("span", { class: "hf-dim hf-info" }, f.bar);
+  const pathWords = H("div", { class: "hf-dim hf-path-words" }, f.below);
   const picture = f.host,
     breakdown = H("div", {}, f.below);
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -365,6 +366,20 @@ function render({ model, el }) {
         },
         inner,
       );
+      if (isDecisive(s.m))
+        S(
+          "rect",
+          {
+            x: s.x,
+            y: s.y + s.h - 3,
+            width: s.w,
+            height: 3,
+            class: "hf-on-path",
+            fill: "var(--hf-mark)",
+            "pointer-events": "none",
+          },
+          inner,
+        );
       if (flags & RUNNING) S("path", { d: `M${s.x + s.w},${s.y} l5,${s.h / 2} l-5,${s.h / 2} z`, fill: s.color }, inner);
       if (!s.text) continue;
       const x = Math.max(s.x, LEFT) + 4,
@@ -383,6 +398,8 @@ function render({ model, el }) {
       );
     }
   }
+  // a call on the critical path, where others are not, has a line below it
+  const isDecisive = (m) => view.decisive && view.lanes[m[LANE]].kind === "calls" && onPath.has(m[CALL]);
   // with the critical path shown: its calls and what ran for them keep their colour, the rest fades
   const pathClass = (m) => (!critical ? "" : onPath.has(m[CALL]) ? " hf-critical" : " hf-faded");
   function drawCanvas(height) {
@@ -406,6 +423,10 @@ function render({ model, el }) {
       if (flags & (PREDICTED | PARENT) && s.w > 2) {
         c.strokeStyle = s.color;
         c.strokeRect(s.x + 0.5, s.y + 0.5, s.w - 1, s.h - 1);
+      }
+      if (isDecisive(s.m)) {
+        c.fillStyle = css.getPropertyValue("--hf-mark");
+        c.fillRect(s.x, s.y + s.h - 3, s.w, 3);
       }
       if (s.text) {
         c.fillStyle = flags & (PREDICTED | PARENT) ? css.getPropertyValue("--hf-fg") : inkOn(s.color);
@@ -459,7 +480,8 @@ function render({ model, el }) {
       `, ${fmtSeconds(b - a)}` +
       (window_ ? ` of ${fmtSeconds(total())}` : "") +
       (running() ? ", running" : "");
-    pathButton.hidden = !view.critical.length;
+    pathButton.hidden = !view.decisive;
+    pathWords.textContent = view.critical_words;
     pathButton.setAttribute("aria-pressed", String(critical));
     pipeButton.hidden = !view.pipelines.length;
     const words = view.steps.length > 1 ? ["all steps", ...view.steps.map((s) => "step " + s.step)] : [];
@@ -476,7 +498,7 @@ function render({ model, el }) {
   }
 
   function tables() {
-    const key = JSON.stringify([view.breakdown, view.activities, view.overlaps, view.cases, view.pipelines]);
+    const key = JSON.stringify([view.breakdown, view.activities, view.overlaps, view.cases, view.pipelines, view.decisive]);
     if (key === lastTables) return;
     lastTables = key;
     breakdown.replaceChildren();
@@ -499,6 +521,11 @@ function render({ model, el }) {
       S("path", { d: "M10,1 l5,4.5 l-5,4.5 z", fill: sample }, s);
     });
     swatch(legend, "idle", box({ class: "hf-idlefill" }));
+    if (view.decisive)
+      swatch(legend, "on the critical path", (s) => {
+        box({ fill: sample })(s);
+        S("rect", { x: 1, y: 7, width: 14, height: 3, fill: "var(--hf-mark)" }, s);
+      });
     if (view.drains.length)
       swatch(legend, "sequences running (dashed: share of the KV cache in use)", box({ fill: alpha(DRAIN, 0.45), stroke: DRAIN }));
     const details = H("details", { open: "" }, breakdown);
@@ -749,6 +776,7 @@ function render({ model, el }) {
   function take() {
     view = model.get("view");
     onPath = new Set(view.critical.map((row) => view.marks[row][CALL]));
+    critical &&= view.decisive;
     isOpen = view.marks.some((m) => m[FLAGS] & RUNNING);
     colors = [];
     arrived = performance.now();

@@ -10,6 +10,7 @@ from hfsdk.core.trace import Span, Trace
 MOST_DRAINS = 8
 """At most so many devices have a lane of their own for sequences; those whose generations ended last."""
 DRAIN_HEIGHT = 38.0
+ALL_CRITICAL = "every call is on the critical path"
 PASSES = ("forward", "backward", "wait")
 
 
@@ -79,7 +80,15 @@ def pipelines_of(trace: Trace) -> list[PipelineRow]:
     return rows
 
 
-def critical_rows(trace: Trace) -> list[int]:
-    """Return the rows (of ``to_pandas``) of the calls that decided how long the trace took."""
+def critical_rows(trace: Trace) -> tuple[list[int], bool, str]:
+    """Return the rows (of ``to_pandas``) of the calls that decided how long the trace took, whether others did not, and words.
+
+    The words say how many of the calls these are; they are empty where no call has ended. Beside measured calls, predicted ones
+    do not count.
+    """
     path = {id(span) for span in trace.critical_path()}
-    return [row for row, span in enumerate(trace.spans) if id(span) in path]
+    ended = [span for span in trace.calls if span.end_ns is not None]
+    ended = [span for span in ended if not span.predicted] or ended
+    rows, decisive = [row for row, span in enumerate(trace.spans) if id(span) in path], len(path) < len(ended)
+    words = f"{len(path)} of {len(ended)} calls are on the critical path" if decisive else ALL_CRITICAL if ended else ""
+    return rows, decisive, words

@@ -70,7 +70,7 @@ class _Merged:
         self.view: Any = {
             "picture": "timeline", "live": False, "bands_height": 0.0, "lanes": [], "marks": [], "phases": [],
             "phase_colors": PHASE_COLORS, "steps": [], "breakdown": [], "activities": [], "overlaps": [], "critical": [],
-            "drains": [], "pipelines": [],
+            "decisive": False, "critical_words": "", "drains": [], "pipelines": [],
         }  # fmt: skip
 
     def add(self, number: int, name: str, view: TimelineView) -> None:
@@ -91,6 +91,10 @@ class _Merged:
             moved[_LABEL] = self.labels.setdefault(label, len(self.labels))
             moved[_CALL] += calls
             self.view["marks"].append(moved)
+        self.view["decisive"] = self.view["decisive"] or view["decisive"]
+        if view["critical_words"]:
+            more = f"{name}: {view['critical_words']}"
+            self.view["critical_words"] += f"; {more}" if self.view["critical_words"] else more
         self.view["critical"] += [row + len(self.view["marks"]) - len(view["marks"]) for row in view["critical"]]
         self.view["drains"] += [{**d, "lane": d["lane"] + first} for d in view["drains"]]
         for row in view["pipelines"]:

@@ -135,6 +135,10 @@ class TimelineView(TypedDict):
     overlaps: list[OverlapRow]
     critical: list[int]
     """Rows of the calls on the critical path."""
+    decisive: bool
+    """Whether some calls are on it and others not."""
+    critical_words: str
+    """How many of the calls these are."""
     drains: list[DrainView]
     pipelines: list[PipelineRow]
     cases: list[CaseRow]
@@ -164,6 +168,7 @@ def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
         words["role"][role] = len(words["role"])
     marks = [_mark(row, span, placed, words, origin) for row, span in enumerate(spans)]
     lanes = placed.views(total_s)
+    critical, decisive, critical_words = critical_rows(trace)
     drains = add_drains(lanes, drains_of(trace))
     return {
         "picture": "timeline",
@@ -185,8 +190,8 @@ def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
         "steps": _steps(trace, origin),
         "breakdown": _breakdown(trace, total_s, now_s, colors),
         "activities": _activities(trace, total_s, now_s),
-        "overlaps": _overlaps(trace), "critical": critical_rows(trace), "drains": drains, "pipelines": pipelines_of(trace),
-        "cases": [],
+        "overlaps": _overlaps(trace), "critical": critical, "decisive": decisive, "critical_words": critical_words,
+        "drains": drains, "pipelines": pipelines_of(trace), "cases": [],
     }  # fmt: skip
 
 
@@ -218,6 +223,8 @@ class TimelinePicture(Picture):
             lines.append(f"  {stage['call']} on device {stage['device']}: {stage['micro_batches']} micro-batches, {waits}")
         for together in view["overlaps"]:
             lines.append(f"  {together['pools']}: {seconds_text(together['seconds'])} ({100 * together['share']:.0f} %)")
+        if view["critical_words"]:
+            lines.append(f"  {view['critical_words']}")
         return "\n".join(lines)
 
 

@@ -22,10 +22,11 @@ from functools import cache
 from typing import Any, Literal, TypedDict
 
 from hfsdk.core.exiting import exiting
-from hfsdk.viz.frame import NOTEBOOK_HINT, Picture, count_text
+from hfsdk.viz.frame import Picture, count_text
 from hfsdk.viz.modules import esm, static
 from hfsdk.viz.plain import finite, plain
 from hfsdk.viz.plan.view import PlanPicture, PlanView, plan_view
+from hfsdk.viz.raster import NOTEBOOK_HINT
 
 
 class SliderView(TypedDict):

@@ -1,0 +1,80 @@
+"""The census picture: the weights on each rank, by who holds them, as counted; below each bar what the plan says.
+
+::
+
+    rank 0  [rollout.....................][shared]     6.24 MB        counted: solid
+            [////////////////////////////////////]     6.24 MB        planned: hatched
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from hfsdk.viz.frame import Picture, bytes_text
+
+HOLDERS = {
+    "trainer": ("#3b76c4", "in the trainer alone"), "rollout": ("#4f9d55", "in the rollout alone"),
+    "shared": ("#7a6cc9", "one storage for both"), "aside": ("#8c6d46", "kept aside while generating"),
+}  # fmt: skip
+"""Colour and words of those that hold weights, left to right."""
+MOST_RANKS = 32
+
+
+class HeldView(TypedDict):
+    """One rank; bytes."""
+
+    rank: int
+    moment: str
+    trainer_bytes: int
+    rollout_bytes: int
+    shared_bytes: int
+    aside_bytes: int
+    redundant_bytes: int
+    total_bytes: int
+    planned_bytes: int
+
+
+class CensusView(TypedDict):
+    """All the picture needs."""
+
+    picture: Literal["census"]
+    title: str
+    summary: str
+    holders: list[dict[str, str]]
+    ranks: list[HeldView]
+    left_out: int
+    """Ranks that are not drawn: those with the least."""
+    redundant_bytes: int
+    most_bytes: int
+
+
+def census_view(data: Mapping[str, Any]) -> CensusView:
+    """Turn ``Census.view()`` into the view of the picture."""
+    ranks: list[HeldView] = list(data["ranks"])
+    fullest = sorted(ranks, key=lambda r: (-r["total_bytes"], r["rank"]))[:MOST_RANKS]
+    kept = sorted(fullest, key=lambda r: r["rank"])
+    total, planned, redundant = (sum(r[key] for r in data["ranks"]) for key in ("total_bytes", "planned_bytes", "redundant_bytes"))
+    title = f"{data['role']}'s weights while {data['moment']}" if ranks else f"{data['role']}'s weights"
+    words = f"{bytes_text(total)} on {len(ranks)} rank{'s' * (len(ranks) != 1)}, {bytes_text(planned)} planned, "
+    words += f"{bytes_text(redundant)} of them twice" if redundant else "nothing twice"
+    return {
+        "picture": "census", "title": title, "summary": f"{title}: {words}", "ranks": kept, "left_out": len(ranks) - len(kept),
+        "holders": [{"name": name, "color": color, "words": told} for name, (color, told) in HOLDERS.items()],
+        "redundant_bytes": redundant, "most_bytes": max([max(r["total_bytes"], r["planned_bytes"]) for r in kept], default=0) or 1,
+    }  # fmt: skip
+
+
+class CensusPicture(Picture):
+    """``CensusPicture(census_view(actor.census().view()))``."""
+
+    name = "census"
+
+    def to_text(self) -> str:
+        """Return a line per rank."""
+        lines = [self.view["summary"]]
+        for r in self.view["ranks"]:
+            held = [f"{name} {bytes_text(r[f'{name}_bytes'])}" for name in HOLDERS if r[f"{name}_bytes"]]
+            planned = f"{bytes_text(r['total_bytes'])}, {bytes_text(r['planned_bytes'])} planned"
+            lines.append(f"  rank {r['rank']}: {planned} ({', '.join(held) or 'nothing'})")
+        return "\n".join(lines)
