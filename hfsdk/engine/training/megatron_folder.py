@@ -51,7 +51,7 @@ class _WeightFiles:
         self._open: dict[str, Any] = {}
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
-            self.files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            self.files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         elif single.is_file():
             self.files = dict.fromkeys(self._file(single.name).keys(), single.name)
         else:
@@ -216,7 +216,7 @@ def save_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
 def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
     """Write every file into a folder beside their places, and when all are complete put them there, config.json last."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
     if scalar:
@@ -234,7 +234,7 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
                 if path.is_file() and source.resolve() != folder.resolve():
                     shutil.copy2(path, partial / path.name)
         save_file(full, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in partial.iterdir():
             if (folder / path.name).is_dir():
                 raise OSError(f"{folder / path.name} is a folder")
