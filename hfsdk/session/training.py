@@ -20,6 +20,7 @@ from hfsdk.core.checks import Count, Index, checked
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
+from hfsdk.core.system import can_start_threads
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm, check_algorithm
 from hfsdk.session.checkpoint_index import folder_of
@@ -87,6 +88,10 @@ def train(  # noqa: D417
         CallError: a call failed.
     """
     _check_options(algorithm, save_every, folder)
+    if not wait and not can_start_threads():
+        raise OptionError(
+            "wait=False trains on a thread of its own, and this Python can start none (as in a browser); leave it out"
+        )
     if folder is not None:
         folder_of(folder, "a save")
     chosen = trackers(track)
