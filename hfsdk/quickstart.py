@@ -44,7 +44,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=1, help="worker processes, or GPUs where there are some (default: 1)")
     parser.add_argument("--batch-size", type=int, default=16, help="prompts per step (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=32, help="tokens per response (default: %(default)s)")
-    parser.add_argument("--out", default="quickstart.html", help="the report (default: %(default)s)")
+    parser.add_argument("--out", default="out/quickstart.html", help="the report (default: %(default)s)")
     options = parser.parse_args(arguments)
     for name in ("steps", "devices", "batch_size", "max_new_tokens"):
         if getattr(options, name) < 1:

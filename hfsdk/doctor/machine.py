@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hfsdk.assets import MODELS
 from hfsdk.assets.catalog import NamedModel
+from hfsdk.core.system import without_engines
 from hfsdk.doctor import doctor_gpus
 from hfsdk.doctor.finding import MISSING, NOTE, OK, Finding
 
@@ -104,13 +105,13 @@ def doctor() -> Report:
 
     Changes nothing and starts nothing.
     """
-    findings = [_python(), *_packages(), *_devices(), *_memory(), _chromium(), *_assets(), *_access()]
+    findings = [_python(), *_system(), *_packages(), *_devices(), *_memory(), _chromium(), *_assets(), *_access()]
     return Report((*findings, Finding("network", "open ports", NOTE, NETWORK)))
 
 
 def _access() -> list[Finding]:
     """Look who can reach a Ray of this user's."""
-    if _version("ray") is None or _version("psutil") is None or sys.platform == "win32":
+    if _version("ray") is None or _version("psutil") is None or without_engines():
         return []
     from hfsdk.engine.ray import ray_state
 
@@ -121,6 +122,11 @@ def _python() -> Finding:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] <= (3, 12)
     return Finding("python", "python", OK if good else MISSING, version + ("" if good else "; tested with 3.11 and 3.12"))
+
+
+def _system() -> list[Finding]:
+    refused = without_engines()
+    return [Finding("engine", "system", MISSING, refused)] if refused else []
 
 
 def _version(package: str) -> str | None:
@@ -176,11 +182,11 @@ def _memory() -> list[Finding]:
     findings = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
         total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
         findings.append(Finding("machine", "memory", OK, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB available"))
     shared = Path("/dev/shm")
-    if shared.is_dir():
+    if sys.platform == "linux" and shared.is_dir():
         usage = shutil.disk_usage(shared)
         small = usage.free < 512 * 2**20
         note = "; columns travel through it: at least 0.5 GB is needed, in a container pass --shm-size=2g" if small else ""

@@ -127,7 +127,7 @@ class _Scorer(TrainedHandle):
         file = target / "config.json"
         if self._host.simulated:
             return target  # nothing was written
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
         config[NORMALISATION] = list(self.normalisation)
         try:
             write_file(file, json.dumps(config, indent=2) + "\n")
@@ -304,5 +304,5 @@ def _saved_normalisation(folder: str) -> tuple[float, float]:
     file = Path(folder) / "config.json"
     if not folder or not file.is_file():
         return 0.0, 1.0
-    mean, std = json.loads(file.read_text()).get(NORMALISATION, (0.0, 1.0))
+    mean, std = json.loads(file.read_text(encoding="utf-8")).get(NORMALISATION, (0.0, 1.0))
     return float(mean), float(std)

@@ -38,6 +38,7 @@ from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, existing_parent,
 from hfsdk.core.methods import LOAD_STATE, SAVE_STATE
 from hfsdk.core.pending import Awaited
 from hfsdk.core.roles import state_bytes
+from hfsdk.core.system import can_start_threads
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import check_room
@@ -192,9 +193,14 @@ class Saving(Awaited):
     def run_in_background(self) -> None:
         """Save in a thread from where the roles have been told to copy; :meth:`wait` tells how it ended.
 
+        Where no thread can be started it is over when this returns.
+
         Raises:
             HfsdkError: it cannot begin.
         """
+        if not can_start_threads():
+            self.run()
+            return
 
         def run() -> None:
             with contextlib.suppress(BaseException):  # it is kept for whoever waits

@@ -91,7 +91,7 @@ def find_model(model: ModelSource, backend: Backend) -> tuple[str, ModelSpec]:
         )
     folder = model_folder(name)
     spec = ModelSpec.from_folder(folder)
-    return str(folder), replace(spec, name=name.rstrip("/").split("/")[-1])
+    return str(folder), replace(spec, name=Path(name).name or name)
 
 
 def parse_layout(text: str | Layout, spec: ModelSpec, num_devices: int, what: str) -> Layout:

@@ -12,6 +12,7 @@ import warnings
 
 from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import SessionClosedError
+from hfsdk.core.system import can_start_threads
 
 ENDS = ("call_done", "call_failed", "call_cancelled")
 
@@ -31,9 +32,10 @@ BEHIND_S = 0.25
 class Aside:
     """Calls a listener of the user's: at a call's start on the thread that made it, else on a thread of the listener's own.
 
-    So no lane of the controller ever waits for a listener, and whatever it asks of the session is served: it may look, wait,
-    submit. What it submits itself it is not told of; it would answer its own answers for ever. It hears the end of a call before
-    the start of one that was made after it, unless it is ``BEHIND_S`` behind.
+    Where no thread can be started, always on the thread that made the call. So no lane of the controller ever waits for a
+    listener, and whatever it asks of the session is served: it may look, wait, submit. What it submits itself it is not told
+    of; it would answer its own answers for ever. It hears the end of a call before the start of one that was made after it,
+    unless it is ``BEHIND_S`` behind.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -52,6 +54,9 @@ class Aside:
         if event["type"] == "call_started":
             self._await_earlier()
             self._tell(event)
+            return
+        if not can_start_threads():
+            self._guarded(event)
             return
         with self._lock:
             if self._thread is None:
@@ -89,15 +94,17 @@ class Aside:
             if isinstance(event, threading.Event):
                 event.set()
                 continue
-            if self._stopped:
-                continue
-            try:
-                self._tell(event)
-            except SessionClosedError:
-                self._stopped = True
-            except Exception as error:  # the user's: the work goes on, and the listener is dropped
-                self._stopped = True
-                warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
+            if not self._stopped:
+                self._guarded(event)
+
+    def _guarded(self, event: Event) -> None:
+        try:
+            self._tell(event)
+        except SessionClosedError:
+            self._stopped = True
+        except Exception as error:  # the user's: the work goes on, and the listener is dropped
+            self._stopped = True
+            warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
 
     def stop(self) -> None:
         """End after what the listener has not heard yet; wait a moment for that."""

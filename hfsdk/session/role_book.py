@@ -6,6 +6,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TypeVar
 
 from hfsdk.core.checks import shown
@@ -221,4 +222,6 @@ def _changes(before: RoleSpec, after: RoleSpec) -> str:
 
 def _short(value: object) -> str:
     text = str(value) or "none"
-    return text.rstrip("/").split("/")[-1] if text.startswith("/") else text if len(text) < 60 else text[:57] + "..."
+    if Path(text).is_absolute():
+        return Path(text).name
+    return text if len(text) < 60 else text[:57] + "..."

@@ -13,6 +13,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import ModelNotFoundError, OptionError
 from hfsdk.core.plan import LENGTH_KINDS, Lengths
 from hfsdk.core.runtime import Runtime
+from hfsdk.core.system import without_engines
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.client import Sender
 
@@ -45,7 +46,7 @@ def start(devices: int | str | None, options: Mapping[str, Any]) -> Started:
     Raises:
         OptionError: ``devices`` is neither a number, ``"auto"`` nor an address.
         PlacementError: there is no such cluster, it cannot be trusted, or Ray cannot be started here.
-        ModelNotFoundError: Ray is not installed.
+        ModelNotFoundError: Ray is not installed, or the engines do not run on this system.
     """
     if isinstance(devices, bool) or not isinstance(devices, (int, str, type(None))) or (isinstance(devices, int) and devices < 1):
         raise OptionError(f"devices is a number of at least 1, 'auto', or the address of a Ray cluster; got {shown(devices)}")
@@ -56,6 +57,8 @@ def start(devices: int | str | None, options: Mapping[str, Any]) -> Started:
         )
     if isinstance(devices, str) and devices.startswith("ray://"):
         raise OptionError("a Ray Client address (ray://) cannot run worker groups; give the cluster's own address, host:6379")
+    if refused := without_engines():
+        raise ModelNotFoundError(refused)
     try:
         from hfsdk.engine.ray.ray_runtime import RayRuntime
     except ModuleNotFoundError as error:

@@ -91,7 +91,7 @@ class FolderTokenizer:
                 "tokenizer.save_pretrained(folder), or give prompts as token ids."
             )
         known = file.is_file() and config.is_file()
-        if not known or json.loads(config.read_text()).get("tokenizer_class") not in PLAIN_CLASSES:
+        if not known or json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") not in PLAIN_CLASSES:
             return None
         try:
             from tokenizers import Tokenizer as Core

@@ -21,6 +21,7 @@ from hfsdk.core.checks import Count, Index, checked
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
+from hfsdk.core.system import can_start_threads
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.context import STEPS
@@ -91,6 +92,10 @@ def train(  # noqa: D417
     """
     _check_options(algorithm, save_every, folder)
     check_roles(algorithm, parts.deployment.models)
+    if not wait and not can_start_threads():
+        raise OptionError(
+            "wait=False trains on a thread of its own, and this Python can start none (as in a browser); leave it out"
+        )
     if folder is not None:
         parts.saves.check_space(folder, steps // save_every if save_every else 0, keep)
     chosen = trackers(track)

@@ -16,6 +16,7 @@ from hfsdk.core.checks import Title, checked
 
 if TYPE_CHECKING:
     import pandas as pd
+    from anywidget import AnyWidget
     from matplotlib.figure import Figure
 
     from hfsdk.core.batch import Batch
@@ -65,6 +66,25 @@ def picture(obj: Any) -> Picture:
     from hfsdk.viz.drawn import picture_of
 
     return picture_of(obj)
+
+
+def widget(obj: Any) -> AnyWidget:
+    """Return the picture of what draws itself in a notebook as one anywidget, for hosts beside Jupyter.
+
+    In marimo ``mo.ui.anywidget(hf.viz.widget(session.what_if(hf.PPO())))``. Sliders are answered, buttons are heard, and what still
+    runs is followed until it has ended; what does not run is shown as it is now.
+
+    Args:
+        obj: as for :func:`picture`, or a picture.
+
+    Raises:
+        OptionError: there is no picture of such an object.
+        ModuleNotFoundError: anywidget is not installed.
+    """
+    from hfsdk.viz.widgets import widget_of
+
+    made: AnyWidget = widget_of(obj)
+    return made
 
 
 @checked

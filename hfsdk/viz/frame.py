@@ -34,6 +34,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.files import as_path, export
 from hfsdk.core.placement import is_shadow
+from hfsdk.core.system import can_start_threads
 from hfsdk.viz.modules import esm, js_literal, static
 from hfsdk.viz.paper import paper_svg
 from hfsdk.viz.plain import clean, plain
@@ -268,7 +269,12 @@ class LivePicture:
     """A picture that changes while something runs.
 
     ``publish`` may be called from any thread and as often as one likes: a thread of its own sends the newest view, at most
-    five times a second (once a second above 3,000 marks). ``freeze`` ends it. ``on_message`` takes what its buttons send.
+    five times a second (once a second above 3,000 marks); where no thread can be started, ``publish`` sends it. ``freeze`` ends it.
+    ``on_message`` takes what its buttons send.
+
+    Attributes:
+        picture: what is shown now.
+        widget: the anywidget that shows it.
 
     Raises:
         ModuleNotFoundError: anywidget is not installed.
@@ -276,13 +282,14 @@ class LivePicture:
 
     def __init__(self, picture: Picture, on_message: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self.picture = picture
-        self._widget = _widget_class(picture.name)(view=picture.view)
+        self.widget = _widget_class(picture.name)(view=picture.view)
         if on_message is not None:
-            self._widget.on_msg(lambda _widget, content, _buffers: on_message(content))
+            self.widget.on_msg(lambda _widget, content, _buffers: on_message(content))
         self._wake = threading.Condition()
         self._pending: View | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._sent_s = -math.inf
 
     def publish(self, view: View) -> None:
         """Show ``view`` soon; the last one given wins."""
@@ -290,6 +297,9 @@ class LivePicture:
             if self._closed:
                 return
             self._pending = view
+            if not can_start_threads():
+                self._send_if_due()
+                return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send, name=f"hfsdk-{self.picture.name}", daemon=True)
                 self._thread.start()
@@ -302,8 +312,8 @@ class LivePicture:
         data, metadata = self._repr_mimebundle_()
         return display(data, metadata=metadata, raw=True, display_id=True)
 
-    def freeze(self, handle: Any) -> None:
-        """Stop, and replace the output by the frozen picture, so that a saved notebook keeps it."""
+    def end(self) -> None:
+        """Send no more; ``picture`` is the last one given."""
         with self._wake:
             self._closed = True
             if self._pending is not None:
@@ -311,10 +321,14 @@ class LivePicture:
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def freeze(self, handle: Any) -> None:
+        """Stop, and replace the output by the frozen picture, so that a saved notebook keeps it."""
+        self.end()
         if exiting.is_set():
             return
         handle.update(self.picture.bundle(), raw=True)
-        self._widget.close()
+        self.widget.close()
 
     def _send(self) -> None:
         while True:
@@ -324,15 +338,28 @@ class LivePicture:
                     return
                 view, self._pending = self._pending, None
             assert view is not None
-            self.picture = type(self.picture)(view)
-            self._widget.view = self.picture.view
-            time.sleep(LARGE_PUBLISH_INTERVAL_S if len(view.get("marks", ())) > LARGE_MARKS else PUBLISH_INTERVAL_S)
+            self._show(view)
+            time.sleep(_interval_s(view))
+
+    def _send_if_due(self) -> None:
+        view = self._pending
+        if view is not None and time.monotonic() - self._sent_s >= _interval_s(view):
+            self._pending, self._sent_s = None, time.monotonic()
+            self._show(view)
+
+    def _show(self, view: View) -> None:
+        self.picture = type(self.picture)(view)
+        self.widget.view = self.picture.view
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle = self._widget._repr_mimebundle_()
+        bundle = self.widget._repr_mimebundle_()
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         still = {"text/plain": self.picture.to_text(), "text/html": self.picture.placeholder()}
         return {**(data or {}), **still}, metadata or {}
+
+
+def _interval_s(view: View) -> float:
+    return LARGE_PUBLISH_INTERVAL_S if len(view.get("marks", ())) > LARGE_MARKS else PUBLISH_INTERVAL_S
 
 
 @cache

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hfsdk.core.completion import Offering
+from hfsdk.core.system import can_start_threads
 from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
 from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
@@ -126,13 +127,23 @@ def show_run(run: Any) -> threading.Thread | None:
     if _cell_of.get(run) == cell:
         return None
     _cell_of[run] = cell
+    return _show(lambda: run_picture(run), lambda: bool(run.running), pressed(run))
+
+
+def run_picture(run: Any) -> DashboardPicture:
+    """Return a training run's picture, with its buttons while it goes on."""
+    return DashboardPicture(dashboard_view(run.view(), live=run.running))
+
+
+def pressed(run: Any) -> Callable[[Mapping[str, Any]], None]:
+    """Return what takes the message of a run's button: ``{"action": "pause"}``."""
     buttons = {"pause": run.pause, "resume": run.resume, "step": run.step, "stop": run.stop}
 
-    def pressed(content: Mapping[str, Any]) -> None:
+    def press(content: Mapping[str, Any]) -> None:
         if run.running and content.get("action") in buttons:
             buttons[content["action"]]()
 
-    return _show(lambda: DashboardPicture(dashboard_view(run.view(), live=run.running)), lambda: bool(run.running), pressed)
+    return press
 
 
 class Dashboard:
@@ -140,8 +151,8 @@ class Dashboard:
 
     @classmethod
     def of(cls, run: Any) -> Dashboard | None:
-        """Show the run where a notebook looks, else nothing."""
-        return cls(run) if _kernel_shell() is not None else None
+        """Show the run where a notebook looks and a thread can follow it, else nothing."""
+        return cls(run) if _kernel_shell() is not None and can_start_threads() else None
 
     def __init__(self, run: Any) -> None:
         self._thread = show_run(run)
@@ -161,7 +172,7 @@ def _show(
     shell = get_ipython()
     in_kernel = shell is not None and getattr(shell, "kernel", None) is not None
     picture = take()
-    if not running() or not in_kernel:
+    if not running() or not in_kernel or not can_start_threads():
         display(picture.bundle(), raw=True)
         return None
     try:
@@ -282,6 +293,7 @@ class _Card:
         self._handle: Any = None
         self._drawn_s = 0.0
         self._timer: threading.Timer | None = None
+        self._stale = False
 
     def take(self, event: dict[str, Any]) -> str:
         """Note an event, draw it now or soon, and return the call's state."""
@@ -296,7 +308,10 @@ class _Card:
             wait_s = self._drawn_s + PUBLISH_INTERVAL_S - time.monotonic()
             if self._handle is None or wait_s <= 0:
                 self._draw()
-            elif self._timer is None:
+            elif not self._stale:
+                self._stale = True
+                if not can_start_threads():  # drawn with the next event, or at the cell's end
+                    return str(call["state"])
                 self._timer = threading.Timer(wait_s, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
@@ -305,7 +320,7 @@ class _Card:
     def flush(self) -> None:
         """Draw now if something changed since the last drawing."""
         with self._lock:
-            if self._timer is not None:
+            if self._stale:
                 self._draw()
 
     def _draw(self) -> None:
@@ -314,7 +329,7 @@ class _Card:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._drawn_s = time.monotonic()
+        self._stale, self._drawn_s = False, time.monotonic()
         calls = list(self._calls.values())
         bundle = {"text/plain": progress_text(calls), "text/html": progress_html(calls)}
         if self._handle is None:

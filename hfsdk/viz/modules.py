@@ -20,6 +20,12 @@ def static(name: str) -> str:
 
 
 @cache
+def has_module(name: str) -> bool:
+    """Return whether a picture has an ES module; the others are images."""
+    return (Path(__file__).parent / "static" / f"{name}.js").is_file()
+
+
+@cache
 def esm(name: str) -> str:
     """Return one ES module that imports nothing; without comments and indentation, for every frozen picture holds it."""
     parts = [_EXPORT.sub("", _IMPORT.sub("", static(f"{part}.js"))) for part in reversed(_needed(name))]

@@ -21,13 +21,17 @@ def paper_svg(name: str, view: Any) -> str:
         view: what it shows, as JSON data.
 
     Raises:
-        ModuleNotFoundError: quickjs-ng is not installed.
+        ModuleNotFoundError: quickjs-ng is not installed, or cannot be imported because no thread can be started.
     """
     try:
         import quickjs
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "pictures as files need quickjs-ng, which is not installed; pip install quickjs-ng", name="quickjs"
+        ) from error
+    except RuntimeError as error:  # it starts a thread when it is imported
+        raise ModuleNotFoundError(
+            f"pictures as files need quickjs-ng, which cannot be imported: {error}", name="quickjs"
         ) from error
     context = quickjs.Context()
     context.eval(_program(name))

@@ -72,7 +72,7 @@ def test_what_is_sent_to_a_live_picture_is_json(name: str) -> None:
     pytest.importorskip("anywidget")
     picture = PICTURES[name]()
     live = LivePicture(picture)
-    json.dumps(live._widget.view, allow_nan=False, ensure_ascii=False).encode()
+    json.dumps(live.widget.view, allow_nan=False, ensure_ascii=False).encode()
     live.publish({**picture.view, "title": HOSTILE, "summary": HOSTILE, "number": NAN})
     live.freeze(Handle())
     assert "\ud800" not in live.picture.view["title"]

@@ -242,7 +242,7 @@ def test_a_closed_widget_lets_go_of_everything() -> None:
     live = what_if_module._live[what_if] = what_if_module.LiveWhatIf(what_if)
     threads = {t for t in threading.enumerate() if t.name == "hfsdk-what-if"}
     assert threads
-    live._widget.close()
+    live.widget.close()
     for thread in threads:
         thread.join(timeout=10)
     assert not any(thread.is_alive() for thread in threads)

@@ -106,8 +106,8 @@ def free_host_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     free = int(psutil.virtual_memory().available)
     for limit, used, stat, reclaimable in _CGROUPS:
         with suppress(OSError, ValueError, IndexError):  # no such version, or no limit ("max")
-            stats = dict(line.split()[:2] for line in (cgroups / stat).read_text().splitlines())
-            most, now = (int((cgroups / name).read_text()) for name in (limit, used))
+            stats = dict(line.split()[:2] for line in (cgroups / stat).read_text(encoding="utf-8").splitlines())
+            most, now = (int((cgroups / name).read_text(encoding="utf-8")) for name in (limit, used))
             free = min(free, most - now + int(stats.get(reclaimable, 0)))
     return max(0, free)
 

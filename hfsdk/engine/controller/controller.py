@@ -8,6 +8,8 @@ have a lane of their own. A lane waits for a call's inputs, plans it (``dispatch
     reward.scores    ->      .                                      waits for generate, then runtime.task(...)
     critic.values    ->    runs after generate, while the reward runs
 
+Where no thread can be started, a call of a simulated session runs as it is submitted.
+
 The controller holds references and metadata, never columns.
 """
 
@@ -27,6 +29,7 @@ from hfsdk.core.files import FileSum
 from hfsdk.core.methods import PUT
 from hfsdk.core.placement import Placement
 from hfsdk.core.runtime import Kept, Runtime
+from hfsdk.core.system import can_start_threads
 from hfsdk.core.table import Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
@@ -64,7 +67,9 @@ class Controller:
         self._syncs = WeightSyncs(runtime, self._homes, self._closing, self._make_call, self._enqueue)
         self._execution = Execution(runtime, self._calls, self._homes, self._syncs, self._announcer, self._closing)
         self._monitor = Monitor(runtime, self._calls, self._announcer, self._closing)
-        self._monitor.start()
+        self._threaded = runtime.kind != "simulated" or can_start_threads()
+        if self._threaded:
+            self._monitor.start()
         self._answers = Answers(runtime, self._calls, self._homes, self._steps, lambda: self._monitor.live)
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put, m.Submit: self._submit,
@@ -294,7 +299,7 @@ class Controller:
     def _lane(self, name: str) -> Lane:
         with self._lock:
             if name not in self._lanes:
-                self._lanes[name] = Lane(name, self._closing, self._execution.carry_out)
+                self._lanes[name] = Lane(name, self._closing, self._execution.carry_out, threaded=self._threaded)
             return self._lanes[name]
 
     def _close(self, message: m.Close) -> None:

@@ -1,4 +1,4 @@
-"""A lane of the controller: the thread that runs a pool's calls, one after the other."""
+"""A lane of the controller: runs a pool's calls, one after the other, on a thread of its own where there are threads."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ from hfsdk.engine.controller.closing import WAIT_S, Closing
 from hfsdk.engine.controller.records import CallRecord, raised
 
 
-class Lane(threading.Thread):
+class Lane:
     """Runs what it is given, one after the other, in submission order.
 
     Attributes:
         last: set once what was put on it last is over, and so all before that.
     """
 
-    def __init__(self, name: str, closing: Closing, carry_out: Callable[[CallRecord], None]) -> None:
-        super().__init__(name=f"hfsdk-lane-{name}", daemon=True)
+    def __init__(self, name: str, closing: Closing, carry_out: Callable[[CallRecord], None], *, threaded: bool) -> None:
+        """Start it.
+
+        Args:
+            name: of its pool.
+            closing: whether the controller is closed.
+            carry_out: runs a call to its end.
+            threaded: whether it has a thread; without one whoever puts something on it runs that at once.
+        """
         self._closing, self._carry_out = closing, carry_out
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
         self._adding = threading.Lock()
         self.last = threading.Event()
         self.last.set()
-        self.start()
+        self._thread = threading.Thread(target=self._run, name=f"hfsdk-lane-{name}", daemon=True) if threaded else None
+        if self._thread is not None:
+            self._thread.start()
 
     def put(self, record: CallRecord) -> None:
         """Add a call."""
@@ -50,7 +59,7 @@ class Lane(threading.Thread):
 
         def wait() -> None:
             while not done.wait(WAIT_S):
-                if not self.is_alive():
+                if self._thread is not None and not self._thread.is_alive():
                     raise SessionClosedError("the session was closed meanwhile")
             if failure:
                 raise raised(failure[0])
@@ -59,8 +68,15 @@ class Lane(threading.Thread):
         return wait
 
     def _add(self, run: Callable[[], None]) -> threading.Event:
+        over = threading.Event()
+        if self._thread is None:
+            try:
+                run()
+            finally:
+                over.set()
+            return over
         with self._adding:
-            self.last = over = threading.Event()
+            self.last = over
             self._queue.put((run, over))
         return over
 
@@ -68,7 +84,7 @@ class Lane(threading.Thread):
         """End after what is already queued."""
         self._queue.put(None)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Work through the queue."""
         while (item := self._queue.get()) is not None:
             run, over = item

@@ -288,7 +288,7 @@ def _listeners(port: int) -> Iterator[int]:
     """Yield the user ids of the sockets that listen on a port of this machine; none where the system does not say."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            lines = Path(table).read_text().splitlines()[1:]
+            lines = Path(table).read_text(encoding="utf-8").splitlines()[1:]
         except OSError:
             continue
         for line in lines:

@@ -61,7 +61,7 @@ class RayStore:
 def tail(path: str, num_chars: int) -> str:
     """Return the end of a text file, ``""`` where there is none."""
     try:
-        return Path(path).read_text(errors="replace")[-num_chars:].strip()
+        return Path(path).read_text(encoding="utf-8", errors="replace")[-num_chars:].strip()
     except FileNotFoundError:
         return ""
 

@@ -19,7 +19,7 @@ def write_checkpoint(folder: str, role: str, num_updates: int) -> None:
     """
     try:
         (Path(folder) / role).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / role / CHECKPOINT).write_text(json.dumps({"num_updates": num_updates}))
+        (Path(folder) / role / CHECKPOINT).write_text(json.dumps({"num_updates": num_updates}), encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"cannot save to {folder}: {error.strerror or error}") from error
 
@@ -33,7 +33,7 @@ def read_checkpoint(folder: str, role: str) -> int:
     files = [Path(folder) / role / CHECKPOINT, Path(folder) / CHECKPOINT]  # the second is where all roles had it before
     file = next((path for path in files if path.is_file()), files[0])
     try:
-        num_updates = json.loads(file.read_text())["num_updates"]
+        num_updates = json.loads(file.read_text(encoding="utf-8"))["num_updates"]
         if type(num_updates) is not int or not 0 <= num_updates < 2**62:
             raise ValueError("num_updates is no whole number of at least 0")
         return num_updates

@@ -56,7 +56,7 @@ class _WeightFiles:
         self._open: dict[str, Any] = {}
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
-            self.files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            self.files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         elif single.is_file():
             self.files = dict.fromkeys(self._file(single.name).keys(), single.name)
         else:
@@ -225,7 +225,7 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
     """
     new = not folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
     if scalar:
@@ -243,7 +243,7 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
                 if path.is_file() and source.resolve() != folder.resolve():
                     shutil.copy2(path, partial / path.name)
         save_file(full, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in partial.iterdir():
             if (folder / path.name).is_dir():
                 raise OSError(f"{folder / path.name} is a folder")

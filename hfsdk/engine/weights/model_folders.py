@@ -147,7 +147,7 @@ def eos_token_ids(folder: str) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         path = Path(folder) / name
         try:
-            ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
             found = () if ids is None else tuple(map(int, ids)) if isinstance(ids, list) else (int(ids),)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ModelNotFoundError(f"{path} is damaged: {str(error)[:300]}. Take another copy.") from None

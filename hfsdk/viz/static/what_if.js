@@ -327,6 +327,7 @@ function render({ model, el }) {
 function initialize({ model }) {
   const key = model.get("key"),
     el = document.createElement("div");
+  if (!key) return; // it stands where its host puts it
   el.className = "hf-picture hf-live";
   let leave = null,
     home = null,

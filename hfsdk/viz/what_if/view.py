@@ -22,6 +22,7 @@ from functools import cache
 from typing import Any, Literal, TypedDict
 
 from hfsdk.core.exiting import exiting
+from hfsdk.core.system import can_start_threads
 from hfsdk.viz.frame import Picture, count_text
 from hfsdk.viz.modules import esm, static
 from hfsdk.viz.plain import finite, plain
@@ -109,22 +110,35 @@ class WhatIfPicture(Picture):
 class LiveWhatIf:
     """The widget of one ``WhatIf``: a thread of its own answers the newest question, and draws the curve when none is asked.
 
+    Where no thread can be started, each question is answered as it comes.
+
+    Attributes:
+        widget: the anywidget that shows it.
+
     Raises:
         ModuleNotFoundError: anywidget is not installed.
     """
 
-    def __init__(self, what_if: Any) -> None:
-        self._what_if, self._key = what_if, uuid.uuid4().hex
+    def __init__(self, what_if: Any, *, in_output: bool = True) -> None:
+        """Make the widget.
+
+        Args:
+            what_if: the ``WhatIf``.
+            in_output: whether it moves into the output that :meth:`show` displays; else it stands wherever its host puts it.
+        """
+        self._what_if, self._key = what_if, uuid.uuid4().hex if in_output else ""
         self._wake = threading.Condition()
         self._asked: tuple[int, Mapping[str, Any]] | None = None
         self._settled: str | None = None
         self._handle: Any = None
         self._request, self._closed = 0, False
-        self._widget = _widget_class()(view=self._view(), key=self._key)
-        self._widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
-        self._widget.observe(lambda change: None if change["new"] else self.close(), "comm")
+        self.widget = _widget_class()(view=self._view(), key=self._key)
+        self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
+        self.widget.observe(lambda change: None if change["new"] else self.close(), "comm")
         self._unsubscribe = what_if.subscribe(self.changed)
-        threading.Thread(target=self._answer, name="hfsdk-what-if", daemon=True).start()
+        self._threaded = can_start_threads()
+        if self._threaded:
+            threading.Thread(target=self._answer_all, name="hfsdk-what-if", daemon=True).start()
 
     def show(self) -> None:
         """Show it under the running cell; where it was shown before, it stays as it is, frozen."""
@@ -149,29 +163,35 @@ class LiveWhatIf:
             elif "settle" in content:
                 self._settled = str(content["settle"] or "")
             self._wake.notify()
+        if not self._threaded and not self._closed:
+            self._answer()
 
     def changed(self) -> None:
         """Show what was set from Python."""
         self._publish()
         self._save()
 
-    def _answer(self) -> None:
+    def _answer_all(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed or self._asked is not None or self._settled is not None)
-                asked, settled = self._asked, self._settled
-                self._asked = self._settled = None
             if self._closed or exiting.is_set():
                 return
-            try:
-                if asked is not None:
-                    self._request = asked[0]
-                    self._what_if.attempt(asked[1])
-                elif settled is not None:
-                    self._settle(settled)
-            except Exception as error:  # a thread has nobody to raise to: the picture says it
-                self._what_if.error = f"{type(error).__name__}: {error}"
-            self._publish()
+            self._answer()
+
+    def _answer(self) -> None:
+        with self._wake:
+            asked, settled = self._asked, self._settled
+            self._asked = self._settled = None
+        try:
+            if asked is not None:
+                self._request = asked[0]
+                self._what_if.attempt(asked[1])
+            elif settled is not None:
+                self._settle(settled)
+        except Exception as error:  # there is nobody to raise to: the picture says it
+            self._what_if.error = f"{type(error).__name__}: {error}"
+        self._publish()
 
     def _settle(self, dragged: str) -> None:
         """Draw the curve over what was dragged, until something is dragged again; then bring the notebook's copy up to date."""
@@ -182,7 +202,7 @@ class LiveWhatIf:
         self._save()
 
     def _publish(self) -> None:
-        self._widget.view = self._view()
+        self.widget.view = self._view()
 
     def _view(self) -> dict[str, Any]:
         return dict(plain(what_if_view(self._what_if.view(), live=True, request=self._request)))

@@ -1,0 +1,40 @@
+"""What this system lets hfsdk do: run the engines, start threads.
+
+The engines run on Linux. Simulation, plans and pictures run wherever Python does, also without threads (a Python in a browser,
+as Pyodide, has none to start): what is otherwise done beside the user's own thread is then done on it. A simulated session
+carries each call out as it is submitted, a picture is sent as it is published, a save returns when it is complete.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import cache
+
+NAMES = {"darwin": "macOS", "win32": "Windows", "emscripten": "a browser"}
+"""Of systems, by ``sys.platform``."""
+
+
+def without_engines() -> str:
+    """Return why real sessions cannot run on this system, what can, and what to do; empty on Linux."""
+    system: str = sys.platform
+    if system == "linux":
+        return ""
+    linux = "WSL2, a Linux machine or Colab" if system == "win32" else "a Linux machine or Colab"
+    return (
+        f"real sessions run on Linux, and this is {NAMES.get(system, system)}. What works here: plans, pictures and "
+        f"hf.Session.simulated('1x2 A100-80GB'), the same calls on a virtual clock. For real work use {linux}: "
+        "see docs/where-it-runs.md"
+    )
+
+
+@cache
+def can_start_threads() -> bool:
+    """Return whether a thread can be started; tried once."""
+    try:
+        tried = threading.Thread(target=lambda: None, name="hfsdk-first", daemon=True)
+        tried.start()
+    except RuntimeError:
+        return False
+    tried.join()
+    return True

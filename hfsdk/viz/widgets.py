@@ -1,0 +1,86 @@
+"""A picture as a bare anywidget: for notebooks that are no Jupyter, as marimo, and for pages of one's own.
+
+::
+
+    noun -> view (JSON data) -> one anywidget: ``_esm`` draws the trait ``view``; buttons and sliders answer by messages
+
+No container of ipywidgets stands around it, nothing is registered with IPython, and no kernel is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from hfsdk.core.exiting import exiting
+from hfsdk.core.system import can_start_threads
+from hfsdk.viz.dashboard.view import DashboardPicture
+from hfsdk.viz.drawn import picture_of
+from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
+from hfsdk.viz.hooks import pressed, run_picture
+from hfsdk.viz.modules import has_module
+from hfsdk.viz.what_if.view import LiveWhatIf, WhatIfPicture
+
+
+@runtime_checkable
+class Going(Protocol):
+    """What may still be under way."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it is."""
+        ...
+
+
+def widget_of(obj: Any) -> Any:
+    """Return the anywidget of a noun or a picture; it follows what still runs until that has ended.
+
+    Raises:
+        OptionError: there is no picture of such an object.
+        ModuleNotFoundError: anywidget is not installed.
+    """
+    picture = picture_of(obj)
+    if isinstance(picture, WhatIfPicture) and obj is not picture:
+        return LiveWhatIf(obj, in_output=False).widget
+    if isinstance(picture, DashboardPicture) and obj is not picture:
+        return _followed(LivePicture(run_picture(obj), pressed(obj)), obj, lambda: run_picture(obj))
+    return _followed(LivePicture(_with_module(picture)), obj, lambda: _with_module(picture_of(obj)))
+
+
+class ImagePicture(Picture):
+    """A picture that has no module of its own, as the image that it is everywhere."""
+
+    name = "image"
+
+    def to_text(self) -> str:
+        """Return the text form of what it shows."""
+        return str(self.view["text"])
+
+
+def _with_module(picture: Picture) -> Picture:
+    if has_module(picture.name):
+        return picture
+    title, summary = (str(picture.view.get(key, picture.name)) for key in ("title", "summary"))
+    text, html = picture.to_text(), picture.placeholder()
+    return ImagePicture({"picture": "image", "title": title, "summary": summary, "text": text, "html": html})
+
+
+def _followed(live: LivePicture, obj: Any, take: Callable[[], Picture]) -> Any:
+    if isinstance(obj, Going) and obj.running and can_start_threads():
+        threading.Thread(target=_follow, args=(live, obj, take), name="hfsdk-follow", daemon=True).start()
+    return live.widget
+
+
+def _follow(live: LivePicture, obj: Going, take: Callable[[], Picture]) -> None:
+    """Publish until it has ended; what was taken last stays, also where taking a view fails."""
+    try:
+        while obj.running and not exiting.is_set():
+            live.publish(take().view)
+            time.sleep(PUBLISH_INTERVAL_S)
+        live.publish(take().view)
+    finally:
+        live.end()
+        if not exiting.is_set():
+            live.widget.view = live.picture.view
