@@ -38,6 +38,8 @@ class RunRecord:
     """A step's number in the run -> its number in ``session.trace``."""
     samples: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     """By step."""
+    warnings: list[str] = field(default_factory=list)
+    """What the numbers say is wrong (:mod:`hfsdk.session.health`), each with its step."""
 
     @property
     def device_hours(self) -> float:

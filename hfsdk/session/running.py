@@ -27,6 +27,7 @@ class Run:
         steps: steps asked for.
         device_hours: devices of the session times the hours of the run's steps.
         cost: what these cost; ``None`` where the session has no price.
+        warnings: what the numbers say is wrong, with what to do.
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
         error: what ended a run in the background.
     """
@@ -87,6 +88,11 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.rows)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the numbers say is wrong, each with its step and what to do; said once per run."""
+        return list(self._control.record.warnings)
 
     @property
     def device_hours(self) -> float:
@@ -151,7 +157,7 @@ class Run:
         return {
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": control.request, "rows": list(self.rows),
-            "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
+            "warnings": self.warnings, "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
             "now": dict(control.calls.now) if self.running else {},
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),
         }  # fmt: skip
@@ -174,7 +180,8 @@ class Run:
             f", {self.device_hours:.3g} {'predicted ' * record.predicted}device-hours" if self.rows and record.num_devices else ""
         )
         cost = f", cost {self.cost:.4g}" if self.cost is not None and self.rows else ""
-        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{hours}{cost})"
+        warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
+        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{warned}{hours}{cost})"
 
 
 class CurrentRun:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from hfsdk.core.rows import Row
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm, check_algorithm
 from hfsdk.session.checkpoint_index import folder_of
+from hfsdk.session.health import Health
 from hfsdk.session.history_log import ORDER
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
@@ -80,6 +81,7 @@ def train(  # noqa: D417
     Returns:
         The run; ``run.history`` has one row per step: the algorithm's metrics, your own, and what the step took: seconds,
         tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost.
+        What the numbers say is wrong, with what to do, is a warning and in ``run.warnings``.
 
     Raises:
         OptionError: an option is out of its range, or a tracker's package is not installed.
@@ -137,6 +139,7 @@ class _Loop:
     tracking: Tracking | None = None
     watcher: Watcher | None = None
     unsubscribe: Callable[[], None] = lambda: None
+    health: Health = field(default_factory=Health)
 
     def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
         """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
@@ -207,6 +210,7 @@ class _Loop:
             bar.show(row)
             if self.tracking is not None:
                 self.tracking.step(row, record.samples.get(row["step"], []))
+            self._warn(row)
             if every and row["step"] % every == every - 1:
                 with control.saving():
                     parts.saves.save(folder, keep=keep)
@@ -217,6 +221,11 @@ class _Loop:
                 control.paused = True
                 parts.context.notice(f"paused after step {row['step']}; call session.train again to go on")
                 break
+
+    def _warn(self, row: Row) -> None:
+        for text in self.health.take(row):
+            self.control.record.warnings.append(f"step {row['step']}: {text}")
+            self.parts.context.notice(self.control.record.warnings[-1])
 
 
 def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], control: RunControl) -> Row:
