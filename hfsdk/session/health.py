@@ -45,7 +45,7 @@ GRADIENT_TIMES = 10.0
 
 
 @dataclass
-class Series:
+class NumberSeries:
     """One number over the steps: the first ones, and the newest."""
 
     first: list[float] = field(default_factory=list)
@@ -78,21 +78,21 @@ def noise(values: Sequence[float]) -> float:
     return pstdev([b - a for a, b in pairwise(values)]) / math.sqrt(WINDOW)
 
 
-Numbers = Mapping[str, Series]
+Numbers = Mapping[str, NumberSeries]
 
 
 class Health:
     """The rules over one run: give it each step's row, it returns what is to be said now."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, Series] = {}
+        self._numbers: dict[str, NumberSeries] = {}
         self._said: set[str] = set()
 
     def take(self, row: Mapping[str, object]) -> list[str]:
         """Return a sentence for each rule that has not spoken yet and whose condition this step's numbers complete."""
         for name, value in row.items():
             if name in READ and isinstance(value, int | float) and math.isfinite(value):
-                self._numbers.setdefault(name, Series()).add(float(value))
+                self._numbers.setdefault(name, NumberSeries()).add(float(value))
         found = []
         for name, rule in RULES.items():
             text = None if name in self._said else rule(self._numbers)
