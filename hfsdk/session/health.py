@@ -117,7 +117,7 @@ def _score(numbers: Numbers) -> str | None:
     return (
         f"the score fell from {score.start:.3g} (first {WINDOW} steps) to {score.now:.3g} (last {WINDOW}): training makes the "
         f"policy worse. Take a lower learning rate{_rate(numbers)}, e.g. a third of it, or keep the policy near its start with "
-        "kl_coef; go back to a checkpoint or a snapshot"
+        "kl_coef; go back to session.train(keep_best=...)'s checkpoint or to a snapshot"
     )
 
 

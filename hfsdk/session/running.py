@@ -9,6 +9,7 @@ from hfsdk.core.checks import Index, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
+from hfsdk.session.best_checkpoint import BestCheckpoint
 from hfsdk.session.run_control import RunControl
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Run:
         steps: steps asked for.
         device_hours: devices of the session times the hours of the run's steps.
         cost: what these cost; ``None`` where the session has no price.
+        best: the best checkpoint so far, where ``keep_best`` was given.
         warnings: what the numbers say is wrong, with what to do.
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
         error: what ended a run in the background.
@@ -88,6 +90,11 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.rows)
+
+    @property
+    def best(self) -> BestCheckpoint | None:
+        """The best checkpoint so far: score, step, folder; ``None`` unless ``keep_best`` was given."""
+        return self._control.record.best
 
     @property
     def warnings(self) -> list[str]:
@@ -180,8 +187,9 @@ class Run:
             f", {self.device_hours:.3g} {'predicted ' * record.predicted}device-hours" if self.rows and record.num_devices else ""
         )
         cost = f", cost {self.cost:.4g}" if self.cost is not None and self.rows else ""
+        best = f", best held-out score {self.best.score:.3f} after step {self.best.step}" if self.best is not None else ""
         warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
-        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{warned}{hours}{cost})"
+        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{best}{warned}{hours}{cost})"
 
 
 class CurrentRun:

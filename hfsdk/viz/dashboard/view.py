@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict
 from hfsdk.viz.frame import Picture, role_colors, seconds_text
 
 MAIN = (
-    "score_mean", "kl_mean", "response_tokens_mean", "entropy", "clip_fraction", "explained_variance",
+    "score_mean", "kl_mean", "response_tokens_mean", "held_out_score", "entropy", "clip_fraction", "explained_variance",
     "tokens_per_s", "busy_share", "memory_bytes", "cost",
 )  # fmt: skip
 """Curves that are drawn first; the others are under "all numbers"."""
