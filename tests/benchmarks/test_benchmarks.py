@@ -130,6 +130,13 @@ def test_no_held_out_addition_is_trained_in_any_order(modules):
                for answer, pair in zip(part["answer"], pairs, strict=True))  # fmt: skip
 
 
+def test_what_the_recipe_measures_neither_trains_nor_chooses(modules):
+    parts = [{frozenset(p.rstrip("=").split("+")) for p in part["prompt"]} for part in load("recipe").sets()]
+    assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
+    assert [len(part) for part in parts] == [215, 100, 150]
+    sys.modules.pop("recipe", None)
+
+
 def test_the_order_of_strategies_is_judged_but_for_ties(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     calibrate = load("calibrate")
