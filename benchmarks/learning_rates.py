@@ -46,7 +46,7 @@ class Case:
 
 CASES = {
     "tiny": Case(
-        model="tiny", rates=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3), steps=30, batch_size=32, new_tokens=NEW_TOKENS, num_held_out=200,
+        model="tiny", rates=(1e-5, 5e-5, 1e-4, 3e-4), steps=40, batch_size=32, new_tokens=NEW_TOKENS, num_held_out=200,
         devices=2,
     ),
     "smollm2": Case(

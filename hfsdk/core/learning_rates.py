@@ -29,7 +29,7 @@ TULU = "Tulu 3 (arXiv 2411.15124), open-instruct docs/tulu3.md"
 
 RATES: Mapping[str, tuple[SuggestedRate, ...]] = {
     "policy": (
-        SuggestedRate(2e7, 3e-5, HERE),
+        SuggestedRate(2e7, 5e-5, HERE),
         SuggestedRate(3e8, 1e-5, HERE),
         SuggestedRate(3e9, 3e-6, "PPO of Pythia 1B and 2.8B (arXiv 2403.17031); TRL's PPOConfig"),
         SuggestedRate(4e10, 1e-6, "GRPO of DeepSeekMath 7B (arXiv 2402.03300), DAPO of 32B (2503.14476); TRL's GRPOConfig"),
