@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from hfsdk.models import Primitive, primitive
     from hfsdk.planner.perf.perf_model import PerfModel
     from hfsdk.resharding.reshard_plan import ReshardPlan
-    from hfsdk.session import MLflow, PromptStream, Run, Session, TensorBoard, WandB
+    from hfsdk.session import KeepBest, MLflow, PromptStream, Run, Session, TensorBoard, WandB
 
 __version__ = "0.1.0"
 
@@ -99,7 +99,7 @@ _NAMES = {
     "models": "Primitive primitive",
     "planner.perf.perf_model": "PerfModel",
     "resharding.reshard_plan": "ReshardPlan",
-    "session": "MLflow PromptStream Run Session TensorBoard WandB",
+    "session": "KeepBest MLflow PromptStream Run Session TensorBoard WandB",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> the module it comes from, loaded when the name is first used."""
@@ -130,6 +130,7 @@ __all__ = [
     "HfsdkError",
     "History",
     "InvariantWarning",
+    "KeepBest",
     "Layout",
     "LayoutError",
     "LostColumnError",

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 NOUNS = [
     *["text", "field_texts", "completion", "credit", "errors", "exiting", "bounds", "scalars", "rules", "other_names", "checks"],
     *["system", "files", "functions", "reward_arguments", "prompt_data"],
-    *["table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "roles"],
+    *["table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "learning_rates", "roles"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],
     *["pending", "column_refs", "tokens", "batch", "call_events", "microbatch", "rollout_weights"],
     *["call_flow", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],

@@ -33,8 +33,8 @@ SESSION_HALF = (
 """Modules whose callables need a session, kind ``"session"``; all others are ``"pure"``."""
 
 MADE_BY_SESSIONS = (
-    "ActorModel", "Batch", "Calibration", "Census", "Coordinates", "CostModel", "CriticModel", "Dataflows", "Demonstrations",
-    "LiveDataflow", "LivePlacement", "LiveTrace", "MemoryUse", "Metrics", "Models", "OneRowMetrics", "Pairs", "PromptStream",
+    "ActorModel", "Batch", "BestCheckpoint", "Calibration", "Census", "Coordinates", "CostModel", "CriticModel", "Dataflows",
+    "Demonstrations", "LiveDataflow", "LivePlacement", "LiveTrace", "MemoryUse", "Metrics", "Models", "OneRowMetrics", "Pairs", "PromptStream",
     "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces", "Value",
     "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow", "Plan",
     "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf",

@@ -195,6 +195,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "Demonstrations": lambda w: w.session.demonstrations(TEXTS, batch_size=2),
     "Pairs": _pairs,
     "RowStream": lambda w: w.get("PromptStream"),
+    "KeepBest": lambda w: hf.KeepBest(w.get("PromptStream")),
     "Run": lambda w: w.session.train(hf.PPO(max_new_tokens=4), w.get("PromptStream"), steps=1, progress=False),
     "Rows": lambda w: w.get("Run").rows,
     "Snapshot": lambda w: w.session.snapshot(f"before {next(_free)}"),

@@ -87,6 +87,7 @@ class DPOLoss(LossOptions):
     """Direct preference optimisation (arXiv 2305.18290, eq. 7) over the log-ratios of whole responses to the reference."""
 
     together: ClassVar[int] = 2
+    learns: ClassVar[str] = "preferences"
     reads: ClassVar[tuple[str, ...]] = ("chosen", "group", "ref_log_probs")
 
     def __call__(self, out: Any, b: Any) -> tuple[Tensor, dict[str, Tensor]]:

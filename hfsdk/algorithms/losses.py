@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfsdk.algorithms.choices import KL, Aggregation, Clamp, Clip, DualClip
 from hfsdk.algorithms.options import Options
@@ -54,6 +54,9 @@ class PolicyLoss(SurrogateOptions):
     """Estimator of that KL; k2 and k3+ have the right gradient, k3 nearly, k1 none."""
     fixed_length: Index = 0
     """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
+
+    learns: ClassVar[str] = "policy"
+    """Which suggested learning rate is for it (:mod:`hfsdk.core.learning_rates`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +112,8 @@ class ValueLoss(Options):
     """Column of the old values; Safe-RLHF's cost critic has ``"cost_values"``."""
     returns: Name = "returns"
     """Column of the target; Safe-RLHF's cost critic has ``"cost_returns"``."""
+
+    learns: ClassVar[str] = "values"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,6 +32,7 @@ class BradleyTerry(Options):
     """Weight of ``(s_chosen + s_rejected)^2``, which keeps scores around 0 (Eisenstein et al. 2023, arXiv 2312.09244; TRL)."""
 
     together: ClassVar[int] = 2
+    learns: ClassVar[str] = "scores"
 
     @property
     def reads(self) -> list[str]:
@@ -63,6 +64,7 @@ class CostLoss(Options):
     """Weight of the two sign terms; the paper's is 1."""
 
     together: ClassVar[int] = 2
+    learns: ClassVar[str] = "scores"
     reads: ClassVar[tuple[str, ...]] = ("chosen", "group", "sign")
 
     def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -88,10 +90,19 @@ class CrossEntropy(Options):
     aggregation: Annotated[str, OneOf("token_mean", "sequence_mean", "sequence_sum")] = "token_mean"
     """As in `PolicyLoss`."""
 
+    learns: ClassVar[str] = "demonstrations"
+
     def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss per token, shape [T], and metrics per token."""
         nll_T = -log_probs_of(out, self)
         return self.weight * nll_T, {"nll": nll_T.detach(), "entropy": out.entropy.detach()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingMix(CrossEntropy):
+    """InstructGPT's ptx: the same beside a policy's own loss, whose learning rate it takes."""
+
+    learns: ClassVar[str] = "policy"
 
 
 def scores_of(out: Any, loss: Any) -> Tensor:

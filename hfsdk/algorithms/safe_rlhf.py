@@ -16,7 +16,7 @@ from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
 from hfsdk.algorithms.losses import ValueLoss, check
 from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
-from hfsdk.algorithms.preferences import CrossEntropy
+from hfsdk.algorithms.preferences import CrossEntropy, PretrainingMix
 from hfsdk.algorithms.step import SafeStep, Statistics, Step, update_numbers
 from hfsdk.core.checks import Positive, checked
 
@@ -54,7 +54,7 @@ class SafeRLHF(GAEOptions, OnPolicy):
         if self.ptx is not None:  # one optimizer step, after the actor's own, as in the authors' code
             demonstrations = next(self.ptx)
             ptx_loss = models.actor.compute_loss(demonstrations, CrossEntropy())
-            ptx = models.actor.update(demonstrations, CrossEntropy(weight=self.ptx_coef))
+            ptx = models.actor.update(demonstrations, PretrainingMix(weight=self.ptx_coef))
         moved = models.cost.adapt_multiplier(batch, limit=self.cost_limit, lr=self.multiplier_lr, most=self.most_multiplier)
         return SafeStep(batch, critic, actor, cost_critic, multiplier, moved, ptx, ptx_loss)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from hfsdk.core.checks import Count, Index, Length, NamedFields, NonNegative, OneOf, Positive, Within, check_fields, checked
@@ -11,6 +11,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
+from hfsdk.core.learning_rates import RATES, WARMUP_STEPS, suggested_rate
 from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 RECOMPUTE = ("", "selective", "full")
@@ -34,6 +35,10 @@ def _check(condition: bool, name: str, value: object, wanted: str) -> None:
 
 
 Beta = Annotated[float, Within(0, below=1)]
+Parameters = Annotated[int, Within(1, 10**15)]
+"""Of a model."""
+Learned = Annotated[str, OneOf(*RATES)]
+"""What a model learns, a key of :data:`hfsdk.core.learning_rates.RATES`."""
 
 
 @documented
@@ -41,8 +46,9 @@ Beta = Annotated[float, Within(0, below=1)]
 class AdamW(NamedFields):
     """AdamW with a learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    lr: NonNegative = 1e-5
-    """Peak learning rate."""
+    lr: NonNegative | None = None
+    """Peak learning rate; ``None`` takes what :mod:`hfsdk.core.learning_rates` suggests for the model's size and what it learns,
+    and says so at the first update."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay of the first and the second moment per optimizer step (Adam, arXiv 1412.6980)."""
     eps: Positive = 1e-8
@@ -53,8 +59,8 @@ class AdamW(NamedFields):
     """Gradients are scaled down to this global norm, over all shards; 0 turns clipping off."""
     schedule: Annotated[str, OneOf("constant", "linear", "cosine")] = "constant"
     """``"constant"``, ``"linear"`` or ``"cosine"``: how lr falls from its peak to ``min_lr`` after the warm-up."""
-    warmup_steps: Index = 0
-    """Optimizer steps over which lr rises linearly from 0."""
+    warmup_steps: Index | None = None
+    """Optimizer steps over which lr rises linearly from 0; ``None`` is 0 with an ``lr`` of your own and 10 with a suggested one."""
     total_steps: Index = 0
     """Optimizer steps after which ``min_lr`` is reached; needed by linear and cosine."""
     min_lr: float = 0.0
@@ -70,17 +76,41 @@ class AdamW(NamedFields):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        needs_end = self.schedule == "constant" or self.total_steps > self.warmup_steps
+        needs_end = self.schedule == "constant" or self.total_steps > (self.warmup_steps or 0)
         _check(needs_end, "total_steps", self.total_steps, f"above warmup_steps for schedule {self.schedule!r}")
 
     @checked
+    def for_model(self, num_parameters: Parameters, learns: Learned) -> AdamW:
+        """Return the same with a learning rate and a warm-up: its own, or those suggested.
+
+        Args:
+            num_parameters: of the model.
+            learns: what it learns: ``"policy"``, ``"values"``, ``"preferences"``, ``"demonstrations"`` or ``"scores"``.
+
+        Raises:
+            OptionError: it learns something else.
+        """
+        if self.lr is not None:
+            return self if self.warmup_steps is not None else replace(self, warmup_steps=0)
+        most = WARMUP_STEPS if self.schedule == "constant" else min(WARMUP_STEPS, self.total_steps // 2)
+        warmup_steps = most if self.warmup_steps is None else self.warmup_steps
+        return replace(self, lr=suggested_rate(num_parameters, learns).lr, warmup_steps=warmup_steps)
+
+    @checked
     def lr_at(self, step: Index) -> float:
-        """Return the learning rate of optimizer step number ``step`` (the first is 0)."""
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
+        """Return the learning rate of optimizer step number ``step`` (the first is 0).
+
+        Raises:
+            OptionError: it has no learning rate of its own; ``for_model`` gives it the suggested one.
+        """
+        if self.lr is None:
+            raise OptionError("this AdamW takes the learning rate suggested for its model; give lr=..., or use for_model(...)")
+        warmup_steps = self.warmup_steps or 0
+        if step < warmup_steps:
+            return self.lr * (step + 1) / warmup_steps
         if self.schedule == "constant":
             return self.lr
-        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        done = min(1.0, (step - warmup_steps) / (self.total_steps - warmup_steps))
         share = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
         return self.min_lr + (self.lr - self.min_lr) * share
 

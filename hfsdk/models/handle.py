@@ -18,6 +18,7 @@ from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
+from hfsdk.core.learning_rates import WORDS, what_is_learned
 from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE
 from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
 from hfsdk.core.roles import RoleSpec
@@ -270,6 +271,11 @@ class ModelHandle:
 class TrainedHandle(ModelHandle):
     """What actor and critic share: updates, gradients, checkpoints."""
 
+    def __init__(self, host: Host, role: RoleSpec) -> None:
+        super().__init__(host, role)
+        self._rates_told: set[str] = set()
+        """What is learned, of which the suggested learning rate was said."""
+
     @checked
     def update(self, batch: Batch, loss: Loss, *, epochs: Epochs = 1, mini_batches: Count = 1, seed: int | None = None) -> Metrics:
         """Train on the batch: ``epochs`` passes, each reshuffled and cut into ``mini_batches`` optimizer steps.
@@ -351,8 +357,24 @@ class TrainedHandle(ModelHandle):
 
     def _learn(self, method: Method, batch: Batch, loss: Loss, arguments: Learning = Learning()) -> Lease:  # noqa: B008
         self._check_learn(method, batch, loss)
+        if method is not COMPUTE_LOSS:
+            self._tell_rate(loss)
         arguments = replace(arguments, function=Shipped.of(loss), together=getattr(loss, "together", 1))
         return self._submit(method, arguments, dict(refs_of(batch).by_name), len(batch))
+
+    def _tell_rate(self, loss: Loss) -> None:
+        """Say once which learning rate was suggested, where the optimizer has none of its own."""
+        optimizer, spec = self._role.optimizer, self._role.model
+        learns = what_is_learned(loss, self.kind)
+        if optimizer is None or spec is None or optimizer.lr is not None or self._host.simulated or learns in self._rates_told:
+            return
+        self._rates_told.add(learns)
+        size = spec.num_parameters()
+        taken = optimizer.for_model(size, learns)
+        self._host.notice(
+            f"AdamW: learning rate {taken.lr:.0e} (warm-up {taken.warmup_steps} steps) suggested for {self.name}, "
+            f"{_millions(size)} parameters, and {WORDS[learns]}; optimizer=hf.AdamW(lr=...) to choose"
+        )
 
     @checked
     def save_pretrained(self, folder: str | Path) -> Path:
@@ -397,6 +419,11 @@ class TrainedHandle(ModelHandle):
 def set_role(handle: ModelHandle, role: RoleSpec) -> None:
     """Let a handle take its role as it is placed, or a function's new version."""
     handle._role = role
+
+
+def _millions(count: int) -> str:
+    """Return a number of parameters as people say it: 1.1M, 135M, 7B."""
+    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"
 
 
 def stable_seed(*parts: object) -> int:

@@ -4,6 +4,7 @@ May import: core, resharding, assets, algorithms, planner, models, viz, engine.c
 engine.weights, engine.generation, engine.simulation, engine.controller, engine.ray.
 """
 
+from hfsdk.session.keep_best import KeepBest
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import Run
 from hfsdk.session.session import Session
@@ -11,4 +12,16 @@ from hfsdk.session.tracking import MLflow, TensorBoard, WandB
 from hfsdk.session.views import LivePlacement, LiveTrace, Traces
 from hfsdk.session.what_if import WhatIf
 
-__all__ = ["LivePlacement", "LiveTrace", "MLflow", "PromptStream", "Run", "Session", "TensorBoard", "Traces", "WandB", "WhatIf"]
+__all__ = [
+    "KeepBest",
+    "LivePlacement",
+    "LiveTrace",
+    "MLflow",
+    "PromptStream",
+    "Run",
+    "Session",
+    "TensorBoard",
+    "Traces",
+    "WandB",
+    "WhatIf",
+]

@@ -26,8 +26,8 @@ Layouts = str | Layout
 
 S = TypeVar("S", RewardModel, CostModel)
 
-ACTOR_OPTIMIZER = AdamW(lr=1e-5)
-CRITIC_OPTIMIZER = AdamW(lr=2e-5)
+OPTIMIZER = AdamW()
+"""With the learning rate suggested for the model."""
 
 
 class Declarations:
@@ -52,7 +52,7 @@ class Declarations:
         train: Layouts = "auto",
         rollout: Layouts = "auto",
         dtype: str | None = None,
-        optimizer: AdamW = ACTOR_OPTIMIZER,
+        optimizer: AdamW = OPTIMIZER,
         micro_batch_tokens: Count = 2048,
         recompute: str = "",
         rollout_options: RolloutOptions | None = None,
@@ -68,7 +68,7 @@ class Declarations:
             train: layout of training, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
             rollout: layout of generation on the same devices, e.g. ``"tp1"``.
             dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters); by default bf16 on GPUs, fp32 on processors and in simulation.
-            optimizer: AdamW with its schedule and clipping.
+            optimizer: AdamW with its schedule and clipping; without ``lr`` it takes the learning rate suggested for the model.
             micro_batch_tokens: most tokens of one forward pass on one rank.
             recompute: activations that the backward pass computes again instead of keeping them: ``""`` none, ``"selective"``
                 those inside attention and MLP, ``"full"`` all but each layer's input (a third more arithmetic, least memory).
@@ -105,7 +105,7 @@ class Declarations:
         *,
         train: Layouts = "auto",
         dtype: str | None = None,
-        optimizer: AdamW = CRITIC_OPTIMIZER,
+        optimizer: AdamW = OPTIMIZER,
         micro_batch_tokens: Count = 2048,
         recompute: str = "",
         offload: bool = False,

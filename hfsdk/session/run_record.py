@@ -9,6 +9,7 @@ from typing import Any
 
 from hfsdk.core.rows import Row, Rows
 from hfsdk.core.trace import KEPT_STEPS, Trace
+from hfsdk.session.best_checkpoint import BestCheckpoint
 
 NUM_SAMPLES = 3
 MEASURED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
@@ -40,6 +41,10 @@ class RunRecord:
     """A step's number in the run -> its number in ``session.trace``."""
     samples: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     """By step."""
+    warnings: list[str] = field(default_factory=list)
+    """What the numbers say is wrong (:mod:`hfsdk.session.health`), each with its step."""
+    best: BestCheckpoint | None = None
+    """The best checkpoint so far, of a run that keeps it."""
 
     @property
     def device_hours(self) -> float:

@@ -10,6 +10,7 @@ from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
+from hfsdk.session.best_checkpoint import BestCheckpoint
 from hfsdk.session.compared_runs import ComparedRuns
 from hfsdk.session.run_control import RunControl
 
@@ -29,6 +30,8 @@ class Run:
         steps: steps asked for.
         device_hours: devices of the session times the hours of the run's steps.
         cost: what these cost; ``None`` where the session has no price.
+        best: the best checkpoint so far, where ``keep_best`` was given.
+        warnings: what the numbers say is wrong, with what to do.
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
         error: what ended a run in the background.
     """
@@ -89,6 +92,16 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.rows)
+
+    @property
+    def best(self) -> BestCheckpoint | None:
+        """The best checkpoint so far: score, step, folder; ``None`` unless ``keep_best`` was given."""
+        return self._control.record.best
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the numbers say is wrong, each with its step and what to do; said once per run."""
+        return list(self._control.record.warnings)
 
     @property
     def device_hours(self) -> float:
@@ -156,8 +169,9 @@ class Run:
         return {
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": control.request, "rows": list(self.rows),
+            "saved": record.saved, "warnings": self.warnings,
             "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
-            "now": dict(control.calls.now) if self.running else {}, "saved": record.saved,
+            "now": dict(control.calls.now) if self.running else {},
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),
         }  # fmt: skip
 
@@ -179,7 +193,9 @@ class Run:
             f", {self.device_hours:.3g} {'predicted ' * record.predicted}device-hours" if self.rows and record.num_devices else ""
         )
         cost = f", cost {self.cost:.4g}" if self.cost is not None and self.rows else ""
-        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{hours}{cost})"
+        best = f", best held-out score {self.best.score:.3f} after step {self.best.step}" if self.best is not None else ""
+        warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
+        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{best}{warned}{hours}{cost})"
 
 
 class CurrentRun:

@@ -198,7 +198,7 @@ def described(parts: Parts, algorithm: Any, prompts: RowStream, steps: int) -> d
             config[f"{role.name}.model"] = role.model.name
         config |= {f"{role.name}.{use}": str(layout) for use, layout in handle.layouts.items()}
         if role.optimizer is not None:
-            config[f"{role.name}.lr"] = role.optimizer.lr
+            config[f"{role.name}.lr"] = "suggested" if role.optimizer.lr is None else role.optimizer.lr
     return {name: value if isinstance(value, bool | int | float) else str(value)[:500] for name, value in config.items()}
 
 

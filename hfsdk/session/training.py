@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,9 +25,12 @@ from hfsdk.core.system import can_start_threads
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.context import STEPS
+from hfsdk.session.health import Health
 from hfsdk.session.history_log import ORDER
+from hfsdk.session.keep_best import KeepBest, Keeper, keeper
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
+from hfsdk.session.prompts import PromptStream
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.run_record import NUM_SAMPLES, resources
 from hfsdk.session.running import Run
@@ -54,6 +57,7 @@ def train(  # noqa: D417
     folder: str | Path | None = None,
     keep: Count = 1,
     resume: str | Path | None = None,
+    keep_best: KeepBest | PromptStream | None = None,
     track: str | Tracker | Sequence[str | Tracker] = (),
     progress: bool | None = None,
     wait: bool = True,
@@ -74,6 +78,9 @@ def train(  # noqa: D417
         folder: where to save.
         keep: how many of these saves the folder holds, as in :meth:`save`.
         resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
+        keep_best: held-out prompts: of all the run goes through, its start included, the checkpoint whose responses to them score
+            best is kept in ``folder/best`` (``run.best``). How often and how it is measured: :class:`hf.KeepBest
+            <hfsdk.session.keep_best.KeepBest>`.
         track: where every step is kept as well: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, one with options, e.g.
             ``hf.TensorBoard("logs")``, or several; see :mod:`hfsdk.session.tracking`.
         progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
@@ -82,7 +89,8 @@ def train(  # noqa: D417
 
     Returns:
         The run; ``run.history`` has one row per step: the algorithm's metrics, your own, and what the step took: seconds,
-        tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost.
+        tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost; after some steps
+        held_out_score (``keep_best``). What the numbers say is wrong, with what to do, is a warning and in ``run.warnings``.
 
     Raises:
         OptionError: an option is out of its range, or a tracker's package is not installed.
@@ -101,6 +109,7 @@ def train(  # noqa: D417
     chosen = trackers(track)
     if parts.runs.run is not None and parts.runs.run.running:
         raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
+    best = keeper(parts, keep_best, algorithm, folder, resume is not None)
     if resume is not None:
         parts.saves.load(resume)
     stream = parts.sources.stream_of(prompts, pairs=isinstance(algorithm, DPO))
@@ -109,7 +118,7 @@ def train(  # noqa: D417
     control = RunControl()
     run = Run(control)
     with _interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        loop = _Loop(parts, algorithm, stream, metrics, stop, saving, control, run)
+        loop = _Loop(parts, algorithm, stream, metrics, stop, saving, best, control, run)
         try:
             loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wait, shown)
             interrupts.answer()
@@ -142,11 +151,13 @@ class _Loop:
     metrics: Sequence[Metric]
     stop: Callable[[Row], bool] | None
     saving: tuple[int, str | Path, int]
+    best: Keeper | None
     control: RunControl
     run: Run
     tracking: Tracking | None = None
     watcher: Watcher | None = None
     unsubscribe: Callable[[], None] = lambda: None
+    health: Health = field(default_factory=Health)
 
     def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
         """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
@@ -212,11 +223,18 @@ class _Loop:
 
     def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
         parts, control, record, (every, folder, keep) = self.parts, self.control, self.control.record, self.saving
+        if self.best is not None:
+            with self._saving_best(self.best):
+                self.best.begin()
         while len(record.rows) < control.steps and control.may_go_on():
-            row = _one_step(parts, self.algorithm, self.prompts, self.metrics, control)
+            row = _one_step(parts, self.algorithm, self.prompts, self.metrics, control, self.best)
             bar.show(row)
             if self.tracking is not None:
                 self.tracking.step(row, record.samples.get(row["step"], []))
+            self._warn(row)
+            if self.best is not None:
+                with self._saving_best(self.best):
+                    self.best.take(row)
             if every and row["step"] % every == every - 1:
                 with control.saving():
                     parts.saves.save(folder, keep=keep)
@@ -229,8 +247,25 @@ class _Loop:
                 parts.context.notice(f"paused after step {row['step']}; call session.train again to go on")
                 break
 
+    @contextmanager
+    def _saving_best(self, best: Keeper) -> Iterator[None]:
+        """Between two steps: what is measured is no call of a step, and may be saved."""
+        try:
+            with self.control.saving():
+                yield
+        finally:
+            self.control.calls.own.clear()
+            self.control.record.best = best.best
 
-def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], control: RunControl) -> Row:
+    def _warn(self, row: Row) -> None:
+        for text in self.health.take(row):
+            self.control.record.warnings.append(f"step {row['step']}: {text}")
+            self.parts.context.notice(self.control.record.warnings[-1])
+
+
+def _one_step(
+    parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], control: RunControl, best: Keeper | None
+) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
     number = parts.context.next_step()
     parts.context.counters.set(STEPS, number - 1)  # with steps that were taken by hand before the first of train
@@ -262,9 +297,16 @@ def _one_step(parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: S
             parts.context.counters.replace(counts)  # the seeds of its updates: gone on with, the run is as if it had not stopped
             _stop_calls(parts, control)
     own = set(control.calls.own)
-    control.record.add(row, step, trace, parts.traces.step, _samples(step))
-    control.calls.own.clear()
-    parts.log.record(row, algorithm, own, metrics)
+    try:
+        if best is not None:
+            row |= best.measure(row["step"], len(control.record.rows) + 1 == control.steps)
+    except BaseException:
+        _stop_calls(parts, control)
+        raise
+    finally:  # the step counts, whatever comes of measuring what it led to
+        control.record.add(row, step, trace, parts.traces.step, _samples(step))
+        control.calls.own.clear()
+        parts.log.record(row, algorithm, own, metrics)
     return row
 
 

@@ -54,7 +54,7 @@ def test_every_module_beside_the_package_can_be_imported():
     "name",
     [
         "parity", "learning", "additions_task", "overhead", "long_run", "reshard", "snapshot", "saving", "calibrate", "trl_ppo",
-        "validate_perf", "hybridflow_paper", "planner", "what_if", "under_fire",
+        "validate_perf", "hybridflow_paper", "planner", "what_if", "under_fire", "recipe", "learning_rates",
     ],
 )  # fmt: skip
 def test_help_says_what_it_is(name):
@@ -128,6 +128,13 @@ def test_no_held_out_addition_is_trained_in_any_order(modules):
     assert len({*train, *held_out, *(pair[::-1] for pair in held_out)}) == (task.LARGEST + 1) ** 2
     assert all(int(answer) == sum(pair) for part, pairs in zip(task.split(), (train, held_out), strict=True)
                for answer, pair in zip(part["answer"], pairs, strict=True))  # fmt: skip
+
+
+def test_what_the_recipe_measures_neither_trains_nor_chooses(modules):
+    parts = [{frozenset(p.rstrip("=").split("+")) for p in part["prompt"]} for part in load("recipe").sets()]
+    assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
+    assert [len(part) for part in parts] == [215, 100, 150]
+    sys.modules.pop("recipe", None)
 
 
 def test_the_order_of_strategies_is_judged_but_for_ties(monkeypatch):

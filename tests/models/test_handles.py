@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,35 @@ def generated(actor, **options):
 
 def my_loss(out, b):
     return -out.log_probs * b["advantages"]
+
+
+# -- learning rates
+
+
+def test_a_suggested_learning_rate_is_said_once_for_each_thing_that_is_learned(session, controller):
+    actor = session.actor("tiny", optimizer=hf.AdamW())
+    batch = actor.compute_log_probs(generated(actor))
+    batch = batch.with_columns(advantages=batch["old_log_probs"])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        actor.update(batch, ppo.PolicyLoss())
+        actor.update(batch, my_loss)
+        actor.update(batch, hf.CrossEntropy())
+    policy, demonstrations = (str(one.message) for one in told)
+    assert (
+        "suggested for actor, 3.12M parameters, and a policy gradient (PPO, GRPO, ...); optimizer=hf.AdamW(lr=...) to choose"
+        in policy
+    )
+    assert "supervised fine-tuning" in demonstrations
+    assert controller.roles["actor"].optimizer.lr is None, "the workers take it from the same table"
+
+
+def test_a_learning_rate_of_ones_own_is_not_talked_about(session):
+    actor = session.actor("tiny", optimizer=hf.AdamW(lr=3e-4))
+    batch = actor.compute_log_probs(generated(actor))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        actor.update(batch, hf.CrossEntropy())
 
 
 # -- generate

@@ -12,6 +12,7 @@ from system_helpers import ppo_batch
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.algorithms.invariants import invariants
+from hfsdk.core.learning_rates import WARMUP_STEPS, suggested_rate
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 
@@ -214,3 +215,16 @@ def test_point_34_warm_up_and_schedule(stepped):
     cosine = hf.AdamW(lr=1.0, min_lr=0.1, schedule="cosine", total_steps=4)
     assert [cosine.lr_at(k) for k in (0, 2, 4, 9)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
     assert {hf.AdamW(lr=2e-5).lr_at(k) for k in (0, 10**6)} == {2e-5}
+
+
+def test_point_34_a_learning_rate_that_is_left_out_is_the_suggested_one(live):
+    """On the workers: by the model's size and the loss, from the start of its warm-up."""
+    batch = live.session.batch(prompt=[[1, 2, 3], [4]], response=[[5, 6], [7, 8, 9]])
+    batch = batch.with_columns(returns=[[1.0, 2.0], [0.0, 1.0, 2.0]], values=[[0.0] * 2, [0.0] * 3])
+    fresh = live.session.critic("tiny", name="fresh", train="dp2")
+    try:
+        rows = fresh.update(batch, ppo.ValueLoss(), mini_batches=2).rows
+        rate = suggested_rate(fresh.spec.num_parameters(), "values").lr
+        assert [row["lr"] for row in rows] == pytest.approx([rate / WARMUP_STEPS, 2 * rate / WARMUP_STEPS])
+    finally:
+        fresh.release()

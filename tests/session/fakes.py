@@ -52,6 +52,8 @@ class FakeController:
         self.cancel_delay_s = 0.0
         self.num_kept = 0
         self.rooms = ()
+        self.bonus = 0.0
+        """Added to every score: how good the policy is by now."""
 
     def send(self, message):
         self.messages.append(pickle.loads(pickle.dumps(message)))  # every message travels
@@ -136,7 +138,9 @@ class FakeController:
                 made[name] = Ragged.from_lengths(np.full(3 * n, 104, np.int32), lengths)
             elif name == "finish_reason":
                 made[name] = np.array(["stop"] * n)
-            elif name in ("scores", "policy_version", "temperature", "group"):
+            elif name == "scores":
+                made[name] = np.arange(n, dtype=np.float32) + self.bonus
+            elif name in ("policy_version", "temperature", "group"):
                 made[name] = np.arange(n, dtype=np.float32)
             else:
                 made[name] = Ragged.from_lengths(np.zeros(3 * n, np.float32), lengths)

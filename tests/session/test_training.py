@@ -174,6 +174,30 @@ def test_bad_options(session, ready, options, words):
         session.train(**{"algorithm": OneCall(), "prompts": ready, "steps": 1, **options})
 
 
+class Falls(OneCall):
+    """Its score falls from 0.6 to 0.2."""
+
+    def metrics(self, step):
+        number = int(self.numbers.pop(0))
+        return {"score_mean": max(0.2, 0.6 - 0.05 * number), "score_std": 0.4, "actor_lr": 3e-4}
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = list(range(100))
+
+
+def test_a_run_that_gets_worse_is_told_once_with_what_to_do(session, ready):
+    with pytest.warns(UserWarning, match=r"step 11: the score fell from 0\.525 .* lower learning rate than 0\.0003") as told:
+        run = session.train(Falls(), ready, steps=20)
+    assert len(told) == 1
+    assert len(run.warnings) == 1
+    assert run.warnings == parts_of(session).context.messages
+    assert ", 1 warning, " in repr(run)
+    assert run.warnings[0] in hf.viz.picture(run).to_text()
+    with pytest.warns(UserWarning, match="the score fell"):
+        assert len(session.train(Falls(), ready, steps=20).warnings) == 1, "another run is told again"
+
+
 def test_the_bar_is_off_unless_someone_looks(session, ready, capsys):
     session.train(OneCall(), ready, steps=1)
     assert capsys.readouterr().out == ""

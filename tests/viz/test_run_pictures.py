@@ -85,6 +85,14 @@ def test_missing_numbers_and_words_are_no_curves():
     assert view["steps"][0]["numbers"] == [["score_mean", 1.0], ["nothing", None]]
 
 
+def test_what_a_run_was_warned_of_is_drawn_with_it():
+    run = run_of(rows_of(None, 3))
+    run._control.record.warnings.append("step 2: the score fell")
+    picture = picture_of(run)
+    assert "step 2: the score fell" in texts(picture.to_svg())
+    assert "  step 2: the score fell" in picture.to_text()
+
+
 def test_a_simulated_run_is_drawn_as_predicted():
     measured, predicted = (picture_of(run_of(rows_of(None, 3), trace=demo.step_trace(predicted=p))) for p in (False, True))
     assert (measured.view["predicted"], predicted.view["predicted"]) == (False, True)

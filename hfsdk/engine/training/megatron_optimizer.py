@@ -63,14 +63,15 @@ def make_optimizer(
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
     shared_out = _shared_out(wanted, groups)
+    lr = wanted.lr or 0.0  # every step sets its own
     config = OptimizerConfig(
-        optimizer="adam", lr=wanted.lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
+        optimizer="adam", lr=lr, clip_grad=wanted.max_grad_norm, bf16=dtype == "bf16",
         params_dtype=torch.bfloat16 if dtype == "bf16" else torch.float32, use_distributed_optimizer=shared_out,
     )  # fmt: skip
     # without gradients, or the shards of fp32 parameters would be views that autograd follows
     with torch.no_grad(), cpu_support_megatron.cuda_type_names():
         fused = choices.fused_adamw or None  # None: torch's own choice, several kernels
-        adam = torch.optim.AdamW(groups_of_parameters, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps, fused=fused)
+        adam = torch.optim.AdamW(groups_of_parameters, lr=lr, betas=wanted.betas, eps=wanted.eps, fused=fused)
         if shared_out:
             optimizer = DistributedOptimizer(
                 adam, config, None, _no_state, model_chunks=[ddp], per_model_buffers={0: ddp.buffers},

@@ -26,6 +26,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from hfsdk.core.errors import CheckpointError, OptionError
 from hfsdk.core.layout import Mesh
+from hfsdk.core.learning_rates import LEARNS, what_is_learned
 from hfsdk.core.methods import onloads
 from hfsdk.core.microbatch import MiniBatchPlan
 from hfsdk.core.roles import PARTS, RoleSpec
@@ -100,6 +101,8 @@ class Trainer:
         if role.head == "scalar" and not found and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
         self.num_updates = 0
+        self._learns = LEARNS.get(role.kind, "policy")
+        """By which the optimizer's step takes a suggested learning rate: as the last loss says."""
         self._reduced = False
         self._ddp: DistributedDataParallel | None = None
         self._optimizer: MegatronOptimizer | None = None
@@ -248,8 +251,8 @@ class Trainer:
             NonFiniteRows: the gradient is not finite; nothing changed but the gradient is gone.
         """
         _, optimizer = self._trainable()
-        wanted = self.role.optimizer
-        assert wanted is not None
+        assert self.role.optimizer is not None
+        wanted = self.role.optimizer.for_model(self.spec.num_parameters(), self._learns)
         self._reduce()
         with self.on_device("optimizer"), self.recorder.span("optimizer"), torch.no_grad(), cuda_type_names():
             optimizer.prepare_grads()
@@ -396,6 +399,7 @@ class Trainer:
         progress: tuple[int, int], *, reduce: bool = False,
     ) -> dict[str, float]:  # fmt: skip
         ddp, _ = self._trainable()
+        self._learns = what_is_learned(loss, self.role.kind)
         if self._reduced:
             megatron_optimizer.keep_sum_once(ddp, self.groups)
             self._reduced = False

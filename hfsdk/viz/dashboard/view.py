@@ -18,8 +18,8 @@ from typing import Any, Literal, TypedDict
 from hfsdk.viz.frame import Picture, role_colors, seconds_text
 
 MAIN = (
-    "score_mean", "kl_mean", "response_tokens_mean", "entropy", "clip_fraction", "explained_variance", "tokens_per_s", "busy_share",
-    "memory_bytes", "cost",
+    "score_mean", "kl_mean", "response_tokens_mean", "held_out_score", "entropy", "clip_fraction", "explained_variance",
+    "tokens_per_s", "busy_share", "memory_bytes", "cost",
 )  # fmt: skip
 """Curves that are drawn first; the others are under "all numbers"."""
 TOTALLED = ("cost",)
@@ -63,6 +63,8 @@ class DashboardView(TypedDict):
     summary: str
     state: str
     error: str
+    warnings: list[str]
+    """What the numbers say is wrong, with what to do."""
     steps_done: int
     steps_asked: int
     background: bool
@@ -89,7 +91,8 @@ def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView
     told = [f"{name} {number(last.get(name)):.4g}" for name in MAIN[:3] if number(last.get(name)) is not None]
     return {
         "picture": "dashboard", "title": title, "summary": ", ".join([title, *told]),
-        "state": data["state"], "error": data["error"], "steps_done": len(rows), "steps_asked": data["steps"],
+        "state": data["state"], "error": data["error"], "warnings": list(data["warnings"]),
+        "steps_done": len(rows), "steps_asked": data["steps"],
         "background": data["background"], "asked": data["asked"], "live": live,
         "predicted": data["predicted"],
         "now": {k: data["now"].get(k) for k in ("call", "done", "total", "unit")} if data["now"] else {},
@@ -106,6 +109,7 @@ class DashboardPicture(Picture):
         """Return first, last and best value of every main curve, and the last step's samples."""
         view = self.view
         lines = [view["title"]] + ([f"  {view['error']}"] if view["error"] else [])
+        lines += [f"  {text}" for text in view["warnings"]]
         for curve in view["curves"]:
             known = [y for _, y in curve["points"] if y is not None]
             if curve["main"] and known:

@@ -348,7 +348,9 @@ function render({ model, el }) {
     const grid = H("div", { style: "display:flex;flex-wrap:wrap;gap:4px 5px" });
     for (const c of main) panel(c, grid);
     if (!view.curves.length) H("p", { class: "hf-dim" }, grid, "no step has ended yet");
-    f.host.replaceChildren(grid);
+    const warned = H("div", {});
+    for (const text of view.warnings) H("p", { class: "hf-bad hf-wrap" }, warned, text);
+    f.host.replaceChildren(warned, grid);
     more.hidden = !others.length;
     const drawRest = () => {
       const g = H("div", { style: "display:flex;flex-wrap:wrap;gap:4px 5px" });

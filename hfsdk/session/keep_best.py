@@ -1,0 +1,144 @@
+"""``train(keep_best=...)``: of all a run went through, the checkpoint with the best score on held-out prompts is kept.
+
+::
+
+    run = session.train(hf.GRPO(), prompts, steps=60, folder="runs/sums", keep_best=hf.KeepBest(held_out, every=10))
+    run.best                           BestCheckpoint(step 40: held-out score 0.83 (0.69 at the start), in runs/sums/best)
+    session.load(run.best.folder)      weights, optimizers and all else, as they were after that step
+
+A held-out score is that of :meth:`evaluate <hfsdk.session.evaluation.evaluate>`: before the first step, then after every so many
+steps and after the last, always of the same prompts with the same seed, so that scores differ by the weights alone. Nothing of the
+training changes by it. Score and step of the best are counters of the session, so that every save has them: a run that goes on
+from one, also in another process, goes on with the best there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hfsdk.core.checks import Count, NonNegative, check_fields, shown
+from hfsdk.core.errors import CheckpointError, OptionError
+from hfsdk.session.best_checkpoint import BestCheckpoint
+from hfsdk.session.checkpoint_index import folder_of, read_index
+from hfsdk.session.evaluation import evaluate
+from hfsdk.session.prompts import PromptStream
+from hfsdk.session.session_parts import Parts
+
+SCORE, STEP, START = "best.score", "best.step", "best.start"
+"""Counters: the best held-out score, the step after which it was measured (-1 before the first), and the score at the start."""
+COLUMN = "held_out_score"
+"""In the rows of the steps after which it was measured."""
+FOLDER = "best"
+"""Of the best checkpoint, in the run's folder."""
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """How ``session.train(keep_best=...)`` measures which checkpoint is the best."""
+
+    prompts: PromptStream
+    """Held-out prompts, from ``session.prompts``; nothing advances. What is trained on is no measure."""
+    every: Count = 10
+    """Steps from one measurement to the next."""
+    num_prompts: Count = 128
+    """At most as many as there are. The standard error of the mean of 128 scores of 0 or 1 is up to 0.044."""
+    max_new_tokens: Count | None = None
+    """Longest response, in tokens; by default the algorithm's."""
+    temperature: NonNegative | None = None
+    """Of sampling, 0 is greedy; by default the algorithm's."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def keeper(
+    parts: Parts, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resumed: bool
+) -> Keeper | None:
+    """Return what keeps the best checkpoint of a run, if that was asked for.
+
+    Raises:
+        OptionError: it is neither a stream nor a `KeepBest`, there is no folder, or the session is simulated.
+    """
+    if keep_best is None:
+        return None
+    wanted = KeepBest(keep_best) if isinstance(keep_best, PromptStream) else keep_best
+    if not isinstance(wanted, KeepBest):
+        raise OptionError(
+            f"keep_best takes held-out prompts, e.g. session.prompts(held_out, batch_size=64), or hf.KeepBest(prompts, every=10); "
+            f"got {shown(keep_best)}"
+        )
+    if folder is None:
+        raise OptionError("keep_best needs a folder to save to (folder=...)")
+    if parts.context.simulated:
+        raise OptionError("keep_best needs scores, and a simulated session has none; leave it out")
+    tokens = wanted.max_new_tokens or int(getattr(algorithm, "max_new_tokens", 32))
+    temperature = float(getattr(algorithm, "temperature", 1.0)) if wanted.temperature is None else wanted.temperature
+    return Keeper(parts, wanted, tokens, temperature, folder_of(folder, "a save") / FOLDER, resumed)
+
+
+class Keeper:
+    """Measures a run on held-out prompts, and saves what is better than all before.
+
+    Attributes:
+        best: the best so far; ``None`` before anything was measured.
+    """
+
+    def __init__(self, parts: Parts, wanted: KeepBest, tokens: int, temperature: float, folder: Path, resumed: bool) -> None:
+        self._parts, self._wanted, self._tokens, self._temperature, self._folder = parts, wanted, tokens, temperature, folder
+        self.best = self._known(resumed)
+
+    def begin(self) -> None:
+        """Measure and save the start, unless there is a best to go on with."""
+        if self.best is None:
+            score = self._score()
+            self._save(BestCheckpoint(score, self._parts.context.counters.count("steps") - 1, score, self._folder))
+        else:
+            self._count(self.best)
+
+    def measure(self, step: int, last: bool) -> dict[str, float]:
+        """Return the held-out score after a step, where it is time for one, as a part of the step's row."""
+        due = last or step % self._wanted.every == self._wanted.every - 1
+        return {COLUMN: self._score()} if due else {}
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Save what the step of this row left, if that is the best so far; between two steps."""
+        score = row.get(COLUMN)
+        if score is not None and self.best is not None and score > self.best.score:
+            self._save(BestCheckpoint(score, row["step"], self.best.start, self._folder))
+
+    def _score(self) -> float:
+        found = evaluate(
+            self._parts, self._wanted.prompts, num_prompts=self._wanted.num_prompts, max_new_tokens=self._tokens,
+            temperature=self._temperature, num_samples=0,
+        )  # fmt: skip
+        return float(found["score_mean"][0])
+
+    def _save(self, best: BestCheckpoint) -> None:
+        before = self._parts.context.counters.all()
+        self._count(best)
+        try:
+            self._parts.saves.save(self._folder)
+        except BaseException:
+            self._parts.context.counters.replace(before)  # what is not saved is not the best there is
+            raise
+        self.best = best
+
+    def _count(self, best: BestCheckpoint) -> None:
+        for name, value in ((SCORE, best.score), (STEP, best.step), (START, best.start)):
+            self._parts.context.counters.set(name, value)
+
+    def _known(self, resumed: bool) -> BestCheckpoint | None:
+        """Return the best that is in the folder, if it is of the run that goes on: a new run begins anew."""
+        counters = self._parts.context.counters.all()
+        try:
+            index = read_index(self._folder)
+            saved = index.read(index.saves[-1]).session["counters"]
+        except CheckpointError:
+            return None
+        same = resumed or all(counters.get(name) == saved.get(name) for name in (SCORE, STEP, START))
+        if not same or SCORE not in saved:
+            return None
+        return BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._folder)
