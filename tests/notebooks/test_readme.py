@@ -67,6 +67,7 @@ def test_the_first_program_prints_what_is_shown_below_it(tmp_path):
 def test_every_program_runs_in_order(cluster, tmp_path):
     """That for a cluster finds one that was started before, by its address in the environment, as on one of its nodes."""
     printed = run(["-c", RUN, json.dumps(BLOCKS)], tmp_path, RAY_ADDRESS=cluster)
+    print(printed)
     assert printed.count("block ") == len(BLOCKS) == 5
     assert {path.name for path in tmp_path.iterdir()} >= {"my-model", "my-model-trained", "runs", "checkpoint", "plan.html"}
 
