@@ -35,8 +35,8 @@ SESSION_HALF = (
 MADE_BY_SESSIONS = (
     "ActorModel", "Batch", "BestCheckpoint", "Calibration", "Census", "Coordinates", "CostModel", "CriticModel", "Dataflows",
     "Demonstrations", "LiveDataflow", "LivePlacement", "LiveTrace", "MemoryUse", "Metrics", "Models", "OneRowMetrics", "Pairs",
-    "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces", "Value",
-    "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow", "Plan",
+    "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces",
+    "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow", "Plan",
     "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf",
 )  # fmt: skip
 
