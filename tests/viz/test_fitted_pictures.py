@@ -25,7 +25,8 @@ def calibration() -> Calibration[hf.PerfModel]:
         for call, (m, b, a) in CALLS.items() for phase in ("forward", "rest")
     ]  # fmt: skip
     constants = [
-        Constant(name="mfu", before=0.4, after=0.3, determined=True), Constant(name="link", before=1.0, after=1.0, determined=False),
+        Constant(name="mfu", before=0.4, after=0.3, determined=True),
+        Constant(name="link", before=1.0, after=1.0, determined=False),
     ]  # fmt: skip
     bands = {"": (0.9, 1.2), "update.forward": (0.8, 1.1)}
     return Calibration(perf=hf.PerfModel(), constants=tuple(constants), observations=tuple(seen), bands=bands)
