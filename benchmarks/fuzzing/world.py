@@ -11,6 +11,8 @@ import numpy as np
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from hfsdk.resharding.census import Census
+from hfsdk.resharding.reshard_report import Resident
 from hfsdk.session.session_parts import parts_of
 
 CLUSTER = "1x2 A100-80GB"
@@ -219,6 +221,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "Plan": lambda w: w.session.plan(w.get("PPO"), w.get("Workload")),
     "WhatIf": lambda w: w.session.what_if(w.get("PPO"), w.get("Workload")),
     "Calibration": _calibration,
+    "Census": lambda w: Census("actor", (Resident("training", 1, 0, 0, 0, 0),), (1,)),
     "Saving": lambda w: w.session.save("saved by the world", wait=False),
     "Client": lambda w: parts_of(w.session).client,
     "RoleSpec": lambda w: w.session.models.actor.role,
