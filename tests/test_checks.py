@@ -250,6 +250,16 @@ def test_classes_imported_for_type_checkers_alone_are_known_by_name():
             look(*wrong)
 
 
+def test_an_annotation_may_import_while_it_is_made():
+    """From C, as strptime does, and ``NDArray[...]`` on Python 3.12, whose TypeVar asks typing."""
+
+    @checked
+    def at(number: Annotated[int, time.strptime("1", "%d")]) -> int:
+        return number
+
+    assert at(3) == 3
+
+
 def test_what_a_generator_gives_is_not_used_up():
     @checked
     def total(items: Iterable[int], do: Callable[[int], int]) -> int:

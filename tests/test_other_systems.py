@@ -7,8 +7,11 @@ modules and names that theirs lacks.
 from __future__ import annotations
 
 import ast
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,6 +140,17 @@ def test_the_check_of_posix_notices(code, noticed):
 )  # fmt: skip
 def test_the_check_of_encodings_notices(code, noticed):
     assert bool(list(without_encoding(ast.parse(code)))) is noticed
+
+
+def test_the_cell_for_colab_asks_for_what_the_package_declares():
+    text = (ROOT / "docs" / "where-it-runs.md").read_text(encoding="utf-8")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]["notebook"]
+    (line,) = re.findall(r"^%pip install --quiet ./hfsdk-repository (.*)$", text, re.MULTILINE)
+    assert set(shlex.split(line)) <= set(declared)
+    named = set(re.findall(r"[\w/.-]+\.lock", text))
+    assert [path for path in named if not (ROOT / "requirements" / Path(path).name).is_file()] == []
+    tested = re.findall(r"`(tests/[\w/.]+)`", text)
+    assert [path for path in tested if not (ROOT / path).exists()] == []
 
 
 IMITATED = """

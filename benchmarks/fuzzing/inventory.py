@@ -36,8 +36,8 @@ MADE_BY_SESSIONS = (
     "ActorModel", "Batch", "BestCheckpoint", "Calibration", "Census", "Coordinates", "CostModel", "CriticModel", "Dataflows",
     "Demonstrations", "LiveDataflow", "LivePlacement", "LiveTrace", "MemoryUse", "Metrics", "Models", "OneRowMetrics", "Pairs",
     "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces",
-    "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow", "Plan",
-    "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf",
+    "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow",
+    "Plan", "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf",
 )  # fmt: skip
 
 INNER = (

@@ -251,11 +251,12 @@ class _Names(dict[str, Any]):
 
 def _hints(annotations: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Return annotations, which are texts, as types."""
-    known = _Names(names)
+    known, around = (
+        _Names(names),
+        {"__builtins__": {"__import__": __import__}},
+    )  # Python 3.12 imports typing when NDArray[...] is made
     return {
-        name: eval(text, {"__builtins__": {}}, known) if isinstance(text, str) else text
-        for name, text in annotations.items()
-        if name != "return"
+        name: eval(text, around, known) if isinstance(text, str) else text for name, text in annotations.items() if name != "return"
     }
 
 

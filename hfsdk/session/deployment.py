@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from hfsdk.session.context import Context
 from hfsdk.session.declare import placed, planned, weight_names, with_layouts
 from hfsdk.session.pending_save import PendingSave
 from hfsdk.session.role_book import H, Models, RoleBook
-from hfsdk.session.tokenizer import StandInTokenizer
+from hfsdk.session.tokenizer import StandInTokenizer, stand_in
 from hfsdk.session.views import LivePlacement
 
 Asked = str | Mapping[str, float] | Placement | Plan | Alternative
@@ -98,10 +99,16 @@ class Deployment:
     def _set_tokenizer(self, role: RoleSpec) -> None:
         assert role.model is not None
         has_texts = role.folder and (Path(role.folder) / "tokenizer.json").is_file()
-        if has_texts or not self._context.simulated:
+        if not self._context.simulated or (has_texts and find_spec("tokenizers") is not None):
             self._client.use_tokenizer(role.folder)
-        else:
-            self._client.use_tokenizer(StandInTokenizer(role.model.vocab_size))
+            return
+        chosen = stand_in(role.model.vocab_size)
+        self._client.use_tokenizer(chosen)
+        if has_texts and isinstance(chosen, StandInTokenizer):
+            self._context.notice(
+                f"{role.name}: the package tokenizers is not installed, so a text of this simulation counts as one token for every "
+                "four characters; pip install tokenizers"
+            )
 
     @property
     def models(self) -> Models:

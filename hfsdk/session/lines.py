@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 _CELL = re.compile(r"In\[(\d+)\]")
 
@@ -54,6 +56,15 @@ def _cell_number(filename: str) -> int | None:
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
         return None
+    if not hasattr(shell.compile, "format_code_name"):
+        return _cell_of_text(shell, filename)
     label = shell.compile.format_code_name(filename)  # ("Cell", "In[4]"), or None for a file
     match = _CELL.search(label[1]) if label else None
     return int(match[1]) if match else None
+
+
+def _cell_of_text(shell: Any, filename: str) -> int | None:
+    """Return the number of the newest cell with the text of ``filename``: IPython 7, which Colab has, keeps no numbers by name."""
+    text = "".join(linecache.getlines(filename)).rstrip()
+    cells = shell.history_manager.input_hist_parsed
+    return max((number for number, cell in enumerate(cells) if text and cell.rstrip() == text), default=None)

@@ -22,6 +22,9 @@ PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 MOST_WORDS = 100
 """Pieces of text whose ids the core remembers. It would keep 10,000: 45 MB where a tokenizer takes a whole text for one word."""
 
+NUM_BYTES, MOST_OF_BYTES = 256, 512
+"""A vocabulary of a size between these is one of bytes, and of special tokens."""
+
 ChatMessage = Mapping[str, str]
 """One turn of a chat: ``{"role": "user", "content": "..."}``."""
 
@@ -175,6 +178,35 @@ class StandInTokenizer:
     def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """Return the ids as text, encoded."""
         return [piece.encode() for piece in self.pieces(token_ids)]
+
+
+class ByteTokenizer:
+    """One token a byte, as ``tiny`` has them, for simulated sessions where the package ``tokenizers`` is not installed."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of a text in UTF-8."""
+        return list(text.encode("utf-8", "replace"))
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Return the bytes of the turns, each with eight tokens around it."""
+        return [t for m in messages for t in [0] * 8 + self.encode(m["content"])]
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of bytes; what is none is left out."""
+        return bytes(int(t) for t in token_ids if 0 <= t < NUM_BYTES).decode("utf-8", "replace")
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return one text per token."""
+        return [self.decode([t]) for t in token_ids]
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the byte of each token."""
+        return [bytes([t]) if 0 <= t < NUM_BYTES else b"" for t in map(int, token_ids)]
+
+
+def stand_in(vocab_size: int) -> Tokenizer:
+    """Return a tokenizer that needs no package, for a simulated session."""
+    return ByteTokenizer() if NUM_BYTES <= vocab_size < MOST_OF_BYTES else StandInTokenizer(vocab_size)
 
 
 def _missing(package: str) -> HfsdkError:
