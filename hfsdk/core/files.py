@@ -41,6 +41,8 @@ BLOCK_BYTES = 1 << 22
 FULL_BYTES = 1 << 20
 """A disk with less than this free is full."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 MOST_THREADS = 8
 """That read files at the same time."""
 
@@ -146,7 +148,7 @@ def why_unwritten(folder: Path, error: BaseException | str) -> str:
         free: int | None = shutil.disk_usage(existing_parent(folder)).free
     except OSError:
         free = None
-    full = number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in text
+    full = number in NO_ROOM or any(os.strerror(one) in text for one in NO_ROOM)
     if not full and free is not None and free < FULL_BYTES:
         full, text = True, f"{os.strerror(errno.ENOSPC)}: {text}"
     if full:

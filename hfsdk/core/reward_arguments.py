@@ -62,8 +62,7 @@ def check_columns(function: Callable[..., Any], name: str, columns: Collection[s
         name: for the message.
         columns: of the data, beside :data:`GIVEN`.
     """
-    signature = inspect.signature(function)
-    parameters = signature.parameters
+    parameters = inspect.signature(function).parameters
     kinds = (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in kinds]
     sole = None if "completions" in parameters else _sole_argument(parameters)
@@ -71,9 +70,10 @@ def check_columns(function: Callable[..., Any], name: str, columns: Collection[s
     if not missing:
         return ""
     lacks = ", ".join(map(repr, missing))
+    takes = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters.values())
     example = ", ".join(f"{one!r}: [...]" for one in ("prompt", *missing))
     return (
-        f"{name}{signature} needs {lacks}, which the data does not have; it is given {', '.join(GIVEN)} and the columns "
+        f"{name}({takes}) needs {lacks}, which the data does not have; it is given {', '.join(GIVEN)} and the columns "
         f"{', '.join(columns) or '(none)'}. Bring it along with the prompts, e.g. session.prompts({{{example}}}, column='prompt'), "
         f"add it with batch.with_columns({missing[0]}=[...]), or give the argument a default."
     )

@@ -180,7 +180,7 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
             content, str(folder), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
         )  # the planner checks that the pieces cover every tensor once; Megatron's own check takes the default group
     except Exception as error:
-        problem = why_unwritten(folder, error)
+        problem = str(error)
     _agree(groups, folder, problem)
     saving.start()
     return saving
