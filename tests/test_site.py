@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hfsdk as hf
+from tests.viz import harness
 
 ROOT = Path(__file__).parents[1]
 SPHINX = ROOT / ".venv-docs" / "bin" / "python"
@@ -29,10 +30,43 @@ def test_every_page_is_in_the_side_bar():
     assert {page for page in pages if f'"docs/{page}"' not in contents} == set()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not SPHINX.exists(), reason="make docs has not been run here")
-def test_the_site_builds_without_a_warning(tmp_path):
-    command = [SPHINX, "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html", "-c", "docs", ".", tmp_path]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    if not SPHINX.exists():
+        pytest.skip("make docs has not been run here")
+    folder = tmp_path_factory.mktemp("site")
+    command = [SPHINX, "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html", "-c", "docs", ".", folder]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert not re.search(r'(src|href)="(https?:)?//[^"]+\.(js|css)', (tmp_path / "README.html").read_text()), "it asks a network"
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_opens_at_the_readme(site):
+    assert "url=README.html" in (site / "index.html").read_text()
+    assert 'id="hfsdk.PPO"' in (site / "docs" / "api.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
+def test_saved_pictures_are_alive_on_the_site_and_follow_its_theme(site):
+    pytest.importorskip("playwright", reason="playwright is not installed")
+    console, outside, colours = [], [], []
+    with harness.browser() as chromium:
+        for theme in ("light", "dark"):
+            page = chromium.new_page()
+            harness.watch(page, console, outside)
+            page.add_init_script(f"localStorage.setItem('theme', '{theme}')")
+            page.goto(f"file://{site / 'notebooks' / '01_ppo_step_by_step.html'}")
+            page.wait_for_function("() => document.querySelectorAll('.hf-picture:not([data-ready])').length === 0")
+            button = page.locator(".hf-picture button", has_text="critical path").first
+            before = button.get_attribute("aria-pressed")
+            button.click()
+            assert button.get_attribute("aria-pressed") != before
+            colours.append(page.evaluate("() => getComputedStyle(document.querySelector('.hf-picture .hf')).backgroundColor"))
+            assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+            page.close()
+    assert colours[0] != colours[1]
+    assert console == []
+    assert outside == []

@@ -29,6 +29,8 @@ QUICK = "Own data"
 ALONE = "from vllm import"
 """Runs in a process of its own, as its page says."""
 
+WITHOUT_GPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+
 
 @pytest.fixture(scope="module")
 def session(ray_here):
@@ -72,15 +74,20 @@ def test_recipe_runs(name, session, folder, monkeypatch):
 
 
 def run_alone(code, folder):
-    """Run a recipe as a script."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    """Run vLLM's recipe as a script; what it writes is what transformers writes."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     (folder / "alone.py").write_text(code)
-    command = [sys.executable, "alone.py"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "alone.py"], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": path, **WITHOUT_GPU},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert "19" in done.stdout
+    tokenizer, model = AutoTokenizer.from_pretrained("exported"), AutoModelForCausalLM.from_pretrained("exported")
+    prompt = tokenizer("12+7=", return_tensors="pt")
+    ids = model.generate(**prompt, max_new_tokens=3, do_sample=False)[0, prompt.input_ids.shape[1] :]
+    assert tokenizer.decode(ids, skip_special_tokens=True).strip() in done.stdout
 
 
 def own_data(found, folder):
