@@ -141,3 +141,19 @@ def test_a_png_has_ink_where_the_browser_draws_text_and_no_text_is_cut(chromium:
         if png[part].sum() < LEAST_INK * browser[part].sum():
             pale.append(word["text"])
     assert pale == []
+
+
+ROOM = 300
+
+
+@pytest.mark.parametrize("name", FULL.values())
+def test_no_text_reaches_beyond_its_picture(name: str) -> None:
+    """With room around the picture nothing is drawn there; letters of DejaVu are as wide as any usual font's."""
+    svg = PICTURES[name]().to_svg()
+    width, height = (float(found) for found in re.findall(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)[0])
+    box = f'viewBox="{-ROOM} 0 {width + 2 * ROOM} {height + ROOM}" width="{width + 2 * ROOM}" height="{height + ROOM}"'
+    wide = re.sub(r'viewBox="[^"]*" width="[^"]*" height="[^"]*"', box, svg, count=1)
+    drawn = ink(raster.png_of(wide, 1.0), raster.png_of(re.sub(r"<text\b", '<text visibility="hidden"', wide), 1.0))
+    assert drawn[: int(height), ROOM : ROOM + int(width)].sum() > 0
+    beyond = [drawn[:, : ROOM - 1], drawn[:, ROOM + int(width) + 1 :], drawn[int(height) + 1 :]]
+    assert [float(part.sum()) for part in beyond] == [0.0, 0.0, 0.0]

@@ -15,6 +15,9 @@ from hfsdk.viz.plain import cut, finite
 from hfsdk.viz.svg import svg_document, svg_text, tag
 
 PANEL_WIDTH, PANEL_HEIGHT, PANELS_PER_ROW = 300, 150, 3
+WIDTH = PANELS_PER_ROW * (PANEL_WIDTH + 16)
+MOST_NAME = 40
+"""Characters of an algorithm's name."""
 
 COLORS = ("#3b76c4", "#e08a1e", "#2a9d8f", "#b5487f", "#7a6cc9", "#6b8e23")
 DASHES = (None, "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
@@ -74,14 +77,17 @@ class ExperimentPicture(Picture):
 
     def to_svg(self) -> str:
         """Return small multiples, the frontier and the verdict as one SVG."""
-        curves, body = self.view["curves"], svg_text(4, 15, self.view["title"], font_weight=600, font_size=13)
+        curves, body = self.view["curves"], svg_text(4, 15, cut(self.view["title"], 100), font_weight=600, font_size=13)
         styles = {name: (COLORS[i % len(COLORS)], DASHES[i % len(DASHES)]) for i, name in enumerate(curves)}
-        x = 4.0
+        x, y = 4.0, 30
         for name, (color, dash) in styles.items():
-            body += tag("line", x1=x, x2=x + 24, y1=30, y2=30, stroke=color, stroke_width=2.4, stroke_dasharray=dash)
-            body += svg_text(x + 29, 34, cut(name, 48))
-            x += 48 + 6.2 * min(48, len(name))
-        top = 46
+            room = 48 + 7 * min(MOST_NAME, len(name))
+            if x + room > WIDTH:
+                x, y = 4.0, y + 16
+            body += tag("line", x1=x, x2=x + 24, y1=y, y2=y, stroke=color, stroke_width=2.4, stroke_dasharray=dash)
+            body += svg_text(x + 29, y + 4, cut(name, MOST_NAME))
+            x += room
+        top = y + 16
         panels = [
             _panel(title, {name: _band(curves[name][key]) for name in curves}, styles, "step") for key, title in PANELS.items()
         ]
@@ -93,9 +99,9 @@ class ExperimentPicture(Picture):
         for i, row in enumerate(self.view["verdict"]):
             body += tag("rect", x=4, y=bottom + 18 * i - 9, width=10, height=10, rx=2, fill=styles[row["algorithm"]][0])
             bold = 600 if row["verdict"] == "fail" else None
-            body += svg_text(20, bottom + 18 * i, _words(row), font_weight=bold)
+            body += svg_text(20, bottom + 18 * i, _words({**row, "algorithm": cut(row["algorithm"], MOST_NAME)}), font_weight=bold)
         height = bottom + 18 * len(self.view["verdict"]) + 4
-        return svg_document(PANELS_PER_ROW * (PANEL_WIDTH + 16), height, self.view["title"], self.view["summary"], body)
+        return svg_document(WIDTH, height, self.view["title"], self.view["summary"], body)
 
 
 def _words(row: Mapping[str, Any]) -> str:

@@ -10,8 +10,10 @@ from hfsdk.viz.plain import cut, finite
 from hfsdk.viz.svg import svg_document, svg_text, tag
 
 COLORS = (*ROLE_COLORS.values(), *OTHER_COLORS)
-LEFT, ROW, DOT, MOST_DOTS = 230, 34, 13, 36
-WIDTH = LEFT + MOST_DOTS * DOT + 190
+LEFT, ROW, DOT, MOST_DOTS = 230, 34, 13, 26
+WIDTH = LEFT + MOST_DOTS * DOT + 330
+MOST_NAME, MOST_WORDS = 26, 52
+"""Characters that there is room for."""
 
 
 class LineageView(TypedDict):
@@ -71,7 +73,7 @@ class LineagePicture(Picture):
         place = {b["name"]: 44 + i * ROW for i, b in enumerate(branches)}
         for i, b in enumerate(branches):
             y, color, x0 = place[b["name"]], COLORS[i % len(COLORS)], LEFT + b["start"] * dot
-            name = ("▸ " if b["current"] else "") + cut(b["name"], 32)
+            name = ("▸ " if b["current"] else "") + cut(b["name"], MOST_NAME)
             body += svg_text(LEFT - 16, y + 4, name, text_anchor="end", font_weight=600 if b["current"] else None)
             if b["parent"] in place:
                 up = place[b["parent"]]
@@ -82,12 +84,12 @@ class LineagePicture(Picture):
                 body += tag("circle", cx=x0 + k * dot, cy=y, r=min(3.2, dot / 2.5), fill=color, data_row=k - 1)
             for k in b["marked"]:
                 body += tag("circle", cx=x0 + k * dot, cy=y, r=5.5, fill="none", stroke=color, stroke_width=1.4)
-            body += svg_text(x0 + b["num_rows"] * dot + 12, y + 4, _words(b), class_="sub", font_size=10)
+            body += svg_text(x0 + b["num_rows"] * dot + 12, y + 4, cut(_words(b), MOST_WORDS), class_="sub", font_size=10)
         return svg_document(WIDTH, 44 + ROW * max(1, len(branches)), self.view["title"], self.view["summary"], body)
 
 
 def _words(b: Mapping[str, Any]) -> str:
-    words = [f"from {b['snapshot']!r}"] if b["parent"] else []
+    words = [f"from {cut(b['snapshot'], 16)!r}"] if b["parent"] else []
     words += [f"{len(b['steps'])} step{'s' * (len(b['steps']) != 1)}"] if b["steps"] else []
     words += [f"{b['updates']} update{'s' * (b['updates'] != 1)} by hand"] if b["updates"] else []
     words += [f"score {b['score']:.3f}"] if b["score"] is not None else []

@@ -117,7 +117,19 @@ function measure(text, { size, bold, mono }) {
   let ems = 0;
   for (const c of text)
     ems +=
-      c.codePointAt(0) >= 0x2e80 ? 1 : mono ? 0.62 : NARROW.has(c) ? 0.37 : WIDE.has(c) ? 0.92 : c >= "A" && c <= "Z" ? 0.68 : 0.6;
+      c.codePointAt(0) >= 0x2e80
+        ? 1.03
+        : mono
+          ? 0.62
+          : NARROW.has(c)
+            ? 0.37
+            : WIDE.has(c)
+              ? 0.92
+              : c >= "A" && c <= "Z"
+                ? 0.68
+                : c >= "0" && c <= "9"
+                  ? 0.64
+                  : 0.61;
   return ems * size * (bold ? 1.15 : 1);
 }
 function textMark(text, x, y, style, anchor) {

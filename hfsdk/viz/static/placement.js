@@ -298,13 +298,23 @@ function render({ model, el }) {
     v.nodes.forEach((node, n) => {
       const box = L.nodes[n];
       S("rect", { x: box.x, y: box.y, width: box.width, height: box.height, rx: 6, class: "hf-panel hf-grid" }, svg);
-      S("text", { x: box.x + 8, y: box.y + 14, "font-weight": 600, class: "hf-fg" }, svg, node.name);
+      S(
+        "text",
+        { x: box.x + 8, y: box.y + 14, "font-weight": 600, class: "hf-fg" },
+        svg,
+        shorten(node.name, Math.floor((box.width - 16) / 7.4)),
+      );
       for (const p of node.pools) {
         const x = box.x + L.gap + p.first * (L.column + L.gap),
           width = p.num_devices * (L.column + L.gap) - L.gap;
         const bracket = S("g", { class: "hf-pool", "data-pool": p.pool }, svg);
         S("title", {}, bracket, `pool ${p.pool}`);
-        S("text", { x: x + 2, y: box.y + 29, "font-size": 10, class: "hf-sub" }, bracket, p.text);
+        S(
+          "text",
+          { x: x + 2, y: box.y + 29, "font-size": 10, class: "hf-sub" },
+          bracket,
+          shorten(p.text, Math.max(2, Math.floor(width / 5.2))),
+        );
         S("rect", { x, y: box.y + 32.5, width, height: 2, class: "hf-sub" }, bracket);
       }
       node.devices.forEach((device, d) => {

@@ -54,7 +54,7 @@ box-sizing:border-box;outline:.5px solid var(--hf-line);border:0 solid transpare
 .hf-tokens .hf-scale>span:last-child{justify-content:space-between;gap:10px!important}
 .hf-tokens .hf-sample{width:16px;height:13px;min-width:0;padding:0}
 .hf-tokens{container-type:inline-size;width:100%}
-@container (max-width:760px){.hf-tokens .hf-host{flex-direction:column}.hf-tokens .hf-list{width:100%;max-height:180px;border:0}
+@container (max-width:900px){.hf-tokens .hf-host{flex-direction:column}.hf-tokens .hf-list{width:100%;max-height:180px;border:0}
 .hf-tokens .hf-panes{width:100%;flex:none}}
 @media print{.hf-tokens .hf-list,.hf-tokens .hf-panes{max-height:none}.hf-tokens .hf-tok{print-color-adjust:exact}}`;
 
