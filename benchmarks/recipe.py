@@ -116,9 +116,8 @@ def main() -> int:
         found = one(seed, settings)
         report.details["runs"].append(found)
         held_out = ", ".join(f"{step}: {score:.3f}" for step, score in found["held_out"].items())
-        say(
-            f"seed {seed}: {found['before']:.3f} -> {found['after']:.3f} in {found['seconds']:.0f} s; held out after step {held_out}"
-        )
+        gained = f"{found['before']:.3f} -> {found['after']:.3f} in {found['seconds']:.0f} s"
+        say(f"seed {seed}: {gained}; held out after step {held_out}")
         report.add(f"right sums gained, seed {seed}", found["gain"], at_least=GAIN)
     runs = report.details["runs"]
     names = ("seed", "before", "after", "gain", "best_step", "lr", "step_s", "seconds", "cpu_s")
