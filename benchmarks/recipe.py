@@ -115,7 +115,9 @@ def main() -> int:
     for seed in arguments.seeds:
         found = one(seed, settings)
         report.details["runs"].append(found)
-        say(f"seed {seed}: held out " + ", ".join(f"{step}: {score:.3f}" for step, score in found["held_out"].items()))
+        held_out = ", ".join(f"{step}: {score:.3f}" for step, score in found["held_out"].items())
+        gained = f"{found['before']:.3f} -> {found['after']:.3f} in {found['seconds']:.0f} s"
+        say(f"seed {seed}: {gained}; held out after step {held_out}")
         report.add(f"right sums gained, seed {seed}", found["gain"], at_least=GAIN)
     runs = report.details["runs"]
     names = ("seed", "before", "after", "gain", "best_step", "lr", "step_s", "seconds", "cpu_s")
