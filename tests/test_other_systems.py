@@ -167,6 +167,21 @@ if system == "win32":
             vars(sys.modules[owner]).pop(name, None)
     sys.modules["msvcrt"] = types.ModuleType("msvcrt")
     sys.modules["msvcrt"].LK_NBLCK, sys.modules["msvcrt"].locking = 2, lambda fd, mode, num_bytes: None
+
+    def unless_open(do):
+        "What is open can be neither removed nor moved there, nor a folder that holds it."
+        def checked(*paths, **options):
+            for fd in os.listdir("/proc/self/fd"):
+                there = os.path.join("/proc/self/fd", fd)
+                held = os.readlink(there) if os.path.lexists(there) else ""
+                for path in (os.path.realpath(p) for p in paths if isinstance(p, (str, pathlib.Path))):
+                    if held == path or held.startswith(path + "/"):
+                        raise PermissionError(13, "it is open", path)
+            return do(*paths, **options)
+        return checked
+
+    for name in ("remove", "rename", "replace", "unlink"):
+        setattr(os, name, unless_open(getattr(os, name)))
 else:
     del os.sched_getaffinity
 """
@@ -214,11 +229,13 @@ def test_all_but_real_sessions_works(tmp_path, system, name, linux):
     assert "hf.Session.simulated" in said
     assert linux in said
     assert len([path for path in tmp_path.iterdir() if path.suffix in (".svg", ".html", ".txt")]) == 3 * 3 + 1
-    assert (tmp_path / "saves" / "session.json").is_file()
+    assert {path.name for path in (tmp_path / "saves").iterdir()} == {"session.json", "state-2"}
 
 
 def test_what_the_imitation_lacks_is_noticed(tmp_path):
     """Else it would prove nothing."""
     assert "ModuleNotFoundError" in imitated("win32", tmp_path, "import fcntl").stderr
     assert "AttributeError" in imitated("win32", tmp_path, "os.geteuid()").stderr
+    assert "it is open" in imitated("win32", tmp_path, "file = open('a', 'w'); os.remove('a')").stderr
+    assert "it is open" in imitated("win32", tmp_path, "file = open('b', 'w'); pathlib.Path('b').unlink()").stderr
     assert "AttributeError" in imitated("darwin", tmp_path, "os.sched_getaffinity(0)").stderr

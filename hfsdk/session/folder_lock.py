@@ -116,6 +116,8 @@ class FolderLock:
         """
         with contextlib.suppress(OSError):
             if self._held and not keep:
+                if sys.platform == "win32":  # where what is open cannot be removed, not even by who locks it next
+                    self._close()
                 self._file.unlink()
         self._held = False
         self._close()
