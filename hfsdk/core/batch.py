@@ -310,10 +310,10 @@ class Batch(Pending):
 
     def _sample_view(self, num_samples: int) -> list[dict[str, Any]]:
         ready = [n for n in (*SEQUENCES, "scores") if n in self]
-        ready = [n for n in ready if self._client.state(self._refs[n].call_id) == "done"]
+        few = self.take(np.arange(min(num_samples, self.num_rows)))
+        ready = [n for n in ready if self._client.state(self._refs[n].call_id) == "done" and not self._client.gone(few._refs[n])]
         if not set(ready) & set(SEQUENCES):
             return []
-        few = self.take(np.arange(min(num_samples, self.num_rows)))
         try:
             table = few._client.fetch({n: few._refs[n] for n in ready})
         except SimulatedValueError:

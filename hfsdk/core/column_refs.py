@@ -22,7 +22,7 @@ class ColumnState(TypedDict):
     """As :class:`~hfsdk.core.pending.ColumnInfo` has it, or ``""``."""
     dtype: str
     state: str
-    """``"ready"``, or the state of the call that writes it."""
+    """``"ready"``; ``"lost"``: its values went with a closed session; or the state of the call that writes it."""
     bytes: int | None
     mean_length: float | None
     """Of ragged columns."""
@@ -106,7 +106,8 @@ class ColumnRefs:
                 lengths = lengths[ref.rows]
             states.append({
                 "name": name, "kind": info.kind if info else "", "dtype": info.dtype if info else "",
-                "state": "ready" if state == "done" else state, "bytes": info.num_bytes if info else None,
+                "state": state if state != "done" else "lost" if self.client.gone(ref) else "ready",
+                "bytes": info.num_bytes if info else None,
                 "mean_length": float(lengths.mean()) if lengths is not None and len(lengths) else None,
                 "writer": self.client.writer(ref.call_id),
             })  # fmt: skip

@@ -89,6 +89,10 @@ class Client(Protocol):
         """Return what is known of a column, ``None`` while it is pending."""
         ...
 
+    def gone(self, ref: ColumnRef) -> bool:
+        """Whether a column's values went with a closed session."""
+        ...
+
     def writer(self, call_id: int) -> str:
         """Return the call's name, e.g. ``actor.generate``."""
         ...

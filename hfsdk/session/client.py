@@ -26,15 +26,16 @@ from typing import Any, Protocol, TypeVar, overload
 
 from hfsdk.core.arguments import Arguments
 from hfsdk.core.call_events import Event, Listener
-from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.core.errors import OptionError, SessionClosedError, SimulatedValueError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import method_of
 from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
 from hfsdk.core.runtime import Kept
-from hfsdk.core.table import Table
+from hfsdk.core.table import Column, Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.events import Aside, EventRelay
+from hfsdk.session.fetched import Fetched
 from hfsdk.session.lines import user_line
 from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer
 
@@ -46,6 +47,10 @@ SETTLE_S = 0.02
 
 ACTIVE = ("pending", "running")
 
+CLOSED = (
+    "the session is closed; make a new one with hf.Session(...). What this one measured stays readable: session.trace, dataflow, "
+    "memory, history, placement, report(...), and columns of batches that were brought here before."
+)
 
 T = TypeVar("T")
 
@@ -65,6 +70,8 @@ class Sender(Protocol):
 class ControllerClient:
     """Implements :class:`hfsdk.core.pending.Client` by messages to a controller.
 
+    Once it is closed it still asks what the controller knows (traces, states, results), and reads the columns that came here.
+
     Attributes:
         wait_each: whether every call waits before it returns (``Session(wait=True)``).
         closed: whether the session is closed.
@@ -73,8 +80,9 @@ class ControllerClient:
         sources: ``name@version`` of every function that was sent along with a call -> its source text.
     """
 
-    def __init__(self, controller: Sender, *, wait_each: bool = False) -> None:
-        self._controller = controller
+    def __init__(self, controller: Sender, *, wait_each: bool = False, simulated: bool = False) -> None:
+        self._controller, self._simulated = controller, simulated
+        self._fetched = Fetched()
         self._released: deque[int] = deque()
         self._forgotten: deque[tuple[Kept, ...]] = deque()
         self._recent: deque[int] = deque(maxlen=4096)
@@ -98,17 +106,18 @@ class ControllerClient:
         """Send one message, after the releases that have gathered.
 
         Raises:
-            SessionClosedError: the session is closed.
+            SessionClosedError: the session is closed, and the message needs its workers.
             HfsdkError: what the controller answers with.
         """
-        self.check_open()
+        if not isinstance(message, (q.Query, m.Wait)) or type(message) in q.OF_WORKERS:
+            self.check_open()
         self._flush()
         return self._controller.send(message)
 
     def check_open(self) -> None:
         """Raise SessionClosedError when the session is closed."""
         if self.closed:
-            raise SessionClosedError("the session is closed; make a new one with hf.Session(...)")
+            raise SessionClosedError(CLOSED)
 
     def release(self, call_id: int) -> None:
         """Note that nobody refers to a call's columns any more; sent with the next message.
@@ -122,6 +131,8 @@ class ControllerClient:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while True:
                 gone.append(self._released.popleft())
+        for call_id in gone:
+            self._fetched.let_go(call_id)
         if gone:
             self._controller.send(m.Release(tuple(gone)))
         with contextlib.suppress(IndexError):
@@ -168,8 +179,8 @@ class ControllerClient:
     # -- hfsdk.core.pending.Client
 
     def state(self, call_id: int) -> str:
-        """Return pending, running, done, failed, cancelled or lost; ``lost`` once the session is closed."""
-        return "lost" if self.closed else str(self.send(q.StateOf(call_id)))
+        """Return pending, running, done, failed, cancelled or lost."""
+        return str(self.send(q.StateOf(call_id)))
 
     def wait(self, call_ids: Sequence[int], timeout: float | None) -> None:
         """Wait until all are done; see the module's text for interrupts.
@@ -213,22 +224,50 @@ class ControllerClient:
 
     def info(self, ref: ColumnRef) -> ColumnInfo | None:
         """Return what is known of a column, ``None`` while it is pending."""
-        info: ColumnInfo | None = None if self.closed else self.send(q.InfoOf(ref))
+        info: ColumnInfo | None = self.send(q.InfoOf(ref))
         return info
+
+    def gone(self, ref: ColumnRef) -> bool:
+        """Whether a column went with its session: nobody brought it here before that was closed."""
+        return self.closed and not self._fetched.has(ref)
 
     def writer(self, call_id: int) -> str:
         """Return the call's name, e.g. ``actor.generate``."""
-        return "a closed session" if self.closed else str(self.send(q.WriterOf(call_id)))
+        return str(self.send(q.WriterOf(call_id)))
 
     def fetch(self, columns: Mapping[str, ColumnRef]) -> Table:
-        """Wait for columns and bring their values here."""
+        """Wait for columns and bring their values here.
+
+        Raises:
+            SessionClosedError: one went with its session.
+            SimulatedValueError: one has no values.
+        """
         self.wait(list(dict.fromkeys(ref.call_id for ref in columns.values())), None)
+        if self.closed:
+            return Table({name: self._kept(ref) for name, ref in columns.items()})
         table: Table = self.send(m.Fetch(columns))
+        self._fetched.keep(columns, table)
         return table
+
+    def _kept(self, ref: ColumnRef) -> Column:
+        column = self._fetched.find(ref)
+        if column is not None:
+            return column
+        writer = self.writer(ref.call_id)
+        if self._simulated:
+            raise SimulatedValueError(f"{writer} was simulated: column {ref.name!r} has lengths and bytes, and never had values")
+        there = ", ".join(map(repr, self._fetched.names(ref.call_id))) or "none"
+        raise SessionClosedError(
+            f"the values of column {ref.name!r} ({writer}) went with the workers: the session is closed; make a new one with "
+            f"hf.Session(...). Columns of that call that were brought here before can be read ({there}), and so can session.trace, "
+            f"history and report(...). Next time look at it, or call batch.table({ref.name!r}), before session.close()."
+        )
 
     def put(self, table: Table) -> Lease:
         """Store local columns in the cluster."""
-        return Lease(self.send(m.Put(table)), self.release)
+        call_id = self.send(m.Put(table))
+        self._fetched.keep({name: ColumnRef(call_id, name) for name in table}, table)
+        return Lease(call_id, self.release)
 
     def task(self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int) -> Lease:
         """Run a function over columns in a CPU task."""

@@ -44,8 +44,7 @@ class HistoryLog:
     def history(self) -> History:
         """Return what was trained: steps and updates, branches, functions."""
         entries = [(int(row.pop(ORDER)), row) for row in self._rows]
-        if not self._client.closed:
-            entries += self._by_hand()
+        entries += self._by_hand()
         entries.sort(key=itemgetter(0))
         rows = [row for _, row in entries]
         for mark in self.marks.values():

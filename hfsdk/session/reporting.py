@@ -18,6 +18,8 @@ def report(parts: Parts, path: str | Path, *, batch: Batch | None = None) -> Pat
     A file that is there is replaced when this one is complete, with a notice unless this process wrote it; a link there is
     replaced too, never followed.
 
+    Of a closed session it has what stays readable (see :meth:`close`).
+
     Args:
         path: the file to write, ``.html``; its folder must exist.
         batch: whose samples to show; by default the last one of :meth:`train`.
@@ -32,7 +34,6 @@ def report(parts: Parts, path: str | Path, *, batch: Batch | None = None) -> Pat
     target = as_path(path, "a report")
     if target.suffix != ".html" or not target.parent.is_dir():
         raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")
-    parts.client.check_open()
     from hfsdk.session.report_sections import session_report  # the pictures are loaded when one is asked for
 
     return session_report(parts, target, batch)

@@ -151,7 +151,7 @@ class Session:
             started.cluster, price_per_device_hour=price_per_device_hour or started.cluster.price_per_device_hour
         )  # fmt: skip
         title = name or ("simulated" if started.kind == "simulated" else "session")
-        client = ControllerClient(started.controller, wait_each=wait)
+        client = ControllerClient(started.controller, wait_each=wait, simulated=started.kind == "simulated")
         context = Context(title, cluster, started.kind, client, int(seed))
         self._parts = Parts.of(context)
         self._finalizer = weakref.finalize(context, client.close)  # once no handle is left either; also at the interpreter's exit
@@ -332,6 +332,10 @@ class Session:
 
     def close(self) -> None:
         """End every process and free all memory, after a save that is being written; a run of ``train`` stops. Safe to call twice.
+
+        What was measured stays readable (``trace``, ``dataflow``, ``memory``, ``history``, ``placement``, ``report``), and of
+        batches the columns that were brought here before (``batch.table()`` brings all): the last gigabyte of them, while the
+        batch is kept.
 
         Also called at exit, where such a save is given up: its folder keeps the one before it.
         """

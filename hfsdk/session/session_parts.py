@@ -88,7 +88,6 @@ class Parts:
     @property
     def dataflows(self) -> Dataflows:
         """The calls of the steps and the columns between them."""
-        self.client.check_open()
         return Dataflows(self.client, self.context.cluster)
 
     @property

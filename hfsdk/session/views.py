@@ -93,7 +93,9 @@ class LivePlacement:
         return found
 
     def _role(self, role: RoleSpec, states: Mapping[str, tuple[str, int]], measured: Mapping[int, DeviceStatus]) -> dict[str, Any]:
-        state, updates = states.get(role.name, ("declared", -1 if role.shadow_of else 0))
+        state, updates = states.get(
+            role.name, ("closed" if self._client.closed else "declared", -1 if role.shadow_of else 0)
+        )  # fmt: skip
         known = updates >= 0 and role.shadow_of in states
         data: dict[str, Any] = {
             "name": role.name, "kind": f"shadow of {role.shadow_of}" if role.shadow_of else role.kind,
@@ -279,7 +281,7 @@ def session_view(
     name: str, kind: str, cluster: ClusterSpec, client: ControllerClient, book: RoleBook, messages: Sequence[str]
 ) -> dict[str, Any]:
     """Return the session's card as plain data."""
-    known: Mapping[str, tuple[RoleSpec, str, int]] = {} if client.closed else client.send(q.Roles())
+    known: Mapping[str, tuple[RoleSpec, str, int]] = client.send(q.Roles())
     roles = []
     for handle in book:
         role = handle.role
@@ -323,9 +325,8 @@ def _ending(shadow: RoleSpec) -> str:
 
 
 def _role_states(client: ControllerClient) -> dict[str, tuple[str, int]]:
-    if client.closed:
-        return {}
-    return {name: (state, updates) for name, (_, state, updates) in client.send(q.Roles()).items()}
+    known = client.send(q.Roles()).items()
+    return {name: ("closed" if client.closed else state, updates) for name, (_, state, updates) in known}
 
 
 def _numbers(word: str, numbers: Sequence[int]) -> str:

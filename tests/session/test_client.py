@@ -107,9 +107,9 @@ def test_a_closed_session_refuses_everything_and_closes_once(session, actor, con
     session.close()
     assert controller.closed == 1
     looks = [
-        lambda: actor.generate("x"), lambda: actor.run(print), lambda: actor.version, lambda: session.actor("tiny", train="tp2"),
-        lambda: session.place(), lambda: prompts[0], lambda: session.trace.spans, lambda: session.logs("actor"),
-        lambda: session.save("x"), lambda: session.load("x"), lambda: batch["response"], lambda: session.dataflow,
+        lambda: actor.generate("x"), lambda: actor.run(print), lambda: session.actor("tiny", train="tp2"),
+        lambda: session.place(), lambda: prompts[0], lambda: session.logs("actor"), lambda: actor.memory,
+        lambda: session.save("x"), lambda: session.load("x"), lambda: batch["response"],
         lambda: session.reward(length_reward), lambda: session.prompts(["x"], batch_size=1),
     ]  # fmt: skip
     for look in looks:

@@ -391,9 +391,9 @@ def test_closed_session(live):
     session.close()
     for use in (
         lambda: actor.generate(batch), lambda: session.actor("tiny"), lambda: session.place("colocate"),
-        lambda: batch["prompt"], lambda: prompts[0], lambda: session.save("/tmp/never"), lambda: session.trace.spans,
-        lambda: session.prompts(["a"], batch_size=1),
+        lambda: prompts[0], lambda: session.save("/tmp/never"), lambda: session.prompts(["a"], batch_size=1),
     ):  # fmt: skip
         with pytest.raises(hf.SessionClosedError, match=r"closed; make a new one"):
             use()
     assert "closed" in repr(session)
+    assert batch["prompt"][0].tolist() == [1, 2], "the user's own"

@@ -50,6 +50,9 @@ class LocalClient:
         column = self.tables[ref.call_id][ref.name]
         return ColumnInfo("ragged", "float32", 0, column.lengths if isinstance(column, Ragged) else None)
 
+    def gone(self, ref: Any) -> bool:
+        return False
+
     def fetch(self, refs: Any) -> Table:
         found = {}
         for name, ref in refs.items():

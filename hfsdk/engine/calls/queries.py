@@ -160,3 +160,7 @@ class Devices(Query[list[DeviceStatus]]):
 @dataclass(frozen=True)
 class ControllerBytes(Query[int]):
     """The column bytes that passed through the controller."""
+
+
+OF_WORKERS: frozenset[type[Query[Any]]] = frozenset({Devices})
+"""What workers are asked for; the controller itself knows the rest, and answers it once the session is closed too."""

@@ -84,10 +84,11 @@ class Controller:
         """Handle one message and return its reply.
 
         Raises:
-            SessionClosedError: after ``Close``.
+            SessionClosedError: after ``Close``, unless it only asks what is known here.
             HfsdkError: what the message's handling ends with.
         """
-        if not isinstance(message, (m.Close, m.Release, m.Forget)):
+        known = isinstance(message, q.Query) and type(message) not in q.OF_WORKERS
+        if not known and not isinstance(message, (m.Close, m.Release, m.Forget, m.Wait)):
             self._closing.check()
         return self._answers.answer(message) if isinstance(message, q.Query) else self._handlers[type(message)](message)
 
@@ -240,6 +241,8 @@ class Controller:
     def _wait(self, message: m.Wait) -> bool:
         asked = [record for record in map(self._calls.find, message.call_ids) if record is not None]  # others are over long since
         for record in asked:
+            if not record.finished.is_set():
+                self._closing.check()
             if not record.finished.wait(message.timeout_s):
                 return False
         for record in asked:
