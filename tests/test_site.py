@@ -1,4 +1,7 @@
-"""The pages that only the site shows whole are complete: the API reference, the decision records, the side bar."""
+"""The pages that only the site shows whole are complete: the API reference, the decision records, the side bar.
+
+``python tests/test_site.py`` writes the list of decisions anew.
+"""
 
 import re
 import subprocess
@@ -10,6 +13,7 @@ import hfsdk as hf
 from tests.viz import harness
 
 ROOT = Path(__file__).parents[1]
+DECISIONS = ROOT / "docs" / "decisions" / "README.md"
 SPHINX = ROOT / ".venv-docs" / "bin" / "python"
 
 
@@ -18,10 +22,17 @@ def test_the_reference_has_every_public_name_once():
     assert sorted(names) == sorted(hf.__all__)
 
 
+def decisions():
+    """The rows of their list: date and title, as each file's heading has them."""
+    rows = []
+    for path in sorted((DECISIONS.parent).glob("20*.md")):
+        title, date = re.fullmatch(r"# (.+) \((\d{4}-\d\d-\d\d)\)", path.read_text().partition("\n")[0]).groups()
+        rows.append(f"| {date} | [{title}]({path.name}) |\n")
+    return "".join(rows)
+
+
 def test_every_decision_is_in_their_list():
-    folder = ROOT / "docs" / "decisions"
-    listed = re.findall(r"\]\((20[\w.-]+)\)", (folder / "README.md").read_text())
-    assert listed == sorted(path.name for path in folder.glob("20*.md"))
+    assert DECISIONS.read_text().endswith("|---|---|\n" + decisions())
 
 
 def test_every_page_is_in_the_side_bar():
@@ -71,3 +82,8 @@ def test_saved_pictures_are_alive_on_the_site_and_follow_its_theme(site):
     assert colours[0] != colours[1]
     assert console == []
     assert outside == []
+
+
+if __name__ == "__main__":
+    head, _, _ = DECISIONS.read_text().partition("|---|---|\n")
+    DECISIONS.write_text(f"{head}|---|---|\n{decisions()}")
