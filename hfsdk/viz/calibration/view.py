@@ -65,7 +65,7 @@ def calibration_view(data: Mapping[str, Any]) -> CalibrationView:
     before, after = ("not known" if e is None else f"{100 * e:.0f} %" for e in errors)
     title = f"Calibration: median error of a call {before} before, {after} after"
     fitted = sum(bool(c["determined"]) for c in data["constants"])
-    seconds = [row[key] for row in calls for key in ("measured_s", "before_s", "after_s")]  # type: ignore[literal-required]
+    seconds = [row[key] for row in calls for key in ("measured_s", "before_s", "after_s")]
     bands = sorted(data["bands"].items(), key=lambda item: item[0] != "")
     return {
         "picture": "calibration", "title": title,
