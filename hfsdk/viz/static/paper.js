@@ -112,7 +112,7 @@ function drawing(svg) {
 
 // ---- text
 const NARROW = new Set("iljtfrI.,:;'|![]() -·"),
-  WIDE = new Set("mwMW%@");
+  WIDE = new Set("mwMW%@<>=+#&→×−±…");
 function measure(text, { size, bold, mono }) {
   let ems = 0;
   for (const c of text)
