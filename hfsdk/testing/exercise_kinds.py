@@ -49,9 +49,13 @@ class Number:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
         if isinstance(answer, bool) or not isinstance(answer, Real):
             return f"The answer is a number; this is {shown(answer)}."
-        if self._near(float(answer), self.right):
+        try:
+            number = float(answer)
+        except OverflowError:
+            return self.otherwise
+        if self._near(number, self.right):
             return None
-        return next((hint for wrong, hint in self.wrong.items() if self._near(float(answer), wrong)), self.otherwise)
+        return next((hint for wrong, hint in self.wrong.items() if self._near(number, wrong)), self.otherwise)
 
     def _near(self, answer: float, value: float) -> bool:
         return math.isclose(answer, value, rel_tol=self.tolerance, abs_tol=0.0 if value else self.tolerance)
@@ -68,10 +72,11 @@ class Choice:
 
     def hint(self, answer: Any) -> str | None:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
-        if answer == self.right:
+        word = answer.strip() if isinstance(answer, str) else ""
+        if word == self.right:
             return None
-        if isinstance(answer, str) and answer in self.wrong:
-            return self.wrong[answer]
+        if word in self.wrong:
+            return self.wrong[word]
         return f"The answer is one of {', '.join(map(repr, sorted([self.right, *self.wrong])))}; this is {shown(answer)}."
 
 
@@ -154,7 +159,7 @@ class StepCode:
 
     def hint(self, answer: Any) -> str | None:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
-        if not hasattr(answer, "step"):
+        if not callable(_called(getattr, (answer, "step", None))):
             return f"The answer is an algorithm, a class with a method step; this is {shown(answer)}."
         calls = _called(calls_of_step, (answer,))
         if isinstance(calls, _Raised):

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hfsdk as hf
@@ -134,7 +135,14 @@ def test_a_body_that_is_not_written_yet_is_a_blank(number):
     assert (found.right, found.blank, found.text) == (False, True, NOTHING_YET)
 
 
-ODD = [object(), [], {"a": 1}, "what?", 12345.678, True, lambda: 1 / 0, lambda *_: "?", lambda *_: 7.0, object]
+class Touchy:
+    """Raises whatever is asked of it."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("do not touch")
+
+
+ODD = [object(), [], np.zeros(3), {"a": 1}, "what?", 12345.678, 10**400, True, lambda: 1 / 0, lambda *_: "?", object]
 
 
 @pytest.mark.parametrize("number", EXERCISES)
@@ -145,14 +153,17 @@ def test_any_answer_gets_a_text(number, answer):
     assert found.text
 
 
+@pytest.mark.parametrize("number", EXERCISES)
+def test_an_answer_that_raises_when_it_is_looked_at_gets_a_text(number):
+    assert hf.testing.exercise(number, Touchy()).text
+
+
 def test_an_error_in_the_answer_is_told_with_what_it_was_called_with():
     found = hf.testing.exercise("04.2", lambda p, m: 1 / (p - p))
     assert found.text == "Called with 2, 3 it raises ZeroDivisionError: division by zero."
 
 
 def test_numbers_may_be_numpys():
-    import numpy as np
-
     assert hf.testing.exercise("00.1", np.int64(4))
     assert hf.testing.exercise("04.1", np.float32(0.25))
 
