@@ -6,7 +6,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).parents[1] / "notebooks"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "notebooks"
 
 
 def settle(cell: nbformat.NotebookNode) -> None:
@@ -31,7 +32,8 @@ def run(path: Path) -> None:
         if cell.cell_type == "code":
             settle(cell)
     notebook.metadata.pop("widgets", None)
-    nbformat.write(notebook, path)
+    text = nbformat.writes(notebook).replace(f"{ROOT}/", "")  # tracebacks name files of this checkout
+    path.write_text(text + "\n", encoding="utf-8")
     sys.stdout.write(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB\n")
 
 

@@ -26,7 +26,7 @@ NOUNS = [
     *["rows", "snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
-TOP = ["hfsdk", "hfsdk.quickstart", "hfsdk.testing", "hfsdk.data"]
+TOP = ["hfsdk", "hfsdk.quickstart", "hfsdk.data"]
 """Modules beside the folders; ``data`` has a law of its own below."""
 
 HOMES = {
@@ -41,7 +41,7 @@ HOMES = {
     "mlflow": ["session/tracking.py"],
     "torch": [
         *(f"engine/{room}/*" for room in ("calls", "process", "weights", "training", "generation", "worker", "ray")),
-        *["algorithms/*", "assets/*"],
+        *["algorithms/*", "assets/*", "testing/*"],
     ],
 }
 TORCH_AT_MODULE_LEVEL = ["engine/*", "algorithms/rlmath.py", "algorithms/groups.py"]  # pure torch, themselves imported lazily

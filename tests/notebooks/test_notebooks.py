@@ -1,16 +1,21 @@
 """Every notebook runs from its first cell to its last, and is committed with outputs that need no kernel.
 
-Where a notebook trains for several steps, the test takes two: whether every cell works does not hang on more. The committed outputs
-are those of all steps (``scripts/run_notebooks.py``).
+Where a notebook trains for several steps, the test takes two: whether every cell works does not hang on more. The committed
+outputs are those of all steps (``scripts/run_notebooks.py``). A cell with the tag ``stored`` checks what the text says of them
+(seconds, and what many steps of training reach); it stops the script, and is left out here.
 """
 
 import re
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from hfsdk.testing.exercise_kinds import Code, Loss, StepCode
+from hfsdk.testing.exercises import EXERCISES
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 QUICK = ("01",)
@@ -19,6 +24,10 @@ QUICK = ("01",)
 TRAIN = ("01", "05", "06", "07")
 """Notebooks with training loops of many steps."""
 FEW_STEPS = 2
+
+AS_BEFORE = ("01", "02", "03", "05", "06", "07", "08", "09", "10")
+"""Notebooks that have no opening, exercises and checks yet; nothing new joins them."""
+TEACHING = [path for path in NOTEBOOKS if not path.name.startswith(AS_BEFORE)]
 
 START = """
 import ray
@@ -74,6 +83,7 @@ def kernel():
 @pytest.mark.parametrize("path", [case(path) for path in NOTEBOOKS], ids=lambda p: p.stem)
 def test_notebook_runs(kernel, path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if "stored" not in cell.metadata.get("tags", [])]
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.execution_count = None
@@ -106,3 +116,67 @@ def test_committed_outputs_stand_alone(path):
     bundles = [output.data for output in outputs if "data" in output]
     assert not [data for data in bundles if "application/vnd.jupyter.widget-view+json" in data]
     assert any("data:image/svg+xml" in data.get("text/html", "") for data in bundles), "pictures carry a static image"
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+def test_notebook_opens_with_its_number_a_question_what_it_needs_and_minutes(path):
+    title, _, question, needs, minutes, *_ = nbformat.read(path, as_version=4).cells[0].source.split("\n")
+    assert title.startswith(f"# {int(path.name[:2])}. ")
+    assert question.startswith("- **Question:** ")
+    assert question.endswith("?")
+    assert needs.startswith("- **You need:** ")
+    assert "](" in needs, "it links to what is needed"
+    assert re.fullmatch(r"- \*\*Time:\*\* about \d+ minutes; its cells run in .+\.", minutes)
+
+
+def test_notebooks_are_numbered_without_a_gap():
+    assert [int(path.name[:2]) for path in NOTEBOOKS] == list(range(len(NOTEBOOKS)))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_links_lead_somewhere(path):
+    texts = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", "\n".join(texts))
+    assert links
+    for file, place in links:
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), file
+        if place:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert place in slugs, f"{file}#{place}"
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+def test_guesses_are_left_to_the_reader_and_come_before_the_answer(path):
+    cells = nbformat.read(path, as_version=4).cells
+    for before, cell in pairwise(cells):
+        guesses = [line for line in cell.source.split("\n") if re.match(r"(guess|my_\w+) = ", line)]
+        if cell.cell_type == "code" and guesses:
+            assert before.cell_type == "markdown"
+            assert "uess" in before.source
+            for line in guesses:
+                values = re.findall(r'(?:=|":) (\.\.\.|\{|[^,}\s]+)', line)
+                assert set(values) <= {"...", "{"}, line
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+def test_the_last_cells_check_what_the_text_says(path):
+    cells = nbformat.read(path, as_version=4).cells
+    last = cells[-2:] if "stored" in cells[-1].metadata.get("tags", []) else cells[-1:]
+    for cell in last:
+        assert re.search(r"^assert ", cell.source, re.M)
+        assert cell.execution_count, "it was run with the outputs that are stored"
+    assert not any("stored" in cell.metadata.get("tags", []) for cell in cells[:-1])
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+def test_every_notebook_has_three_exercises_and_one_changes_code(path):
+    of_notebook = [number for number in EXERCISES if number[:2] == path.name[:2]]
+    assert len(of_notebook) >= 3
+    assert any(isinstance(EXERCISES[number], Code | Loss | StepCode) for number in of_notebook)
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if "hf.testing.exercise(" in cell.source]
+    asked = re.findall(r'hf\.testing\.exercise\("(\d\d\.\d)", (\w+|\.\.\.)\)', "\n".join(cell.source for cell in cells))
+    assert [number for number, _ in asked] == of_notebook
+    for cell in cells:
+        assert "open: " in "".join(output["data"]["text/plain"] for output in cell.outputs), "the answer is left to the reader"

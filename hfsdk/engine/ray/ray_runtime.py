@@ -296,7 +296,7 @@ class RayRuntime:
         if state is None:
             raise CheckpointError(f"the workers that were writing {role}'s state ended; save again")
         try:
-            written = all(ray.get([w.saved.remote(role) for w in state.workers]))
+            written = all(_each_of([w.saved.remote(role) for w in state.workers]))
             if written:
                 files = ray.get(state.workers[0].finish_save.remote(role))
         except ray.exceptions.RayTaskError as error:
@@ -364,3 +364,20 @@ def _num_threads(nodes: Sequence[Node]) -> int:
     """Return the threads of each worker, such that no node has more of them than processors."""
     cores = {node: (os.cpu_count() or 1) if node.here else num_cores(node) for node in set(nodes)}
     return max(1, min(cores[node] // nodes.count(node) for node in cores))
+
+
+def _each_of(refs: Sequence[Any]) -> list[Any]:
+    """Return what the calls returned, once each was looked at; Ray writes an error that nobody looks at into the user's output.
+
+    Raises:
+        RayError: the first one's.
+    """
+    found, errors = [], []
+    for ref in refs:
+        try:
+            found.append(ray.get(ref))
+        except ray.exceptions.RayError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return found

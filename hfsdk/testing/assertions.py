@@ -1,12 +1,4 @@
-"""Helpers for tests of training: each raises ``AssertionError`` that says what is wrong.
-
-They need no pytest, and fit into it::
-
-    def test_ppo_still_learns(session, prompts):
-        experiment = session.compare([hf.PPO()], prompts, steps=20, seeds=[0, 1, 2], baseline="ppo.json")
-        hf.testing.assert_finite(experiment)
-        hf.testing.assert_not_below("ppo.json", experiment)
-"""
+"""Assertions about training: each raises ``AssertionError`` that says what is wrong."""
 
 from __future__ import annotations
 

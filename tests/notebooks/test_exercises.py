@@ -1,0 +1,189 @@
+"""The exercises of the notebooks: solutions pass, each typical wrong answer gets its own hint, and no hint tells the answer."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hfsdk as hf
+from hfsdk.testing.exercise_kinds import NOTHING_YET, Choice, Code, Loss, Number, StepCode
+from hfsdk.testing.exercises import EXERCISES
+from hfsdk.testing.grading import UNANSWERED
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+sys.path.insert(0, str(FOLDER / "solutions"))
+SOLUTIONS = {
+    number: answer
+    for path in sorted((FOLDER / "solutions").glob("notebook_*.py"))
+    for number, answer in importlib.import_module(path.stem).ANSWERS.items()
+}
+WRONG = [(number, *pair) for number, e in EXERCISES.items() if isinstance(e, Number | Choice) for pair in e.wrong.items()]
+WRONG += [(number, *pair) for number, e in EXERCISES.items() if isinstance(e, Code | Loss) for pair in e.wrong]
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_the_solution_is_right(number):
+    found = hf.testing.exercise(number, SOLUTIONS[number])
+    assert found, str(found)
+    assert found.text == EXERCISES[number].because
+
+
+@pytest.mark.parametrize(("number", "wrong", "hint"), WRONG, ids=lambda value: value if isinstance(value, str) else None)
+def test_a_typical_wrong_answer_gets_its_hint(number, wrong, hint):
+    found = hf.testing.exercise(number, wrong)
+    assert not found
+    assert found.text == hint
+
+
+class NoCritic(hf.PPO):
+    """RLOO's calls, as a PPO."""
+
+    def step(self, models, prompts):
+        return hf.RLOO(kl_coef=0.1).step(models, prompts)
+
+
+class Twice(hf.PPO):
+    """Two steps in one."""
+
+    def step(self, models, prompts):
+        super().step(models, prompts)
+        return super().step(models, prompts)
+
+
+class Passes(hf.PPO):
+    """PPO with one call of the actor more."""
+
+    def step(self, models, prompts):
+        batch = models.actor.generate(prompts)
+        models.actor.compute_log_probs(batch)
+        return super().step(models, prompts)
+
+
+class GeneratesAfter(hf.PPO):
+    """Asks for the next batch after the updates."""
+
+    def step(self, models, prompts):
+        step = super().step(models, prompts)
+        models.actor.generate(prompts)
+        return step
+
+
+class GeneratesFirst(hf.PPO):
+    """Asks for the next batch before this one is prepared."""
+
+    def step(self, models, prompts):
+        models.actor.generate(prompts)
+        return super().step(models, prompts)
+
+
+@pytest.mark.parametrize(
+    ("number", "wrong", "words"),
+    [
+        ("00.3", hf.PPO, "as often as before"),
+        ("00.3", Twice, "do not generate anew"),
+        ("02.3", hf.PPO, "one generation only"),
+        ("02.3", GeneratesAfter, "waits for their weights"),
+        ("02.3", GeneratesFirst, "before this one is prepared"),
+        ("04.3", hf.PPO, "still there"),
+        ("04.3", hf.PPO(old_log_probs="rollout", kl_coef=0.0), "leaves out the reference"),
+        ("05.3", hf.PPO, "still asked or trained"),
+        ("05.3", NoCritic, "one generation only"),
+        ("09.3", hf.PPO, "still learns"),
+        ("09.3", NoCritic, "gone altogether"),
+    ],
+)
+def test_a_wrong_step_is_told_what_its_calls_are(number, wrong, words):
+    found = hf.testing.exercise(number, wrong)
+    assert not found
+    assert words in found.text
+    assert "Its calls are actor.generate, " in found.text
+
+
+def test_every_exercise_of_a_step_has_wrong_answers_here():
+    of_steps = {number for number, e in EXERCISES.items() if isinstance(e, StepCode)}
+    marks = test_a_wrong_step_is_told_what_its_calls_are.pytestmark
+    assert of_steps == {case[0] for mark in marks for case in mark.args[1]}
+
+
+def unwritten(*arguments): ...
+
+
+class UnwrittenStep(hf.PPO):
+    """Still to be written."""
+
+    def step(self, models, prompts): ...
+
+
+@pytest.mark.parametrize("blank", [..., None, "", "  "])
+@pytest.mark.parametrize("number", EXERCISES)
+def test_a_blank_answer_is_refused_kindly(number, blank):
+    found = hf.testing.exercise(number, blank)
+    assert (found.right, found.blank, found.text) == (False, True, UNANSWERED)
+    assert str(found).startswith(f"{number} open: ")
+
+
+def test_an_answer_may_be_left_out():
+    assert hf.testing.exercise("00.1").blank
+
+
+@pytest.mark.parametrize("number", [number for number, e in EXERCISES.items() if isinstance(e, Code | Loss | StepCode)])
+def test_a_body_that_is_not_written_yet_is_a_blank(number):
+    found = hf.testing.exercise(number, UnwrittenStep if isinstance(EXERCISES[number], StepCode) else unwritten)
+    assert (found.right, found.blank, found.text) == (False, True, NOTHING_YET)
+
+
+class Touchy:
+    """Raises whatever is asked of it."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("do not touch")
+
+
+ODD = [object(), [], np.zeros(3), {"a": 1}, "what?", 12345.678, 10**400, True, lambda: 1 / 0, lambda *_: "?", object]
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+@pytest.mark.parametrize("answer", ODD)
+def test_any_answer_gets_a_text(number, answer):
+    found = hf.testing.exercise(number, answer)
+    assert not found
+    assert found.text
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_an_answer_that_raises_when_it_is_looked_at_gets_a_text(number):
+    assert hf.testing.exercise(number, Touchy()).text
+
+
+def test_an_error_in_the_answer_is_told_with_what_it_was_called_with():
+    found = hf.testing.exercise("04.2", lambda p, m: 1 / (p - p))
+    assert found.text == "Called with 2, 3 it raises ZeroDivisionError: division by zero."
+
+
+def test_numbers_may_be_numpys():
+    assert hf.testing.exercise("00.1", np.int64(4))
+    assert hf.testing.exercise("04.1", np.float32(0.25))
+
+
+def test_an_unknown_number_lists_those_of_its_notebook():
+    with pytest.raises(hf.OptionError, match=r"got '04\.9'; there are 04\.1, 04\.2, 04\.3$"):
+        hf.testing.exercise("04.9", 1)
+    with pytest.raises(hf.OptionError, match=r"there are 00\.1, .*11\.3"):
+        hf.testing.exercise(4, 1)
+
+
+def test_hints_do_not_hold_the_answer():
+    for number, e in EXERCISES.items():
+        if isinstance(e, Number):
+            spelled = re.compile(rf"(?<![\d.]){re.escape(f'{e.right:g}')}(?![\d.]*\d)")
+            for hint in (*e.wrong.values(), e.otherwise):
+                assert not spelled.search(hint), f"{number}: {hint}"
+        if isinstance(e, Choice):
+            assert all(e.right not in hint for hint in e.wrong.values()), number
+
+
+def test_solutions_are_those_of_the_exercises():
+    assert list(SOLUTIONS) == list(EXERCISES)
