@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart notebook gallery test test-all fire lint bench lock locks clean
+.PHONY: help setup browser quickstart notebook gallery docs test test-all fire lint bench lock locks clean
 
 TORCH_LOCK := requirements/torch-cpu.txt
 BIN := .venv/bin
@@ -24,7 +24,9 @@ endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 # Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared.
 INSTALL := $(PIP) install --no-deps --only-binary :all: --require-hashes
-STAMP := .venv/.setup-$(shell (sha256sum $(LOCK) 2>/dev/null || shasum -a 256 $(LOCK)) | cut -c1-12)
+hash = $(shell (sha256sum $(1) 2>/dev/null || shasum -a 256 $(1)) | cut -c1-12)
+STAMP := .venv/.setup-$(call hash,$(LOCK))
+DOCS_STAMP := .venv-docs/.setup-$(call hash,requirements/docs.lock)
 ARGS ?=
 
 help:  ## this list
@@ -75,6 +77,15 @@ notebook: setup  ## open the notebooks in JupyterLab, on this machine only
 gallery: setup browser  ## draw every picture from real runs into docs/gallery.md (about three minutes)
 	@$(BIN)/python scripts/gallery.py
 
+docs: $(DOCS_STAMP)  ## the documentation as a site in out/site, without running anything (no network once its packages are there)
+	@.venv-docs/bin/python -m sphinx -W --keep-going --quiet -b html -c docs . out/site $(ARGS)
+	@echo "wrote out/site/index.html"
+
+$(DOCS_STAMP):
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --quiet --no-deps --only-binary :all: --require-hashes -r requirements/docs.lock
+	@rm -f .venv-docs/.setup-* && touch $@
+
 test: setup browser  ## the tests that take less than ten minutes together; make test ARGS="-k layout"
 	@$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
@@ -112,6 +123,7 @@ lock: $(UV)  ## pin requirements/*.in again, with hashes (needs a network)
 	@cd requirements; links="$(FIND_LINKS)"; \
 	$(COMPILE) tools.in -o tools.lock >/dev/null; echo "tools.lock"; \
 	$(COMPILE) base.in -o base.lock >/dev/null; echo "base.lock"; \
+	$(COMPILE) docs.in -o docs.lock >/dev/null; echo "docs.lock"; \
 	{ $(COMPILE) cpu.in $(CPU) $$links -o cpu.lock >/dev/null 2>&1 \
 		|| $(COMPILE) cpu.in $(CPU) --torch-backend cpu -o cpu.lock >/dev/null; }; \
 	sed -i.old '/^# The following packages were excluded/,$$d' cpu.lock; rm cpu.lock.old; \
@@ -123,5 +135,5 @@ locks: $(UV)  ## compare every hash of every lock with what the package index pu
 	@$(BIN)/python scripts/check_locks.py $(ARGS)
 
 clean:  ## remove caches and build products; .venv and the prepared models stay
-	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .venv-lock
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .venv-lock .venv-docs out/site
+	@find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
-LOCKS = ("tools", "base", "cpu", "cuda-py311", "cuda-py312")
+LOCKS = ("tools", "base", "docs", "cpu", "cuda-py311", "cuda-py312")
 TORCH = REQUIREMENTS / "torch-cpu.txt"
 PLATFORM = "x86_64-unknown-linux-gnu"
 PYTHONS = ("3.11", "3.12")

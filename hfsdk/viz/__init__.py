@@ -199,7 +199,7 @@ def clip_picture(
     *,
     old: str = "old_log_probs",
 ) -> ClipPicture:
-    """Draw the histogram of PPO's ratio over the whole batch, and what share of tokens and of |advantage| is clipped.
+    """Draw the histogram of PPO's ratio over the whole batch, and what share of tokens and of ``|advantage|`` is clipped.
 
     Args:
         batch: has advantages and the ratio's denominator.
