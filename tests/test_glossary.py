@@ -58,7 +58,7 @@ def test_entries_are_in_alphabetical_order():
     assert [*ENTRIES] == sorted(ENTRIES, key=str.casefold)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/glossary.md", "docs/beside.md", "docs/recipes.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/glossary.md", "docs/beside.md", "docs/looking.md", "docs/recipes.md"])
 def test_links_to_entries_resolve(page):
     text = (ROOT / page).read_text()
     wanted = re.findall(r"glossary\.md#([\w-]+)\)", text) + (re.findall(r"\]\(#([\w-]+)\)", text) if "glossary" in page else [])
