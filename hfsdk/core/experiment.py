@@ -73,6 +73,13 @@ class Experiment:
     """What :meth:`save_baseline` wrote earlier."""
     branches: Mapping[tuple[str, int], str] = field(default_factory=dict, repr=False)
     """(algorithm, seed) -> its branch in ``session.history``."""
+    unfinished: tuple[tuple[str, int], ...] = ()
+    """(algorithm, seed) of the runs that an interrupt left out, in order; ``session.compare(..., resume=True)`` runs them."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether runs are missing, because it was interrupted."""
+        return bool(self.unfinished)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per algorithm, seed and step: score, kl, length, seconds, tokens, and what else the algorithm counts."""
@@ -111,7 +118,9 @@ class Experiment:
 
     @property
     def ok(self) -> bool:
-        """Whether no algorithm fails; true without a baseline."""
+        """Whether no algorithm fails; true without a baseline. With one, a partial experiment is not ok."""
+        if self.partial and self.baseline is not None:
+            return False
         return all(judgement.verdict != "fail" for judgement in self.verdict)
 
     @checked
@@ -119,9 +128,13 @@ class Experiment:
         """Write the final scores to a JSON file that a later ``session.compare(..., baseline=path)`` is judged by.
 
         Raises:
-            OptionError: there are no scores, as in a simulated session, or ``path`` is no path.
+            OptionError: there are no scores, as in a simulated session, runs are missing, or ``path`` is no path.
             OutputError: the file cannot be written; what was there is unchanged.
         """
+        if self.partial:
+            raise OptionError(
+                f"a baseline needs all runs, and {self._finished()}; session.compare(..., resume=True) runs the others"
+            )
         algorithms = {
             name: {"options": options, "final_scores": {str(seed): score for seed, score in self.final_scores(name).items()}}
             for name, options in self.algorithms.items()
@@ -141,21 +154,31 @@ class Experiment:
                 key: [{"step": i, **_range([r[key] for r in mine if r["step"] == step])} for i, step in enumerate(steps)]
                 for key in MEASURED
             }
+        runs = {name: len({row["seed"] for row in self.rows if row["algorithm"] == name}) for name in self.algorithms}
         verdict = [
-            {"algorithm": j.algorithm, "score": j.score, "spread": j.spread, "baseline": j.baseline, "least": j.least,
-             "verdict": j.verdict} for j in self.verdict
+            {"algorithm": j.algorithm, "runs": runs[j.algorithm], "score": j.score, "spread": j.spread, "baseline": j.baseline,
+             "least": j.least, "verdict": j.verdict} for j in self.verdict
         ]  # fmt: skip
         return {
             "algorithms": dict(self.algorithms), "seeds": list(self.seeds), "steps": self.steps, "curves": curves,
             "verdict": verdict, "judged": self.baseline is not None, "ok": self.ok,
+            "finished": self._finished() if self.partial else "",
         }  # fmt: skip
+
+    def _finished(self) -> str:
+        number = len(self.algorithms) * len(self.seeds)
+        return f"{number - len(self.unfinished)} of {number} runs are finished"
 
     def __repr__(self) -> str:
         head = f"Experiment({', '.join(self.algorithms)}; seeds {', '.join(map(str, self.seeds))}; {self.steps} steps)"
         lines = []
+        if self.partial:
+            others = ", ".join(f"{name} seed {seed}" for name, seed in self.unfinished)
+            lines.append(f"  {self._finished()}; session.compare(..., resume=True) runs the others: {others}")
         for j in self.verdict:
             against = "" if j.least is None else f", baseline {j.baseline:.4f}, at least {j.least:.4f}: {j.verdict}"
-            lines.append(f"  {j.algorithm}: final score {j.score:.4f} ± {j.spread:.4f}{against}")
+            score = "no scores" if math.isnan(j.score) else f"final score {j.score:.4f} ± {j.spread:.4f}"
+            lines.append(f"  {j.algorithm}: {score}{against}")
         return printable("\n".join([head, *lines]))
 
 

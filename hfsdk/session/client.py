@@ -356,10 +356,10 @@ def _slice(deadline: float | None) -> float:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[Sequence[Any]]:
+def uninterrupted() -> Iterator[list[Any]]:
     """Hold back an interrupt for the moment in which a call is handed over, or a rewind done: nothing is lost or half done.
 
-    Yields those that were held back so far; the last one is heard at the end.
+    Yields those that were held back so far; the last one is heard at the end, unless they are taken out of the list.
     """
     caught: list[tuple[int, FrameType | None]] = []
     previous = signal.getsignal(signal.SIGINT)

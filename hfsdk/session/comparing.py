@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,15 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, read_baseline
 from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
+from hfsdk.engine.calls import queries as q
 from hfsdk.session.algorithm import Algorithm, check_algorithm
 from hfsdk.session.client import uninterrupted
+from hfsdk.session.compared_runs import ComparedRun
 from hfsdk.session.notebook import wants_progress
+from hfsdk.session.role_book import opened
+from hfsdk.session.runs_bar import RunsBar, runs_bar
 from hfsdk.session.session_parts import Parts
-from hfsdk.session.training import progress_bar, train
+from hfsdk.session.training import train
 
 if TYPE_CHECKING:
     from hfsdk.session.prompts import PromptStream
@@ -25,6 +29,9 @@ Algorithms = Sequence[Algorithm] | Mapping[str, Algorithm]
 
 NAMES = {"score_mean": "score", "kl_mean": "kl", "response_tokens_mean": "length"}
 """What a step's row calls it -> what an experiment's does."""
+
+GO_ON = "the same call with resume=True keeps them and runs the others"
+"""What to do about a comparison that ended early."""
 
 
 @checked
@@ -38,11 +45,15 @@ def compare(  # noqa: D417
     snapshot: Snapshot | str | None = None,
     baseline: str | Path | None = None,
     save_baseline: bool = False,
+    resume: bool = False,
     progress: bool | None = None,
 ) -> Experiment:
     """Run each algorithm with each seed from the same point, and go back to where the session was.
 
     Every run is a branch of :attr:`history`. Seeded means repeatable: the same call gives the same scores, bit for bit.
+
+    An interrupt ends it after the running step (a second one at once) and returns the experiment with the runs that are finished:
+    ``experiment.partial`` is true and ``experiment.unfinished`` lists the others. The run under way does not count.
 
     Args:
         algorithms: e.g. ``[hf.PPO(), hf.GRPO()]``, or by name ``{"no KL": hf.PPO(kl_coef=0.0)}``.
@@ -52,14 +63,17 @@ def compare(  # noqa: D417
         snapshot: where to start; by default here.
         baseline: a JSON file with earlier final scores, by which these are judged (``experiment.ok``).
         save_baseline: write that file from these scores instead.
-        progress: whether to draw a bar; by default in a notebook and in a terminal.
+        resume: whether to keep the runs that the session's last ``compare`` finished from this point, of algorithms of equal
+            options with equal ``steps``, and run the others only.
+        progress: whether to draw a bar, with the time that is left; by default in a notebook and in a terminal.
 
     Returns:
         The experiment: one DataFrame, one picture, one verdict.
 
     Raises:
         OptionError: an option is out of its range; there is no baseline, or it is of other steps or options.
-        CallError: a call failed; the session is where it was.
+        CallError: a call failed; the session is where it was, and ``resume=True`` keeps what was finished.
+        KeyboardInterrupt: an interrupt, before any run was finished.
     """
     named = _named(algorithms)
     seeds = _different(seeds)
@@ -70,33 +84,122 @@ def compare(  # noqa: D417
     if baseline is not None and parts.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
     shown = wants_progress() if progress is None else progress
-    before, here = parts.runs.run, None
-    rows: list[Row] = []
-    branches: dict[tuple[str, int], str] = {}
-    with uninterrupted() as held:  # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
-        try:
-            here = parts.snapshots.snapshot("compare")
-            start = here if snapshot is None else parts.snapshots.find(snapshot)
-            with progress_bar(len(named) * len(seeds) * steps, shown, "compare") as bar:
-                for name, algorithm in named.items():
-                    for seed in seeds:
-                        branches[name, seed] = parts.snapshots.fork(start, _free(parts, f"{name}, seed {seed}"))
-                        parts.context.seed = seed
-                        if held:
-                            raise KeyboardInterrupt(f"stopped before {name}, seed {seed}; the session is where it was")
-                        run = train(parts, algorithm, prompts, steps=steps, progress=False, stop=bar.step)
-                        rows += [_row(name, seed, row) for row in run.rows]
-                        if run.paused:
-                            raise KeyboardInterrupt(f"stopped at {name}, seed {seed}; the session is where it was")
-        finally:
-            if here is not None and not parts.client.closed:
-                parts.snapshots.resume(here)
-                parts.snapshots.forget(here)
-            parts.runs.run = before
-    experiment = Experiment(tuple(rows), options, seeds, steps, known, branches)
-    if save_baseline and baseline is not None:
+    comparison = _Comparison(parts, named, prompts, steps, seeds, resume)
+    comparison.run(snapshot, shown)
+    experiment = Experiment(
+        tuple(comparison.rows), options, seeds, steps, known, comparison.branches, tuple(comparison.unfinished)
+    )  # fmt: skip
+    if experiment.partial:
+        parts.context.notice(f"{comparison.ending()}. Their results are returned; {GO_ON}.")
+    elif save_baseline and baseline is not None:
         experiment.save_baseline(baseline)
     return experiment
+
+
+@dataclass(eq=False)
+class _Comparison:
+    """The runs of one ``compare``, one after the other, each from the same point."""
+
+    parts: Parts
+    named: Mapping[str, Algorithm]
+    prompts: PromptStream
+    steps: int
+    seeds: Sequence[int]
+    resume: bool
+
+    def __post_init__(self) -> None:
+        self.rows: list[Row] = []
+        self.branches: dict[tuple[str, int], str] = {}
+        self.unfinished = [(name, seed) for name in self.named for seed in self.seeds]
+        """Runs that are still to come, in order."""
+
+    @property
+    def num_finished(self) -> int:
+        """Runs that are done, those of before included."""
+        return len(self.named) * len(self.seeds) - len(self.unfinished)
+
+    def run(self, snapshot: Snapshot | str | None, shown: bool) -> None:
+        """Run what is to be run, and go back to where the session was; an interrupt ends it early.
+
+        Raises:
+            KeyboardInterrupt: no run was finished by then.
+            CallError: a call failed.
+        """
+        parts, before, here = self.parts, self.parts.runs.run, None
+        with uninterrupted() as held:  # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
+            try:
+                here = parts.snapshots.snapshot("compare")
+                start = here if snapshot is None else parts.snapshots.find(snapshot)
+                self._take_finished(start)
+                with runs_bar(tuple(self.unfinished), self.steps, shown) as bar:
+                    while self.unfinished and not held and self._run_next(start, bar):
+                        pass
+            except KeyboardInterrupt as interrupt:  # inside of a run
+                if not self.num_finished:
+                    raise KeyboardInterrupt(self.ending()) from interrupt
+            except Exception as error:
+                if self.num_finished:
+                    error.add_note(f"{self.ending()}; {GO_ON}.")
+                raise
+            finally:
+                if here is not None and not parts.client.closed:
+                    parts.snapshots.resume(here)
+                    parts.snapshots.forget(here)
+                parts.runs.run = before
+            if self.unfinished and not self.num_finished:
+                raise KeyboardInterrupt(self.ending())
+            held.clear()  # it has been answered
+
+    def _take_finished(self, start: Snapshot) -> None:
+        """Take the runs that an earlier comparison finished, where these shall go on from it."""
+        compared = self.parts.runs.compared
+        if compared.begin(self._point(start), self.resume):
+            self.parts.context.notice(
+                "resume=True finds no runs to keep: the session was trained, or something in it declared anew, since the last "
+                "compare; all runs begin again from here"
+            )
+        for name, seed in list(self.unfinished):
+            known = compared.find(self.named[name], seed, self.steps)
+            if known is not None:
+                self._add(name, seed, known.rows, known.branch)
+
+    def _point(self, start: Snapshot) -> Hashable:
+        """Return what tells the start from others: the branch, what was trained by hand, roles, counters, the prompts' place."""
+        parts = self.parts
+        by_hand = [c.call_id for c in parts.client.send(q.Changes()) if c.branch == start.branch and c.call_id <= start.order]
+        roles = [(repr(opened(role)), role.function.version if role.function else "") for role in start.roles]
+        place = parts.snapshots.place_of(start, self.prompts)
+        return repr((start.branch, by_hand, roles, sorted(start.counters.items()), self.prompts._fingerprint, place))
+
+    def _run_next(self, start: Snapshot, bar: RunsBar) -> bool:
+        """Run the next one; return whether others may follow."""
+        parts, (name, seed) = self.parts, self.unfinished[0]
+        branch = parts.snapshots.fork(start, _free(parts, f"{name}, seed {seed}"))
+        parts.context.seed = seed
+        bar.begin(name, seed)
+
+        def stop(row: Row) -> bool:
+            bar.step(row)
+            return parts.runs.pause_asked
+
+        run = train(parts, self.named[name], self.prompts, steps=self.steps, progress=False, stop=stop)
+        if len(run.rows) < self.steps:
+            return False
+        rows = [_row(name, seed, row) for row in run.rows]
+        parts.runs.compared.finished.append(ComparedRun(self.named[name], seed, self.steps, rows, branch))
+        self._add(name, seed, rows, branch)
+        return not parts.runs.pause_asked
+
+    def _add(self, name: str, seed: int, rows: Sequence[Row], branch: str) -> None:
+        self.rows += [{**row, "algorithm": name} for row in rows]
+        self.branches[name, seed] = branch
+        self.unfinished.remove((name, seed))
+
+    def ending(self) -> str:
+        """Say how far it came."""
+        name, seed = self.unfinished[0]
+        of = f"{self.num_finished} of {self.num_finished + len(self.unfinished)} runs are finished"
+        return f"compare ended at {name}, seed {seed}: {of}, and the session is where it was"
 
 
 def _row(name: str, seed: int, row: Mapping[str, Any]) -> Row:

@@ -56,6 +56,11 @@ class RunControl:
         return "stopped" if self.stopped else "paused" if self.paused else "running" if self.running else "finished"
 
     @property
+    def end_asked(self) -> bool:
+        """Whether a pause or a stop was asked for, whether or not the run has got to it."""
+        return self._pause_asked or self._stop_asked
+
+    @property
     def request(self) -> str:
         """What was asked of the running step and has not happened yet: ``"pause"``, ``"stop"`` or nothing."""
         if not self.running or self.paused:

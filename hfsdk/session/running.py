@@ -9,6 +9,7 @@ from hfsdk.core.checks import Index, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
+from hfsdk.session.compared_runs import ComparedRuns
 from hfsdk.session.run_control import RunControl
 
 if TYPE_CHECKING:
@@ -182,10 +183,17 @@ class CurrentRun:
 
     Attributes:
         run: ``None`` where nothing was trained yet.
+        compared: the finished runs of the last ``compare``.
     """
 
     def __init__(self) -> None:
         self.run: Run | None = None
+        self.compared = ComparedRuns()
+
+    @property
+    def pause_asked(self) -> bool:
+        """Whether the run, perhaps in its last step, was asked to pause or to stop."""
+        return self.run is not None and self.run._control.end_asked
 
     def check_between_steps(self, what: str) -> None:
         """Refuse what would take a step half done.

@@ -96,6 +96,11 @@ class Snapshots:
         """Return the snapshots by name, the oldest first."""
         return MappingProxyType(self._snapshots)
 
+    def place_of(self, snapshot: Snapshot, stream: RowStream) -> int:
+        """Return a stream's place at a snapshot; one that was made since begins where the one like it was."""
+        alike, own = snapshot.positions.get(stream._fingerprint, 0), self._own_places.get(snapshot)
+        return alike if own is None else own.get(stream, alike)
+
     @checked
     def forget(self, snapshot: Snapshot | str) -> None:
         """Free a snapshot; states that others share stay.

@@ -381,19 +381,14 @@ class _Bar:
             self._bar.set_postfix({k: f"{row[k]:.3f}" for k in self.SHOWN if k in row}, refresh=False)
             self._bar.update(1)
 
-    def step(self, row: Mapping[str, Any]) -> bool:
-        """Advance by one step of a run that goes on: for its ``stop``."""
-        self.show(row)
-        return False
-
 
 @contextmanager
-def progress_bar(steps: int, shown: bool, what: str = "train") -> Iterator[_Bar]:
+def progress_bar(steps: int, shown: bool) -> Iterator[_Bar]:
     """Show a bar in the terminal, or nothing."""
     if not shown:
         yield _Bar(None)
         return
     from tqdm.std import tqdm  # plain text: it stays in a saved notebook as it was
 
-    with tqdm(total=steps, desc=what, unit="step", file=sys.stdout, leave=True) as bar:
+    with tqdm(total=steps, desc="train", unit="step", file=sys.stdout, leave=True) as bar:
         yield _Bar(bar)

@@ -37,6 +37,8 @@ class ExperimentView(TypedDict):
     curves: dict[str, dict[str, list[dict[str, float | None]]]]
     verdict: list[dict[str, Any]]
     judged: bool
+    finished: str
+    """How many of the runs are there, where an interrupt left some out; else empty."""
 
 
 def experiment_view(data: Mapping[str, Any]) -> ExperimentView:
@@ -44,12 +46,16 @@ def experiment_view(data: Mapping[str, Any]) -> ExperimentView:
     seeds = len(data["seeds"])
     title = f"{' against '.join(data['algorithms'])}: {seeds} seed{'s' * (seeds != 1)}, {data['steps']} steps"
     scores = [f"{row['algorithm']} {row['score']:.3f}" for row in data["verdict"] if finite(row["score"]) is not None]
-    verdict = (" The baseline is met." if data["ok"] else " Below the baseline.") if data["judged"] else ""
-    summary = f"{title}. Final scores: {', '.join(scores) or 'none, it is simulated'}.{verdict}"
+    finished = data["finished"]
+    verdict = (" The baseline is met." if data["ok"] else " Below the baseline.") if data["judged"] and not finished else ""
+    title += f"; {finished}" if finished else ""
+    summary = f"{title}. Final scores: {', '.join(scores) or 'none'}.{verdict}"
     rows = [{k: v if isinstance(v, str) else finite(v) for k, v in row.items()} for row in data["verdict"]]
+    for row in rows:
+        row["over"] = "the seeds" if row["runs"] == seeds else f"{row['runs']} of {seeds} seeds"
     return {
         "picture": "experiment", "title": title, "summary": summary, "curves": data["curves"], "verdict": rows,
-        "judged": data["judged"],
+        "judged": data["judged"], "finished": finished,
     }  # fmt: skip
 
 
@@ -95,8 +101,8 @@ class ExperimentPicture(Picture):
 def _words(row: Mapping[str, Any]) -> str:
     """Say how one algorithm did."""
     if row["score"] is None:
-        return f"{row['algorithm']}: no scores (simulated)"
-    text = f"{row['algorithm']}: final score {row['score']:.4f} ± {row['spread']:.4f} over the seeds"
+        return f"{row['algorithm']}: no scores ({'simulated' if row['runs'] else 'no run is finished'})"
+    text = f"{row['algorithm']}: final score {row['score']:.4f} ± {row['spread']:.4f} over {row['over']}"
     if row["least"] is None:
         return text
     sign = "✓" if row["verdict"] == "pass" else "✕"
