@@ -32,6 +32,8 @@ class RunRecord:
     """In any currency; 0 where it is not known."""
     predicted: bool = False
     """Whether the seconds are those of a virtual clock."""
+    saved: dict[str, Any] | None = None
+    """The last save of ``save_every``: its ``folder``, and the ``step`` after which it was written."""
     calls: dict[int, list[CallTime]] = field(default_factory=dict)
     """By step."""
     trace_steps: dict[int, int] = field(default_factory=dict)

@@ -153,7 +153,7 @@ class Run:
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": control.request, "rows": list(self.rows),
             "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
-            "now": dict(control.calls.now) if self.running else {},
+            "now": dict(control.calls.now) if self.running else {}, "saved": record.saved,
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),
         }  # fmt: skip
 

@@ -210,6 +210,7 @@ class _Loop:
             if every and row["step"] % every == every - 1:
                 with control.saving():
                     parts.saves.save(folder, keep=keep)
+                record.saved = {"folder": str(folder), "step": row["step"]}
             if self.stop is not None and self.stop(row):
                 control.stopped = True
                 break

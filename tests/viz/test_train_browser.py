@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -202,7 +203,10 @@ def test_a_kernel_restarted_under_a_live_picture_is_told(lab: harness.Lab, chrom
         wait_state(page, "^[2-9] of 1000 steps, running")
         page.evaluate(f"() => {KERNEL}.restart()")
         page.wait_for_selector(".hf-dashboard .hf-lost")
-        assert "Run the cell again" in page.locator(".hf-lost").inner_text()
+        words = page.locator(".hf-lost").inner_text()
+        assert "the session, its models and what they learned are gone" in words
+        assert 'session.train(..., save_every=10, folder="runs/1")' in words, "this run kept no save"
+        assert 'resume="runs/1"' in words
         wait_state(page, "^[0-9]+ of 1000 steps, unfinished$")
         assert page.locator("[data-action]").count() == 0, "there is nothing to steer any more"
         assert page.locator(".hf-curve").count() > 2, "what was there can still be looked at"
@@ -215,5 +219,24 @@ def test_a_kernel_restarted_under_a_live_picture_is_told(lab: harness.Lab, chrom
         notebook.wait()
         wait_state(page, "^[2-9] of 1000 steps, running")
         assert page.locator(".hf-lost").count() == 0
+    finally:
+        notebook.close()
+
+
+def test_a_kernel_restarted_under_a_run_that_saves_says_where_to_go_on_from(lab: harness.Lab, chromium: Any) -> None:
+    saving = BACKGROUND.replace("wait=False", "wait=False, save_every=1, folder='runs/x'")
+    path = harness.write_notebook(lab.root / "restart_saves.ipynb", [SESSION, saving])
+    notebook = opened(lab, chromium, path.name)
+    try:
+        page = notebook.page
+        notebook.run_all()
+        notebook.wait()
+        wait_state(page, "^[2-9] of 1000 steps, running")
+        page.evaluate(f"() => {KERNEL}.restart()")
+        page.wait_for_selector(".hf-dashboard .hf-lost")
+        words = page.locator(".hf-lost").inner_text()
+        assert re.search(r"Its save after step \d+ is in runs/x: run the notebook from its first cell", words)
+        assert 'session.train(..., resume="runs/x") to go on from there' in words
+        assert notebook.complaints() == []
     finally:
         notebook.close()

@@ -72,6 +72,8 @@ class DashboardView(TypedDict):
     """``"pause"`` or ``"stop"`` while that was asked and the step still runs."""
     live: bool
     now: dict[str, Any]
+    saved: dict[str, Any] | None
+    """The run's last save: its ``folder``, and the ``step`` after which it was written; ``None`` where it kept none."""
     curves: list[CurveView]
     steps: list[StepView]
 
@@ -91,7 +93,7 @@ def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView
         "background": data["background"], "asked": data["asked"], "live": live,
         "predicted": data["predicted"],
         "now": {k: data["now"].get(k) for k in ("call", "done", "total", "unit")} if data["now"] else {},
-        "curves": [_curve(name, rows) for name in ordered], "steps": _steps(data),
+        "saved": data["saved"], "curves": [_curve(name, rows) for name in ordered], "steps": _steps(data),
     }  # fmt: skip
 
 

@@ -116,6 +116,9 @@ export function hatches(svg) {
 
 // ---- frame: title bar, picture, tooltip, spoken text; with a model it says when the kernel that kept the picture live has gone
 const GONE = ["restarting", "autorestarting", "terminating", "dead"];
+export const KERNEL_GONE =
+  "The kernel was restarted or has ended; the session, its models and what they learned are gone with it. ";
+const sessionGone = () => `${KERNEL_GONE}This picture shows how far it was. Run the notebook again from its first cell.`;
 export function frame(el, name, model) {
   const root = H("div", { class: `hf hf-${name}` }, el);
   const bar = H("div", { class: "hf-bar" }, root);
@@ -128,15 +131,7 @@ export function frame(el, name, model) {
   const lose = () => {
     if (f.lost) return;
     f.lost = true;
-    root.insertBefore(
-      H(
-        "p",
-        { class: "hf-lost hf-bad", role: "status" },
-        null,
-        "The kernel was restarted or has ended: this is how far it was. Run the cell again to go on.",
-      ),
-      host,
-    );
+    root.insertBefore(H("p", { class: "hf-lost hf-bad", role: "status" }, null, (f.gone || sessionGone)()), host);
     if (f.onlost) f.onlost();
   };
   const heard = (_, status) => {
@@ -148,6 +143,7 @@ export function frame(el, name, model) {
     paper: document.paper === true, // drawn into a file: nothing moves, and there is no canvas
     lost: false,
     onlost: null,
+    gone: null, // returns what is gone and what brings it back, where a picture knows more of it
     leave() {
       if (kernel) {
         model.off("comm_live_update", lose);

@@ -11,6 +11,7 @@ import {
   hatches,
   inkOn,
   isMissing,
+  KERNEL_GONE,
   keyboard,
   S,
   shorten,
@@ -388,6 +389,12 @@ function render({ model, el }) {
   const again = coalesced(draw);
   model.on("change:view", again);
   f.onlost = draw;
+  f.gone = () => {
+    if (!view.saved)
+      return `${KERNEL_GONE}This run kept no saves of its own. With session.train(..., save_every=10, folder="runs/1") the next one does, and resume="runs/1" goes on from its last.`;
+    const { folder, step } = view.saved;
+    return `${KERNEL_GONE}Its save after step ${step} is in ${folder}: run the notebook from its first cell, with session.train(..., resume=${JSON.stringify(folder)}) to go on from there.`;
+  };
   return () => {
     model.off("change:view", again);
     f.leave();
