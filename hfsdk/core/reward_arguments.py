@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hfsdk.core.errors import OptionError
@@ -11,7 +11,9 @@ from hfsdk.core.errors import OptionError
 FORMS = "def {name}(prompts, completions, **columns), or def {name}(completions); return one number per completion"
 """What a reward function may look like, for messages."""
 
-_BY_NAME = ("prompts", "completions", "completion_ids")
+GIVEN = ("prompts", "completions", "completion_ids")
+"""What every reward function is given, beside the data's columns."""
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -52,9 +54,34 @@ def arguments_of(function: Callable[..., Any], given: Mapping[str, Any]) -> tupl
     return [given[name] for name in first], named
 
 
+def check_columns(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
+    """Return what a reward function must be given and is not, in words; ``""`` where nothing lacks.
+
+    Args:
+        function: as :func:`check_reward_function` wants it.
+        name: for the message.
+        columns: of the data, beside :data:`GIVEN`.
+    """
+    parameters = inspect.signature(function).parameters
+    kinds = (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in kinds]
+    sole = None if "completions" in parameters else _sole_argument(parameters)
+    missing = [one for one in needed if one != sole and one not in GIVEN and one not in columns]
+    if not missing:
+        return ""
+    lacks = ", ".join(map(repr, missing))
+    takes = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters.values())
+    example = ", ".join(f"{one!r}: [...]" for one in ("prompt", *missing))
+    return (
+        f"{name}({takes}) needs {lacks}, which the data does not have; it is given {', '.join(GIVEN)} and the columns "
+        f"{', '.join(columns) or '(none)'}. Bring it along with the prompts, e.g. session.prompts({{{example}}}, column='prompt'), "
+        f"add it with batch.with_columns({missing[0]}=[...]), or give the argument a default."
+    )
+
+
 def _sole_argument(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     """Return the name of the one argument that a function must be given, if it is one by position and not the prompts."""
     needed = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     first = next(iter(parameters.values()), None)
     alone = len(needed) == 1 and needed[0] is first and first.kind in _POSITIONAL
-    return needed[0].name if alone and needed[0].name not in _BY_NAME else None
+    return needed[0].name if alone and needed[0].name not in GIVEN else None

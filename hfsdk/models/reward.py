@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +19,10 @@ from hfsdk.core.checks import Positive, checked
 from hfsdk.core.columns import NOT_FOR_REWARDS
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
+from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES
 from hfsdk.core.pending import ColumnRef
+from hfsdk.core.reward_arguments import check_columns
 from hfsdk.core.table import Table
 from hfsdk.models.handle import Loss, TrainedHandle
 
@@ -50,7 +54,11 @@ class _Scorer(TrainedHandle):
             column=self._writes, function=role.function, tokenizer=self._client.tokenizer_folder, per_token=role.per_token
         )
         method = replace(self._scoring, protocol=None, writes=(self._writes, *[per_token] * role.per_token))
-        inputs = self._need(batch, method.reads, method.name) | self._extra_columns(batch)
+        extra = self._extra_columns(batch)
+        inputs = self._need(batch, method.reads, method.name) | extra
+        lacking = "" if self._host.simulated else _lacking(role.function, tuple(extra))  # a plan knows no columns of the data
+        if lacking:
+            raise ColumnError(f"{self.name}: {lacking}")
         lease = self._submit(method, arguments, inputs, len(batch), timeout_s=role.timeout_s)
         return with_written(batch, lease, method.writes)
 
@@ -138,6 +146,12 @@ class _Scorer(TrainedHandle):
         super()._check_learn(method, batch, loss)
 
 
+@lru_cache(maxsize=64)
+def _lacking(function: Shipped, columns: Sequence[str]) -> str:
+    """Say what a function needs that is not among the columns; ``""`` where nothing lacks."""
+    return check_columns(function.load(), function.name, columns)
+
+
 class RewardModel(_Scorer):
     """Scores responses. A function has TRL's form ``f(prompts, completions, **columns) -> list[float]``.
 
@@ -161,7 +175,7 @@ class RewardModel(_Scorer):
         Token scores that another reward has written are left out of the batch.
 
         Raises:
-            ColumnError: the batch lacks a column.
+            ColumnError: the batch lacks a column, or one that the function must be given.
             RewardFunctionError: at the first look: the function raised, took too long, or did not return one finite
                 number per completion.
         """

@@ -11,6 +11,7 @@ import hfsdk
 from hfsdk.core.arguments import Arguments, Scoring
 from hfsdk.core.errors import CallError, OptionError, RewardFunctionError
 from hfsdk.core.functions import Shipped
+from hfsdk.core.reward_arguments import check_columns
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.process.tasks import check_scores, run_task
 
@@ -58,6 +59,37 @@ def test_a_reward_function_gets_the_completions_by_name_or_alone(function):
     scoring = Scoring(function=Shipped.of(function), tokenizer=TINY, column="scores")
     columns, _ = run_task("compute_scores", table, scoring, ["scores"])
     assert len(columns["scores"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "lacks"),
+    [
+        (lambda completions, answer: [0.0], "'answer'"),
+        (lambda prompts, completions, *, answer, level, **columns: [0.0], "'answer', 'level'"),
+        (lambda completions, answer="": [0.0], ""),
+        (lambda completions, finish_reason: [0.0], ""),
+        (lambda texts: [0.0], ""),
+        (lambda answer: [0.0], ""),
+        (lambda completion_ids, completions, prompts: [0.0], ""),
+        (lambda **columns: [0.0], ""),
+    ],
+)
+def test_a_column_that_a_function_must_be_given_is_told_with_those_there_are(function, lacks):
+    words = check_columns(function, "exact_match", ["finish_reason", "group"])
+    if not lacks:
+        assert words == ""
+        return
+    assert (
+        f"needs {lacks}, which the data does not have; it is given prompts, completions, completion_ids and the columns " in words
+    )
+    assert "finish_reason, group. Bring it along" in words
+    assert "batch.with_columns(answer=[...]), or give the argument a default." in words
+
+
+def test_a_task_refuses_a_function_whose_column_is_missing():
+    scoring = Scoring(function=Shipped.of(lambda completions, answer: [0.0]), tokenizer=TINY, column="scores")
+    with pytest.raises(RewardFunctionError, match=r"needs 'answer', which the data does not have"):
+        run_task("compute_scores", TABLE, scoring, ["scores"])
 
 
 @pytest.mark.parametrize("method", ["map", "reduce"])

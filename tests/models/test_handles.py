@@ -324,6 +324,31 @@ def test_save_pretrained_protects_what_is_there(actor, tmp_path):
             actor.save_pretrained(folder)
 
 
+@pytest.mark.parametrize("where", ["new/model", "there"])
+def test_a_model_that_cannot_be_written_leaves_no_new_folder(actor, controller, tmp_path, where):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("mine")
+    controller.failing["save_pretrained"] = hf.CheckpointError("No space left on device")
+    with pytest.raises(hf.CheckpointError, match="No space left"):
+        actor.save_pretrained(tmp_path / where)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["there", "there/notes.txt"]
+
+
+def test_a_reward_that_lacks_a_column_is_refused_at_the_call(session, actor, controller):
+    def exact_match(completions, answer):
+        return [0.0] * len(answer)
+
+    reward, batch = session.reward(exact_match), actor.generate(["1+1="])
+    words = r"reward: exact_match\(completions, answer\) needs 'answer', .*columns .*finish_reason.*session\.prompts\(\{'prompt': "
+    with pytest.raises(hf.ColumnError, match=words):
+        reward.compute_scores(batch)
+    assert not [call for call in controller.sent(m.Submit) if call.method == "compute_scores"]
+    reward.compute_scores(batch.with_columns(answer=["2"]))
+    total = session.reward([reward, lambda completions: [0.0]], weights=[1.0, 1.0], name="total")
+    with pytest.raises(hf.ColumnError, match="needs 'answer'"):
+        total.compute_scores(batch)
+
+
 def test_chat_keeps_a_conversation(actor, controller):
     actor.chat("Hello")
     actor.chat("And you?")

@@ -19,7 +19,7 @@ from hfsdk.core.arguments import Arguments, Scoring
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
 from hfsdk.core.methods import REDUCE
-from hfsdk.core.reward_arguments import arguments_of
+from hfsdk.core.reward_arguments import GIVEN, arguments_of, check_columns
 from hfsdk.core.table import Column, Ragged, Table, as_column
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
@@ -75,6 +75,9 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
     given: dict[str, Any] = {"prompts": prompts, "completions": completions}
     given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
     given.update({n: list(c) for n, c in table.items() if n not in SEQUENCES and not isinstance(c, Ragged)})
+    lacking = check_columns(function, name, [column for column in given if column not in GIVEN])
+    if lacking:
+        raise RewardFunctionError(lacking)
     positional, named = arguments_of(function, given)
     try:
         return function(*positional, **named)
