@@ -10,8 +10,10 @@ A link in the place of the file is replaced by the file: what it pointed to stay
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,6 +36,11 @@ FORMAT, WITHOUT_CHECKSUMS = 3, 2
 
 BLOCK_BYTES = 1 << 22
 """Read at a time for a checksum."""
+
+FULL_BYTES = 1 << 20
+"""A disk with less than this free is full."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 MOST_THREADS = 8
 """That read files at the same time."""
@@ -126,6 +133,32 @@ def _state_of(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def why_unwritten(folder: Path, error: BaseException | str) -> str:
+    """Say why files in a folder could not be written, and what to do; torch's own words for a full disk name neither."""
+    told = error
+    while isinstance(told, BaseException) and not isinstance(told, OSError) and (told.__cause__ or told.__context__):
+        told = told.__cause__ or told.__context__ or told
+    number, text = getattr(told, "errno", None), getattr(told, "strerror", None) or str(error)
+    if "inline_container" in text or "PytorchStreamWriter" in text:
+        text = "a file could not be written to its end"
+    try:
+        free: int | None = shutil.disk_usage(existing_parent(folder)).free
+    except OSError:
+        free = None
+    full = number in NO_ROOM or any(os.strerror(one) in text for one in NO_ROOM)
+    if not full and free is not None and free < FULL_BYTES:
+        full, text = True, f"{os.strerror(errno.ENOSPC)}: {text}"
+    if full:
+        there = "" if free is None else f" ({free / 1e6:,.1f} MB are free)"
+        return f"{text}{there}. Free some space, or give a folder on another disk"
+    return text
+
+
+def existing_parent(path: Path) -> Path:
+    """Return a path, or of one that does not exist the innermost folder around it that does."""
+    return next((one for one in (path, *path.parents) if one.exists()), path)
 
 
 def as_path(path: Any, what: str) -> Path:

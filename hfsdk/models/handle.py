@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
@@ -362,7 +363,8 @@ class TrainedHandle(ModelHandle):
 
         Raises:
             OptionError: ``folder`` is no path, a file, or the folder the model was loaded from.
-            CheckpointError: it cannot be made or written, e.g. for want of space; what was there is unchanged.
+            CheckpointError: it cannot be made or written, e.g. for want of space; what was there is unchanged, and no new folder is
+                left.
         """
         try:
             target = as_path(folder, "a model").expanduser().resolve()
@@ -373,12 +375,19 @@ class TrainedHandle(ModelHandle):
             raise OptionError(f"{target} is a file; give the folder to write the model to")
         if self._role.folder and target == Path(self._role.folder).resolve():
             raise OptionError(f"{target} is the folder {self.name} was loaded from; give another one")
+        made = [one for one in (target, *target.parents) if not one.exists()]
         try:
-            target.mkdir(parents=True, exist_ok=True)
+            (target if self._host.simulated else target.parent).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot write to {target}: {error}") from error
         replaced = is_strangers(target / "config.json")
-        self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target))))
+        try:
+            self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target))))
+        except BaseException:
+            for empty in made:
+                with suppress(OSError):  # it holds something by now
+                    empty.rmdir()
+            raise
         is_ours(target / "config.json")
         if replaced:
             self._host.notice(f"{self.name}.save_pretrained replaced the model in {target}")

@@ -34,7 +34,7 @@ from hfsdk.core.arguments import Folder
 from hfsdk.core.builtin import Method
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
-from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, write_file
+from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, why_unwritten, write_file
 from hfsdk.core.methods import LOAD_STATE, SAVE_STATE
 from hfsdk.core.pending import Awaited
 from hfsdk.core.roles import state_bytes
@@ -60,6 +60,9 @@ from hfsdk.session.saveable import Saveable
 
 if TYPE_CHECKING:
     from hfsdk.models import ModelHandle
+
+SPARE_BYTES = 1 << 20
+"""What a save takes beside the numbers: indexes of files, the history."""
 
 POLL_S = 0.02
 """How often workers are asked whether their files are written."""
@@ -150,7 +153,7 @@ class Saving(Awaited):
             assert handle.role.model is not None
             needed += handle.role.model.num_parameters() * state_bytes(handle.role.dtype, handle.version > 0)
         free = shutil.disk_usage(self.folder).free
-        if free < needed:
+        if free < needed + SPARE_BYTES:
             raise CheckpointError(
                 f"cannot save to {self.folder}: the state takes {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free. "
                 "The save before it, if there is one, is untouched. Free some space, or give a folder on another disk."
@@ -320,7 +323,7 @@ def load_session(session: Saveable, folder: str | Path) -> None:
     client.check_open()
     root, state = split(folder_of(folder, "a checkpoint"))
     trained = session.trained()
-    with _disk_errors(root, "load from"):
+    with _disk_errors(root, writes=False):
         save = _checked_save(session, root, state, trained)
     if not save.has_checksums:
         notice(f"{save.folder} was saved without checksums: damage inside its files is not seen; saving again adds them")
@@ -377,14 +380,17 @@ def _others(index: Index, damaged: Listed) -> str:
 
 
 @contextlib.contextmanager
-def _disk_errors(folder: Path, what: str = "save to") -> Iterator[None]:
+def _disk_errors(folder: Path, writes: bool = True) -> Iterator[None]:
     """Tell what the disk refuses as a CheckpointError."""
+    what = "save to" if writes else "load from"
     try:
         yield
     except CheckpointError:
         raise
     except OSError as error:
-        raise CheckpointError(f"cannot {what} {folder}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"cannot {what} {folder}: {why_unwritten(folder, error) if writes else error.strerror or error}"
+        ) from error
 
 
 def _plain(value: object) -> object:

@@ -22,7 +22,6 @@ import contextlib
 import io
 import json
 import pickle
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -49,7 +48,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from hfsdk.core.errors import CheckpointError
-from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files
+from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files, why_unwritten
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.weights.role_state import Shard, StatePiece, Summary
 from hfsdk.engine.weights.shares import StateShare, fill, pieces
@@ -181,7 +180,7 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
             content, str(folder), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
         )  # the planner checks that the pieces cover every tensor once; Megatron's own check takes the default group
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = str(error)
     _agree(groups, folder, problem)
     saving.start()
     return saving
@@ -352,11 +351,9 @@ def _agree(groups: RoleGroups, folder: Path, problem: str | None) -> None:
         raise _unwritable(folder, problems[0])
 
 
-def _unwritable(folder: Path, why: object) -> CheckpointError:
-    full = ""
-    with contextlib.suppress(OSError):
-        full = " (the disk is full)" if shutil.disk_usage(folder).free < 1 << 20 else ""
-    return CheckpointError(f"cannot save to {folder}: {getattr(why, 'strerror', None) or why}{full}")
+def _unwritable(folder: Path, why: BaseException | str) -> CheckpointError:
+    reason = why_unwritten(folder, why)
+    return CheckpointError(f"cannot save to {folder}: {reason}. Nothing of this save is left, and the one before it is untouched.")
 
 
 def _first_line(error: BaseException) -> str:

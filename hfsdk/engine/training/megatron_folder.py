@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError
+from hfsdk.core.files import existing_parent, why_unwritten
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.training.megatron_groups import RoleGroups
@@ -31,6 +33,9 @@ COMPANIONS = (
 
 WEIGHTS, PARTIAL = "model.safetensors", ".hfsdk-export.partial"
 """Name of the file of weights, and of the folder in which a model's files are written until all are complete."""
+
+SPARE_BYTES = 1 << 20
+"""What a model takes beside its numbers: config.json, the tokenizer."""
 
 
 def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, at: Coordinates) -> list[Box]:
@@ -207,25 +212,29 @@ def save_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
         try:
             _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
         except Exception as caught:  # whatever it is, the other ranks wait to hear of it
-            problem = f"{getattr(caught, 'strerror', None) or caught}"
+            problem = why_unwritten(Path(folder), caught)
     problems = [text for text in groups.gather_objects(problem) if text]
     if problems:
         raise CheckpointError(f"cannot write the model to {folder}: {problems[0]}; what was there before is unchanged")
 
 
 def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
-    """Write every file into a folder beside their places, and when all are complete put them there, config.json last."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write every file into a folder beside their places, and when all are complete put them there.
+
+    A folder that is new appears with all its files at once; of one that is there each is replaced, config.json last.
+    """
+    new = not folder.exists()
+    folder.parent.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
     if scalar:
         config["architectures"] = [spec.class_name("scalar")]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-    needed, free = sum(tensor.nbytes for tensor in full.values()), shutil.disk_usage(folder).free
-    if free < needed:
+    needed, free = sum(tensor.nbytes for tensor in full.values()), shutil.disk_usage(existing_parent(folder)).free
+    if free < needed + SPARE_BYTES:
         raise OSError(f"the model has {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free")
-    partial = folder / PARTIAL
+    partial = folder.parent / f"{PARTIAL}-{zlib.crc32(folder.name.encode()):08x}" if new else folder / PARTIAL
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
     try:
@@ -240,6 +249,9 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
                 raise OSError(f"{folder / path.name} is a folder")
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
+        if new:
+            partial.rename(folder)
+            return
         for path in sorted(partial.iterdir(), key=lambda path: (path.name == "config.json", path.name == WEIGHTS)):
             os.replace(path, folder / path.name)
         (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # of a model in several files
