@@ -72,6 +72,9 @@ class Batch(Pending):
         """``batch["values"]`` waits for and brings a column; ``batch[:8]`` or ``batch[[3, 1]]`` is a batch of those rows."""
         if isinstance(key, str):
             return self._client.fetch({key: self._refs[key]})[key]
+        if isinstance(key, (tuple, list)) and any(isinstance(one, str) for one in key):
+            names = ", ".join(repr(one) for one in key if isinstance(one, str))
+            raise ColumnError(f"batch['response'] is one column; batch.table({names}) brings several")
         if is_whole(key):
             at = shown(key)
             raise ColumnError(f"batch[{at}] is ambiguous; use batch[{at}:{at} + 1] for rows or batch.inspect({at}) to look")

@@ -195,7 +195,11 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
         if not all(isinstance(score, int | float) for scores in finals for score in scores) or not all(finals):
             raise ValueError("final_scores are numbers, at least one per algorithm")
     except FileNotFoundError:
-        raise OptionError(f"there is no baseline {path}; compare(..., save_baseline=True) writes it") from None
+        there = sorted(one.name for one in Path(path).parent.glob("*.json"))[:10]
+        others = f"the folder has {', '.join(there)}" if there else "its folder has no .json file"
+        raise OptionError(
+            f"there is no baseline {path} yet; {others}. This call with save_baseline=True writes it, and later ones are judged"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OptionError(f"{path} is no baseline ({shown(error)}); compare(..., save_baseline=True) writes one") from None
     if not judged:

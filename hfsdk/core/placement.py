@@ -198,7 +198,10 @@ class Placement:
                 raise PlacementError(f"pool {pool.name!r} has no device; give it at least one")
         missing = [r for r in roles if r not in self.roles]
         if missing:
-            raise PlacementError(f"the placement forgets {listed(missing)}; it places {listed(self.roles)}. Name every role.")
+            unknown = [name for name in self.roles if name not in roles]
+            near = nearest(unknown[0], roles).partition("? ") if unknown else ("", "", "")
+            typo = f" There is no role {unknown[0]!r}; {near[0]}?" if near[1] else ""
+            raise PlacementError(f"the placement forgets {listed(missing)}; it places {listed(self.roles)}. Name every role.{typo}")
         unknown = [r for r in self.roles if r not in roles and not (is_shadow(r) and r.rpartition(".")[0] in roles)]
         if unknown:
             raise PlacementError(f"the placement names {listed(unknown)}, which the session does not have; roles: {listed(roles)}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.call_flow import Call, CallFlow, Edge
-from hfsdk.core.checks import checked
+from hfsdk.core.checks import checked, is_whole, shown
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.dataflow import Dataflow
 from hfsdk.core.errors import OptionError
@@ -105,12 +105,15 @@ class LiveDataflow(LiveStep):
 class Dataflows(LiveDataflow):
     """The current step's dataflow; ``[k]`` is that of step k, the steps counted from 0 (``[-1]`` is the last)."""
 
-    @checked
     def __getitem__(self, step: int) -> LiveDataflow:
+        if not is_whole(step):
+            raise OptionError(
+                f"dataflow[k] is that of one step, e.g. dataflow[-1]; got {shown(step)}. session.trace[2:5] spans several steps."
+            )
         last = self.step
         number = step + last + 1 if step < 0 else step
         if not 0 <= number <= last:
-            raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")
+            raise OptionError(f"there is no step {step}; the session has {self._steps_there}")
         live = LiveDataflow(self._client, self._cluster, number)
         _ = live.step  # raises for one that is no longer kept
         return live

@@ -36,6 +36,13 @@ class LiveStep:
         return self._step
 
     @property
+    def _steps_there(self) -> str:
+        """Which steps the session keeps, for messages."""
+        first: int = self._client.send(q.FirstStep())
+        last: int = self._client.send(q.CurrentStep())
+        return f"{f'step {last}' if first == last else f'steps {first} to {last}'} ([-1] is the last)"
+
+    @property
     def running(self) -> bool:
         """Whether a call is under way."""
         if self._client.closed:

@@ -129,7 +129,8 @@ def _check_context(roles: Sequence[RoleSpec], workload: Workload) -> None:
     role, longest = max(zip(actors, contexts, strict=True), key=lambda pair: pair[1])
     assert role.model is not None
     positions, declared = role.model.max_positions, role.rollout_options.max_model_len
-    shorter = f"a shorter workload: prompt_tokens + response_tokens of at most {longest:,}"
+    half = longest // 2
+    shorter = f"a shorter workload, e.g. hf.Workload(prompt_tokens={half}, response_tokens={longest - half})"
     do = f"give {shorter}"
     if needed <= positions:
         do = f"declare session.{role.kind}(..., rollout_options=hf.RolloutOptions(max_model_len={needed})), or {do}"

@@ -265,13 +265,16 @@ class Traces(LiveTrace):
         if isinstance(step, slice):
             first: int = self._client.send(q.FirstStep())
             numbers = range(last + 1)[step]
+            if not numbers:
+                asked = ":".join("" if part is None else str(part) for part in (step.start, step.stop))
+                raise OptionError(f"[{asked}] has no step; the session has {self._steps_there}")
             if step.start is None and step.step is None:
                 numbers = range(max(first, numbers.start), numbers.stop)
             spans = [s for number in numbers for s in LiveTrace(self._client, number).spans]
-            return Trace.of(spans, _numbers("step", list(numbers)) if numbers else "no steps")
+            return Trace.of(spans, _numbers("step", list(numbers)))
         number = step + last + 1 if step < 0 else step
         if not 0 <= number <= last:
-            raise OptionError(f"there is no step {step}; the session has steps 0 to {last}")
+            raise OptionError(f"there is no step {step}; the session has {self._steps_there}")
         live = LiveTrace(self._client, number)
         _ = live.step  # raises for one that is no longer kept
         return live

@@ -27,6 +27,7 @@ from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.engine.worker import user_code
+from hfsdk.engine.worker.non_finite import why_refused
 from hfsdk.engine.worker.rank_view import RankView
 from hfsdk.engine.worker.role_host import RoleHost
 from hfsdk.engine.worker.role_states import RoleStates
@@ -120,7 +121,7 @@ class HostedRole:
             with self._trainer.during(method) if self._trainer is not None else nullcontext():
                 return HANDLERS[method](self, table, given, safe)
         except NonFiniteRows as bad:
-            raise NonFiniteLossError(_non_finite_words(bad)) from None
+            raise NonFiniteLossError(why_refused(bad.row_ids, self.spec, self.trainer.num_updates)) from None
 
     # -- generation
 
@@ -316,11 +317,3 @@ def _replica_group(spec: RoleSpec) -> Any:
         return None
     first = dist.get_rank() // spec.rollout.tp * spec.rollout.tp
     return group_of(range(first, first + spec.rollout.tp))
-
-
-def _non_finite_words(bad: NonFiniteRows) -> str:
-    what = f"the loss of samples {bad.row_ids}" if bad.row_ids else "the gradient"
-    return (
-        f"{what} is NaN or infinite; this optimizer step was refused on every rank and the weights are as before it. "
-        "Look at these samples with batch.inspect(i) and at the loss function."
-    )
