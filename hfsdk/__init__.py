@@ -178,9 +178,18 @@ __all__ = [
 ]  # fmt: skip
 
 
+_ELSEWHERE = {
+    "Trainer": "a session trains: session.train(hf.PPO(), prompts, steps=50), or hf.GRPO(), hf.DPO(), ... in its place",
+    "Config": "options are an algorithm's, e.g. hf.PPO(clip=0.2), or a model's: session.actor(model, optimizer=hf.AdamW(lr=1e-5))",
+    "WithValueHead": "values come from a model of their own: session.critic(model)",
+}  # fmt: skip
+"""Endings of names of TRL -> what does that here."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES and name not in _HOMES:
-        raise AttributeError(f"hfsdk has no {name!r}; it has {', '.join(__all__)}")
+        hint = next((said for ending, said in _ELSEWHERE.items() if name.endswith(ending)), f"it has {', '.join(__all__)}")
+        raise AttributeError(f"hfsdk has no {name!r}; {hint}")
     with held():  # a process cannot import NumPy again once a Ctrl-C has met its import
         module = importlib.import_module(f"hfsdk.{_MODULES.get(name) or _HOMES[name]}")
     globals()[name] = value = module if name in _MODULES else getattr(module, name)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
+import pickle
 import time
 import unittest.mock
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import pytest
 
+import hfsdk as hf
 from hfsdk.core.bounds import Refused
 from hfsdk.core.checks import AnyNumber, Length, Name, Within, check_fields, checked, shown
 from hfsdk.core.errors import LayoutError, OptionError
@@ -124,13 +128,63 @@ def test_the_rest_is_checked_too():
         call(1, 2.0, "a", 3)
 
 
-def test_wrong_names_and_numbers_of_arguments_are_pythons_to_refuse():
+def test_missing_and_doubled_arguments_are_pythons_to_refuse():
     @checked
     def two(a: int, b: int = 0) -> None: ...
 
-    for args, named in [((1, 2, 3), {}), ((), {}), ((1,), {"c": 1}), ((1,), {"a": 1})]:
+    for args, named in [((), {}), ((1,), {"a": 1})]:
         with pytest.raises(TypeError, match=r"two\(\)"):
             two(*args, **named)
+
+
+def test_unknown_and_too_many_arguments_are_refused_with_what_there_is():
+    class Owner:
+        @checked
+        def train(self, a: int, *, steps: int = 0, folder: str = "") -> None: ...
+
+    refused = [
+        (
+            lambda o: o.train(1, stepps=1),
+            r"^Owner\.train has no argument 'stepps'; did you mean 'steps'\? There are a, steps, folder",
+        ),
+        (lambda o: o.train(1, max_steps=1), r"has no argument 'max_steps'; hfsdk calls it steps: Owner\.train\(steps=\.\.\.\)"),
+        (lambda o: o.train(1, callbacks=[]), r"has no argument 'callbacks'; stop=f is called with every step's row"),
+        (lambda o: o.train(1, 10), r"takes 1 argument by their place, and got 2; give the others by name: steps=\.\.\., folder="),
+    ]
+    for call_it, words in refused:
+        with pytest.raises(OptionError, match=words):
+            call_it(Owner())
+
+
+def test_a_function_that_takes_any_names_takes_them():
+    @checked
+    def any_of(a: int, **others: int) -> dict[str, int]:
+        return others
+
+    assert any_of(1, anything=2) == {"anything": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hf.AdamW(learning_rate=1e-5), r"AdamW has no option 'learning_rate'; hfsdk calls it lr: AdamW\(lr="),
+        (lambda: hf.AdamW(1e-5), r"AdamW takes its options by name: lr=\.\.\., betas="),
+        (lambda: hf.AdamW(warmup_ratio=0.1), r"warm-up is counted in steps: warmup_steps=10"),
+        (lambda: hf.Workload(batch_size=3), r"Workload has no option 'batch_size'; .*hf\.Workload\(prompts=32\)"),
+        (lambda: hf.Layout(tensor_parallel_size=2), r"hfsdk calls it tp: Layout\(tp="),
+        (lambda: hf.RolloutOptions(max_length=9), r"hfsdk calls it max_model_len"),
+    ],
+)
+def test_fields_that_do_not_exist_are_refused_with_what_there_is(make, words):
+    with pytest.raises(OptionError, match=words):
+        make()
+
+
+def test_named_fields_travel_and_are_replaced():
+    adam = hf.AdamW(lr=1e-4, weight_decay=0.1)
+    assert pickle.loads(pickle.dumps(adam)) == adam
+    assert dataclasses.replace(adam, lr=1e-3).weight_decay == 0.1
+    assert copy.deepcopy(hf.Layout(tp=2)) == hf.Layout(tp=2)
 
 
 def test_a_large_value_is_shown_in_one_short_line():

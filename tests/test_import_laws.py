@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
-    *["text", "credit", "errors", "exiting", "bounds", "scalars", "rules", "checks", "files"],
+    *["text", "credit", "errors", "exiting", "bounds", "scalars", "rules", "other_names", "checks", "files"],
     *["functions", "reward_arguments", "table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "roles"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],
     *["pending", "column_refs", "tokens", "batch", "call_events", "microbatch", "rollout_weights"],

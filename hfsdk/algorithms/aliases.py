@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from hfsdk.core.checks import shown
-from hfsdk.core.text import nearest
+from hfsdk.core.other_names import unknown_name
 
 OTHER_NAMES = {
     "kl_coef": "beta kl_beta kl_coeff kl_weight init_kl_coef kl_loss_coef kl_penalty_coef",
@@ -52,10 +51,6 @@ _ELSEWHERE = {
 """Options that are no algorithm's -> where they are."""
 
 
-def _by_word(groups: Mapping[str, str]) -> dict[str, str]:
-    return {word: said for words, said in groups.items() for word in words.split()}
-
-
 def unknown_option(what: str, name: str, known: Collection[str]) -> str:
     """Return what to say of an option that does not exist.
 
@@ -64,15 +59,4 @@ def unknown_option(what: str, name: str, known: Collection[str]) -> str:
         name: the option that was given.
         known: those that exist.
     """
-    asked = name.lower()
-    ours = [option for option, others in OTHER_NAMES.items() if asked in others.split()]
-    here, elsewhere = [option for option in ours if option in known], _by_word(_ELSEWHERE).get(asked)
-    if here:
-        said = f"hfsdk calls it {here[0]}: {what}({here[0]}=...)"
-    elif elsewhere:
-        said = elsewhere
-    elif ours:
-        said = f"hfsdk calls it {ours[0]}, which is no option of {what}; here are {', '.join(known)}"
-    else:
-        said = nearest(name, known)
-    return f"{what} has no option {shown(name)}; {said}"
+    return unknown_name(what, name, known, OTHER_NAMES, _ELSEWHERE)

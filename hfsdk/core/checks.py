@@ -21,16 +21,17 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, TypeVar, cast, overload
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, overload
 
 from hfsdk.core.bounds import NONFINITE, Length, OneOf, Refused, Rule, Within
 from hfsdk.core.errors import HfsdkError, OptionError
+from hfsdk.core.other_names import ARGUMENTS, ELSEWHERE, unknown_name
 from hfsdk.core.rules import rule_of, shown
 from hfsdk.core.scalars import ANYTHING, is_whole
 
 __all__ = [
-    "AnyNumber", "Count", "Fraction", "Index", "Length", "Name", "NonNegative", "OneOf", "Positive", "Title", "Within",
-    "check_fields", "check_options", "checked", "is_whole", "shown",
+    "AnyNumber", "Count", "Fraction", "Index", "Length", "Name", "NamedFields", "NonNegative", "OneOf", "Positive", "Title",
+    "Within", "check_fields", "check_options", "checked", "is_whole", "shown",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,6 +88,33 @@ def checked(function: F | None = None, *, error: type[HfsdkError] = OptionError)
     return call
 
 
+class NamedFields:
+    """Base of dataclasses that users make: a field that does not exist is refused with more words than Python has."""
+
+    _refusal: ClassVar[type[HfsdkError]] = OptionError
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Refuse fields that do not exist, and too many by their place.
+
+        Raises:
+            OptionError: says the nearest field, or what hfsdk calls that of another library.
+        """
+        if args or not given.keys() <= _field_names(cast(Any, cls)):
+            fields = [field for field in dataclasses.fields(cast(Any, cls)) if field.init]
+            most, names = sum(not field.kw_only for field in fields), [field.name for field in fields]
+            if len(args) > most:
+                raise cls._refusal(f"{cls.__name__} takes its options by name: {', '.join(f'{name}=...' for name in names)}")
+            for name in given:
+                if name not in names:
+                    raise cls._refusal(unknown_name(cls.__name__, name, names, ARGUMENTS, ELSEWHERE))
+        return super().__new__(cls)
+
+
+@cache
+def _field_names(kind: type) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cast(Any, kind)) if field.init)
+
+
 def check_fields(options: Any, error: type[HfsdkError] = OptionError) -> None:
     """Check that the fields of a dataclass are what they are declared as; scalars of numpy and torch become plain Python.
 
@@ -125,13 +153,14 @@ class _Parameters:
         self._named: dict[str, Rule] = {}
         self._rest: tuple[str, Rule] | None = None
         self._others = ANYTHING
+        self._any_name = False
         hints = _hints(function.__annotations__, function.__globals__)
         for name, parameter in inspect.signature(function).parameters.items():
             rule = rule_of(hints.get(name, Any))
             if parameter.kind is parameter.VAR_POSITIONAL:
                 self._rest = (name, rule)
             elif parameter.kind is parameter.VAR_KEYWORD:
-                self._others = rule
+                self._others, self._any_name = rule, True
             else:
                 if parameter.kind is not parameter.KEYWORD_ONLY:
                     self._positional.append((name, rule))
@@ -139,9 +168,11 @@ class _Parameters:
                     self._named[name] = rule
 
     def of_positional(self, args: tuple[Any, ...]) -> Sequence[Any]:
-        """Return positional arguments as they are taken; too many of them are Python's to refuse."""
+        """Return positional arguments as they are taken; refuse too many of them."""
         rules: Iterable[tuple[str, Rule]] = self._positional
-        if self._rest and len(args) > len(self._positional):
+        if len(args) > len(self._positional):
+            if self._rest is None:
+                raise self._error(self._too_many(args))
             rules = itertools.chain(rules, itertools.repeat(self._rest))
         given: Sequence[Any] = args
         for i, (value, (name, rule)) in enumerate(zip(args, rules, strict=False)):
@@ -153,15 +184,28 @@ class _Parameters:
         return given
 
     def of_named(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
-        """Return named arguments as they are taken; unknown names are Python's to refuse."""
+        """Return named arguments as they are taken; refuse unknown names."""
         for name, value in kwargs.items():
             rule = self._named.get(name, self._others)
+            if name not in self._named and not self._any_name:
+                raise self._error(unknown_name(self._what(args), name, self._names(), ARGUMENTS, ELSEWHERE, "argument"))
             taken = rule.take(value)
             if taken is not value:
                 if type(taken) is Refused:
                     raise self._error(_complaint(self._what(args), name, rule, value, taken))
                 kwargs[name] = taken
         return kwargs
+
+    def _names(self) -> list[str]:
+        return [name for name in self._named if name not in ("self", "cls", "parts")]
+
+    def _too_many(self, args: tuple[Any, ...]) -> str:
+        by_place = [name for name, _ in self._positional]
+        names = [name for name in self._names() if name not in by_place]
+        shift = len(by_place) - len([name for name in by_place if name in self._names()])
+        most, given = len(by_place) - shift, len(args) - shift
+        by_name = f"; give the others by name: {', '.join(f'{name}=...' for name in names)}" if names else ""
+        return f"{self._what(args)} takes {most} argument{'s' * (most != 1)} by their place, and got {given}{by_name}"
 
     def _what(self, args: tuple[Any, ...]) -> str:
         """Name the function as a user calls it: by the class of its object, or by the facade that passed the call on."""

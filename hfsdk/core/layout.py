@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated
 
-from hfsdk.core.checks import Length, OneOf, Within, check_fields, checked, shown
+from hfsdk.core.checks import Length, NamedFields, OneOf, Within, check_fields, checked, shown
 from hfsdk.core.cluster import MOST_DEVICES
 from hfsdk.core.errors import LayoutError
 from hfsdk.core.spec import ModelSpec
@@ -39,7 +39,7 @@ class Coordinates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(NamedFields):
     """Tensor, pipeline and data parallel sizes. Prints and parses as ``"tp2 pp1 dp2"``.
 
     ``dp=None`` means "fill up": :meth:`fill` sets it from the number of devices.

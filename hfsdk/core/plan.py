@@ -28,7 +28,7 @@ from hfsdk.core.alternative import (
     memory_view,
     seconds_text,
 )
-from hfsdk.core.checks import Count, Within, check_fields, check_options, shown
+from hfsdk.core.checks import Count, NamedFields, Within, check_fields, check_options, shown
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.placement import Placement
@@ -57,7 +57,7 @@ class Lengths(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(NamedFields):
     """What one step works on. ``None`` leaves an option as the algorithm has it."""
 
     prompts: Samples = 1024

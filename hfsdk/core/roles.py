@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from hfsdk.core.checks import Count, Index, Length, NonNegative, OneOf, Positive, Within, check_fields, checked
+from hfsdk.core.checks import Count, Index, Length, NamedFields, NonNegative, OneOf, Positive, Within, check_fields, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
@@ -29,7 +29,7 @@ Beta = Annotated[float, Within(0, below=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW:
+class AdamW(NamedFields):
     """AdamW with a learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
 
     lr: NonNegative = 1e-5
@@ -111,7 +111,7 @@ def state_bytes(dtype: str, stepped: bool = True) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutOptions:
+class RolloutOptions(NamedFields):
     """How the generating engine is sized."""
 
     max_model_len: Index = 0

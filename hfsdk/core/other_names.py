@@ -1,0 +1,99 @@
+"""Names that people bring along from TRL, transformers, verl and torch, and where hfsdk has what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from hfsdk.core.rules import shown
+from hfsdk.core.text import nearest
+
+ARGUMENTS = {
+    "max_new_tokens": "max_tokens max_length max_completion_length max_response_length response_length",
+    "max_model_len": "max_length max_seq_len max_seq_length context_length",
+    "n": "num_return_sequences num_generations n_samples num_samples",
+    "steps": "max_steps num_steps total_steps training_steps",
+    "prompts": "dataset train_dataset eval_dataset data texts",
+    "prompt_tokens": "prompt_length max_prompt_length",
+    "response_tokens": "response_length max_response_length max_new_tokens",
+    "max_prompt_tokens": "max_prompt_length prompt_length truncation",
+    "lr": "learning_rate",
+    "warmup_steps": "num_warmup_steps",
+    "total_steps": "num_training_steps",
+    "max_grad_norm": "grad_clip clip_grad gradient_clipping max_norm",
+    "schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "betas": "beta1 beta2 adam_beta1 adam_beta2",
+    "eps": "epsilon adam_epsilon",
+    "cluster": "devices hardware gpus",
+    "devices": "num_gpus gpus n_gpus num_devices num_workers world_size device",
+    "model": "model_name model_name_or_path pretrained checkpoint policy",
+    "source": "reward_funcs reward_fn function fn reward_func",
+    "folder": "output_dir save_dir checkpoint_dir save_directory directory",
+    "save_every": "save_steps save_freq save_interval checkpoint_every",
+    "keep": "save_total_limit",
+    "resume": "resume_from_checkpoint checkpoint load_from",
+    "track": "report_to logger log_with",
+    "metrics": "compute_metrics",
+    "progress": "verbose disable_tqdm",
+    "mini_batches": "num_mini_batches",
+    "micro_batch_tokens": "micro_batch_size ppo_micro_batch_size",
+    "recompute": "gradient_checkpointing activation_checkpointing",
+    "dtype": "torch_dtype precision bf16 fp16",
+    "column": "text_column prompt_column dataset_text_field field",
+    "batch_size": "per_device_train_batch_size train_batch_size",
+    "tp": "tensor_parallel tensor_parallel_size tp_size",
+    "pp": "pipeline_parallel pipeline_parallel_size pp_size",
+    "dp": "data_parallel data_parallel_size dp_size num_replicas",
+}  # fmt: skip
+"""hfsdk's name of an argument of its functions -> what it is called elsewhere."""
+
+_OPTIMIZER = "it belongs to the model's optimizer: optimizer=hf.AdamW(lr=1e-5)"
+_LAYOUT = "a layout is a text: train='tp2 dp2', rollout='tp2'"
+ELSEWHERE = {
+    "lr learning_rate weight_decay max_grad_norm betas": _OPTIMIZER,
+    "tp pp dp tensor_parallel tensor_parallel_size tensor_model_parallel_size pipeline_parallel_size num_gpus": _LAYOUT,
+    "epochs num_epochs num_train_epochs": "one pass over the data is len(prompts) steps: steps=3 * len(prompts)",
+    "callbacks callback": (
+        "stop=f is called with every step's row, and metrics=[f] with its batch; session.subscribe(f) hears every call"
+    ),
+    "do_sample": "temperature=0 takes the likeliest token, any other samples",
+    "eos_token_id pad_token_id tokenizer processing_class": "the tokenizer is that of the actor's model folder",
+    "args config training_args": "options are those of the algorithm: hf.PPO(clip=0.2), and of session.train itself",
+    "reward_funcs reward_fn reward_model": "the reward is a role of the session: session.reward(my_function)",
+    "ref_model reference": "the reference is a role of the session: session.reference(actor)",
+    "beta kl_coef clip epsilon gamma": "it belongs to the algorithm: hf.PPO(kl_coef=0.05)",
+    "max_new_tokens max_tokens temperature": "it belongs to the algorithm: hf.PPO(max_new_tokens=64, temperature=1.0)",
+    "warmup_ratio": "warm-up is counted in steps: warmup_steps=10",
+    "batch_size per_device_train_batch_size": (
+        "it belongs to the prompts: session.prompts(data, batch_size=32), or of a planned step hf.Workload(prompts=32)"
+    ),
+    "cuda gpu device device_map": "devices are the session's: hf.Session(devices=2)",
+}  # fmt: skip
+"""What is no argument here -> where it is."""
+
+
+def unknown_name(
+    what: str, name: str, known: Collection[str], others: Mapping[str, str], elsewhere: Mapping[str, str], kind: str = "option"
+) -> str:
+    """Return what to say of an option or argument that does not exist.
+
+    Args:
+        what: the algorithm, loss or function, as the user calls it.
+        name: what was given.
+        known: those that exist.
+        others: hfsdk's name -> its names elsewhere, divided by spaces.
+        elsewhere: names divided by spaces -> where in hfsdk that is.
+        kind: what it is called in the message.
+    """
+    asked = name.lower()
+    ours = [one for one, names in others.items() if asked in names.split()]
+    here = [one for one in ours if one in known]
+    where = next((said for names, said in elsewhere.items() if asked in names.split()), "")
+    if here:
+        said = f"hfsdk calls it {here[0]}: {what}({here[0]}=...)"
+    elif where:
+        said = where
+    elif ours and kind == "option":
+        said = f"hfsdk calls it {ours[0]}, which is no option of {what}; here are {', '.join(known)}"
+    else:
+        said = nearest(name, known)
+    return f"{what} has no {kind} {shown(name)}; {said}"
