@@ -34,7 +34,7 @@ from hfsdk.core.arguments import Folder
 from hfsdk.core.builtin import Method
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
-from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, why_unwritten, write_file
+from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, existing_parent, why_unwritten, write_file
 from hfsdk.core.methods import LOAD_STATE, SAVE_STATE
 from hfsdk.core.pending import Awaited
 from hfsdk.core.roles import state_bytes
@@ -148,10 +148,7 @@ class Saving(Awaited):
         """
         if self._session.context.simulated:
             return  # its files hold a number
-        needed = 0
-        for handle in self._trained:
-            assert handle.role.model is not None
-            needed += handle.role.model.num_parameters() * state_bytes(handle.role.dtype, handle.version > 0)
+        needed = sum(_num_bytes(handle, handle.version > 0) for handle in self._trained)
         free = shutil.disk_usage(self.folder).free
         if free < needed + SPARE_BYTES:
             raise CheckpointError(
@@ -311,6 +308,31 @@ class Saving(Awaited):
     def __repr__(self) -> str:
         state = "saving" if not self.done else "saved" if self._failure is None else "failed"
         return printable(f"<{state}: {self.folder}>")
+
+
+def check_space(session: Saveable, folder: Path, num_saves: int, keep: int) -> None:
+    """Refuse a run whose saves would not fit, before it begins; the one before stays until a new one is complete.
+
+    Raises:
+        CheckpointError: says how much the saves take and how much is free.
+    """
+    if session.context.simulated or not num_saves:
+        return
+    each = sum(_num_bytes(handle, stepped=True) for handle in session.trained())
+    there = len(states_in(folder)) if folder.is_dir() else 0
+    more = max(1, min(num_saves, keep + 1 - there))
+    needed, free = more * each + SPARE_BYTES, shutil.disk_usage(existing_parent(folder)).free
+    if free < needed:
+        raise CheckpointError(
+            f"the saves of this run would not fit into {folder}: each takes {each / 1e6:,.1f} MB, with keep={keep} there are up to "
+            f"{keep + 1} at a time, and the disk has {free / 1e6:,.1f} MB free. Free some space, or give a folder on another disk."
+        )
+
+
+def _num_bytes(handle: ModelHandle, stepped: bool) -> int:
+    """Return the bytes of a role's state in a save."""
+    assert handle.role.model is not None
+    return handle.role.model.num_parameters() * state_bytes(handle.role.dtype, stepped)
 
 
 _PASSING = (Saving._begin.__code__, Saving._complete.__code__, ControllerClient.settle.__code__)

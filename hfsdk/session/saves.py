@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal, Protocol, overload
 
 from hfsdk.core.checks import Count, checked
-from hfsdk.session.checkpoint import Saving, load_session
+from hfsdk.session.checkpoint import Saving, check_space, load_session
+from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.pending_save import PendingSave
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.saveable import Saveable
@@ -68,6 +69,15 @@ class Saves:
         saving.run_in_background()
         self._pending.begin(saving)
         return saving
+
+    def check_space(self, folder: str | Path, num_saves: int, keep: int) -> None:
+        """Refuse a run whose saves would not fit.
+
+        Raises:
+            OptionError: ``folder`` is no path.
+            CheckpointError: says how much the saves take and how much is free.
+        """
+        check_space(self._session, folder_of(folder, "a save"), num_saves, keep)
 
     @checked
     def load(self, folder: str | Path) -> None:

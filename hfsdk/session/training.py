@@ -22,7 +22,6 @@ from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm, check_algorithm
-from hfsdk.session.checkpoint_index import folder_of
 from hfsdk.session.history_log import ORDER
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
@@ -83,12 +82,12 @@ def train(  # noqa: D417
 
     Raises:
         OptionError: an option is out of its range, or a tracker's package is not installed.
-        CheckpointError: ``resume`` is not a checkpoint of these roles.
+        CheckpointError: ``resume`` is not a checkpoint of these roles, or the saves would not fit on the disk.
         CallError: a call failed.
     """
     _check_options(algorithm, save_every, folder)
     if folder is not None:
-        folder_of(folder, "a save")
+        parts.saves.check_space(folder, steps // save_every if save_every else 0, keep)
     chosen = trackers(track)
     if parts.runs.run is not None and parts.runs.run.running:
         raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")

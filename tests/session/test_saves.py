@@ -256,6 +256,27 @@ def test_too_little_space_is_told_before_the_ranks_copy(session, controller, tmp
     assert "save_state" not in {x.method for x in controller.submits.values()}
 
 
+@pytest.mark.parametrize(
+    ("there", "keep", "steps", "states"), [(0, 1, 1, 1), (0, 1, 9, 2), (0, 3, 2, 2), (0, 3, 9, 4), (2, 3, 9, 2), (1, 1, 9, 1)]
+)
+def test_a_run_whose_saves_would_not_fit_is_refused_before_its_first_step(
+    session, tmp_path, monkeypatch, there, keep, steps, states
+):
+    prompts = prepared(session).prompts(["a", "b"], batch_size=2)
+    for number in range(there):
+        (tmp_path / f"state-{number}").mkdir()
+    each = 2 * session.models.actor.spec.num_parameters() * 12  # actor and critic: weights and two moments in fp32
+    given = {"steps": steps, "save_every": 1, "folder": tmp_path, "keep": keep, "progress": False}
+    monkeypatch.setattr("hfsdk.session.checkpoint.shutil.disk_usage", lambda folder: type("Usage", (), {"free": states * each}))
+    with pytest.raises(hf.CheckpointError, match=rf"each takes .* MB, with keep={keep} .*MB free\. Free some space"):
+        session.train(hf.PPO(max_new_tokens=4), prompts, **given)
+    assert session.run is None
+    enough = states * each + checkpoint.SPARE_BYTES
+    monkeypatch.setattr("hfsdk.session.checkpoint.shutil.disk_usage", lambda folder: type("Usage", (), {"free": enough}))
+    checkpoint.check_space(parts_of(session).saved, tmp_path, steps, keep)
+    checkpoint.check_space(parts_of(session).saved, tmp_path / "not" / "made", 1, keep)
+
+
 # -- what an index may say
 
 
