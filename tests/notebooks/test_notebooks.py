@@ -137,7 +137,6 @@ def test_notebooks_are_numbered_without_a_gap():
 def test_links_lead_somewhere(path):
     texts = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", "\n".join(texts))
-    assert links
     for file, place in links:
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), file
