@@ -21,6 +21,7 @@ from typing import Any
 
 from hfsdk.core.checks import Count, NonNegative, check_fields, shown
 from hfsdk.core.errors import CheckpointError, OptionError
+from hfsdk.core.field_texts import documented
 from hfsdk.session.best_checkpoint import BestCheckpoint
 from hfsdk.session.checkpoint_index import folder_of, read_index
 from hfsdk.session.evaluation import evaluate
@@ -35,6 +36,7 @@ FOLDER = "best"
 """Of the best checkpoint, in the run's folder."""
 
 
+@documented
 @dataclass(frozen=True)
 class KeepBest:
     """How ``session.train(keep_best=...)`` measures which checkpoint is the best."""

@@ -263,6 +263,8 @@ def test_a_run_whose_saves_would_not_fit_is_refused_before_its_first_step(
     session, tmp_path, monkeypatch, there, keep, steps, states
 ):
     prompts = prepared(session).prompts(["a", "b"], batch_size=2)
+    session.reference(session.models.actor)
+    session.reward(lambda completions: [0.0] * len(completions))
     for number in range(there):
         (tmp_path / f"state-{number}").mkdir()
     each = 2 * session.models.actor.spec.num_parameters() * 12  # actor and critic: weights and two moments in fp32
