@@ -23,6 +23,8 @@ Requirement = pytest.importorskip("packaging.requirements").Requirement
 ROOT = Path(__file__).parents[1]
 ENGINES = ("torch", "ray", "vllm", "megatron", "transformers", "tokenizers")
 LEFT_OUT = "jupyterlab"
+WITH_JUPYTERLAB = ("jinja2",)
+"""What comes with it and tables of pandas with colours need."""
 NO_INDEX = (
     "No matching distribution",
     "Could not find a version",
@@ -38,7 +40,7 @@ def notebook_pins() -> list[str]:
     """The notebook extra and what it needs, each as it is installed here, which is as ``requirements/cpu.lock`` pins it."""
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]["notebook"]
     base = set(re.findall(r"^([\w-]+)==", (ROOT / "requirements" / "base.lock").read_text(encoding="utf-8"), re.MULTILINE))
-    todo, found = [Requirement(one).name for one in extra if Requirement(one).name != LEFT_OUT], {}
+    todo, found = [*WITH_JUPYTERLAB, *(name for one in extra if (name := Requirement(one).name) != LEFT_OUT)], {}
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
         if name not in found and name not in base:

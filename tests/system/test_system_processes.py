@@ -170,6 +170,7 @@ def examples():
         m.Snapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Forget((kept,)), m.Close(), m.InRow((1, 2)), m.AwaitLoads(),
         *(query(1) for query in (q.StateOf, q.ResultOf, q.WriterOf, q.StoredOf, q.CallsOf, q.SpansOf, q.FlowsOf, q.RerunsOf)),
         *(query() for query in (q.CurrentStep, q.FirstStep, q.RunningCalls, q.Changes, q.Roles, q.CurrentPlacement, q.Devices)),
+        q.UpcomingStep(),
         q.InfoOf(ref), q.ControllerBytes(),
     ]  # fmt: skip
 

@@ -13,6 +13,7 @@ export function H(tag, attrs, parent, text) {
   const e = document.createElement(tag);
   for (const k in attrs) if (attrs[k] !== null && attrs[k] !== undefined) e.setAttribute(k, attrs[k]);
   if (text !== undefined) e.textContent = text;
+  if (tag === "td" && /\S{48}/.test(text)) e.classList.add("hf-long"); // a word that no column is wide enough for
   if (parent) parent.appendChild(e);
   return e;
 }
