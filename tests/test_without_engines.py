@@ -14,6 +14,7 @@ import sys
 import tomllib
 from importlib.metadata import requires, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,15 +175,18 @@ def test_notebook_10_runs_on_its_kernel(python: Path, tmp_path: Path) -> None:
             argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
             return KernelSpec(argv=argv, display_name="without engines", language="python", env={"PYTHONPATH": ""})
 
+    class Manager(AsyncKernelManager):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(kernel_spec_manager=Specs(), **options)
+
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     (tmp_path / "notebooks").mkdir()
     (path,) = (ROOT / "notebooks").glob("10_*.ipynb")
     notebook = nbformat.read(path, as_version=4)
-    manager = AsyncKernelManager(kernel_name="without", kernel_spec_manager=Specs())
-    client = nbclient.NotebookClient(
-        notebook, km=manager, timeout=300, resources={"metadata": {"path": str(tmp_path / "notebooks")}}
-    )
-    client.execute()
+    where = {"metadata": {"path": str(tmp_path / "notebooks")}}
+    nbclient.NotebookClient(
+        notebook, kernel_name="without", kernel_manager_class=Manager, timeout=300, resources=where
+    ).execute()  # which ends only a kernel whose manager it made itself
     ran = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in ran)
     assert "statements" in json.dumps(ran[-1].outputs)
