@@ -85,7 +85,7 @@ def one(seed: int, settings: Settings) -> dict[str, Any]:
     return {
         "seed": seed, "before": before, "after": after, "gain": after - before, "best_step": run.best.step,
         "held_out": {-1: run.best.start, **held_out}, "seconds": time.perf_counter() - since, "cpu_s": cpu_s,
-        "step_s": sum(row["seconds"] for row in run.rows) / len(run.rows), "lr": run.rows[-1]["lr"], "warnings": run.warnings,
+        "step_s": sum(row["seconds"] for row in run.rows) / len(run.rows), "lr": run.rows[-1]["actor_lr"], "warnings": run.warnings,
         "entropy": [run.rows[0]["entropy"], run.rows[-1]["entropy"]],
     }  # fmt: skip
 
