@@ -1,6 +1,6 @@
 // A performance model before and after it was fitted: every call's seconds as measured (solid) and as predicted (hatched), the
 // errors beside them; below, the constants that changed and how far the phases spread.
-import { coalesced, fmtCount, fmtSeconds, frame, H, hatches, isMissing, keyboard, S, shorten, swatch } from "./core.js";
+import { drawnRows, fmtCount, fmtSeconds, frame, H, hatches, isMissing, S, shorten, swatch, titledSvg } from "./core.js";
 
 const LEFT = 190,
   RIGHT = 190,
@@ -12,8 +12,8 @@ const percent = (e) => (isMissing(e) ? "–" : `${e >= 0 ? "+" : "−"}${Math.ab
 function render({ model, el }) {
   const f = frame(el, "calibration");
   let view,
-    width = 0,
-    current = -1;
+    width = 0;
+  const current = { row: -1 };
   const wide = () => Math.max(520, Math.min(1000, f.root.clientWidth - 16 || 900));
   const errors = (r) => `${percent(r.error_before)} → ${percent(r.error_after)}`;
 
@@ -21,7 +21,7 @@ function render({ model, el }) {
     const y = 6 + i * ROW_HEIGHT,
       scale = (width - LEFT - RIGHT) / view.most_s,
       g = S("g", { class: "hf-mark hf-row", "data-row": i, "data-error": r.error_after }, svg);
-    S("rect", { x: 0, y: y - 3, width, height: ROW_HEIGHT - 6, class: "hf-panel", "fill-opacity": i === current ? 1 : 0 }, g);
+    S("rect", { x: 0, y: y - 3, width, height: ROW_HEIGHT - 6, class: "hf-panel", "fill-opacity": i === current.row ? 1 : 0 }, g);
     S("text", { x: LEFT - 8, y: y + 22, "text-anchor": "end", class: "hf-fg" }, g, shorten(r.call, 28));
     Object.keys(view.colors).forEach((side, k) => {
       const seconds = r[side + "_s"],
@@ -60,16 +60,7 @@ function render({ model, el }) {
     width = wide();
     f.title.textContent = view.title;
     const height = 8 + ROW_HEIGHT * view.calls.length;
-    const svg = S("svg", {
-      width,
-      height,
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": view.summary,
-      "font-size": 11,
-    });
-    S("title", {}, svg, view.title);
-    S("desc", {}, svg, view.summary);
+    const svg = titledSvg(view, width, height);
     const hatch = hatches(svg);
     view.calls.forEach((r, i) => row(svg, hatch, r, i));
     f.host.replaceChildren(svg);
@@ -122,29 +113,7 @@ function render({ model, el }) {
       spoken,
     );
   }
-  keyboard(f.host, {
-    step: (dx, dy) => {
-      current = Math.max(0, Math.min(view.calls.length - 1, current + (dx || dy)));
-    },
-    show: () => {
-      if (!view.calls.length) return;
-      draw();
-      const box = f.host.getBoundingClientRect();
-      tip(current, box.left + LEFT, box.top + 6 + current * ROW_HEIGHT + 20, true);
-    },
-    keys: { Escape: () => f.hideTip() },
-  });
-  f.host.addEventListener("blur", () => f.hideTip());
-  draw();
-  const again = coalesced(draw);
-  model.on("change:view", again);
-  const resize = new ResizeObserver(() => {
-    if (Math.abs(wide() - width) > 2) again();
-  });
-  resize.observe(f.root);
-  return () => {
-    model.off("change:view", again);
-    resize.disconnect();
-  };
+  const moved = () => Math.abs(wide() - width) > 2;
+  return drawnRows({ model, f, current, rows: () => view.calls, draw, moved, tip, left: LEFT, rowHeight: ROW_HEIGHT });
 }
 export default { render };

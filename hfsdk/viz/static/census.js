@@ -1,5 +1,5 @@
 // The weights on each rank: those counted as a solid bar by who holds them, those planned as a hatched one below it.
-import { coalesced, fmtBytes, frame, H, hatches, keyboard, S, swatch } from "./core.js";
+import { drawnRows, fmtBytes, frame, H, hatches, S, swatch, titledSvg } from "./core.js";
 
 const LEFT = 70,
   RIGHT = 96,
@@ -9,8 +9,8 @@ const LEFT = 70,
 function render({ model, el }) {
   const f = frame(el, "census");
   let view,
-    width = 0,
-    current = -1;
+    width = 0;
+  const current = { row: -1 };
   const wide = () => Math.max(420, Math.min(1000, f.root.clientWidth - 16 || 900));
   const partsOf = (r) => view.holders.filter((h) => r[h.name + "_bytes"]).map((h) => [h, r[h.name + "_bytes"]]);
 
@@ -18,7 +18,7 @@ function render({ model, el }) {
     const y = 6 + i * ROW_HEIGHT,
       scale = (width - LEFT - RIGHT) / view.most_bytes,
       g = S("g", { class: "hf-mark hf-row", "data-row": r.rank, "data-bytes": r.total_bytes }, svg);
-    S("rect", { x: 0, y: y - 2, width, height: ROW_HEIGHT - 3, class: "hf-panel", "fill-opacity": i === current ? 1 : 0 }, g);
+    S("rect", { x: 0, y: y - 2, width, height: ROW_HEIGHT - 3, class: "hf-panel", "fill-opacity": i === current.row ? 1 : 0 }, g);
     S("text", { x: LEFT - 8, y: y + 14, "text-anchor": "end", class: "hf-fg" }, g, `rank ${r.rank}`);
     let x = LEFT;
     for (const [holder, bytes] of partsOf(r)) {
@@ -56,16 +56,7 @@ function render({ model, el }) {
     width = wide();
     f.title.textContent = view.title;
     const height = 10 + ROW_HEIGHT * view.ranks.length;
-    const svg = S("svg", {
-      width,
-      height,
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": view.summary,
-      "font-size": 11,
-    });
-    S("title", {}, svg, view.title);
-    S("desc", {}, svg, view.summary);
+    const svg = titledSvg(view, width, height);
     const hatch = hatches(svg);
     view.ranks.forEach((r, i) => bar(svg, hatch, r, i));
     f.host.replaceChildren(svg);
@@ -94,29 +85,7 @@ function render({ model, el }) {
     ];
     f.showTip(x, y, `rank ${r.rank}`, rows, spoken);
   }
-  keyboard(f.host, {
-    step: (dx, dy) => {
-      current = Math.max(0, Math.min(view.ranks.length - 1, current + (dx || dy)));
-    },
-    show: () => {
-      if (!view.ranks.length) return;
-      draw();
-      const box = f.host.getBoundingClientRect();
-      tip(current, box.left + LEFT, box.top + 6 + current * ROW_HEIGHT + 20, true);
-    },
-    keys: { Escape: () => f.hideTip() },
-  });
-  f.host.addEventListener("blur", () => f.hideTip());
-  draw();
-  const again = coalesced(draw);
-  model.on("change:view", again);
-  const resize = new ResizeObserver(() => {
-    if (Math.abs(wide() - width) > 2) again();
-  });
-  resize.observe(f.root);
-  return () => {
-    model.off("change:view", again);
-    resize.disconnect();
-  };
+  const moved = () => Math.abs(wide() - width) > 2;
+  return drawnRows({ model, f, current, rows: () => view.ranks, draw, moved, tip, left: LEFT, rowHeight: ROW_HEIGHT });
 }
 export default { render };

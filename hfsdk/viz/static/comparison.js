@@ -1,5 +1,5 @@
 // Two accounts of the same calls as paired bars; measured solid, predicted and guessed hatched; signed errors at the right.
-import { coalesced, fmtSeconds, frame, H, hatches, isMissing, keyboard, S, shorten, swatch } from "./core.js";
+import { drawnRows, fmtSeconds, frame, H, hatches, isMissing, S, shorten, swatch, titledSvg } from "./core.js";
 
 const LEFT = 210,
   RIGHT = 190,
@@ -7,8 +7,8 @@ const LEFT = 210,
 
 function render({ model, el }) {
   const f = frame(el, "comparison");
-  let view,
-    current = -1;
+  let view;
+  const current = { row: -1 };
   function errorText(r) {
     if (isMissing(r.error_s)) return "";
     const sign = r.error_s >= 0 ? "+" : "−";
@@ -21,16 +21,7 @@ function render({ model, el }) {
     f.title.textContent = view.title;
     const width = Math.max(520, Math.min(1000, f.root.clientWidth - 16 || 900)),
       height = 10 + ROW_HEIGHT * view.rows.length;
-    const svg = S("svg", {
-      width,
-      height,
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": view.summary,
-      "font-size": 11,
-    });
-    S("title", {}, svg, view.title);
-    S("desc", {}, svg, view.summary);
+    const svg = titledSvg(view, width, height);
     const hatch = hatches(svg),
       scale = (width - LEFT - RIGHT) / view.most_s;
     view.rows.forEach((r, i) => {
@@ -38,10 +29,10 @@ function render({ model, el }) {
         total = i === view.rows.length - 1;
       const g = S(
         "g",
-        { class: "hf-mark hf-row" + (i === current ? " hf-current-row" : ""), "data-row": i, "data-error": r.error_s },
+        { class: "hf-mark hf-row" + (i === current.row ? " hf-current-row" : ""), "data-row": i, "data-error": r.error_s },
         svg,
       );
-      S("rect", { x: 0, y: y - 2, width, height: ROW_HEIGHT - 3, class: "hf-panel", "fill-opacity": i === current ? 1 : 0 }, g);
+      S("rect", { x: 0, y: y - 2, width, height: ROW_HEIGHT - 3, class: "hf-panel", "fill-opacity": i === current.row ? 1 : 0 }, g);
       if (total) S("line", { x1: 8, x2: width - 8, y1: y - 4, y2: y - 4, class: "hf-grid" }, g);
       S(
         "text",
@@ -108,26 +99,6 @@ function render({ model, el }) {
       spoken,
     );
   }
-  keyboard(f.host, {
-    step: (dx, dy) => {
-      current = Math.max(0, Math.min(view.rows.length - 1, current + (dx || dy)));
-    },
-    show: () => {
-      draw();
-      const box = f.host.getBoundingClientRect();
-      tip(current, box.left + LEFT, box.top + 6 + current * ROW_HEIGHT + 20, true);
-    },
-    keys: { Escape: () => f.hideTip() },
-  });
-  f.host.addEventListener("blur", () => f.hideTip());
-  draw();
-  const again = coalesced(draw);
-  model.on("change:view", again);
-  const resize = new ResizeObserver(again);
-  resize.observe(f.root);
-  return () => {
-    model.off("change:view", again);
-    resize.disconnect();
-  };
+  return drawnRows({ model, f, current, rows: () => view.rows, draw, tip, left: LEFT, rowHeight: ROW_HEIGHT });
 }
 export default { render };

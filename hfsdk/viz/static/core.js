@@ -204,6 +204,15 @@ export function coalesced(draw) {
   };
 }
 
+// the drawing of a view, which has a title and a summary
+export function titledSvg(view, width, height, more) {
+  const size = { width, height, viewBox: `0 0 ${width} ${height}` };
+  const svg = S("svg", { ...size, role: "img", "aria-label": view.summary, "font-size": 11, ...more });
+  S("title", {}, svg, view.title);
+  S("desc", {}, svg, view.summary);
+  return svg;
+}
+
 export function swatch(parent, label, paint) {
   const span = H("span", {}, parent);
   const svg = S("svg", { width: 16, height: 11, "aria-hidden": "true" }, span);
@@ -224,4 +233,30 @@ export function keyboard(host, { step, show, keys }) {
     ev.preventDefault();
     ev.stopPropagation();
   });
+}
+
+// a picture of rows, drawn now and again when the view or the room for it changes; arrow keys move `current.row`. Returns what ends it.
+export function drawnRows({ model, f, current, rows, draw, moved = () => true, tip, left, rowHeight }) {
+  keyboard(f.host, {
+    step: (dx, dy) => {
+      current.row = Math.max(0, Math.min(rows().length - 1, current.row + (dx || dy)));
+    },
+    show: () => {
+      if (!rows().length) return;
+      draw();
+      const box = f.host.getBoundingClientRect();
+      tip(current.row, box.left + left, box.top + 6 + current.row * rowHeight + 20, true);
+    },
+    keys: { Escape: () => f.hideTip() },
+  });
+  f.host.addEventListener("blur", () => f.hideTip());
+  draw();
+  const again = coalesced(draw);
+  model.on("change:view", again);
+  const resize = new ResizeObserver(() => moved() && again());
+  resize.observe(f.root);
+  return () => {
+    model.off("change:view", again);
+    resize.disconnect();
+  };
 }

@@ -18,6 +18,7 @@ import {
   shade,
   stripes,
   swatch,
+  titledSvg,
 } from "./core.js";
 
 const [ROW, LANE, SUB, DEPTH, START, DURATION, NAME, ROLE, METHOD, LABEL, FLAGS, CALL, RANK, ATTRS] = Array(14).keys();
@@ -449,17 +450,7 @@ function render({ model, el }) {
     measure();
     f.title.textContent = view.title;
     shapes = visible();
-    const svg = S("svg", {
-      width,
-      height,
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": view.summary,
-      "font-size": 11,
-      style: "touch-action:none",
-    });
-    S("title", {}, svg, view.title);
-    S("desc", {}, svg, view.summary);
+    const svg = titledSvg(view, width, height, { style: "touch-action:none" });
     const inner = scenery(svg),
       many = view.marks.length > CANVAS_ABOVE,
       useCanvas = many && !f.paper;
