@@ -26,7 +26,8 @@ def settle(cell: nbformat.NotebookNode) -> None:
 def run(path: Path) -> None:
     """Execute one notebook and save it with outputs that need no kernel."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False).execute()
+    beside = {"metadata": {"path": str(path.resolve().parent)}}  # where a reader runs it
+    NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False, resources=beside).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":

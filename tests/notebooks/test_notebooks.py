@@ -25,10 +25,6 @@ TRAIN = ("01", "05", "06", "07")
 """Notebooks with training loops of many steps."""
 FEW_STEPS = 2
 
-AS_BEFORE = ("02", "05", "06", "09", "10")
-"""Notebooks that have no opening, exercises and checks yet; nothing new joins them."""
-TEACHING = [path for path in NOTEBOOKS if not path.name.startswith(AS_BEFORE)]
-
 START = """
 import ray
 from hfsdk.engine.ray import ray_start
@@ -118,7 +114,7 @@ def test_committed_outputs_stand_alone(path):
     assert any("data:image/svg+xml" in data.get("text/html", "") for data in bundles), "pictures carry a static image"
 
 
-@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_opens_with_its_number_a_question_what_it_needs_and_minutes(path):
     title, _, question, needs, minutes, *_ = nbformat.read(path, as_version=4).cells[0].source.split("\n")
     assert title.startswith(f"# {int(path.name[:2])}. ")
@@ -146,7 +142,7 @@ def test_links_lead_somewhere(path):
             assert place in slugs, f"{file}#{place}"
 
 
-@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_guesses_are_left_to_the_reader_and_come_before_the_answer(path):
     cells = nbformat.read(path, as_version=4).cells
     for before, cell in pairwise(cells):
@@ -159,7 +155,7 @@ def test_guesses_are_left_to_the_reader_and_come_before_the_answer(path):
                 assert set(values) <= {"...", "{"}, line
 
 
-@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_last_cells_check_what_the_text_says(path):
     cells = nbformat.read(path, as_version=4).cells
     last = cells[-2:] if "stored" in cells[-1].metadata.get("tags", []) else cells[-1:]
@@ -169,7 +165,7 @@ def test_the_last_cells_check_what_the_text_says(path):
     assert not any("stored" in cell.metadata.get("tags", []) for cell in cells[:-1])
 
 
-@pytest.mark.parametrize("path", TEACHING, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_notebook_has_three_exercises_and_one_changes_code(path):
     of_notebook = [number for number in EXERCISES if number[:2] == path.name[:2]]
     assert len(of_notebook) >= 3
