@@ -70,6 +70,8 @@ CONTENTS = {
 SECTIONS = Config(napoleon_use_ivar=True, napoleon_custom_sections=[("Options", "params_style"), ("Fields", "params_style")])
 """How sections of docstrings are read, those with a line for each field of a dataclass too."""
 
+_PICTURE = re.compile(r'<picture>\n.*srcset="(?P<dark>.+)">\n.*alt="(?P<alt>.+)" src="(?P<light>.+)">\n</picture>')
+"""A picture in two themes, as GitHub shows it by the reader's system; the site has a theme of its own."""
 _API_NAME = re.compile(r"^- `hf\.([\w.]+)`$", re.MULTILINE)
 
 
@@ -100,6 +102,12 @@ def directive(found: re.Match[str]) -> str:
     return f"```{{eval-rst}}\n.. {kind}:: {name}\n{without}```"
 
 
+def in_both_themes(found: re.Match[str]) -> str:
+    """Return a picture's two images, each for the theme of the site that it is drawn for, as MyST."""
+    images = ((found["light"], "only-light"), (found["dark"], "only-dark"))
+    return "\n".join(f"```{{image}} {file}\n:alt: {found['alt']}\n:class: {theme}\n```" for file, theme in images)
+
+
 def on_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Turn a docstring in Google's style into reStructuredText; that of a field is one sentence, without sections."""
     if what != "attribute":
@@ -118,7 +126,7 @@ def on_signature(app: Sphinx, what: str, name: str, obj: type, *rest: object) ->
 def on_source_read(app: Sphinx, page: str, source: list[str]) -> None:
     """Add to a page what only the site has."""
     if page == root_doc:
-        source[0] += contents()
+        source[0] = _PICTURE.sub(in_both_themes, source[0]) + contents()
     elif page == "docs/decisions/README":
         source[0] += toctree(["20*"])
     elif page == "docs/api":

@@ -55,6 +55,8 @@ def site(tmp_path_factory):
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_opens_at_the_readme(site):
     assert "url=README.html" in (site / "index.html").read_text()
+    first = re.findall(r'<img[^>]*class="(only-\w+)[^>]*src="_images/(\w+)', (site / "README.html").read_text())
+    assert first == [("only-light", "timeline_light"), ("only-dark", "timeline_dark")], "its picture is that of the site's theme"
     assert 'id="hfsdk.PPO"' in (site / "docs" / "api.html").read_text()
 
 
