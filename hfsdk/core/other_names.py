@@ -10,9 +10,10 @@ from hfsdk.core.text import nearest
 ARGUMENTS = {
     "max_new_tokens": "max_tokens max_length max_completion_length max_response_length response_length",
     "max_model_len": "max_length max_seq_len max_seq_length context_length",
-    "n": "num_return_sequences num_generations n_samples num_samples",
+    "n": "num_return_sequences num_generations n_samples num_samples n_samples_per_prompt rollout_n group_size",
+    "epochs": "num_epochs ppo_epochs num_ppo_epochs num_iterations",
     "steps": "max_steps num_steps total_steps training_steps",
-    "prompts": "dataset train_dataset eval_dataset data texts",
+    "prompts": "dataset train_dataset data texts",
     "prompt_tokens": "prompt_length max_prompt_length",
     "response_tokens": "response_length max_response_length max_new_tokens",
     "max_prompt_tokens": "max_prompt_length prompt_length truncation",
@@ -26,7 +27,7 @@ ARGUMENTS = {
     "cluster": "devices hardware gpus",
     "devices": "num_gpus gpus n_gpus num_devices num_workers world_size device",
     "model": "model_name model_name_or_path pretrained checkpoint policy",
-    "source": "reward_funcs reward_fn function fn reward_func",
+    "source": "reward_funcs reward_fn function fn reward_func dataset data texts",
     "folder": "output_dir save_dir checkpoint_dir save_directory directory",
     "save_every": "save_steps save_freq save_interval checkpoint_every",
     "keep": "save_total_limit",
@@ -52,6 +53,9 @@ ELSEWHERE = {
     "lr learning_rate weight_decay max_grad_norm betas": _OPTIMIZER,
     "tp pp dp tensor_parallel tensor_parallel_size tensor_model_parallel_size pipeline_parallel_size num_gpus": _LAYOUT,
     "epochs num_epochs num_train_epochs": "one pass over the data is len(prompts) steps: steps=3 * len(prompts)",
+    "eval_dataset eval_steps eval_strategy load_best_model_at_end metric_for_best_model": (
+        "held-out prompts are measured by keep_best=hf.KeepBest(held_out, every=10), or by session.evaluate(held_out)"
+    ),
     "callbacks callback": (
         "stop=f is called with every step's row, and metrics=[f] with its batch; session.subscribe(f) hears every call"
     ),

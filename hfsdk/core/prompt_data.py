@@ -77,10 +77,9 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
             raise ColumnError(f"this is a DatasetDict with {', '.join(map(str, source))}; give one of them, e.g. data['train']")
         return _of_one_length(source)
     if package == "datasets":
-        names: list[str] = list(source.column_names)
-        return {name: source[name] for name in names}
+        return _of_dataset(source, column)
     if package == "pandas" and hasattr(source, "columns"):
-        return {str(name): source[name].tolist() for name in source.columns}
+        return _of_frame(source)
     if (package == "pandas" and hasattr(source, "index")) or (isinstance(source, np.ndarray) and source.ndim == 1):
         return {column: source.tolist()}
     if isinstance(source, np.ndarray) and source.ndim == 2:
@@ -99,6 +98,21 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
             raise ColumnError(f"item {lacking[0][0]} of the data lacks {shown(lacking[0][1])}, which others have")
         return {name: [item[name] for item in source] for name in names}
     return {column: source}
+
+
+def _of_dataset(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
+    """Return the columns of a Dataset, or the one that ``data["prompt"]`` is."""
+    if not hasattr(source, "__len__"):
+        raise ColumnError("this dataset is streamed; give rows of it, e.g. list(data.take(1000))")
+    if isinstance(source, Sequence):
+        return {column: list(source)}
+    return {name: source[name] for name in source.column_names}
+
+
+def _of_frame(frame: Any) -> Mapping[str, Sequence[Any]]:
+    if not frame.columns.is_unique:
+        raise ColumnError(f"the data has two columns named {shown(str(frame.columns[frame.columns.duplicated()][0]))}")
+    return {str(name): frame[name].tolist() for name in frame.columns}
 
 
 def _of_one_length(columns: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:

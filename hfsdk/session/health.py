@@ -112,7 +112,9 @@ def _score(numbers: Numbers) -> str | None:
         return None
     score = numbers["score_mean"]
     spread = numbers["score_std"].start if "score_std" in numbers else 0.0
-    if score.start - score.now <= max(FALL_STD * spread, NOISES * noise(list(score.newest))):
+    if score.start - score.now <= max(
+        FALL_STD * spread, NOISES * max(noise(score.first), noise(list(score.newest)))
+    ):  # a rare reward may be constant in one
         return None
     return (
         f"the score fell from {score.start:.3g} (first {WINDOW} steps) to {score.now:.3g} (last {WINDOW}): training makes the "

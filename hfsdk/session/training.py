@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import signal
 import sys
 import threading
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hfsdk.algorithms import DPO
@@ -26,6 +24,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.context import STEPS
 from hfsdk.session.health import Health
+from hfsdk.session.held_interrupts import Interrupts, interrupts_held
 from hfsdk.session.history_log import ORDER
 from hfsdk.session.keep_best import KeepBest, Keeper, keeper
 from hfsdk.session.lines import calls_of, user_line
@@ -98,6 +97,7 @@ def train(  # noqa: D417
         CheckpointError: ``resume`` is not a checkpoint of these roles, or the saves would not fit on the disk.
         CallError: a call failed.
     """
+    parts.client.check_open()
     _check_options(algorithm, save_every, folder)
     check_roles(algorithm, parts.deployment.models)
     if not wait and not can_start_threads():
@@ -117,7 +117,7 @@ def train(  # noqa: D417
     shown = wants_progress() if progress is None else progress
     control = RunControl()
     run = Run(control)
-    with _interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
+    with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
         loop = _Loop(parts, algorithm, stream, metrics, stop, saving, best, control, run)
         try:
             loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wait, shown)
@@ -192,7 +192,7 @@ class _Loop:
 
     def _in_background(self, line: str) -> None:
         with suppress(Exception), calls_of(line):  # the run keeps what failed, and run.wait() raises it
-            self.attend(False, _Interrupts(self.control.pause))
+            self.attend(False, Interrupts(self.control.pause))
         if not exiting.is_set():
             atexit.unregister(self._leave)
 
@@ -203,7 +203,7 @@ class _Loop:
         with suppress(HfsdkError):
             self.parts.client.settle([*own, *self.control.calls.own], LEAVE_S)
 
-    def attend(self, shown: bool, interrupts: _Interrupts) -> None:
+    def attend(self, shown: bool, interrupts: Interrupts) -> None:
         """Run the loop to its end; whatever happens, who watches is told that it is over."""
         failed: Exception | None = None
         done = False
@@ -221,7 +221,7 @@ class _Loop:
             WARNED.reset(token)
             self.end(failed, done=done)
 
-    def go(self, interrupts: _Interrupts, bar: _Bar) -> None:
+    def go(self, interrupts: Interrupts, bar: _Bar) -> None:
         parts, control, record, (every, folder, keep) = self.parts, self.control, self.control.record, self.saving
         if self.best is not None:
             with self._saving_best(self.best):
@@ -253,6 +253,9 @@ class _Loop:
         try:
             with self.control.saving():
                 yield
+        except BaseException:
+            _stop_calls(self.parts, self.control)
+            raise
         finally:
             self.control.calls.own.clear()
             self.control.record.best = best.best
@@ -367,59 +370,6 @@ def _check_options(algorithm: Algorithm, save_every: int, folder: str | Path | N
     check_algorithm(algorithm)
     if save_every and folder is None:
         raise OptionError(f"save_every={save_every} needs a folder to save to (folder=...)")
-
-
-MOST_HELD = 2
-"""Interrupts that are held back while a run begins or ends; the next one is raised wherever it finds the run."""
-
-
-class _Interrupts:
-    """Counts interrupts while ``train`` runs.
-
-    While its steps run, the first only asks for a pause and the next are raised. While it begins and ends they are held back, so
-    that nothing is half begun or half ended; :meth:`answer` raises those that came meanwhile.
-    """
-
-    def __init__(self, pause: Callable[[], None]) -> None:
-        self.count = 0
-        self._pause, self._raised, self._held = pause, False, 0
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self._raised and self.count == 1:
-            self._pause()
-        elif self._raised or self._held == MOST_HELD:
-            raise KeyboardInterrupt
-        else:
-            self._held += 1
-
-    def answer(self) -> None:
-        """Raise an interrupt that was held back."""
-        if self.count:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def raised(self) -> Iterator[None]:
-        """While the steps run."""
-        self._raised = True
-        try:
-            self.answer()
-            yield
-        finally:
-            self._raised = False
-
-
-@contextmanager
-def _interrupts_held(pause: Callable[[], None]) -> Iterator[_Interrupts]:
-    interrupts = _Interrupts(pause)
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-    previous = signal.signal(signal.SIGINT, interrupts)
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 class _Bar:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hfsdk.core.checks import NonNegative, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, read_baseline
@@ -21,7 +23,7 @@ def assert_finite(what: Any) -> None:
     """
     for i, row in enumerate(_rows(what)):
         for name, value in row.items():
-            if isinstance(value, float) and not math.isfinite(value):
+            if isinstance(value, float | np.floating) and not math.isfinite(value):
                 raise AssertionError(f"{name} is {value} in row {i}: {_short(row)}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
 from types import SimpleNamespace
@@ -98,7 +99,7 @@ class Code:
             return f"The answer is a function; this is {shown(answer)}. Write it with def, and give its name."
         results: list[Any] = []
         for case in self.cases:
-            result = _called(answer, case)
+            result = _called(answer, deepcopy(case))  # an answer may work in place
             if isinstance(result, _Raised):
                 return f"Called with {_listed(case)} it raises {result}."
             results.append(result)
@@ -111,12 +112,12 @@ class Code:
             if self._same(results, function):
                 return hint
         for case, result in zip(self.cases, results, strict=True):
-            if not _equal(result, self.right(*case)):
+            if not _equal(result, self.right(*deepcopy(case))):
                 return f"Called with {_listed(case)} it returns {shown(result)}, which is not it. {self.otherwise}"
         return self.otherwise
 
     def _same(self, results: list[Any], function: Callable[..., Any]) -> bool:
-        return all(_equal(result, function(*case)) for case, result in zip(self.cases, results, strict=True))
+        return all(_equal(result, function(*deepcopy(case))) for case, result in zip(self.cases, results, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +213,7 @@ def _value_and_gradient(loss: Callable[..., Any]) -> list[list[float]] | None:
         "advantages": torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0]),
     }
     values = loss(SimpleNamespace(log_probs=log_probs), columns)
+    values = values[0] if isinstance(values, tuple) else values  # with metrics, as losses may
     if values is None:
         return None
     (gradient,) = torch.autograd.grad(values.sum(), log_probs)
@@ -224,7 +226,7 @@ def _equal(one: Any, other: Any) -> bool:
         return isinstance(one, list | tuple) and len(one) == len(other) and all(map(_equal, one, other))
     try:
         a, b = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
-    except (TypeError, ValueError):
+    except Exception:  # whatever the reader's object says when it is asked for a number
         return False
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True))
 

@@ -316,11 +316,12 @@ class LivePicture:
         """Send no more; ``picture`` is the last one given."""
         with self._wake:
             self._closed = True
-            if self._pending is not None:
-                self.picture = type(self.picture)(self._pending)
+            last = self._pending
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join()  # it may still show the view before the last
+        if last is not None:
+            self.picture = type(self.picture)(last)
 
     def freeze(self, handle: Any) -> None:
         """Stop, and replace the output by the frozen picture, so that a saved notebook keeps it."""

@@ -124,7 +124,7 @@ def show_run(run: Any) -> threading.Thread | None:
     """
     shell = _kernel_shell()
     cell = -1 if shell is None else shell.execution_count
-    if _cell_of.get(run) == cell:
+    if shell is not None and _cell_of.get(run) == cell:
         return None
     _cell_of[run] = cell
     return _show(lambda: run_picture(run), lambda: bool(run.running), pressed(run))

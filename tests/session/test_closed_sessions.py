@@ -44,6 +44,15 @@ def test_what_was_measured_reads_the_same_after_closing(trained):
     assert look() == before
 
 
+def test_training_on_a_closed_session_leaves_its_run(trained):
+    session, run = trained
+    prompts = session.prompts(["a", "b"], batch_size=2)
+    session.close()
+    with pytest.raises(hf.SessionClosedError):
+        session.train(hf.PPO(max_new_tokens=4), prompts, steps=1, progress=False)
+    assert session.run is run
+
+
 def test_placement_shows_who_lived_where_and_that_it_is_closed(trained):
     session, _ = trained
     before = session.placement.view()

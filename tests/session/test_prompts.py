@@ -135,6 +135,21 @@ def test_a_frame_without_prompts_names_its_columns(session, actor):
             prompts(pd.DataFrame({"question": TEXTS, "answer": TEXTS}))
 
 
+def test_one_column_of_a_dataset(session, actor):
+    datasets = pytest.importorskip("datasets")
+    source = datasets.Dataset.from_dict({"question": TEXTS})
+    batches = [session.prompts(texts, batch_size=4)[0] for texts in (source["question"], TEXTS)]
+    assert batches[0].text("prompt") == batches[1].text("prompt")
+    with pytest.raises(hf.ColumnError, match=r"streamed; give rows of it, e.g. list\(data.take\(1000\)\)"):
+        session.prompts(source.to_iterable_dataset(), column="question", batch_size=4)
+
+
+def test_two_columns_of_one_name(session, actor):
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(hf.ColumnError, match="two columns named 'prompt'"):
+        session.prompts(pandas.DataFrame([["a", "b"]], columns=["prompt", "prompt"]), batch_size=1)
+
+
 def test_a_dataset(session, actor):
     datasets = pytest.importorskip("datasets")
     source = datasets.Dataset.from_dict({"question": TEXTS, "tags": [[i] for i in range(10)]})

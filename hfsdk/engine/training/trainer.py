@@ -29,7 +29,7 @@ from hfsdk.core.layout import Mesh
 from hfsdk.core.learning_rates import LEARNS, what_is_learned
 from hfsdk.core.methods import onloads
 from hfsdk.core.microbatch import MiniBatchPlan
-from hfsdk.core.roles import PARTS, RoleSpec
+from hfsdk.core.roles import PARTS, AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.core.training_choices import TrainingChoices, choose_training
@@ -241,6 +241,12 @@ class Trainer:
             optimizer.zero_grad()  # param.grad was the buffer; main_grad keeps the gradient
         return norm
 
+    @property
+    def optimizer_taken(self) -> AdamW | None:
+        """The role's optimizer with the learning rate that its model takes, given or suggested."""
+        declared = self.role.optimizer
+        return None if declared is None else declared.for_model(self.spec.num_parameters(), self._learns)
+
     def step(self) -> dict[str, float]:
         """Clip, set the learning rate, take one AdamW step and drop the gradient.
 
@@ -251,8 +257,8 @@ class Trainer:
             NonFiniteRows: the gradient is not finite; nothing changed but the gradient is gone.
         """
         _, optimizer = self._trainable()
-        assert self.role.optimizer is not None
-        wanted = self.role.optimizer.for_model(self.spec.num_parameters(), self._learns)
+        wanted = self.optimizer_taken
+        assert wanted is not None
         self._reduce()
         with self.on_device("optimizer"), self.recorder.span("optimizer"), torch.no_grad(), cuda_type_names():
             optimizer.prepare_grads()

@@ -121,7 +121,8 @@ class HostedRole:
             with self._trainer.during(method) if self._trainer is not None else nullcontext():
                 return HANDLERS[method](self, table, given, safe)
         except NonFiniteRows as bad:
-            raise NonFiniteLossError(why_refused(bad.row_ids, self.spec, self.trainer.num_updates)) from None
+            optimizer, num_updates = self.trainer.optimizer_taken, self.trainer.num_updates
+            raise NonFiniteLossError(why_refused(bad.row_ids, self.spec.name, optimizer, num_updates)) from None
 
     # -- generation
 

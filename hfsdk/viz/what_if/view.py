@@ -152,7 +152,8 @@ class LiveWhatIf:
             self._closed = True
             self._wake.notify()
         self._unsubscribe()
-        _live.pop(self._what_if, None)
+        if _live.get(self._what_if) is self:
+            del _live[self._what_if]
 
     def hear(self, content: Mapping[str, Any]) -> None:
         """Take a message of the browser's: ``{"set": {...}, "request": 3}`` or ``{"settle": "devices", "request": 3}``."""
