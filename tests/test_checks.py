@@ -148,6 +148,7 @@ def test_unknown_and_too_many_arguments_are_refused_with_what_there_is():
             r"^Owner\.train has no argument 'stepps'; did you mean 'steps'\? There are a, steps, folder",
         ),
         (lambda o: o.train(1, max_steps=1), r"has no argument 'max_steps'; hfsdk calls it steps: Owner\.train\(steps=\.\.\.\)"),
+        (lambda o: o.train(1, eval_dataset=[]), r"has no argument 'eval_dataset'; held-out prompts are measured by keep_best="),
         (lambda o: o.train(1, callbacks=[]), r"has no argument 'callbacks'; stop=f is called with every step's row"),
         (lambda o: o.train(1, 10), r"takes 1 argument by their place, and got 2; give the others by name: steps=\.\.\., folder="),
     ]

@@ -102,10 +102,11 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
 
 def _of_dataset(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
     """Return the columns of a Dataset, or the one that ``data["prompt"]`` is."""
-    if not hasattr(source, "__len__"):
-        raise ColumnError("this dataset is streamed; give rows of it, e.g. list(data.take(1000))")
     if isinstance(source, Sequence):
         return {column: list(source)}
+    streamed = not isinstance(source, Sized)
+    if streamed:
+        raise ColumnError("this dataset is streamed; give rows of it, e.g. list(data.take(1000))")
     return {name: source[name] for name in source.column_names}
 
 

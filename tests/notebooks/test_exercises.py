@@ -151,7 +151,12 @@ class Touchy:
         raise RuntimeError("do not touch")
 
 
-ODD = [object(), [], np.zeros(3), {"a": 1}, "what?", 12345.678, 10**400, True, lambda: 1 / 0, lambda *_: "?", object]
+def needs_grad():
+    """A tensor that refuses to be an array."""
+    return pytest.importorskip("torch").ones(3, requires_grad=True)
+
+
+ODD = [object(), [], np.zeros(3), {"a": 1}, "what?", needs_grad(), 12345.678, 10**400, True, lambda: 1 / 0, lambda *_: "?", object]
 
 
 @pytest.mark.parametrize("number", EXERCISES)
@@ -170,6 +175,24 @@ def test_an_answer_that_raises_when_it_is_looked_at_gets_a_text(number):
 def test_an_error_in_the_answer_is_told_with_what_it_was_called_with():
     found = hf.testing.exercise("04.2", lambda p, m: 1 / (p - p))
     assert found.text == "Called with 2, 3 it raises ZeroDivisionError: division by zero."
+
+
+def pops(scores):
+    """RLOO's advantages, by an answer that uses its list up."""
+    total, left = sum(scores), []
+    while scores:
+        score, others = scores[0], len(left) + len(scores) - 1
+        left.append(scores.pop(0) - (total - score) / others)
+    return left
+
+
+def test_an_answer_may_work_on_what_it_is_given():
+    assert hf.testing.exercise("05.2", pops)
+    assert hf.testing.exercise("05.2", SOLUTIONS["05.2"]), "the cases are as before"
+
+
+def test_a_loss_may_return_metrics_too():
+    assert hf.testing.exercise("01.3", lambda out, b: (SOLUTIONS["01.3"](out, b), {}))
 
 
 def test_numbers_may_be_numpys():

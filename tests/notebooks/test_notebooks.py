@@ -6,6 +6,7 @@ works does not hang on more. The committed outputs are those of all (``scripts/r
 out here.
 """
 
+import inspect
 import re
 from contextlib import ExitStack
 from itertools import pairwise
@@ -15,6 +16,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import hfsdk as hf
 from hfsdk.testing.exercise_kinds import Code, Loss, StepCode
 from hfsdk.testing.exercises import EXERCISES
 
@@ -126,6 +128,12 @@ def test_notebook_opens_with_its_number_a_question_what_it_needs_and_minutes(pat
     assert needs.startswith("- **You need:** ")
     assert "](" in needs, "it links to what is needed"
     assert re.fullmatch(r"- \*\*Time:\*\* about \d+ minutes; its cells run in .+\.", minutes)
+
+
+def test_the_step_that_notebook_0_prints_is_that_of_now():
+    cells = nbformat.read(NOTEBOOKS[0], as_version=4).cells
+    printed = [output.text for cell in cells for output in cell.get("outputs", []) if "text" in output]
+    assert inspect.getsource(hf.PPO.step).strip() in "\n".join(printed)
 
 
 def test_notebooks_are_numbered_without_a_gap():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
+from statistics import fmean
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_a_run_that_stands_still_is_left_alone(seed):
     rows = [{"score_mean": rng.gauss(0, 0.2), "score_std": 0.5, "kl_mean": rng.gauss(0, 1.0), "response_tokens_mean": 5.0,
              "entropy": rng.uniform(0.5, 1.5), "eos_rate": rng.uniform(0, 0.4)} for _ in range(300)]  # fmt: skip
     assert said(rows) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_rare_reward_is_left_alone(seed):
+    rng = random.Random(seed)
+    scores = [fmean(rng.random() < 0.02 for _ in range(8)) for _ in range(1000)]
+    assert said([{"score_mean": score, "score_std": math.sqrt(score * (1 - score))} for score in scores]) == []
 
 
 def changed(name, values, **others):

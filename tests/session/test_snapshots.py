@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import hfsdk as hf
@@ -420,6 +421,8 @@ def test_helpers_find_what_is_wrong():
     good = experiment({0: [0.0, 1.0]})
     hf.testing.assert_finite(good)
     hf.testing.assert_finite({"loss": 1.0, "name": "x"})
+    with pytest.raises(AssertionError, match="loss is nan"):
+        hf.testing.assert_finite({"loss": np.float32("nan")})
     hf.testing.assert_finite(good.to_pandas())
     with pytest.raises(AssertionError, match="score is nan in row 1"):
         hf.testing.assert_finite(experiment({0: [0.0, float("nan")]}))

@@ -29,7 +29,7 @@ WAIT_S = 60.0
 def declare(session, train="dp2", rollout="tp1", **more):
     """Declare and place the four roles of PPO on a session."""
     actor = session.actor("tiny", train=train, rollout=rollout, optimizer=hf.AdamW(lr=3e-4), **more)
-    critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW(lr=1e-3))
+    critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW())  # with the rate that is suggested
     reference = session.reference(actor)
     reward = session.reward(lengths_reward)
     prompts = session.prompts(OPENINGS, batch_size=16, seed=1)

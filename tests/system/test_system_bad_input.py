@@ -314,6 +314,15 @@ def test_nan_that_one_rank_sees(live):
     assert live.actor.update(batch, ppo.PolicyLoss()).rows[0]["grad_norm"] > 0
 
 
+def test_nan_under_a_learning_rate_that_was_suggested(live):
+    batch = ppo_batch(live)
+    assert live.critic.version > 0
+    with pytest.raises(
+        hf.NonFiniteLossError, match=r"samples \[.*refused on every rank.*the last with a learning rate of 0\.000\d"
+    ):
+        live.critic.update(batch, lambda out, b: out.values * float("nan")).wait()
+
+
 def test_nan_in_a_later_mini_batch(live):
     """Earlier optimizer steps stand, and the version says how many."""
     batch = ppo_batch(live)
