@@ -213,11 +213,15 @@ def _changes(before: RoleSpec, after: RoleSpec) -> str:
         if old != new and names.get(field, field) not in [f.split(" ")[0] for f in changes]:
             if isinstance(old, AdamW | RolloutOptions) and type(old) is type(new):
                 parts = [f.name for f in fields(old) if getattr(old, f.name) != getattr(new, f.name)]
-                was, now = (", ".join(f"{part}={getattr(side, part)!r}" for part in parts) for side in (old, new))
+                was, now = (", ".join(_option(part, getattr(side, part)) for part in parts) for side in (old, new))
                 changes.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")
             else:
                 changes.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
     return ", ".join(changes) or "other arguments"
+
+
+def _option(name: str, value: object) -> str:
+    return f"{name}=suggested" if (name, value) == ("lr", None) else f"{name}={value!r}"
 
 
 def _short(value: object) -> str:
