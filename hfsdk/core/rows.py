@@ -33,6 +33,7 @@ class Rows(Sequence[Row]):
         self._shapes: list[Shape] = []
         self._shape_of = array("l")
         self._place_of = array("q")
+        self._amended: dict[int, Row] = {}
         for row in rows:
             self.append(row)
 
@@ -50,6 +51,10 @@ class Rows(Sequence[Row]):
         self._place_of.append(place)
         self._shape_of.append(self._shapes.index(shape))
 
+    def amend(self, numbers: Mapping[str, Any]) -> None:
+        """Add numbers to the last row."""
+        self._amended[len(self) - 1] = {**self[-1], **numbers}  # in one step: who reads meanwhile sees whole rows
+
     @overload
     def __getitem__(self, index: int) -> Row: ...
 
@@ -60,6 +65,9 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        amended = self._amended.get(index + len(self) if index < 0 else index)
+        if amended is not None:
+            return dict(amended)
         shape = self._shapes[self._shape_of[index]]
         place = self._place_of[index]
         return {key: column[place] for (key, _), column in zip(shape, self._columns[shape], strict=True)}

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+SCORE, STEP, START, MEASURE = "best.score", "best.step", "best.start", "best.measure"
+"""Counters: the best held-out score, the step after which it was measured (-1 before the first), the score at the start, and a
+number that tells how it was measured: prompts, sampling, reward."""
+
 
 @dataclass(frozen=True)
 class BestCheckpoint:

@@ -10,14 +10,19 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hfsdk.core.rows import Row
+from hfsdk.session.streams import text_of
 
 
 @dataclass(frozen=True)
 class ComparedRun:
     """One algorithm with one seed, all its steps done."""
 
-    algorithm: Any
+    algorithm: type
+    options: str
+    """Of the algorithm, as they were when it ran: :func:`options_of`."""
     seed: int
     steps: int
     rows: Sequence[Row]
@@ -26,8 +31,15 @@ class ComparedRun:
 
     def answers(self, algorithm: Any, seed: int, steps: int) -> bool:
         """Whether this run is what is asked for."""
-        same = type(self.algorithm) is type(algorithm) and repr(self.algorithm) == repr(algorithm)
+        same = self.algorithm is type(algorithm) and self.options == options_of(algorithm)
         return same and (self.seed, self.steps) == (seed, steps)
+
+
+def options_of(algorithm: Any) -> str:
+    """Return a text that is the same for algorithms of one class with equal options, those that it does not show included."""
+    own = getattr(algorithm, "__dict__", {})
+    held = {name: text_of(value) if isinstance(value, np.ndarray) else repr(value) for name, value in own.items()}
+    return f"{algorithm!r}{sorted(held.items())}"
 
 
 @dataclass(eq=False)

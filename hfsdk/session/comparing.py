@@ -16,7 +16,7 @@ from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.client import uninterrupted
-from hfsdk.session.compared_runs import ComparedRun
+from hfsdk.session.compared_runs import ComparedRun, options_of
 from hfsdk.session.notebook import wants_progress
 from hfsdk.session.role_book import opened
 from hfsdk.session.runs_bar import RunsBar, runs_bar
@@ -179,6 +179,8 @@ class _Comparison:
     def _run_next(self, start: Snapshot, bar: RunsBar) -> bool:
         """Run the next one; return whether others may follow."""
         parts, (name, seed) = self.parts, self.unfinished[0]
+        algorithm = self.named[name]
+        options = options_of(algorithm)
         branch = parts.snapshots.fork(start, _free(parts, f"{name}, seed {seed}"))
         parts.context.seed = seed
         bar.begin(name, seed)
@@ -187,11 +189,11 @@ class _Comparison:
             bar.step(row)
             return parts.runs.pause_asked
 
-        run = train(parts, self.named[name], self.prompts, steps=self.steps, progress=False, stop=stop)
+        run = train(parts, algorithm, self.prompts, steps=self.steps, progress=False, stop=stop)
         if len(run.rows) < self.steps:
             return False
         rows = [_row(name, seed, row) for row in run.rows]
-        parts.runs.compared.finished.append(ComparedRun(self.named[name], seed, self.steps, rows, branch))
+        parts.runs.compared.finished.append(ComparedRun(type(algorithm), options, seed, self.steps, rows, branch))
         self._add(name, seed, rows, branch)
         return not parts.runs.pause_asked
 

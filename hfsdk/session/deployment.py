@@ -22,6 +22,7 @@ from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.planner.notices import costly
 from hfsdk.planner.perf.memory import check_fits
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
+from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.declare import placed, planned, weight_names, with_layouts
@@ -85,6 +86,8 @@ class Deployment:
             self._client.send(m.Remove(role.name))
         self._loaded.discard(role.name)
         self._forget_numbers(role.name)
+        if role.kind == "actor":  # what the one before reached is not the best of this one
+            self._context.counters.forget((SCORE, STEP, START, MEASURE))
         scorer = role.kind in ("reward", "cost") and not role.trainable
         if scorer and not self._context.simulated and not weight_names(role.folder) & set(SCALAR_HEAD_NAMES):
             self._context.notice(

@@ -18,7 +18,6 @@ These are the formats of TRL's data sets; each text may be a conversation too, w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -72,13 +71,8 @@ class _Examples(RowStream):
         """Whether hfsdk writes a column of this name itself, so that the data's own cannot be passed on."""
         return name in COLUMNS and not (name == "prompt" and {"completion", "chosen"} & set(columns))
 
-    @property
-    def _fingerprint(self) -> str:
-        """A hash of the data and the options, under which the position is saved."""
-        digest = hashlib.sha256(f"{type(self).__name__}|{self.options}|{self.num_rows}|{sorted(self._data)}".encode())
-        for row in sorted({0, self.num_rows // 2, self.num_rows - 1}):
-            digest.update(text_of([values[row] for values in self._data.values()]).encode(errors="surrogatepass"))
-        return digest.hexdigest()[:16]
+    def _told(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
+        return f"{type(self).__name__}|{self.options}", self._data
 
     def _ids(self, value: Any, what: str) -> list[int]:
         chat = is_conversation(value)
@@ -177,6 +171,13 @@ class Pairs(_Examples):
             alone = [n for n in columns if n.startswith(one) and other + n.removeprefix(one) not in columns]
             if alone:
                 raise ColumnError(f"the data has a column {alone[0]} and no {other}{alone[0].removeprefix(one)}; give both")
+            known = {*COLUMNS, "prompt", "chosen", "rejected"}
+            twice = [n for n in columns if n.startswith(one) and n.removeprefix(one) in columns.keys() - known]
+            if twice:
+                raise ColumnError(
+                    f"the data has the columns {twice[0]} and {twice[0].removeprefix(one)}, which would be one in a batch; rename "
+                    "or leave out one of them"
+                )
         super().__init__(client, tokenizer, eos, columns, options, context_tokens)
         for row in range(self.num_rows):
             self._prompt(row)
@@ -213,7 +214,7 @@ class Pairs(_Examples):
             return self._data["prompt"][row]
         sides = [self._data[f"{side}{'_prompt' if 'chosen_prompt' in self._data else ''}"][row] for side in ("chosen", "rejected")]
         if "chosen_prompt" in self._data:
-            if sides[0] != sides[1]:
+            if text_of(sides[0]) != text_of(sides[1]):
                 raise OptionError(
                     f"pair {row} has different prompts: {_brief(sides[0])} and {_brief(sides[1])}. Two responses can be compared "
                     "where they answer the same one."

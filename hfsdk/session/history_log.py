@@ -97,6 +97,10 @@ class HistoryLog:
         if calls:
             self._client.send(m.InRow(tuple(calls)))
 
+    def amend(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers to the last step's row."""
+        self._rows.amend(numbers)
+
     def _known(self, function: Any) -> str:
         """Return ``name@version`` of a function that runs here and need not travel, and remember its source."""
         try:

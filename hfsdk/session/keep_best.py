@@ -14,22 +14,23 @@ from one, also in another process, goes on with the best there is.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hfsdk.core.checks import Count, NonNegative, check_fields, shown
-from hfsdk.core.errors import CheckpointError, OptionError
+from hfsdk.core.errors import CheckpointError, NonFiniteLossError, OptionError
 from hfsdk.core.field_texts import documented
-from hfsdk.session.best_checkpoint import BestCheckpoint
+from hfsdk.models import RewardModel
+from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP, BestCheckpoint
 from hfsdk.session.checkpoint_index import folder_of, read_index
 from hfsdk.session.evaluation import evaluate
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.session_parts import Parts
 
-SCORE, STEP, START = "best.score", "best.step", "best.start"
-"""Counters: the best held-out score, the step after which it was measured (-1 before the first), and the score at the start."""
 COLUMN = "held_out_score"
 """In the rows of the steps after which it was measured."""
 FOLDER = "best"
@@ -57,12 +58,14 @@ class KeepBest:
 
 
 def keeper(
-    parts: Parts, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resumed: bool
+    parts: Parts, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resume: str | Path | None
 ) -> Keeper | None:
     """Return what keeps the best checkpoint of a run, if that was asked for.
 
     Raises:
         OptionError: it is neither a stream nor a `KeepBest`, there is no folder, or the session is simulated.
+        PlacementError: the session has no reward, which scores the responses.
+        CheckpointError: the saves would not fit on the disk.
     """
     if keep_best is None:
         return None
@@ -78,7 +81,10 @@ def keeper(
         raise OptionError("keep_best needs scores, and a simulated session has none; leave it out")
     tokens = wanted.max_new_tokens or int(getattr(algorithm, "max_new_tokens", 32))
     temperature = float(getattr(algorithm, "temperature", 1.0)) if wanted.temperature is None else wanted.temperature
-    return Keeper(parts, wanted, tokens, temperature, folder_of(folder, "a save") / FOLDER, resumed)
+    _ = parts.deployment.models.reward
+    best = folder_of(folder, "a save") / FOLDER
+    parts.saves.check_space(best, 2, 1)
+    return Keeper(parts, wanted, tokens, temperature, best, resumed=resume is not None and _within(resume, best.parent))
 
 
 class Keeper:
@@ -90,12 +96,23 @@ class Keeper:
 
     def __init__(self, parts: Parts, wanted: KeepBest, tokens: int, temperature: float, folder: Path, resumed: bool) -> None:
         self._parts, self._wanted, self._tokens, self._temperature, self._folder = parts, wanted, tokens, temperature, folder
-        self.best = self._known(resumed)
+        self._resumed = resumed
+        self.best: BestCheckpoint | None = None
 
     def begin(self) -> None:
-        """Measure and save the start, unless there is a best to go on with."""
+        """Measure and save the start, unless there is a best to go on with.
+
+        Raises:
+            NonFiniteLossError: the reward scores what the untrained policy says with no number.
+        """
+        self.best = self._known()
         if self.best is None:
             score = self._score()
+            if not math.isfinite(score):
+                raise NonFiniteLossError(
+                    f"the held-out score before the first step is {score}: the reward has no number for some responses. Look at "
+                    "session.evaluate(prompts).attrs['samples'], and let the reward give a finite score for every text."
+                )
             self._save(BestCheckpoint(score, self._parts.context.counters.count("steps") - 1, score, self._folder))
         else:
             self._count(self.best)
@@ -129,18 +146,36 @@ class Keeper:
         self.best = best
 
     def _count(self, best: BestCheckpoint) -> None:
-        for name, value in ((SCORE, best.score), (STEP, best.step), (START, best.start)):
+        for name, value in ((SCORE, best.score), (STEP, best.step), (START, best.start), (MEASURE, self._measure())):
             self._parts.context.counters.set(name, value)
 
-    def _known(self, resumed: bool) -> BestCheckpoint | None:
-        """Return the best that is in the folder, if it is of the run that goes on: a new run begins anew."""
+    def _known(self) -> BestCheckpoint | None:
+        """Return the best that is in the folder, if it is of the run that goes on and was measured as this one."""
         counters = self._parts.context.counters.all()
         try:
             index = read_index(self._folder)
             saved = index.read(index.saves[-1]).session["counters"]
         except CheckpointError:
             return None
-        same = resumed or all(counters.get(name) == saved.get(name) for name in (SCORE, STEP, START))
-        if not same or SCORE not in saved:
+        same = self._resumed or all(counters.get(name) == saved.get(name) for name in (SCORE, STEP, START))
+        if SCORE not in saved:
             return None
-        return BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._folder)
+        best = BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._folder)
+        alike = saved.get(MEASURE) == self._measure()
+        if same and alike:
+            return best
+        why = "of another run" if not same else "measured on other prompts, with other sampling or by another reward"
+        self._parts.context.notice(f"keep_best: {best} is {why}; it is replaced by the best from here on")
+        return None
+
+    def _measure(self) -> float:
+        """Return a number that tells how is measured."""
+        wanted, rewards = self._wanted, [h for h in self._parts.deployment.book if isinstance(h, RewardModel)]
+        told = [(h.name, h.role.function.version if h.role.function else repr(h.role.model)) for h in rewards]
+        what = repr((wanted.prompts._fingerprint, wanted.num_prompts, self._tokens, self._temperature, told))
+        return float(int.from_bytes(hashlib.sha256(what.encode()).digest()[:6], "big"))
+
+
+def _within(folder: str | Path, root: Path) -> bool:
+    """Whether a checkpoint is a save of the run in ``root``."""
+    return Path(folder).expanduser().resolve().is_relative_to(root.expanduser().resolve())

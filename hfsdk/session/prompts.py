@@ -8,7 +8,7 @@ that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Client, ColumnRef
 from hfsdk.core.prompt_data import Message, as_values, is_conversation, read_source, size_of
 from hfsdk.core.table import Ragged, Table
-from hfsdk.session.streams import RowStream, text_of
+from hfsdk.session.streams import RowStream
 from hfsdk.session.tokenizer import Tokenizer
 
 CHAT_OVERHEAD_BYTES = 512
@@ -100,13 +100,8 @@ class PromptStream(RowStream):
             self._ids[row] = self._encode(row)
         return self._ids[row]
 
-    @property
-    def _fingerprint(self) -> str:
-        """A hash of the data and the options, under which the position is saved."""
-        digest = hashlib.sha256(f"{self.options}|{self.num_prompts}".encode())
-        for row in {0, self.num_prompts // 2, self.num_prompts - 1}:
-            digest.update(text_of(self._prompts[row]).encode(errors="surrogatepass"))
-        return digest.hexdigest()[:16]
+    def _told(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
+        return str(self.options), {"prompt": self._prompts, **self._extra}
 
     def __repr__(self) -> str:
         o = self.options

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +19,17 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Index, checked
 from hfsdk.core.table import Array
 
+FINGERPRINTED_ROWS = 100_000
+"""Rows of the data, evenly spaced, that a stream's fingerprint is made of; of smaller data all."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
 
 def text_of(value: object) -> str:
-    """Return the ``repr`` of a value of the user's data, or its class's name where that raises."""
+    """Return a text that tells a value of the user's data from others, and is the same in another process."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"  # the repr leaves numbers out
     try:
-        return repr(value)
+        return _ADDRESS.sub("", repr(value))
     except Exception:  # the user's own object
         return type(value).__name__
 
@@ -45,10 +53,19 @@ class RowStream(ABC):
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` positions from ``first`` on; does not advance."""
 
-    @property
     @abstractmethod
+    def _told(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
+        """Return what tells the stream from others: its options as a text, and the columns of its data."""
+
+    @cached_property
     def _fingerprint(self) -> str:
         """A hash of the data and the options, under which the position is saved."""
+        options, columns = self._told()
+        digest = hashlib.sha256(f"{options}|{self.num_rows}|{sorted(columns)}".encode(errors="surrogatepass"))
+        for row in range(0, self.num_rows, -(-self.num_rows // FINGERPRINTED_ROWS)):
+            for name in sorted(columns):
+                digest.update(text_of(columns[name][row]).encode(errors="surrogatepass") + b"\0")
+        return digest.hexdigest()[:16]
 
     @checked
     def __getitem__(self, k: Index) -> Batch:

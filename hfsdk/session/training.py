@@ -26,7 +26,7 @@ from hfsdk.session.context import STEPS
 from hfsdk.session.health import Health
 from hfsdk.session.held_interrupts import Interrupts, interrupts_held
 from hfsdk.session.history_log import ORDER
-from hfsdk.session.keep_best import KeepBest, Keeper, keeper
+from hfsdk.session.keep_best import COLUMN, KeepBest, Keeper, keeper
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
 from hfsdk.session.prompts import PromptStream
@@ -109,7 +109,7 @@ def train(  # noqa: D417
     chosen = trackers(track)
     if parts.runs.run is not None and parts.runs.run.running:
         raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
-    best = keeper(parts, keep_best, algorithm, folder, resume is not None)
+    best = keeper(parts, keep_best, algorithm, folder, resume)
     if resume is not None:
         parts.saves.load(resume)
     stream = parts.sources.stream_of(prompts, pairs=isinstance(algorithm, DPO))
@@ -241,11 +241,25 @@ class _Loop:
                 record.saved = {"folder": str(folder), "step": row["step"]}
             if self.stop is not None and self.stop(row):
                 control.stopped = True
+                self._measure_the_end(row)
                 break
             if interrupts.count and len(record.rows) < control.steps:
                 control.paused = True
                 parts.context.notice(f"paused after step {row['step']}; call session.train again to go on")
                 break
+
+    def _measure_the_end(self, row: Row) -> None:
+        """Measure what ``stop`` ended the run with, where its step was not one to measure after."""
+        if self.best is None or COLUMN in row:
+            return
+        with self._saving_best(self.best):
+            measured = self.best.measure(row["step"], last=True)
+            row.update(measured)
+            self.control.record.amend(measured)
+            self.parts.log.amend(measured)
+            if self.tracking is not None:
+                self.tracking.step({"step": row["step"], **measured}, [])
+            self.best.take(row)
 
     @contextmanager
     def _saving_best(self, best: Keeper) -> Iterator[None]:

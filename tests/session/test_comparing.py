@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 import hfsdk as hf
@@ -166,6 +167,35 @@ def test_prompts_made_again_are_the_same_prompts(session, prompts):
     same = session.prompts([f"prompt {i}" for i in range(8)], batch_size=2)
     assert len(compare(session, same, SHORT, resume=True).rows) == 6
     assert Interrupted.taken == []
+
+
+def test_prompts_that_differ_in_one_row_or_another_column_are_others(session, prompts):
+    texts = [f"prompt {i}" for i in range(8)]
+    compare(session, prompts, SHORT)
+    for other in ([*texts[:2], "changed", *texts[3:]], {"prompt": texts, "answer": list(range(8))}):
+        Interrupted.taken.clear()
+        with pytest.warns(UserWarning, match="resume=True finds no runs to keep"):
+            compare(session, session.prompts(other, batch_size=2), SHORT, resume=True)
+        assert len(Interrupted.taken) == 6
+
+
+@pytest.mark.parametrize("changed", [np.array([0.5, 2.0]), {"deep": 2}], ids=["array", "mutable"])
+def test_options_that_an_algorithm_does_not_show_count(session, prompts, changed):
+    class Quiet(Interrupted):
+        def __repr__(self):
+            return "Quiet()"
+
+    algorithm = Quiet(max_new_tokens=4)
+    held = {"deep": 1}
+    object.__setattr__(algorithm, "held", np.array([0.5, 1.0]) if isinstance(changed, np.ndarray) else held)
+    compare(session, prompts, algorithm)
+    Interrupted.taken.clear()
+    compare(session, prompts, algorithm, resume=True)
+    assert Interrupted.taken == [], "nothing was changed"
+    object.__setattr__(algorithm, "held", changed)
+    held["deep"] = 2
+    compare(session, prompts, algorithm, resume=True)
+    assert len(Interrupted.taken) == 6
 
 
 def test_a_partial_experiment_is_no_baseline_and_passes_none(tmp_path):

@@ -327,3 +327,16 @@ def test_pairs_of_conversations(session, actor, source):
 def test_conversations_that_cannot_be_learned_from(session, actor, source, words):
     with pytest.raises(OptionError, match=words):
         _ = session.demonstrations(source, batch_size=1)[0]
+
+
+def test_a_column_of_each_side_and_one_of_both_would_be_one(session, actor):
+    with pytest.raises(ColumnError, match="the columns chosen_sign and sign, which would be one in a batch"):
+        session.pairs({**PAIRS, "sign": [1, 2, 3]}, batch_size=1)
+
+
+def test_pairs_of_token_ids_in_arrays_answer_the_same_prompt(session, actor):
+    ids = [np.array([1, 2, 3]), np.array([4, 5])]
+    source = {"chosen_prompt": ids, "rejected_prompt": [i.copy() for i in ids], "chosen": ["a", "b"], "rejected": ["c", "d"]}
+    assert [list(row) for row in session.pairs(source, batch_size=2, shuffle=False)[0]["prompt"]] == [[1, 2, 3]] * 2 + [[4, 5]] * 2
+    with pytest.raises(OptionError, match="pair 1 has different prompts"):
+        session.pairs({**source, "rejected_prompt": [ids[0], np.array([4, 6])]}, batch_size=2)

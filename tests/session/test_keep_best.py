@@ -119,9 +119,61 @@ def test_a_new_run_in_the_same_folder_begins_anew(session, controller, streams, 
     train(session, controller, streams, [9.0], tmp_path)
     controller = type(controller)()
     other = session_over(controller, session.cluster)
-    run = train(other, controller, begun(other, length_reward), [1.0], tmp_path)
+    with pytest.warns(UserWarning, match=r"step 0: held-out score 10\.5 .* is of another run; it is replaced"):
+        run = train(other, controller, begun(other, length_reward), [1.0], tmp_path)
     assert (run.best.step, run.best.score) == (0, AT_ZERO + 1.0)
     other.close()
+
+
+@pytest.mark.filterwarnings("ignore:actor is replaced")
+def test_another_actor_begins_anew(session, controller, streams, tmp_path):
+    train(session, controller, streams, [9.0], tmp_path)
+    controller.bonus = 0.0
+    session.actor("tiny", optimizer=hf.AdamW(lr=1e-4), replace=True)
+    with pytest.warns(UserWarning, match="is of another run"):
+        run = train(session, controller, streams, [1.0], tmp_path)
+    assert (run.best.score, run.best.start) == (AT_ZERO + 1.0, AT_ZERO)
+
+
+def test_scores_of_other_prompts_are_not_compared(session, controller, streams, tmp_path):
+    train(session, controller, streams, [9.0], tmp_path)
+    controller.bonus = 0.0
+    others = session.prompts([*HELD_OUT[:3], "another one"], batch_size=4, shuffle=False)
+    with pytest.warns(UserWarning, match="measured on other prompts"):
+        run = train(session, controller, (streams[0], others), [1.0], tmp_path)
+    assert (run.best.score, run.best.start) == (AT_ZERO + 1.0, AT_ZERO)
+
+
+def test_a_run_from_another_folder_does_not_take_the_best_here(session, controller, streams, tmp_path, length_reward):
+    train(session, controller, streams, [9.0], tmp_path / "a")
+    controller = type(controller)()
+    other = session_over(controller, session.cluster)
+    begun(other, length_reward)
+    other.save(tmp_path / "b")
+    with pytest.warns(UserWarning, match="is of another run"):
+        run = train(other, controller, begun(other, length_reward), [1.0], tmp_path / "a", resume=tmp_path / "b")
+    assert run.best.score == AT_ZERO + 1.0
+    other.close()
+
+
+def test_a_run_that_stops_itself_is_measured_at_its_end(session, controller, streams, tmp_path):
+    run = train(session, controller, streams, [1.0, 3.0, 2.0], tmp_path, every=10, stop=lambda row: row["step"] == 1)
+    assert [row.get("held_out_score") for row in run.rows] == [None, AT_ZERO + 3.0]
+    assert [row.get("held_out_score") for row in session.history if row["kind"] == "step"] == [None, AT_ZERO + 3.0]
+    assert (run.best.step, run.best.score) == (1, AT_ZERO + 3.0)
+
+
+def test_it_needs_a_reward(session, tmp_path):
+    session.actor("tiny", optimizer=hf.AdamW(lr=1e-5))
+    prompts = session.prompts(TEXTS, batch_size=2)
+    with pytest.raises(hf.PlacementError, match="reward"):
+        session.train(OneCall(), prompts, steps=1, folder=tmp_path, keep_best=prompts)
+
+
+def test_a_start_without_a_number_is_told(session, controller, streams, tmp_path):
+    controller.bonus = float("nan")
+    with pytest.raises(hf.NonFiniteLossError, match="held-out score before the first step is nan"):
+        train(session, controller, streams, [1.0], tmp_path)
 
 
 def test_what_cannot_be_saved_is_not_the_best(session, controller, streams, tmp_path):
