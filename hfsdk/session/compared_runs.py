@@ -10,10 +10,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from hfsdk.core.rows import Row
-from hfsdk.session.streams import text_of
+from hfsdk.session.streams import whole_text_of
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class ComparedRun:
 def options_of(algorithm: Any) -> str:
     """Return a text that is the same for algorithms of one class with equal options, those that it does not show included."""
     own = getattr(algorithm, "__dict__", {})
-    held = {name: text_of(value) if isinstance(value, np.ndarray) else repr(value) for name, value in own.items()}
-    return f"{algorithm!r}{sorted(held.items())}"
+    return f"{algorithm!r}{[(name, whole_text_of(value)) for name, value in sorted(own.items())]}"
 
 
 @dataclass(eq=False)

@@ -171,12 +171,12 @@ class Pairs(_Examples):
             alone = [n for n in columns if n.startswith(one) and other + n.removeprefix(one) not in columns]
             if alone:
                 raise ColumnError(f"the data has a column {alone[0]} and no {other}{alone[0].removeprefix(one)}; give both")
-            known = {*COLUMNS, "prompt", "chosen", "rejected"}
-            twice = [n for n in columns if n.startswith(one) and n.removeprefix(one) in columns.keys() - known]
-            if twice:
+        others = columns.keys() - {*COLUMNS, "prompt", "chosen", "rejected"}
+        for name in sorted(others):
+            if f"chosen_{name}" in columns:
                 raise ColumnError(
-                    f"the data has the columns {twice[0]} and {twice[0].removeprefix(one)}, which would be one in a batch; rename "
-                    "or leave out one of them"
+                    f"the data has the columns chosen_{name} and {name}, which would be one in a batch; rename or leave out one of "
+                    "them"
                 )
         super().__init__(client, tokenizer, eos, columns, options, context_tokens)
         for row in range(self.num_rows):
@@ -214,7 +214,8 @@ class Pairs(_Examples):
             return self._data["prompt"][row]
         sides = [self._data[f"{side}{'_prompt' if 'chosen_prompt' in self._data else ''}"][row] for side in ("chosen", "rejected")]
         if "chosen_prompt" in self._data:
-            if text_of(sides[0]) != text_of(sides[1]):
+            sides = [side.tolist() if isinstance(side, np.ndarray) else side for side in sides]
+            if sides[0] != sides[1]:
                 raise OptionError(
                     f"pair {row} has different prompts: {_brief(sides[0])} and {_brief(sides[1])}. Two responses can be compared "
                     "where they answer the same one."

@@ -9,7 +9,8 @@
 A held-out score is that of :meth:`evaluate <hfsdk.session.evaluation.evaluate>`: before the first step, then after every so many
 steps and after the last, always of the same prompts with the same seed, so that scores differ by the weights alone. Nothing of the
 training changes by it. Score and step of the best are counters of the session, so that every save has them: a run that goes on
-from one, also in another process, goes on with the best there is.
+from one, also in another process, goes on with the best there is, if that was measured on the same prompts with the same sampling
+and reward; else it begins anew and says so.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.checks import Count, NonNegative, check_fields, shown
-from hfsdk.core.errors import CheckpointError, NonFiniteLossError, OptionError
+from hfsdk.core.errors import CallError, CheckpointError, OptionError
 from hfsdk.core.field_texts import documented
-from hfsdk.models import RewardModel
 from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP, BestCheckpoint
-from hfsdk.session.checkpoint_index import folder_of, read_index
+from hfsdk.session.checkpoint_index import folder_of, read_index, split
 from hfsdk.session.evaluation import evaluate
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.session_parts import Parts
@@ -103,15 +103,16 @@ class Keeper:
         """Measure and save the start, unless there is a best to go on with.
 
         Raises:
-            NonFiniteLossError: the reward scores what the untrained policy says with no number.
+            CallError: the reward has no finite score for some of the responses.
         """
         self.best = self._known()
         if self.best is None:
             score = self._score()
             if not math.isfinite(score):
-                raise NonFiniteLossError(
+                raise CallError(
                     f"the held-out score before the first step is {score}: the reward has no number for some responses. Look at "
-                    "session.evaluate(prompts).attrs['samples'], and let the reward give a finite score for every text."
+                    "session.evaluate(prompts).attrs['samples'], and let the reward give a finite score for every text.",
+                    role=self._parts.deployment.models.reward.name,
                 )
             self._save(BestCheckpoint(score, self._parts.context.counters.count("steps") - 1, score, self._folder))
         else:
@@ -161,7 +162,7 @@ class Keeper:
         if SCORE not in saved:
             return None
         best = BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._folder)
-        alike = saved.get(MEASURE) == self._measure()
+        alike = saved.get(MEASURE, self._measure()) == self._measure()  # older saves do not say
         if same and alike:
             return best
         why = "of another run" if not same else "measured on other prompts, with other sampling or by another reward"
@@ -169,13 +170,13 @@ class Keeper:
         return None
 
     def _measure(self) -> float:
-        """Return a number that tells how is measured."""
-        wanted, rewards = self._wanted, [h for h in self._parts.deployment.book if isinstance(h, RewardModel)]
-        told = [(h.name, h.role.function.version if h.role.function else repr(h.role.model)) for h in rewards]
-        what = repr((wanted.prompts._fingerprint, wanted.num_prompts, self._tokens, self._temperature, told))
+        """Return a number that tells how it is measured; a function by its text, which another kernel pickles otherwise."""
+        wanted, role = self._wanted, self._parts.deployment.models.reward.role
+        reward = (role.function.name, role.function.source) if role.function else (role.folder, role.model)
+        what = repr((wanted.prompts._fingerprint, wanted.num_prompts, self._tokens, self._temperature, reward))
         return float(int.from_bytes(hashlib.sha256(what.encode()).digest()[:6], "big"))
 
 
 def _within(folder: str | Path, root: Path) -> bool:
     """Whether a checkpoint is a save of the run in ``root``."""
-    return Path(folder).expanduser().resolve().is_relative_to(root.expanduser().resolve())
+    return split(folder_of(folder, "a checkpoint"))[0].resolve() in (root.resolve(), (root / FOLDER).resolve())

@@ -70,10 +70,6 @@ class RunRecord:
             for old in list(kept)[:-KEPT_STEPS]:
                 del kept[old]
 
-    def amend(self, numbers: Mapping[str, float]) -> None:
-        """Add numbers to the last finished step's row."""
-        self.rows.amend(numbers)
-
 
 def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:
     """Return what a step took of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.

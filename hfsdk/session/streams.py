@@ -25,13 +25,18 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def text_of(value: object) -> str:
-    """Return a text that tells a value of the user's data from others, and is the same in another process."""
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"  # the repr leaves numbers out
+    """Return the ``repr`` of a value of the user's data, or its class's name where that raises."""
     try:
-        return _ADDRESS.sub("", repr(value))
+        return repr(value)
     except Exception:  # the user's own object
         return type(value).__name__
+
+
+def whole_text_of(value: object) -> str:
+    """Return the same of all that an array holds, whose ``repr`` leaves numbers out."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.tolist()}"
+    return text_of(value)
 
 
 class RowStream(ABC):
@@ -64,7 +69,8 @@ class RowStream(ABC):
         digest = hashlib.sha256(f"{options}|{self.num_rows}|{sorted(columns)}".encode(errors="surrogatepass"))
         for row in range(0, self.num_rows, -(-self.num_rows // FINGERPRINTED_ROWS)):
             for name in sorted(columns):
-                digest.update(text_of(columns[name][row]).encode(errors="surrogatepass") + b"\0")
+                told = _ADDRESS.sub("", whole_text_of(columns[name][row]))  # which is another one in another process
+                digest.update(told.encode(errors="surrogatepass") + b"\0")
         return digest.hexdigest()[:16]
 
     @checked

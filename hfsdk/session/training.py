@@ -255,7 +255,7 @@ class _Loop:
         with self._saving_best(self.best):
             measured = self.best.measure(row["step"], last=True)
             row.update(measured)
-            self.control.record.amend(measured)
+            self.control.record.rows.amend(measured)
             self.parts.log.amend(measured)
             if self.tracking is not None:
                 self.tracking.step({"step": row["step"], **measured}, [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+
 import numpy as np
 import pytest
 
@@ -156,6 +158,22 @@ def test_a_run_from_another_folder_does_not_take_the_best_here(session, controll
     other.close()
 
 
+def test_the_same_function_of_another_kernel_scores_the_same(session, controller, streams, tmp_path):
+    train(session, controller, streams, [9.0], tmp_path)
+    elsewhere = {"__name__": "__main__"}
+    for kernel in ("one", "two"):  # the same cell, whose file has another name in every kernel
+        source = "def scored(completions):\n    return [0.0 for _ in completions]\n"
+        name = f"<kernel {kernel}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), elsewhere)
+        with pytest.warns(UserWarning, match="goes on with scored"):
+            session.reward(elsewhere["scored"])
+        if kernel == "one":
+            with pytest.warns(UserWarning, match="by another reward"):
+                best = train(session, controller, streams, [5.0], tmp_path).best
+    assert train(session, controller, streams, [1.0], tmp_path).best == best
+
+
 def test_a_run_that_stops_itself_is_measured_at_its_end(session, controller, streams, tmp_path):
     run = train(session, controller, streams, [1.0, 3.0, 2.0], tmp_path, every=10, stop=lambda row: row["step"] == 1)
     assert [row.get("held_out_score") for row in run.rows] == [None, AT_ZERO + 3.0]
@@ -172,7 +190,7 @@ def test_it_needs_a_reward(session, tmp_path):
 
 def test_a_start_without_a_number_is_told(session, controller, streams, tmp_path):
     controller.bonus = float("nan")
-    with pytest.raises(hf.NonFiniteLossError, match="held-out score before the first step is nan"):
+    with pytest.raises(hf.CallError, match="held-out score before the first step is nan"):
         train(session, controller, streams, [1.0], tmp_path)
 
 
