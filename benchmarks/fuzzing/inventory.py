@@ -69,7 +69,7 @@ ENGINE_SIDE = {
     "TransferProtocol": ("collectors", "scatter"),
     "Trace": ("drains", "of"),
     "Tokens": ("of", "shortened"),
-    "Rows": ("append",),
+    "Rows": ("append", "amend"),
     "Dataflow": ("of",),
     "CallError": ("fields",),
     "Table": ("get",),
