@@ -202,7 +202,6 @@ class StepCalls:
     def __init__(self) -> None:
         self.own: set[int] = set()
         self.now: dict[str, Any] = {}
-        self._others: set[int] = set()
         self._thread = 0
 
     def take_thread(self) -> None:
@@ -222,9 +221,10 @@ class StepCalls:
         if event["type"] != "call_started":
             return False
         mine = self.on_own_thread()
-        (self.own if mine else self._others).add(event["call_id"])
+        if mine:
+            self.own.add(event["call_id"])
         return mine
 
-    def without_others(self, trace: Trace) -> Trace:
-        """Return a trace without the calls that others than the step started meanwhile."""
-        return Trace(tuple(s for s in trace if s.call_id not in self._others), trace.title)
+    def of_step(self, trace: Trace) -> Trace:
+        """Return a trace with the step's own calls: without those from before it, by hand, and those of others meanwhile."""
+        return Trace(tuple(s for s in trace if s.call_id in self.own), trace.title)

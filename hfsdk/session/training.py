@@ -294,13 +294,13 @@ def _one_step(
         if step is None:
             raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
         row: Row = {"step": parts.context.counters.next(STEPS)}
-        try:
+        with suppress(SimulatedValueError):  # shapes and times only: no metrics to show
             row |= _numbers(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
             for metric in metrics:
                 row |= _own_metric(metric, step.batch)
-        except SimulatedValueError:
-            parts.client.wait(parts.client.open_calls(), None)  # shapes and times only: no metrics to show
-        trace = control.calls.without_others(parts.traces.snapshot())
+        if parts.context.simulated:
+            parts.client.wait(parts.client.open_calls(), None)  # perhaps nothing was read that waited for them
+        trace = control.calls.of_step(parts.traces.snapshot())
         row["seconds"] = trace.duration_s if parts.context.simulated else time.perf_counter() - started
         cluster = parts.context.cluster
         placement = parts.deployment.placement

@@ -236,6 +236,35 @@ def test_compare_predicts_what_each_algorithm_would_take_from_here(session):
         assert [row["tokens"] for row in rows] == [16 * (64 + 8) * responses] * 2
 
 
+class ReadsNothing(hf.GRPO):
+    """Its metrics wait for no call."""
+
+    def metrics(self, step):
+        return {"nothing": 0.0}
+
+
+def test_a_step_whose_metrics_read_nothing_takes_its_seconds():
+    rows = []
+    for algorithm in (hf.GRPO(max_new_tokens=8, n=2), ReadsNothing(max_new_tokens=8, n=2)):
+        with hf.Session.simulated(CLUSTER) as made:
+            declared(made)
+            rows += made.train(algorithm, prompts_of(made), steps=1, progress=False).rows
+    assert rows[1]["seconds"] == rows[0]["seconds"] > 0
+    assert rows[1]["tokens_per_s"] == rows[0]["tokens_per_s"]
+
+
+def test_calls_by_hand_before_the_first_step_are_not_of_it(session):
+    declared(session)
+    session.models.critic.compute_values(session.models.actor.generate(next(prompts_of(session)), max_new_tokens=8)).wait()
+    run = session.train(hf.GRPO(max_new_tokens=8, n=2), prompts_of(session), steps=2, progress=False)
+    first, second = run.rows
+    calls = [[name for name, *_ in run.view()["calls"][step]] for step in (0, 1)]
+    assert calls[0] == calls[1]
+    assert "critic.compute_values" not in calls[0]
+    assert first["seconds"] == pytest.approx(second["seconds"], rel=0.05)
+    assert "critic.compute_values" in {f"{s.role}.{s.method}" for s in session.trace[0].calls}, "session.trace has them"
+
+
 def test_a_run_says_what_it_costs(session):
     declared(session)
     run = session.train(hf.PPO(max_new_tokens=16, mini_batches=2), prompts_of(session), steps=2, progress=False)
