@@ -38,7 +38,9 @@ def read_source(source: Any, column: str | None = None) -> tuple[list[Any], dict
     columns = columns_of(source, column or "text")
     column = prompt_column(columns) if column is None else column
     if column not in columns:
-        names = list(map(str, columns)) or ["none"]
+        names = list(map(str, columns))
+        if not names:
+            raise ColumnError(f"the data has no column {shown(column)}, and no other; give rows that have one")
         raise ColumnError(
             f"the data has no column {shown(column)}; it has {', '.join(names)}. Say which has the prompts: "
             f"session.prompts(data, column={names[0]!r})"

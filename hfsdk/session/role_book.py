@@ -7,12 +7,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hfsdk.core.checks import shown
 from hfsdk.core.completion import Computed, Offering
 from hfsdk.core.errors import OptionError, PlacementError
 from hfsdk.core.roles import DECLARED_BY, AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.spec import ModelSpec
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.handle import set_role
 
@@ -211,13 +212,17 @@ def _changes(before: RoleSpec, after: RoleSpec) -> str:
     for field in compared:
         old, new = getattr(before, field), getattr(after, field)
         if old != new and names.get(field, field) not in [f.split(" ")[0] for f in changes]:
-            if isinstance(old, AdamW | RolloutOptions) and type(old) is type(new):
-                parts = [f.name for f in fields(old) if getattr(old, f.name) != getattr(new, f.name)]
-                was, now = (", ".join(_option(part, getattr(side, part)) for part in parts) for side in (old, new))
-                changes.append(f"{names.get(field, field)} {_short(was)} -> {_short(now)}")
-            else:
-                changes.append(f"{names.get(field, field)} {_short(old)} -> {_short(new)}")
+            changes.append(f"{names.get(field, field)} {change_of(old, new)}")
     return ", ".join(changes) or "other arguments"
+
+
+def change_of(old: Any, new: Any) -> str:
+    """Say how an argument of a role was and is; of options those that differ."""
+    if isinstance(old, AdamW | RolloutOptions | ModelSpec) and type(old) is type(new):
+        parts = [f.name for f in fields(old) if getattr(old, f.name) != getattr(new, f.name)]
+        parts = ["name"] if "name" in parts else parts  # of another model the name says it
+        old, new = (", ".join(_option(part, getattr(side, part)) for part in parts) for side in (old, new))
+    return f"{_short(old)} -> {_short(new)}"
 
 
 def _option(name: str, value: object) -> str:

@@ -21,6 +21,7 @@ from hfsdk.session.client import uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.deployment import Deployment
 from hfsdk.session.history_log import HistoryLog
+from hfsdk.session.role_book import change_of
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.streams import RowStream, StreamPlaces
 
@@ -242,5 +243,5 @@ def _difference(before: RoleSpec, now: RoleSpec) -> str:
             if old == new and not same_weights:
                 return f"{word} {before.folder} then, {now.folder} now"
         if old != new:
-            return f"{word} {getattr(before, field)} then, {getattr(now, field)} now"
+            return f"{word} {change_of(getattr(before, field), getattr(now, field))}"
     return ""

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("ray")
 from hfsdk.core.cluster import DEVICES, SHARED_MEMORY, ClusterSpec
 from hfsdk.engine.ray.ray_cluster import _cores, _device
+from hfsdk.engine.ray.ray_worker import said_in
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,10 @@ def test_nodes_have_their_devices_links():
     mixed = ClusterSpec.of([h100, a100])
     assert mixed.intra_node == DEVICES["A100-80GB"].link
     assert mixed.links_of([0])[0] == DEVICES["H100"].link
+
+
+def test_what_a_dead_worker_wrote_is_of_the_call():
+    earlier = "-- call 7: actor.update\nTraceback of the call before\n"
+    assert said_in(f"{earlier}-- call 8: actor.update\nloading\nterminate called", 8) == "loading\nterminate called"
+    assert said_in(earlier, 8) == "", "it died before it began"
+    assert said_in("the last lines of many", 8) == "the last lines of many"

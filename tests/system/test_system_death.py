@@ -36,7 +36,14 @@ def test_killed_in_an_update(twin):
     version = twin.actor.version
     assert version > 0
     batch = ppo_batch(twin).wait()
-    metrics = twin.actor.update(batch, slow_loss(0.3), mini_batches=4)
+    twin.actor.run(lambda rank: print("of an earlier call", flush=True))
+    slow = slow_loss(0.3)
+
+    def loud(out, b):
+        print("of this call", flush=True)
+        return slow(out, b)
+
+    metrics = twin.actor.update(batch, loud, mini_batches=4)
     queued = twin.critic.update(batch, ppo.ValueLoss())
     unaffected = batch.reduce(lambda table: float(table["scores"].sum()), ["scores"])
     until("a forward pass", lambda: at_work(twin.session, call_id(metrics), "forward"))
@@ -47,8 +54,16 @@ def test_killed_in_an_update(twin):
     error, text = caught.value, str(caught.value)
     assert (error.role, error.method, error.rank) == ("actor", "update", 1)
     assert "test_system_death.py" in error.line
-    for words in ("device 1", "its last spans", "actor.update", "started again at the next call", "initial weights"):
+    for words in (
+        "device 1",
+        "its last spans",
+        "actor.update",
+        "of this call",
+        "started again at the next call",
+        "initial weights",
+    ):
         assert words in text, words
+    assert "of an earlier call" not in text
     assert f"actor comes back with its initial weights ({version} updates lost)" in text
     assert "critic comes back with its initial weights" in text
     assert "reference comes back" not in text, "a frozen model loses nothing"

@@ -23,7 +23,7 @@ from hfsdk.engine.process.rendezvous import LOOPBACK
 from hfsdk.engine.ray.own_folders import remove_segments
 from hfsdk.engine.ray.ray_cluster import Node, check_present
 from hfsdk.engine.ray.ray_links import DeviceWorker, PoolState, RayLinks
-from hfsdk.engine.ray.ray_worker import RayWorker, tail
+from hfsdk.engine.ray.ray_worker import RayWorker, said_in, tail
 from hfsdk.engine.worker.role_host import WorkerSetup
 
 GRACE_S = 15.0
@@ -193,7 +193,7 @@ class RayPools:
         state.pool = replace(state.pool, name=new)
 
     def died(self, state: PoolState, call: Call, rank: int, why: str) -> WorkerDiedError:
-        """Return the error for a rank that ended or hangs: its last spans and the end of its log."""
+        """Return the error for a rank that ended or hangs: its last spans, and what it wrote during the call."""
         spans = [
             f"  {s.role}.{s.method} {s.name} (started {(time.time_ns() - s.start_ns) / 1e9:.1f} s ago)"
             for s in state.last_seen
@@ -203,7 +203,7 @@ class RayPools:
         device, pid = member.device, member.pid
         where = f" on {self.nodes[device]}" if len(set(self.nodes)) > 1 else ""
         details = "its last spans:\n" + ("\n".join(spans) or "  none seen")
-        output = self.output(device, 2000)
+        output = said_in(self.output(device, 2000), call.id)
         details += f"\nits last output:\n{output}" if output else ""
         return WorkerDiedError(
             f"the worker of device {device}{where} (pid {pid}) ended or hangs: {why.rstrip('.')}.",

@@ -31,7 +31,7 @@ from hfsdk.engine.process.tasks import run_task
 from hfsdk.engine.weights.model_folders import Manifest, Receiver, find
 from hfsdk.engine.worker import environment
 from hfsdk.engine.worker.answer import Answer, read
-from hfsdk.engine.worker.requests import Load, Request, carry_out
+from hfsdk.engine.worker.requests import Execute, Load, Request, carry_out
 from hfsdk.engine.worker.role_host import ObjectsGoneError, WorkerSetup
 from hfsdk.engine.worker.worker import Worker
 
@@ -64,6 +64,18 @@ def tail(path: str, num_chars: int) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")[-num_chars:].strip()
     except FileNotFoundError:
         return ""
+
+
+def begins(call_id: int) -> str:
+    """Return how the line of a worker's log begins that its part of a call starts with."""
+    return f"-- call {call_id}: "
+
+
+def said_in(output: str, call_id: int) -> str:
+    """Return what of the end of a worker's log is of a call; earlier calls wrote to it, too."""
+    if begins(call_id) in output:
+        return output.rpartition(begins(call_id))[2].partition("\n")[2].strip()
+    return "" if any(line.startswith("-- call ") for line in output.splitlines()) else output
 
 
 class _Process:
@@ -153,6 +165,8 @@ class WorkerProcess(_Process):
         if isinstance(request, Load):
             spec = request.spec
             request = replace(request, spec=replace(spec, folder=self._folders.get(spec.folder, spec.folder)))
+        elif isinstance(request, Execute):
+            print(f"{begins(request.call.id)}{request.call.role}.{request.call.method}", file=sys.stderr, flush=True)
         return carry_out(self._worker, request)
 
     @ray.method(concurrency_group="control")
