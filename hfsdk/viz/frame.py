@@ -282,7 +282,7 @@ class LivePicture:
 
     def __init__(self, picture: Picture, on_message: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self.picture = picture
-        self.widget = _widget_class(picture.name)(view=picture.view)
+        self.widget = widget_class(picture.name)(view=picture.view)
         if on_message is not None:
             self.widget.on_msg(lambda _widget, content, _buffers: on_message(content))
         self._wake = threading.Condition()
@@ -363,8 +363,24 @@ def _interval_s(view: View) -> float:
     return LARGE_PUBLISH_INTERVAL_S if len(view.get("marks", ())) > LARGE_MARKS else PUBLISH_INTERVAL_S
 
 
+def follow(live: Any, take: Callable[[], Picture], running: Callable[[], bool], end: Callable[[], None]) -> None:
+    """Publish until nothing runs, then ``end``; also where taking a view fails, with the last one taken."""
+    try:
+        while running() and not exiting.is_set():
+            live.publish(take().view)
+            time.sleep(PUBLISH_INTERVAL_S)
+        live.publish(take().view)
+    finally:
+        end()
+
+
 @cache
-def _widget_class(name: str) -> Any:
+def widget_class(name: str) -> Any:
+    """Return the anywidget that draws a kind of picture: its traits are the ``view`` and a ``key``, which tells two of them apart.
+
+    Raises:
+        ModuleNotFoundError: anywidget is not installed.
+    """
     try:
         import anywidget
         import traitlets
@@ -377,6 +393,7 @@ def _widget_class(name: str) -> Any:
         "_esm": esm(name),
         "_css": static("frame.css"),
         "view": traitlets.Dict().tag(sync=True),
+        "key": traitlets.Unicode().tag(sync=True),
         "__module__": __name__,
     }
     return type(f"{name.capitalize()}Widget", (anywidget.AnyWidget,), members)

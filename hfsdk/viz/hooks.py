@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hfsdk.core.completion import Offering
@@ -19,7 +20,7 @@ from hfsdk.core.system import can_start_threads
 from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
 from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
-from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
+from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture, follow
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, snapshot_html
 from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
@@ -180,20 +181,10 @@ def _show(
     except ModuleNotFoundError as error:
         live = _StillPicture(picture, str(error))
     handle = live.display()
-    thread = threading.Thread(target=_follow, args=(live, handle, take, running), name="hfsdk-follow", daemon=True)
+    arguments = live, take, running, partial(live.freeze, handle)
+    thread = threading.Thread(target=follow, args=arguments, name="hfsdk-follow", daemon=True)
     thread.start()
     return thread
-
-
-def _follow(live: Any, handle: Any, take: Callable[[], Picture], running: Callable[[], bool]) -> None:
-    """Publish until nothing runs, then freeze; freeze also when taking a view fails, with the last one taken."""
-    try:
-        while running():
-            live.publish(take().view)
-            time.sleep(PUBLISH_INTERVAL_S)
-        live.publish(take().view)
-    finally:
-        live.freeze(handle)
 
 
 class _StillPicture:

@@ -10,15 +10,15 @@ No container of ipywidgets stands around it, nothing is registered with IPython,
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from hfsdk.core.exiting import exiting
 from hfsdk.core.system import can_start_threads
 from hfsdk.viz.dashboard.view import DashboardPicture
 from hfsdk.viz.drawn import picture_of
-from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture
+from hfsdk.viz.frame import LivePicture, Picture, follow
 from hfsdk.viz.hooks import pressed, run_picture
 from hfsdk.viz.modules import has_module
 from hfsdk.viz.what_if.view import LiveWhatIf, WhatIfPicture
@@ -69,18 +69,12 @@ def _with_module(picture: Picture) -> Picture:
 
 def _followed(live: LivePicture, obj: Any, take: Callable[[], Picture]) -> Any:
     if isinstance(obj, Going) and obj.running and can_start_threads():
-        threading.Thread(target=_follow, args=(live, obj, take), name="hfsdk-follow", daemon=True).start()
+        running, end = (lambda: obj.running), partial(_end, live)
+        threading.Thread(target=follow, args=(live, take, running, end), name="hfsdk-follow", daemon=True).start()
     return live.widget
 
 
-def _follow(live: LivePicture, obj: Going, take: Callable[[], Picture]) -> None:
-    """Publish until it has ended; what was taken last stays, also where taking a view fails."""
-    try:
-        while obj.running and not exiting.is_set():
-            live.publish(take().view)
-            time.sleep(PUBLISH_INTERVAL_S)
-        live.publish(take().view)
-    finally:
-        live.end()
-        if not exiting.is_set():
-            live.widget.view = live.picture.view
+def _end(live: LivePicture) -> None:
+    live.end()
+    if not exiting.is_set():
+        live.widget.view = live.picture.view

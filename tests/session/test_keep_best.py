@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import signal
 
 import numpy as np
 import pytest
@@ -192,6 +193,26 @@ def test_a_start_without_a_number_is_told(session, controller, streams, tmp_path
     controller.bonus = float("nan")
     with pytest.raises(hf.CallError, match="held-out score before the first step is nan"):
         train(session, controller, streams, [1.0], tmp_path)
+
+
+def test_an_interrupt_of_the_first_measurement_cancels_it(session, controller, streams, tmp_path, monkeypatch):
+    controller.held.add("generate")
+    send = controller.send
+
+    def interrupted(message):
+        if getattr(message, "method", None) in ("compute_scores", "reduce"):
+            signal.raise_signal(signal.SIGINT)
+        return send(message)
+
+    monkeypatch.setattr(controller, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(session, controller, streams, [1.0], tmp_path)
+    monkeypatch.setattr(controller, "send", send)
+    generations = [call for call, submit in controller.submits.items() if submit.method == "generate"]
+    assert [controller.states[call] for call in generations] == ["cancelled"]
+    assert (session.run.rows, session.run.best, [stream.position for stream in streams]) == ([], None, [0, 0])
+    controller.held.clear()
+    assert train(session, controller, streams, [1.0], tmp_path).best.start == AT_ZERO
 
 
 def test_what_cannot_be_saved_is_not_the_best(session, controller, streams, tmp_path):

@@ -98,3 +98,29 @@ def test_what_was_published_last_is_frozen_even_when_it_was_not_sent(messages: l
     live.freeze(handle)
     assert "view 49" in handle.bundles[0]["text/plain"]
     assert len(messages) <= 2
+
+
+def test_a_view_that_is_on_its_way_does_not_take_the_place_of_the_last(
+    messages: list[tuple[float, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view: dict[str, Any] = dict(timeline_view(demo.step_trace()))
+    live, handle = LivePicture(TimelinePicture(view)), Handle()
+    begun, may_end, show = threading.Event(), threading.Event(), LivePicture._show
+
+    def slowly(self: LivePicture, view: Any) -> None:
+        begun.set()
+        assert may_end.wait(10)
+        show(self, view)
+
+    monkeypatch.setattr(LivePicture, "_show", slowly)
+    live.publish({**view, "title": "the first"})
+    assert begun.wait(10)
+    live.publish({**view, "title": "the last"})
+    freezing = threading.Thread(target=live.freeze, args=(handle,))
+    freezing.start()
+    time.sleep(0.1)
+    assert not handle.bundles, "it waits for the view that is on its way"
+    may_end.set()
+    freezing.join(10)
+    (bundle,) = handle.bundles
+    assert "the last" in bundle["text/plain"]

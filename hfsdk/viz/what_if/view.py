@@ -18,16 +18,13 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Literal, TypedDict
 
 from hfsdk.core.exiting import exiting
 from hfsdk.core.system import can_start_threads
-from hfsdk.viz.frame import Picture, count_text
-from hfsdk.viz.modules import esm, static
+from hfsdk.viz.frame import Picture, count_text, widget_class
 from hfsdk.viz.plain import finite, plain
 from hfsdk.viz.plan.view import PlanPicture, PlanView, plan_view
-from hfsdk.viz.raster import NOTEBOOK_HINT
 
 
 class SliderView(TypedDict):
@@ -132,7 +129,7 @@ class LiveWhatIf:
         self._settled: str | None = None
         self._handle: Any = None
         self._request, self._closed = 0, False
-        self.widget = _widget_class()(view=self._view(), key=self._key)
+        self.widget = widget_class("what_if")(view=self._view(), key=self._key)
         self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
         self.widget.observe(lambda change: None if change["new"] else self.close(), "comm")
         self._unsubscribe = what_if.subscribe(self.changed)
@@ -230,21 +227,3 @@ def show_live(what_if: Any) -> None:
     if what_if not in _live:
         _live[what_if] = LiveWhatIf(what_if)
     _live[what_if].show()
-
-
-@cache
-def _widget_class() -> Any:
-    try:
-        import anywidget
-        import traitlets
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"sliders need {error.name}, which is not installed; {NOTEBOOK_HINT}", name=error.name) from error
-
-    members = {
-        "_esm": esm("what_if"),
-        "_css": static("frame.css"),
-        "view": traitlets.Dict().tag(sync=True),
-        "key": traitlets.Unicode().tag(sync=True),
-        "__module__": __name__,
-    }
-    return type("WhatIfWidget", (anywidget.AnyWidget,), members)
