@@ -226,6 +226,8 @@ function render({ model, el }) {
       [stops[stops.length - 1], "end"],
     ])
       S("text", { x: X(at), y: B + 12, "text-anchor": anchor, "font-size": 9, class: "hf-sub" }, svg, fmtCount(at));
+    const rises = of(known[known.length - 1]) > of(known[0]);
+    let turns = 0;
     c.points.forEach((p, i) => {
       const before = c.points
         .slice(0, i)
@@ -233,12 +235,13 @@ function render({ model, el }) {
         .find((q) => q.plan);
       if (p.plan && before && before.plan !== p.plan) {
         S("line", { x1: X(p.value), x2: X(p.value), y1: T, y2: B, class: "hf-edge hf-turn", "stroke-dasharray": "2 2" }, svg);
-        const right = X(p.value) > (L + R) / 2;
+        const right = X(p.value) > (L + R) / 2,
+          row = 11 * (turns++ % 3); // in the corner that the curve leaves free
         S(
           "text",
           {
             x: X(p.value) + (right ? -4 : 4),
-            y: B - 6 - 11 * (i % 3),
+            y: right === rises ? T + 10 + row : B - 6 - row,
             "text-anchor": right ? "end" : "start",
             "font-size": 9,
             class: "hf-fg hf-turn-name",
