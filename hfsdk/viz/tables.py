@@ -22,6 +22,7 @@ SHORT_CALL_S = 0.3
 """A call faster than this leaves one compact line."""
 
 LEFT = ' style="text-align:left"'
+NBSP = "\N{NO-BREAK SPACE}"
 WRAP = ' style="text-align:left;white-space:pre-wrap;max-width:420px"'
 BAR, BAR_DONE, BAR_BACK = "#3b82d6", "#2f9e50", "#a9b1ba"
 """Of bars where ``frame.css`` does not reach: seen on white and on black."""
@@ -255,6 +256,8 @@ def _cell(value: Any, css: str = "hf-right", code: bool = False) -> str:
     if value is None or value == "":
         return f'<td class="{css} hf-dim"{_side(css)}>–</td>'
     text = escape(_cut(str(value)))
+    if css == "hf-right":
+        text = text.replace(" ", NBSP)  # a number keeps its unit, also where no style says so
     return f'<td class="{css}"{_side(css)}>{f"<code>{text}</code>" if code else text}</td>'
 
 
@@ -290,7 +293,7 @@ def _sign(state: str) -> str:
 
 
 def _state_text(state: str) -> str:
-    return f"{_sign(state)} {escape(state)}"
+    return f"{_sign(state)}{NBSP}{escape(state)}"
 
 
 def _state(state: str) -> str:

@@ -281,7 +281,7 @@ def test_tables_are_well_formed_small_and_inert(name: str) -> None:
 def test_tables_say_state_in_words() -> None:
     html = batch_html(demo.BATCH)
     for state in ("ready", "running", "pending", "failed", "lost"):
-        assert f"</span> {state}</td>" in html
+        assert f"</span>\N{NO-BREAK SPACE}{state}</td>" in html
     assert "&lt;b&gt;your&lt;/b&gt;" in html
     assert "RewardFunctionError" in progress_html(demo.PROGRESS[3])
     assert progress_text([dict(demo.PROGRESS[1]) for _ in range(20)]).startswith("12 calls done before these, 1.44 s\n")
