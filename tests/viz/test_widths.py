@@ -20,6 +20,8 @@ pytestmark = [
 
 COLUMN = 714
 """Pixels of a notebook's output at 800: JupyterLab's prompt and its margins take the rest."""
+NARROWEST = 560
+"""And where JupyterLab shows its side bars as well."""
 FAULTS = """
 () => {
   const faults = [], seen = (e) => e.getClientRects().length > 0;
@@ -74,12 +76,23 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("width", [COLUMN, 800])
 @pytest.mark.parametrize("name", [*EVERY, *(f"card of {name}" for name in CARDS)])
 def test_a_narrow_picture_is_whole(chromium: Any, pages: Path, name: str, width: int) -> None:
+    faults = faults_of(chromium, pages, name, width)
+    assert faults == [], json.dumps(faults, indent=1, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name.startswith("timeline")])
+def test_with_both_side_bars_open_a_table_scrolls_in_itself(chromium: Any, pages: Path, name: str) -> None:
+    assert [fault for fault in faults_of(chromium, pages, name, NARROWEST) if " ends at " in fault] == []
+
+
+def faults_of(chromium: Any, pages: Path, name: str, width: int) -> list[str]:
+    """Return what is cut, broken or too wide of a picture in a window of this width."""
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
     try:
         page.goto(f"file://{pages}/{name}.html")
         page.wait_for_function("() => document.querySelectorAll('.hf-picture[id]:not([data-ready])').length === 0")
         page.evaluate("() => document.querySelectorAll('details').forEach((e) => { e.open = true; })")
-        faults = page.evaluate(FAULTS)
+        faults: list[str] = page.evaluate(FAULTS)
     finally:
         page.close()
-    assert faults == [], json.dumps(faults, indent=1, ensure_ascii=False)
+    return faults
