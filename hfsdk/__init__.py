@@ -179,7 +179,12 @@ __all__ = [
 ]  # fmt: skip
 
 
+_SFT = "it is a loss: actor.update(batch, hf.CrossEntropy()), with batches of session.demonstrations(data)"
 _ELSEWHERE = {
+    **dict.fromkeys(("SFT", "SFTTrainer", "SFTConfig"), _SFT),
+    "DAPO": "it is GRPO with options: hf.GRPO(aggregation='token_mean', clip_high=0.28, filter_groups=True, kl_coef=0.0)",
+    "DrGRPO": "it is GRPO with options: hf.GRPO(aggregation='fixed_length', scale='none')",
+    **dict.fromkeys(("LoRA", "LoraConfig"), "all weights are trained: it has no LoRA yet"),
     "Trainer": "a session trains: session.train(hf.PPO(), prompts, steps=50), or hf.GRPO(), hf.DPO(), ... in its place",
     "Config": "options are an algorithm's, e.g. hf.PPO(clip=0.2), or a model's: session.actor(model, optimizer=hf.AdamW(lr=1e-5))",
     "WithValueHead": "values come from a model of their own: session.critic(model)",

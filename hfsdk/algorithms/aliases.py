@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from hfsdk.core.other_names import unknown_name
+from hfsdk.core.errors import OptionError
+from hfsdk.core.other_names import ELSEWHERE, unknown_name
 
 OTHER_NAMES = {
     "kl_coef": "beta kl_beta kl_coeff kl_weight init_kl_coef kl_loss_coef kl_penalty_coef",
     "kl": "kl_estimator kl_penalty kl_type kl_loss_type",
     "max_new_tokens": "max_tokens max_length max_completion_length max_response_length response_length generate_max_len",
-    "n": "num_generations group_size num_return_sequences n_samples n_samples_per_prompt rollout_n rloo_k k",
+    "n": "num_generations group_size num_samples num_return_sequences n_samples n_samples_per_prompt rollout_n rloo_k k",
     "clip": "epsilon eps cliprange clip_range clip_eps clip_epsilon clip_ratio clip_param epsilon_low clip_ratio_low eps_clip",
     "clip_high": "epsilon_high clip_ratio_high eps_clip_high clip_range_high",
     "dual_clip": "clip_ratio_c dual_clip_ratio delta",
@@ -18,7 +20,7 @@ OTHER_NAMES = {
     "lam": "gae_lambda lambda lambda_ lmbda lambd gae_lam",
     "gamma": "discount discount_factor",
     "entropy_coef": "ent_coef entropy_coeff entropy_coefficient entropy_loss_coef entropy_weight",
-    "epochs": "num_ppo_epochs ppo_epochs num_epochs n_epochs noptepochs update_epochs num_iterations mu num_train_epochs",
+    "epochs": "num_ppo_epochs ppo_epochs num_epochs n_epochs noptepochs update_epochs num_iterations mu",
     "mini_batches": "num_mini_batches num_minibatches nminibatches n_minibatches minibatches num_mini_batch",
     "whiten": "whiten_advantages normalize_advantage normalize_advantages norm_adv",
     "score_clip": "reward_clip cliprange_reward reward_clip_range clip_reward_value clip_rewards",
@@ -45,10 +47,26 @@ _ELSEWHERE = {
     ),
     "mini_batch_size minibatch_size ppo_mini_batch_size micro_batch_size": _PER_MINI_BATCH,
     "steps num_steps max_steps total_episodes total_timesteps": "it belongs to the loop: session.train(..., steps=50)",
-    "seed": "it belongs to the session: hf.Session(seed=0)",
+    "max_length max_prompt_length max_seq_length": "of pairs hfsdk calls it max_tokens: session.pairs(data, max_tokens=512)",
     "top_p top_k min_new_tokens": "it belongs to a call of your own step: actor.generate(prompts, top_p=0.9)",
 }
 """Options that are no algorithm's -> where they are."""
+
+_VALUES: dict[str, dict[object, str]] = {
+    "aggregation": {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean", "dr_grpo": "fixed_length"},
+    "scale": {True: "group", False: "none"},
+}
+"""An option of hfsdk's -> what TRL's values of it (``loss_type``, ``scale_rewards``) are here."""
+
+
+def check_value(what: str, name: str, value: Any) -> None:
+    """Refuse a value that has another name here.
+
+    Raises:
+        OptionError: says what hfsdk calls it.
+    """
+    if isinstance(value, str | bool) and (ours := _VALUES.get(name, {}).get(value)):
+        raise OptionError(f"{what}: TRL's {name}={value!r} is {name}={ours!r} here")
 
 
 def unknown_option(what: str, name: str, known: Collection[str]) -> str:
@@ -59,4 +77,5 @@ def unknown_option(what: str, name: str, known: Collection[str]) -> str:
         name: the option that was given.
         known: those that exist.
     """
-    return unknown_name(what, name, known, OTHER_NAMES, _ELSEWHERE)
+    others = {names: said for names, said in ELSEWHERE.items() if not said.startswith("it belongs to the algorithm")}
+    return unknown_name(what, name, known, OTHER_NAMES, {**_ELSEWHERE, **others})

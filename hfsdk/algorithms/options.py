@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, Self, TypeVar, get_type_hints
 
-from hfsdk.algorithms.aliases import unknown_option
+from hfsdk.algorithms.aliases import check_value, unknown_option
 from hfsdk.core.checks import check_fields
 from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import option_lines, options_text
@@ -54,6 +54,8 @@ class Options:
             cls.__doc__ += options_text(cls)
 
     def __post_init__(self) -> None:
+        for name in _names(type(self)):
+            check_value(type(self).__name__, name, getattr(self, name))
         check_fields(self)
 
     @classmethod

@@ -51,7 +51,21 @@ _OPTIMIZER = "it belongs to the model's optimizer: optimizer=hf.AdamW(lr=1e-5)"
 _LAYOUT = "a layout is a text: train='tp2 dp2', rollout='tp2'"
 ELSEWHERE = {
     "lr learning_rate weight_decay max_grad_norm betas": _OPTIMIZER,
-    "tp pp dp tensor_parallel tensor_parallel_size tensor_model_parallel_size pipeline_parallel_size num_gpus": _LAYOUT,
+    "tp pp dp tensor_parallel tensor_parallel_size tensor_model_parallel_size pipeline_parallel_size": _LAYOUT,
+    "num_gpus n_gpus": "devices are the session's: hf.Session(devices=2), or hf.Session.simulated('1x2 A100-80GB')",
+    "report_to logger log_with": "it belongs to the loop: session.train(..., track='wandb')",
+    "logging_steps logging_strategy log_interval logging_first_step": "every step is kept: run.history, session.history",
+    "save_steps save_freq save_strategy output_dir": "it belongs to the loop: session.train(..., folder='runs/a', save_every=10)",
+    "gradient_accumulation_steps": (
+        "an optimizer step is a mini-batch, hf.GRPO(mini_batches=2); how much of it is computed at once belongs to the role: "
+        "session.actor(model, micro_batch_tokens=4096)"
+    ),
+    "use_vllm vllm_mode vllm_gpu_memory_utilization gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_len": (
+        "vLLM always generates, on the actor's devices: session.actor(model, rollout='tp2', rollout_options=hf.RolloutOptions(...))"
+    ),
+    "peft_config use_peft lora lora_config lora_rank lora_r lora_alpha": "hfsdk has no LoRA yet: all weights are trained",
+    "num_generations group_size": "it belongs to the algorithm: hf.GRPO(n=8)",
+    "seed": "it belongs to the session: hf.Session(seed=0)",
     "epochs num_epochs num_train_epochs": "one pass over the data is len(prompts) steps: steps=3 * len(prompts)",
     "eval_dataset eval_steps eval_strategy load_best_model_at_end metric_for_best_model": (
         "held-out prompts are measured by keep_best=hf.KeepBest(held_out, every=10), or by session.evaluate(held_out)"
@@ -65,7 +79,9 @@ ELSEWHERE = {
     "reward_funcs reward_fn reward_model": "the reward is a role of the session: session.reward(my_function)",
     "ref_model reference": "the reference is a role of the session: session.reference(actor)",
     "beta kl_coef clip epsilon gamma": "it belongs to the algorithm: hf.PPO(kl_coef=0.05)",
-    "max_new_tokens max_tokens temperature": "it belongs to the algorithm: hf.PPO(max_new_tokens=64, temperature=1.0)",
+    "max_new_tokens max_tokens max_completion_length temperature": (
+        "it belongs to the algorithm: hf.PPO(max_new_tokens=64, temperature=1.0)"
+    ),
     "warmup_ratio": "warm-up is counted in steps: warmup_steps=10",
     "batch_size per_device_train_batch_size": (
         "it belongs to the prompts: session.prompts(data, batch_size=32), or of a planned step hf.Workload(prompts=32)"

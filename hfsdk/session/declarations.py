@@ -148,7 +148,8 @@ class Declarations:
         """Declare the frozen policy that the KL is measured against.
 
         Args:
-            model: the actor (its initial weights, in its dtype), or a model as in :meth:`actor`.
+            model: the actor (the weights that it began with, in its dtype, also after updates), or a model as in :meth:`actor`,
+                e.g. a folder that ``actor.save_pretrained`` wrote.
             layout: of inference; by default the actor's.
             dtype: by default the actor's, or as in :meth:`actor`.
             micro_batch_tokens: as in :meth:`actor`.
@@ -167,7 +168,14 @@ class Declarations:
             name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload,
             seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend), replace=replace)
+        known = any(handle.name == name for handle in self._deployment.book)
+        made = self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend), replace=replace)
+        if isinstance(model, ModelHandle) and not known and (updates := model.version):
+            self._context.notice(
+                f"{name} has the weights that {model.name} began with, from before its {updates} updates; for those of today: "
+                f"{model.name}.save_pretrained(folder), then session.reference(folder)"
+            )
+        return made
 
     @checked
     def reward(

@@ -82,7 +82,9 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
     try:
         return function(*positional, **named)
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
-        raise RewardFunctionError(f"{name} raised {error!r}", details=user_traceback(error)) from None
+        texts = isinstance(error, TypeError | IndexError) and str(error).startswith("string ind")
+        hint = ". Completions are texts here, of conversations too: text, not text[0]['content']" if texts else ""
+        raise RewardFunctionError(f"{name} raised {error!r}{hint}", details=user_traceback(error)) from None
 
 
 def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[list[float]]:
