@@ -72,7 +72,7 @@ quickstart: setup  ## three PPO steps of SmolLM2 on movie reviews, in the termin
 	@$(BIN)/python -m hfsdk.quickstart $(ARGS)
 
 notebook: setup  ## open the notebooks in JupyterLab, on this machine only
-	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.default_url=/lab/tree/notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 gallery: setup browser  ## draw every picture from real runs into docs/gallery.md (about three minutes)
 	@$(BIN)/python scripts/gallery.py

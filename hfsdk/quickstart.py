@@ -105,6 +105,7 @@ def _run(options: argparse.Namespace) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         session.report(out, batch=batch)
     _say(f"wrote {options.out}; {time.perf_counter() - began:.0f} s in all")
+    _say("open it in a browser: its pictures need no network. To go on: make notebook")
 
 
 def _step(session: Session, batch: Batch, max_new_tokens: int) -> tuple[Batch, dict[str, float]]:

@@ -120,6 +120,9 @@ class Code:
         return all(_equal(result, function(*deepcopy(case))) for case, result in zip(self.cases, results, strict=True))
 
 
+ONE_NUMBER = "It returns one number. Return a value per token: the engine averages."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loss:
     """The answer is a loss ``f(out, b)``: a value per token, whose gradient counts too."""
@@ -138,6 +141,8 @@ class Loss:
             return f"Called as a loss it raises {result}."
         if result is None:
             return NOTHING_YET
+        if result == ONE_NUMBER:
+            return ONE_NUMBER
         if _equal(result, _value_and_gradient(self.right)):
             return None
         for function, hint in self.wrong:
@@ -202,8 +207,11 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return _Raised(f"{type(error).__name__}: {error}")
 
 
-def _value_and_gradient(loss: Callable[..., Any]) -> list[list[float]] | None:
-    """Per-token values of a loss on six tokens, and their sum's gradient by the log-probs; None where it returns nothing."""
+def _value_and_gradient(loss: Callable[..., Any]) -> list[list[float]] | str | None:
+    """Per-token values of a loss on six tokens, and their sum's gradient by the log-probs; None where it returns nothing.
+
+    Returns `ONE_NUMBER` where it returns that.
+    """
     import torch
 
     log_probs = torch.tensor([-0.5, -1.0, -2.0, -0.5, -1.0, -2.0], requires_grad=True)
@@ -216,6 +224,8 @@ def _value_and_gradient(loss: Callable[..., Any]) -> list[list[float]] | None:
     values = values[0] if isinstance(values, tuple) else values  # with metrics, as losses may
     if values is None:
         return None
+    if values.ndim == 0:
+        return ONE_NUMBER
     (gradient,) = torch.autograd.grad(values.sum(), log_probs)
     return [values.expand(6).tolist(), gradient.tolist()]
 

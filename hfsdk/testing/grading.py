@@ -47,6 +47,8 @@ def exercise(number: str, answer: Any = ...) -> Feedback:
     Raises:
         OptionError: there is no such exercise.
     """
+    if isinstance(number, str) and number[1:2] == ".":
+        number = f"0{number}"  # as its title has it
     known = EXERCISES.get(number) if isinstance(number, str) else None
     if known is None:
         of_notebook = [name for name in EXERCISES if isinstance(number, str) and name[:2] == number[:2]]
