@@ -66,7 +66,7 @@ class ColumnRefs:
             hints = [f"{shown(n)} ({COLUMNS[n].meaning})" if n in COLUMNS else shown(n) for n in missing[:10]]
             raise ColumnError(
                 f"{what} reads {', '.join(hints)}, which the batch does not have; it has {', '.join(self.by_name)}. "
-                + hint_for(missing[0])
+                + " ".join(dict.fromkeys(map(hint_for, ["response"] if "response" in missing else missing[:4])))
             )
         return {name: self.by_name[name] for name in names}
 
