@@ -66,7 +66,7 @@ def check_value(what: str, name: str, value: Any) -> None:
         OptionError: says what hfsdk calls it.
     """
     if isinstance(value, str | bool) and (ours := _VALUES.get(name, {}).get(value)):
-        raise OptionError(f"{what}: TRL's {name}={value!r} is {name}={ours!r} here")
+        raise OptionError(f"{what}: TRL's {name}={value!r} is {name}={ours!r} here") from None
 
 
 def unknown_option(what: str, name: str, known: Collection[str]) -> str:

@@ -54,9 +54,12 @@ class Options:
             cls.__doc__ += options_text(cls)
 
     def __post_init__(self) -> None:
-        for name in _names(type(self)):
-            check_value(type(self).__name__, name, getattr(self, name))
-        check_fields(self)
+        try:
+            check_fields(self)
+        except OptionError:
+            for name in _names(type(self)):
+                check_value(type(self).__name__, name, getattr(self, name))
+            raise
 
     @classmethod
     def of(cls, others: Options, **instead: Any) -> Self:
