@@ -32,7 +32,16 @@ def check_algorithm(algorithm: Any) -> None:
         OptionError: it is not.
     """
     if isinstance(algorithm, type) or not callable(inspect.getattr_static(algorithm, "step", None)):
-        raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {shown(algorithm)}")
+        raise OptionError(f"train takes an algorithm with a step, e.g. hf.PPO(clip=0.2); got {shown(algorithm)}{_cure(algorithm)}")
+
+
+def _cure(algorithm: Any) -> str:
+    """Return what to write where a class was given for its instance, or a loss for an algorithm."""
+    if isinstance(algorithm, type) and callable(getattr(algorithm, "step", None)):
+        return f". Write {algorithm.__name__}(), with its options"
+    if callable(algorithm):
+        return ". A loss is an update's: actor.update(batch, loss), e.g. with batches of session.demonstrations(data)"
+    return ""
 
 
 def check_roles(algorithm: Any, models: Any) -> None:
