@@ -65,6 +65,9 @@ def check_value(what: str, name: str, value: Any) -> None:
     Raises:
         OptionError: says what hfsdk calls it.
     """
+    if name == "epsilon" and isinstance(value, float) and 0.05 < value < 1:
+        said = "it is added to the standard deviation of the scores"
+        raise OptionError(f"{what}: TRL's epsilon={value:g} is clip={value:g} here; epsilon must be at most 0.05, {said}") from None
     if isinstance(value, str | bool) and (ours := _VALUES.get(name, {}).get(value)):
         raise OptionError(f"{what}: TRL's {name}={value!r} is {name}={ours!r} here") from None
 

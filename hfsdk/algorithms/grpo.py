@@ -10,24 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hfsdk.algorithms.choices import KL, SCALES, Aggregation, Alone, Copies, Scale
+from hfsdk.algorithms.choices import KL, SCALES, Aggregation, Alone, Copies, Epsilon, Scale
 from hfsdk.algorithms.filtering import informative
 from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
 from hfsdk.algorithms.losses import PolicyLoss, check
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.options import BatchFunction, Options, with_options
 from hfsdk.algorithms.step import Step
-from hfsdk.core.checks import NonNegative, Positive, checked
-from hfsdk.core.errors import OptionError
+from hfsdk.core.checks import NonNegative, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hfsdk.core.batch import Batch
     from hfsdk.core.table import Column, Table
-
-CLIPS = 0.05
-"""From here on who gives ``epsilon`` means PPO's, which is `clip`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +32,10 @@ class AdvantageOptions(Options):
 
     scale: Scale = "group"
     """One of `SCALES`."""
-    epsilon: Positive = 1e-6
+    epsilon: Epsilon = 1e-6
     """Added to that standard deviation, in score units (verl's; TRL adds 1e-4)."""
     increase_variance: bool = False
     """First move each group's scores apart as far as the batch's range, their order and their mean allow (GRPOVI)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epsilon >= CLIPS:
-            raise OptionError(
-                f"{type(self).__name__}: epsilon={self.epsilon:g} would be added to the standard deviation of the scores, which is "
-                f"divided by; the range of the ratio, TRL's epsilon, is clip={self.epsilon:g} here"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -231,7 +231,7 @@ class TestOptions:
             (lambda: hf.GRPO(filter_groups=1), "filter_groups must be True or False"),
             (lambda: hf.ReinforcePlusPlus(gamma=1.1), "gamma"), (lambda: hf.RLOO(score_clip=0.0), "score_clip"),
             (lambda: hf.ReMax(score_clip=-1.0), "score_clip"), (lambda: hf.ReinforcePlusPlus(score_clip=0.0), "score_clip"),
-            (lambda: grpo.Advantages(epsilon=0.0), "epsilon must be a finite number above 0"),
+            (lambda: grpo.Advantages(epsilon=0.0), "epsilon must be .*above 0"),
         ],
     )  # fmt: skip
     def test_out_of_range_of_one(self, make, message):

@@ -64,7 +64,7 @@ TRLS_WORDS = [
     (lambda it: hf.GRPO(output_dir="runs"), r"it belongs to the loop: session\.train\(\.\.\., folder='runs/a', save_every=10\)"),
     (lambda it: hf.GRPO(ref_model=None), r"the reference is a role of the session: session\.reference\(actor\)"),
     (lambda it: hf.GRPO(gradient_accumulation_steps=4), r"hf\.GRPO\(mini_batches=2\).*micro_batch_tokens=4096"),
-    (lambda it: hf.GRPO(epsilon=0.2), r"TRL's epsilon, is clip=0\.2 here"),
+    (lambda it: hf.GRPO(epsilon=0.2), r"TRL's epsilon=0\.2 is clip=0\.2 here"),
     (lambda it: hf.GRPO(aggregation="dr_grpo"), r"TRL's aggregation='dr_grpo' is aggregation='fixed_length' here"),
     (lambda it: hf.GRPO(scale=False), r"TRL's scale=False is scale='none' here"),
     (lambda it: hf.DPO(max_length=512), r"of pairs hfsdk calls it max_tokens: session\.pairs\(data, max_tokens=512\)"),
