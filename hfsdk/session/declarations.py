@@ -168,14 +168,7 @@ class Declarations:
             name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload,
             seed=self._context.seed,
         )  # fmt: skip
-        known = any(handle.name == name for handle in self._deployment.book)
-        made = self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend), replace=replace)
-        if isinstance(model, ModelHandle) and not known and (updates := model.version):
-            self._context.notice(
-                f"{name} has the weights that {model.name} began with, from before its {updates} updates; for those of today: "
-                f"{model.name}.save_pretrained(folder), then session.reference(folder)"
-            )
-        return made
+        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend), replace=replace)
 
     @checked
     def reward(

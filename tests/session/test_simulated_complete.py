@@ -236,15 +236,6 @@ def test_compare_predicts_what_each_algorithm_would_take_from_here(session):
         assert [row["tokens"] for row in rows] == [16 * (64 + 8) * responses] * 2
 
 
-def test_a_reference_to_an_actor_with_updates_says_which_weights_it_has(session):
-    actor = session.actor("llama-7b", rollout="tp2", optimizer=hf.AdamW(distributed=True), **BIG)
-    session.reward(score)
-    session.train(hf.GRPO(max_new_tokens=8, n=2, kl_coef=0.0), prompts_of(session), steps=2, progress=False)
-    with pytest.warns(UserWarning, match=r"from before its 2 updates.*actor\.save_pretrained\(folder\)"):
-        session.reference(actor)
-    session.reference(actor)  # the same cell once more says nothing
-
-
 class ReadsNothing(hf.GRPO):
     """Its metrics wait for no call."""
 
