@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from hfsdk.algorithms.choices import MOST_EPSILON
 from hfsdk.core.errors import OptionError
 from hfsdk.core.other_names import ELSEWHERE, unknown_name
 
@@ -65,9 +66,9 @@ def check_value(what: str, name: str, value: Any) -> None:
     Raises:
         OptionError: says what hfsdk calls it.
     """
-    if name == "epsilon" and isinstance(value, float) and 0.05 < value < 1:
-        said = "it is added to the standard deviation of the scores"
-        raise OptionError(f"{what}: TRL's epsilon={value:g} is clip={value:g} here; epsilon must be at most 0.05, {said}") from None
+    if name == "epsilon" and isinstance(value, float) and MOST_EPSILON < value < 1:
+        said = f"epsilon must be at most {MOST_EPSILON}, it is added to the standard deviation of the scores"
+        raise OptionError(f"{what}: TRL's epsilon={value:g} is clip={value:g} here; {said}") from None
     if isinstance(value, str | bool) and (ours := _VALUES.get(name, {}).get(value)):
         raise OptionError(f"{what}: TRL's {name}={value!r} is {name}={ours!r} here") from None
 

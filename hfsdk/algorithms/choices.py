@@ -25,8 +25,9 @@ OldLogProbs = Annotated[str, OneOf("recompute", "rollout")]
 Scale = Annotated[str, OneOf(*SCALES)]
 Alone = Annotated[str, OneOf("zero", "score")]
 """What a group of one response gets."""
-Epsilon = Annotated[float, Within(above=0, most=0.05)]
-"""Beside a standard deviation; above that who gives it means PPO's, which is ``clip`` here."""
+MOST_EPSILON = 0.05
+"""Who gives GRPO a larger ``epsilon`` means PPO's, which is ``clip`` here."""
+Epsilon = Annotated[float, Within(above=0, most=MOST_EPSILON)]
 Clip = Annotated[float, Within(above=0, below=1)]
 DualClip = Annotated[float, Within(above=1)]
 NewTokens = Annotated[int, Within(1, 10**7)]
