@@ -28,3 +28,14 @@ def test_an_object_that_fails_while_it_is_read_is_told():
 
     with pytest.raises(ColumnError, match="rows cannot be read"):
         Ragged.of(rows())
+
+
+@pytest.mark.parametrize("fill", ["3", "x" * 1_000_000], ids=["a number as text", "a long text"])
+def test_text_fills_no_numbers(fill):
+    with pytest.raises(ColumnError, match="fill must be one value of int64"):
+        Ragged.of([[1, 2], []], np.int64).padded(fill)
+
+
+@pytest.mark.parametrize(("rows", "fill"), [([[1, 2], [3]], 0), ([["a", "b"], ["c"]], "-")], ids=["numbers", "texts"])
+def test_short_rows_are_filled_at_the_right(rows, fill):
+    assert Ragged.of(rows).padded(fill).tolist() == [rows[0], [rows[1][0], fill]]

@@ -169,11 +169,13 @@ class Ragged:
     @checked(error=ColumnError)
     def padded(self, fill: AnyNumber | bool | str = 0) -> Array:
         """Return a [num_rows, longest] array, rows left-aligned, the rest ``fill``."""
-        lengths = self.lengths
+        lengths, refusal = self.lengths, ColumnError(f"fill must be one value of {self.flat.dtype}; got fill={shown(fill)}")
+        if isinstance(fill, str) and self.flat.dtype.kind not in "OSU":
+            raise refusal
         try:
             out = np.full((len(self), int(lengths.max(initial=0))), fill, dtype=self.flat.dtype)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ColumnError(f"fill must be one value of {self.flat.dtype}; got fill={shown(fill)}") from error
+            raise refusal from error
         mask = np.arange(out.shape[1])[None, :] < lengths[:, None]
         out[mask] = self.flat
         return out
