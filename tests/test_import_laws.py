@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 
 # bottom-up; a module of core may import what stands before it
 NOUNS = [
-    *["text", "field_texts", "completion", "credit", "errors", "exiting", "bounds", "scalars", "rules", "other_names", "checks"],
+    *["text", "field_texts", "completion", "guided", "asked_from", "credit", "errors", "exiting", "bounds", "scalars", "rules"],
+    *["other_names", "checks"],
     *["system", "files", "functions", "reward_arguments", "prompt_data"],
     *["table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "learning_rates", "roles"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
+from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import InvariantWarning
 
 RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
@@ -76,6 +76,6 @@ def warn(broken: Sequence[str]) -> None:
     for text in broken:
         kind = text.split()[0]
         if warned is None or kind not in warned:
-            warnings.warn(text, InvariantWarning, stacklevel=4)  # whoever asked the algorithm for its metrics
+            warn_user(text, InvariantWarning)
         if warned is not None:
             warned.add(kind)

@@ -18,6 +18,7 @@ from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN, column_lines
 from hfsdk.core.completion import Offering
 from hfsdk.core.errors import ColumnError, SimulatedValueError
 from hfsdk.core.functions import Shipped
+from hfsdk.core.guided import BATCH, Guided
 from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
 from hfsdk.core.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
 from hfsdk.core.text import printable
@@ -30,7 +31,7 @@ MOST_ROWS = 10_000_000
 """Of a column that a user gives: what is more is a typo, and takes gigabytes."""
 
 
-class Batch(Offering, Pending):
+class Batch(Guided, Offering, Pending):
     """Samples by reference: a table to which every call adds columns. Made by ``session.prompts(...)`` and ``session.batch(...)``.
 
     ``batch["scores"]`` waits for a column and brings it here; ``batch[:8]`` is a batch of the first rows; ``batch.text()``,
@@ -39,6 +40,7 @@ class Batch(Offering, Pending):
     """
 
     _inner = ("call_ids", "column_states", "from_columns", "known_lengths", "need", "view")
+    _elsewhere = BATCH
 
     def __init__(self, client: Client, columns: Mapping[str, ColumnRef], num_rows: int) -> None:
         super().__init__(client, [ref.lease for ref in columns.values() if ref.lease is not None])
@@ -62,6 +64,9 @@ class Batch(Offering, Pending):
     def columns(self) -> tuple[str, ...]:
         """Names of the columns."""
         return tuple(self._refs.by_name)
+
+    def _instead(self, name: str) -> str:
+        return f"a column is batch[{name!r}]" if name in self._refs.by_name else super()._instead(name)
 
     def __len__(self) -> int:
         return self.num_rows

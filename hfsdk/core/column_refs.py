@@ -30,6 +30,21 @@ class ColumnState(TypedDict):
     """Role and method."""
 
 
+OTHERS = {
+    "prompt": "prompts query queries question",
+    "response": "responses completion completions output outputs response_ids completion_ids",
+    "scores": "score reward rewards token_level_scores",
+    "costs": "cost",
+    "values": "value",
+    "advantages": "advantage",
+    "returns": "return",
+    "old_log_probs": "log_probs logprobs old_logprobs",
+    "ref_log_probs": "ref_logprobs ref_log_prob",
+    "rollout_log_probs": "log_probs logprobs sampling_logprobs",
+}  # fmt: skip
+"""hfsdk's column -> what it is called elsewhere, or in the singular."""
+
+
 class ColumnRefs:
     """The columns of a batch by reference. Nothing here waits.
 
@@ -49,7 +64,9 @@ class ColumnRefs:
             ColumnError: there is no such column.
         """
         if name not in self.by_name:
-            raise ColumnError(f"the batch has no column {shown(name)}; it has {', '.join(self.by_name)}")
+            ours = next((here for here, names in OTHERS.items() if name in names.split() and here in self.by_name), None)
+            called = f"hfsdk calls it {ours}. It has" if ours else "it has"
+            raise ColumnError(f"the batch has no column {shown(name)}; {called} {', '.join(self.by_name)}")
         return self.by_name[name]
 
     def need(self, names: Sequence[str], what: str) -> dict[str, ColumnRef]:

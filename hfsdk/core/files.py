@@ -14,7 +14,6 @@ import errno
 import os
 import secrets
 import shutil
-import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import CheckpointError, OptionError, OutputError
 from hfsdk.core.system import can_start_threads
 
@@ -109,7 +109,7 @@ def export(path: str | Path, content: str | bytes, what: str, notice: Callable[[
         raise OutputError(f"cannot write {what} to {target}: {error.strerror or error}; what was there is unchanged") from error
     is_ours(target)
     if replaced:
-        (notice or _warn)(f"{what} replaced what was at {target}")
+        (notice or warn_user)(f"{what} replaced what was at {target}")
     return target
 
 
@@ -122,10 +122,6 @@ def is_strangers(path: Path) -> bool:
 def is_ours(path: Path) -> None:
     """Note that this process wrote a file for the user."""
     _written[os.path.abspath(path)] = _state_of(path) or (0, 0)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def _state_of(path: Path) -> tuple[int, int] | None:

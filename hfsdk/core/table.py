@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from hfsdk.core.checks import AnyNumber, check_fields, checked, is_whole, shown
 from hfsdk.core.errors import ColumnError
+from hfsdk.core.guided import RAGGED, Guided
 from hfsdk.core.text import printable
 
 Array = npt.NDArray[Any]
@@ -57,7 +58,7 @@ def row_numbers(rows: RowNumbers, num_rows: int, what: str) -> npt.NDArray[np.in
 
 
 @dataclass(frozen=True, eq=False)
-class Ragged:
+class Ragged(Guided):
     """One variable-length array per row, held flat: row ``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
 
     Example: ``Ragged.of([[1, 2], [], [3]])`` has ``flat`` = [1 2 3], ``offsets`` = [0 2 2 3], ``lengths`` = [2 0 1].
@@ -67,6 +68,8 @@ class Ragged:
     """All rows, one after the other; shape [total]."""
     offsets: npt.NDArray[np.int64]
     """Row starts and the end; shape [num_rows + 1]."""
+
+    _elsewhere: ClassVar[Mapping[str, str]] = RAGGED
 
     def __post_init__(self) -> None:
         offsets = self.offsets

@@ -34,6 +34,8 @@ Prompts = Any
 
 MIN_TEMPERATURE = 0.01
 """Smallest temperature above 0 that the generating engine takes as it is."""
+MAX_TEMPERATURE = 2.0
+"""Largest one that it takes."""
 
 
 class ActorModel(TrainedHandle):
@@ -243,6 +245,8 @@ class ActorModel(TrainedHandle):
         vocab = self._need_model(GENERATE.name).vocab_size
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise OptionError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}; got {sampling.temperature}")
+        if sampling.temperature > MAX_TEMPERATURE:
+            raise OptionError(f"temperature must be at most {MAX_TEMPERATURE:g}, as vLLM has it; got {sampling.temperature:g}")
         for token in sampling.stop_token_ids:
             if not 0 <= token < vocab:
                 raise OptionError(f"stop_token_ids must be tokens of {self.spec} (0 to {vocab - 1}); got {token}")

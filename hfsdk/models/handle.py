@@ -17,6 +17,7 @@ from hfsdk.core.checks import Count, Index, Within, checked, shown
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
 from hfsdk.core.functions import Shipped
+from hfsdk.core.guided import HANDLE, Guided
 from hfsdk.core.layout import Layout
 from hfsdk.core.learning_rates import WORDS, what_is_learned
 from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE
@@ -82,10 +83,11 @@ class Host(Protocol):
         ...
 
 
-class ModelHandle:
+class ModelHandle(Guided):
     """A role of the session. Made by ``session.actor(...)`` and its like; the same arguments give the same handle again."""
 
     kind: ClassVar[str] = ""
+    _elsewhere = HANDLE
 
     def __init__(self, host: Host, role: RoleSpec) -> None:
         self._host = host

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 
+from hfsdk.core.asked_from import warn_user
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.engine.calls import queries as q
 from hfsdk.models.counters import Counters
@@ -61,4 +61,4 @@ class Context:
     def notice(self, text: str) -> None:
         """Keep a notice for the session's picture, and warn."""
         self.messages.append(text)
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warn_user(text)

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
+
+from hfsdk.core.asked_from import user_frame
 
 _CELL = re.compile(r"In\[(\d+)\]")
 
@@ -33,9 +34,7 @@ def user_line() -> str:
     asked: str | None = getattr(_started, "line", None)
     if asked is not None:
         return asked
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours(frame):
-        frame = frame.f_back
+    frame = user_frame()
     if frame is None:
         return ""
     filename, line = frame.f_code.co_filename, frame.f_lineno
@@ -43,11 +42,6 @@ def user_line() -> str:
     if cell is not None:
         return f"cell {cell}, line {line}"
     return f"{Path(filename).name}, line {line}"
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__", ""))
-    return name == "hfsdk" or name.startswith("hfsdk.")
 
 
 def _cell_number(filename: str) -> int | None:

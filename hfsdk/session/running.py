@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.core.checks import Index, checked
 from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
+from hfsdk.core.guided import RUN, Guided
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
 from hfsdk.session.best_checkpoint import BestCheckpoint
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hfsdk.viz.frame import Picture
 
 
-class Run:
+class Run(Guided):
     """What ``session.train`` returns. In a notebook it draws itself, live while it runs: curves, samples, each step's time.
 
     Attributes:
@@ -35,6 +36,8 @@ class Run:
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
         error: what ended a run in the background.
     """
+
+    _elsewhere = RUN
 
     def __init__(self, control: RunControl | None = None) -> None:
         self._control = RunControl() if control is None else control

@@ -11,6 +11,7 @@ from typing import Any, Self
 from hfsdk.core.checks import Index, NonNegative, Title, checked
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.completion import Computed, Offering
+from hfsdk.core.guided import SESSION, Guided
 from hfsdk.core.history import History
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
@@ -43,7 +44,7 @@ from hfsdk.session.training import train
 from hfsdk.session.views import LivePlacement, Traces
 
 
-class Session(Offering):
+class Session(Guided, Offering):
     """Devices and the roles on them. ``with hf.Session(devices=2) as session: ...`` closes it at the end.
 
     Attributes:
@@ -57,6 +58,7 @@ class Session(Offering):
     """
 
     _inner = ("measured", "record", "simulated", "view")
+    _elsewhere = SESSION
 
     @checked
     def __init__(

@@ -8,6 +8,7 @@ the frozen picture when nothing runs any more.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -44,6 +45,12 @@ def register(ipython: Any) -> None:
     from IPython.utils.generics import complete_object
 
     complete_object.register(Offering, _offered)
+    with contextlib.suppress(ImportError, AttributeError, KeyError):  # older ones have no such rule
+        from IPython.core.guarded_eval import EVALUATION_POLICIES
+
+        # Tab looks into ``session.trace``, though the class answers for attributes that it lacks
+        policy: Any = EVALUATION_POLICIES["limited"]
+        policy.allowed_getattr_external.add(("hfsdk.session.session", "Session"))
 
 
 def _offered(obj: Offering, names: Sequence[str]) -> list[str]:

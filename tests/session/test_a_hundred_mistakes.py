@@ -123,6 +123,7 @@ WRONG_VALUES = [
         lambda it: it.actor.generate(it.p[0], max_new_tokens=4000),
         r"the context of tiny is 512\. Shorten the prompt .*lower max_new_tokens",
     ),
+    (lambda it: it.actor.generate(it.p[0], temperature=2.5), r"temperature must be at most 2, as vLLM has it; got 2.5"),
     (lambda it: it.actor.generate(it.p[0], temperature="hot"), r"temperature must be a finite number of at least 0"),
     (lambda it: it.actor.generate(it.p[0], top_p=2), r"top_p must be a number from 0 to 1"),
     (lambda it: it.s.train(SHORT, it.p, steps="10"), r"steps must be a whole number from 1"),
