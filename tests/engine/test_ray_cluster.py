@@ -1,13 +1,16 @@
 """What Ray says of its nodes, as devices of a cluster."""
 
 import os
+import sys
+from contextlib import contextmanager
 
 import pytest
 
 pytest.importorskip("ray")
+from hfsdk.core.call_flow import Call
 from hfsdk.core.cluster import DEVICES, SHARED_MEMORY, ClusterSpec
 from hfsdk.engine.ray.ray_cluster import _cores, _device
-from hfsdk.engine.ray.ray_worker import said_in
+from hfsdk.engine.ray.ray_worker import said_in, write_begin
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,31 @@ def test_what_a_dead_worker_wrote_is_of_the_call():
     assert said_in(f"{earlier}-- call 8: actor.update\nloading\nterminate called", 8) == "loading\nterminate called"
     assert said_in(earlier, 8) == "", "it died before it began"
     assert said_in("the last lines of many", 8) == "the last lines of many"
+
+
+@contextmanager
+def errors_to(path):
+    """Have this process's standard error go to a file, as a worker's does."""
+    sys.stderr.flush()
+    kept, log = os.dup(2), os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(log)
+
+
+def test_a_call_is_marked_in_the_log(tmp_path):
+    with errors_to(tmp_path / "log"):
+        write_begin(Call(id=8, role="actor", method="update"))
+        os.write(2, b"loading")
+    assert said_in((tmp_path / "log").read_text(), 8) == "loading"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_call_begins_where_the_log_has_no_room(capfd):
+    with capfd.disabled(), errors_to("/dev/full"):
+        write_begin(Call(id=8, role="actor", method="update"))
+        sys.stderr.flush()

@@ -7,6 +7,7 @@ read from there without a copy; the controller sees references and lengths.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -69,6 +70,12 @@ def tail(path: str, num_chars: int) -> str:
 def begins(call_id: int) -> str:
     """Return how the line of a worker's log begins that its part of a call starts with."""
     return f"-- call {call_id}: "
+
+
+def write_begin(call: Call) -> None:
+    """Write to this process's log that its part of a call starts; on a full disk it starts all the same."""
+    with contextlib.suppress(OSError):  # past sys.stderr, which would keep the line and raise at a print of the user's
+        os.write(2, f"{begins(call.id)}{call}\n".encode())
 
 
 def said_in(output: str, call_id: int) -> str:
@@ -166,7 +173,7 @@ class WorkerProcess(_Process):
             spec = request.spec
             request = replace(request, spec=replace(spec, folder=self._folders.get(spec.folder, spec.folder)))
         elif isinstance(request, Execute):
-            print(f"{begins(request.call.id)}{request.call.role}.{request.call.method}", file=sys.stderr, flush=True)
+            write_begin(request.call)
         return carry_out(self._worker, request)
 
     @ray.method(concurrency_group="control")
