@@ -388,8 +388,8 @@ class Runtime(Protocol):
         """
         ...
 
-    def logs(self, pool: Pool, rank: int) -> str:
-        """Return what a worker printed."""
+    def logs(self, pool: Pool | None, rank: int) -> str:
+        """Return what a worker printed; without a pool, the user's functions over columns."""
         ...
 
     def controller_bytes(self) -> int:

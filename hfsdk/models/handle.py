@@ -195,7 +195,7 @@ class ModelHandle(Guided):
 
     @checked
     def logs(self, rank: Index = 0) -> str:
-        """Return what the worker of ``rank`` has printed."""
+        """Return what the worker of ``rank`` has printed; of a function what all functions have, which share a process."""
         return str(self._client.send(Logs(self.name, rank)))
 
     def release(self) -> None:

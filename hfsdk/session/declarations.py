@@ -190,7 +190,9 @@ class Declarations:
 
         A function of one argument, whatever its name, is given the completions there: ``session.reward(hf.data.vader_sentiment)``.
 
-        Called again with a new function, the same handle goes on with it (a new version; no worker restarts).
+        Called again with a new function, the same handle goes on with it (a new version; no worker restarts). What a function
+        keeps between calls (a judge in a global variable) stays in its process, until one that takes too long ends it; what it
+        prints is in ``session.logs("reward")``.
 
         Args:
             source: a function in TRL's form; it travels by value and gets the data's other columns by name. Or a model with

@@ -224,7 +224,7 @@ class Session(Guided, Offering):
 
     @checked
     def logs(self, role: str, rank: Index = 0) -> str:
-        """Return what the worker of ``rank`` of a role has printed."""
+        """Return what the worker of ``rank`` of a role has printed; of a function what all have, which share a process."""
         self._parts.client.check_open()
         return self._parts.deployment.book.find(role).logs(rank)
 

@@ -177,6 +177,7 @@ def test_is_a_runtime():
     assert runtime.progress(pool) == (None, ())
     assert runtime.controller_bytes() == 0
     assert "simulated" in runtime.logs(pool, 0)
+    assert "simulated" in runtime.logs(None, 0)
     assert runtime.cancel(1, pool) is None
     runtime.close()
 

@@ -36,6 +36,17 @@ def test_exit_and_interrupt_are_failures_of_the_function(function, method, kind)
         run_task(method, TABLE, given(function=Shipped.of(function), **more), ["x"])
 
 
+def test_what_a_function_keeps_is_there_at_its_next_call():
+    def count(completions, kept=[]):  # noqa: B006  kept on purpose
+        kept.append(len(completions))
+        return [float(len(kept))] * len(completions)
+
+    for number in (1, 2):
+        again = Scoring(function=Shipped.of(count), tokenizer=TINY, column="scores")
+        columns, _ = run_task("compute_scores", TABLE, again, ["scores"])
+        assert list(columns["scores"]) == [number] * 2
+
+
 @pytest.mark.parametrize("score", [1e300, -1e39, math.inf, math.nan, 10**400, np.float64(1e300)])
 def test_scores_that_float32_cannot_hold(score):
     with pytest.raises(RewardFunctionError, match=r"f returned .* for sample 1; return a finite number"):

@@ -16,6 +16,7 @@ from hfsdk.assets import model_folder
 from hfsdk.core.batch import refs_of
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.completion import Offering
+from hfsdk.core.guided import Guided
 from hfsdk.core.spec import PRESETS
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.session_parts import parts_of
@@ -466,7 +467,7 @@ def test_a_session_is_open_as_long_as_a_handle_of_it_is_there():
 def test_tab_shows_what_a_user_would_type():
     public = {name for name in dir(hf.Session.simulated("1x1 H100")) if not name.startswith("_")}
     assert not public & {"client", "ready", "release", "notice", "next_count", "persistent", "restore", "find_snapshot", "resume"}
-    assert hf.Session.__bases__ == (Offering,)
+    assert hf.Session.__bases__ == (Guided, Offering)
 
 
 def test_the_facade_passes_on_with_its_own_name():

@@ -87,3 +87,14 @@ def test_prompts_in_every_form_generate_evaluate_and_train(live):
     assert rows[0].last.batch["position"].max() < rows[1].last.batch["position"].min(), "the same data goes on where it was"
     experiment = session.compare([hf.GRPO(n=2, max_new_tokens=2, kl_coef=0.0)], frame, steps=1, seeds=[0], progress=False)
     assert len(experiment.to_pandas()) == 1
+
+
+def test_what_a_reward_prints_is_in_its_logs(live):
+    def says(completions):
+        print(f"scoring {len(completions)} completions")
+        return [0.0] * len(completions)
+
+    live.session.reward(says)
+    live.session.reward(says).compute_scores(live.actor.generate(["1+1="] * 3, max_new_tokens=2)).wait()
+    assert live.session.logs("reward").splitlines()[-1] == "scoring 3 completions"
+    live.session.reward(hf.data.exact_match)

@@ -277,7 +277,7 @@ class Controller:
 
     def _logs(self, message: m.Logs) -> str:
         record = self._homes.role(message.role)
-        if record.pool is None:
+        if record.pool is None and record.spec.model is not None:
             return f"{message.role} is not loaded; no worker has printed anything for it"
         return self._runtime.logs(record.pool, message.rank)
 

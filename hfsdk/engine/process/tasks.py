@@ -18,6 +18,7 @@ import numpy as np
 from hfsdk.core.arguments import Arguments, Scoring
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
+from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import REDUCE
 from hfsdk.core.reward_arguments import GIVEN, arguments_of, check_columns
 from hfsdk.core.table import Column, Ragged, Table, as_column
@@ -34,7 +35,7 @@ def run_task(method: str, table: Table, arguments: Arguments, writes: Sequence[s
         CallError: another function raised, or returned other columns than it said.
     """
     shipped = arguments.shipped
-    function = shipped.load()
+    function = _function(shipped)
     if isinstance(arguments, Scoring):
         given = _rewards(function, shipped.name, table, arguments.tokenizer)
         if arguments.per_token:
@@ -51,6 +52,12 @@ def run_task(method: str, table: Table, arguments: Arguments, writes: Sequence[s
     if method == REDUCE.name:
         return {}, as_it_travels(value, shipped.name)
     return _checked_columns(value, shipped.name, table.num_rows, writes), None
+
+
+@lru_cache(maxsize=8)
+def _function(shipped: Shipped) -> Callable[..., Any]:
+    """Return a function, the same one at its next call: a judge that it has loaded, a count that it keeps, stay."""
+    return shipped.load()
 
 
 def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]) -> dict[str, Column]:

@@ -36,6 +36,8 @@ from hfsdk.engine.ray.ray_worker import RayStore
 from hfsdk.engine.worker.answer import read
 from hfsdk.engine.worker.requests import Export, Keep, Load, Restore, SendKept
 
+LOG_CHARS = 20_000
+"""How much of the end of a log is shown."""
 START_S = 300.0
 """How long a pool's processes may take to start and join, unless the session says otherwise."""
 
@@ -306,11 +308,13 @@ class RayRuntime:
         return files
 
     @_while_open
-    def logs(self, pool: Pool, rank: int) -> str:
-        """Return a worker's output, from its node."""
+    def logs(self, pool: Pool | None, rank: int) -> str:
+        """Return a worker's output, from its node; without a pool, that of the user's functions."""
+        if pool is None:
+            return self._tasks.output(LOG_CHARS) if self._tasks is not None else ""
         if not 0 <= rank < pool.size:
             raise PlacementError(f"pool {pool.name!r} has ranks 0 to {pool.size - 1}; asked for rank {rank}")
-        return self.pools.output(pool.devices[rank], 20000)
+        return self.pools.output(pool.devices[rank], LOG_CHARS)
 
     @_while_open
     def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:

@@ -18,7 +18,7 @@ from hfsdk.core.errors import CallCancelledError, CallError, RewardFunctionError
 from hfsdk.core.methods import method_of
 from hfsdk.core.runtime import Order
 from hfsdk.engine.ray.ray_pools import WORKER_GONE
-from hfsdk.engine.ray.ray_worker import RayTasks
+from hfsdk.engine.ray.ray_worker import RayTasks, tail
 from hfsdk.engine.worker.answer import Answer
 
 END_SEEN_S = 2.0
@@ -56,6 +56,10 @@ class TaskRunner:
             raise answer.error
         answer.part = None if answer.columns is None else [written]
         return answer
+
+    def output(self, num_chars: int) -> str:
+        """Return the end of what functions printed, those of earlier processes too."""
+        return tail(str(self._log_file), num_chars)
 
     def close(self) -> None:
         """End the process."""

@@ -408,9 +408,10 @@ class SimulatedRuntime:
         """Return nothing, and not ``None``: what there is to write is written in the call."""
         return {}
 
-    def logs(self, pool: Pool, rank: int) -> str:
+    def logs(self, pool: Pool | None, rank: int) -> str:
         """Say that there is nothing to read."""
-        return f"rank {rank} of pool {pool.name!r} is simulated: no process runs, so nothing was printed"
+        what = f"rank {rank} of pool {pool.name!r}" if pool else "the process of functions"
+        return f"{what} is simulated: no process runs, so nothing was printed"
 
     def controller_bytes(self) -> int:
         """Return 0: there are no column bytes."""
