@@ -16,7 +16,7 @@ from hfsdk.algorithms import DPO
 from hfsdk.algorithms.invariants import WARNED
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, checked
-from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
+from hfsdk.core.errors import DependencyError, HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.core.system import can_start_threads
@@ -280,6 +280,19 @@ class _Loop:
             self.parts.context.notice(self.control.record.warnings[-1])
 
 
+@contextmanager
+def _first_failure() -> Iterator[None]:
+    """Raise what failed first, and not which of the algorithm's calls was waiting for it."""
+    try:
+        yield
+        return
+    except DependencyError as error:
+        first: BaseException = error
+    while isinstance(first, DependencyError) and first.__cause__ is not None:
+        first = first.__cause__
+    raise first.with_traceback(None)
+
+
 def _one_step(
     parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], control: RunControl, best: Keeper | None
 ) -> Row:
@@ -290,14 +303,15 @@ def _one_step(
     started, finished = time.perf_counter(), False
     parts.client.send(m.NextStep(number))
     try:
-        step = algorithm.step(parts.deployment.models, next(prompts))
-        if step is None:
-            raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
-        row: Row = {"step": parts.context.counters.next(STEPS)}
-        with suppress(SimulatedValueError):  # shapes and times only: no metrics to show
-            row |= _numbers(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
-            for metric in metrics:
-                row |= _own_metric(metric, step.batch)
+        with _first_failure():
+            step = algorithm.step(parts.deployment.models, next(prompts))
+            if step is None:
+                raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
+            row: Row = {"step": parts.context.counters.next(STEPS)}
+            with suppress(SimulatedValueError):  # shapes and times only: no metrics to show
+                row |= _numbers(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
+                for metric in metrics:
+                    row |= _own_metric(metric, step.batch)
         if parts.context.simulated:
             parts.client.wait(parts.client.open_calls(), None)  # perhaps nothing was read that waited for them
         trace = control.calls.of_step(parts.traces.snapshot())

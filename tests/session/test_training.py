@@ -136,6 +136,16 @@ def test_a_failed_step_gives_back_what_its_algorithm_took_too(session, actor, re
     assert (ready.position, algorithm.ptx.position) == (1, 1)
 
 
+def test_what_failed_first_is_raised_and_not_what_waited_for_it(session, ready, controller):
+    first = hf.RewardFunctionError("no score today", role="reward")
+    waited = hf.DependencyError("its input reward.compute_scores failed", role="map")
+    again = hf.DependencyError("its input map failed", role="actor")
+    waited.__cause__, again.__cause__ = first, waited
+    controller.failing["compute_scores"] = again
+    with pytest.raises(hf.RewardFunctionError, match="no score today"):
+        session.train(OneCall(), ready, steps=1)
+
+
 def test_a_failed_step_gives_its_prompts_back(session, ready, controller):
     session.train(OneCall(), ready, steps=1)
     controller.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")

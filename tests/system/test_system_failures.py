@@ -69,6 +69,8 @@ def test_dependents_fail_with_the_cause(live):
     while cause.__cause__ is not None:
         cause = cause.__cause__
     assert isinstance(cause, hf.RewardFunctionError)
+    with pytest.raises(hf.RewardFunctionError, match="no score today"):
+        live.session.train(hf.PPO(max_new_tokens=4), live.prompts, steps=1, progress=False)
     live.session.reward(lengths_reward)
     live.actor.update(live.reward.compute_scores(batch), lambda out, b: -out.log_probs).wait()
     check_works(live)
