@@ -34,7 +34,7 @@ from hfsdk.core.arguments import Folder
 from hfsdk.core.builtin import Method
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
-from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, existing_parent, why_unwritten, write_file
+from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, existing_parent, is_ours, why_unwritten, write_file
 from hfsdk.core.methods import LOAD_STATE, SAVE_STATE
 from hfsdk.core.pending import Awaited
 from hfsdk.core.roles import state_bytes
@@ -53,6 +53,7 @@ from hfsdk.session.checkpoint_index import (
     save_bytes,
     split,
     states_in,
+    tell_of_anothers,
 )
 from hfsdk.session.checkpoint_roles import check_roles, identity
 from hfsdk.session.client import ControllerClient, uninterrupted
@@ -104,6 +105,7 @@ class Saving(Awaited):
         self._names = self._lock.left
         self._index = self._read_index()
         self._need_no_weights_there()
+        tell_of_anothers(self.folder, self._session.context.notice)
         self._remove_what_is_left()
         self._check_space()
         self._check_host_memory()
@@ -250,6 +252,7 @@ class Saving(Awaited):
         self._names = [*self._names, *(one.state for one in self._index.saves if one not in older)]
         self._lock.note(self._names)  # what the index names is kept all the same: it says until then that they are needed
         os.replace(self._state / INDEX, self.folder / INDEX)
+        is_ours(self.folder / INDEX)
         for handle in self._trained:
             client.send(m.Recover(handle.name, str(self._state), updates[handle.name]))
 

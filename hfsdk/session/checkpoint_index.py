@@ -16,19 +16,22 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError
-from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, parse_files
+from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, is_ours, is_strangers, parse_files
 from hfsdk.engine.controller.lineage import MAIN
 
 STATE = re.compile(r"state-([0-9]{1,18})")
 """Name of a save's folder; ``.partial`` behind it while it is built."""
+
+BEST = "best"
+"""Name of the folder, in a run's, of its best save."""
 
 MOST_BYTES = 1 << 30
 """Largest index that is written and read; a history of 100,000 steps has about 150 MB."""
@@ -323,3 +326,15 @@ def states_in(root: Path) -> Sequence[int]:
     """Return the numbers of all folders that look like saves, complete or not, ours or not."""
     found = (STATE.match(path.name) for path in root.iterdir())
     return [int(match[1]) for match in found if match]
+
+
+def tell_of_anothers(root: Path, notice: Callable[[str], None]) -> None:
+    """Say, once, that a folder has a save which this process neither made nor loaded: the next one there may remove it."""
+    index = root / INDEX
+    with suppress(CheckpointError):  # of one that cannot be read saving itself tells
+        if is_strangers(index) and (saves := read_index(root).saves):
+            notice(
+                f"{root} has a save of another session, {saves[-1].state}: a save to this folder takes its place. "
+                f"session.load({str(root)!r}) goes on from it; give another folder to keep it"
+            )
+            is_ours(index)

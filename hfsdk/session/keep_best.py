@@ -26,15 +26,13 @@ from hfsdk.core.checks import Count, NonNegative, check_fields, shown
 from hfsdk.core.errors import CallError, CheckpointError, OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP, BestCheckpoint
-from hfsdk.session.checkpoint_index import folder_of, read_index, split
+from hfsdk.session.checkpoint_index import BEST, folder_of, read_index, split
 from hfsdk.session.evaluation import evaluate
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.session_parts import Parts
 
 COLUMN = "held_out_score"
 """In the rows of the steps after which it was measured."""
-FOLDER = "best"
-"""Of the best checkpoint, in the run's folder."""
 
 
 @documented
@@ -82,8 +80,10 @@ def keeper(
     tokens = wanted.max_new_tokens or int(getattr(algorithm, "max_new_tokens", 32))
     temperature = float(getattr(algorithm, "temperature", 1.0)) if wanted.temperature is None else wanted.temperature
     _ = parts.deployment.models.reward
-    best = folder_of(folder, "a save") / FOLDER
+    best = folder_of(folder, "a save") / BEST
     parts.saves.check_space(best, 2, 1)
+    if resume is None:
+        parts.saves.tell_of_anothers(best)
     return Keeper(parts, wanted, tokens, temperature, best, resumed=resume is not None and _within(resume, best.parent))
 
 
@@ -179,4 +179,4 @@ class Keeper:
 
 def _within(folder: str | Path, root: Path) -> bool:
     """Whether a checkpoint is a save of the run in ``root``."""
-    return split(folder_of(folder, "a checkpoint"))[0].resolve() in (root.resolve(), (root / FOLDER).resolve())
+    return split(folder_of(folder, "a checkpoint"))[0].resolve() in (root.resolve(), (root / BEST).resolve())

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal, Protocol, overload
 
 from hfsdk.core.checks import Count, checked
+from hfsdk.core.files import INDEX, is_ours
 from hfsdk.session.checkpoint import Saving, check_space, load_session
-from hfsdk.session.checkpoint_index import folder_of
+from hfsdk.session.checkpoint_index import BEST, folder_of, split, tell_of_anothers
 from hfsdk.session.pending_save import PendingSave
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.saveable import Saveable
@@ -44,7 +45,8 @@ class Saves:
         """Save everything: weights, optimizers, schedules, the prompts' places, counters, history.
 
         The folder holds the last complete save at every moment, also when this one is interrupted or its processes are killed.
-        Only what earlier saves wrote there is removed. Threads that save take turns; a folder that another process is saving to
+        Only what earlier saves wrote there is removed; where that is a save of another process, which this one has not loaded, a
+        notice says so. Threads that save take turns; a folder that another process is saving to
         is refused.
 
         Args:
@@ -79,6 +81,10 @@ class Saves:
         """
         check_space(self._session, folder_of(folder, "a save"), num_saves, keep)
 
+    def tell_of_anothers(self, folder: str | Path) -> None:
+        """Say that a folder has a save which this process neither made nor loaded; see :func:`tell_of_anothers`."""
+        tell_of_anothers(folder_of(folder, "a save"), self._session.context.notice)
+
     @checked
     def load(self, folder: str | Path) -> None:
         """Load what :meth:`save` wrote into the same roles, in whatever layout they are here; waits.
@@ -97,3 +103,6 @@ class Saves:
         self._run.check_between_steps("load")
         self._pending.settle()
         load_session(self._session, folder)
+        root, _ = split(folder_of(folder, "a checkpoint"))
+        for one in (root, root / BEST):  # its run goes on, with the best there was
+            is_ours(one / INDEX)

@@ -74,7 +74,7 @@ def train(  # noqa: D417
         metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
         stop: called with each step's row of metrics; true ends the run.
         save_every: save to ``folder`` after every so many steps; 0 is never.
-        folder: where to save.
+        folder: where to save. A save there of another process that this one has not loaded is replaced; a notice says so first.
         keep: how many of these saves the folder holds, as in :meth:`save`.
         resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
         keep_best: held-out prompts: of all the run goes through, its start included, the checkpoint whose responses to them score
@@ -112,6 +112,8 @@ def train(  # noqa: D417
     best = keeper(parts, keep_best, algorithm, folder, resume)
     if resume is not None:
         parts.saves.load(resume)
+    if folder is not None and save_every:
+        parts.saves.tell_of_anothers(folder)
     stream = parts.sources.stream_of(prompts, pairs=isinstance(algorithm, DPO))
     saving = (save_every, folder, keep) if save_every and folder is not None else (0, "", 1)
     shown = wants_progress() if progress is None else progress

@@ -651,8 +651,38 @@ def test_a_refused_save_does_not_forget_what_a_killed_one_left(session, tmp_path
     with pytest.raises(hf.CheckpointError, match="hfsdk did not write"):
         session.save(folder)
     (folder / "session.json").write_bytes(good)
-    session.save(folder)
+    with pytest.warns(UserWarning, match="has a save of another session"):
+        session.save(folder)
     assert names(folder) == ["session.json", "state-2"]
+
+
+@pytest.fixture
+def anothers(session, tmp_path, monkeypatch):
+    """A folder with a save of another process."""
+    prepared(session)
+    session.save(tmp_path / "run")
+    session.save(tmp_path / "run" / "best")
+    monkeypatch.setattr("hfsdk.core.files._written", {})
+    return tmp_path / "run"
+
+
+class TestAnothersSave:
+    def test_is_told_of_before_a_save_takes_its_place_and_once(self, session, anothers):
+        with pytest.warns(UserWarning, match=r"has a save of another session, state-1: .* session\.load\("):
+            session.save(anothers)
+        session.save(anothers)
+
+    def test_is_told_of_before_a_run_begins(self, session, anothers):
+        prompts = session.prompts(["a", "b"], batch_size=2)
+        session.reference(session.models.actor), session.reward(lambda completions: [0.0] * len(completions))
+        with pytest.raises(UserWarning, match="has a save of another session"):  # warnings are errors here
+            session.train(hf.PPO(max_new_tokens=4), prompts, steps=1, save_every=1, folder=anothers, progress=False)
+        assert names(anothers) == ["best", "session.json", "state-1"]
+
+    @pytest.mark.parametrize("name", ["", "best"])
+    def test_is_the_sessions_own_once_it_is_loaded(self, session, anothers, name):
+        session.load(anothers)
+        session.save(anothers / name)
 
 
 def test_a_save_that_another_process_removes_meanwhile_is_not_missed(session, tmp_path, monkeypatch):
