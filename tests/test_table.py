@@ -30,6 +30,35 @@ def test_an_object_that_fails_while_it_is_read_is_told():
         Ragged.of(rows())
 
 
+class TestArithmetic:
+    ONE, OTHER = Ragged.of([[1, 2], [3]], np.float32), Ragged.of([[10, 20], [30]], np.float32)
+
+    @pytest.mark.parametrize(
+        ("found", "wanted"),
+        [(OTHER - ONE, [9, 18, 27]), (2 * ONE, [2, 4, 6]), (np.float32(1) + ONE, [2, 3, 4]), (abs(-ONE), [1, 2, 3]),
+         (np.exp(ONE - ONE), [1, 1, 1]), (ONE > 1, [False, True, True])],
+        ids=["columns", "number", "numpy number", "one", "function", "comparison"],
+    )  # fmt: skip
+    def test_is_per_value(self, found, wanted):
+        assert isinstance(found, Ragged)
+        assert list(found.flat) == wanted
+        assert list(found.lengths) == [2, 1]
+
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [(lambda one: one - Ragged.of([[1], [2, 3]]), "subtract takes columns whose rows have the same lengths"),
+         (lambda one: one - np.array([1.0, 2.0]), "np.repeat"), (lambda one: np.add.reduce(one), "column.flat has all values")],
+        ids=["other lengths", "a number per row", "a sum"],
+    )  # fmt: skip
+    def test_that_is_not_says_what_to_do(self, make, words):
+        with pytest.raises(ColumnError, match=words):
+            make(self.ONE)
+
+    def test_equality_is_of_whole_columns(self):
+        assert Ragged.of([[1, 2], [3]], np.float32) == self.ONE
+        assert self.ONE != self.OTHER
+
+
 @pytest.mark.parametrize("fill", ["3", "x" * 1_000_000], ids=["a number as text", "a long text"])
 def test_text_fills_no_numbers(fill):
     with pytest.raises(ColumnError, match="fill must be one value of int64"):

@@ -48,8 +48,10 @@ _ELSEWHERE = {
     ),
     "mini_batch_size minibatch_size ppo_mini_batch_size micro_batch_size": _PER_MINI_BATCH,
     "steps num_steps max_steps total_episodes total_timesteps": "it belongs to the loop: session.train(..., steps=50)",
-    "max_length max_prompt_length max_seq_length": "of pairs hfsdk calls it max_tokens: session.pairs(data, max_tokens=512)",
-    "top_p top_k min_new_tokens": "it belongs to a call of your own step: actor.generate(prompts, top_p=0.9)",
+    "max_prompt_length": "it belongs to the data: session.prompts(data, max_prompt_tokens=64)",
+    "max_length max_seq_length": "of pairs hfsdk calls it max_tokens: session.pairs(data, max_tokens=512)",
+    "top_p": "it belongs to a call of your own step: actor.generate(prompts, top_p=0.9)",
+    "top_k min_new_tokens": "it belongs to a call of your own step, as actor.generate(prompts, top_k=50, min_new_tokens=4)",
 }
 """Options that are no algorithm's -> where they are."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from hfsdk.algorithms.choices import KL, Copies, Epochs, MiniBatches, NewTokens, OldLogProbs
+from hfsdk.algorithms.choices import KL, Copies, Epochs, MiniBatches, NewTokens, OldLogProbs, Temperature
 from hfsdk.algorithms.losses import PolicyLoss, SurrogateOptions, check, check_tis
 from hfsdk.algorithms.options import BatchFunction, Options
 from hfsdk.algorithms.step import Statistics, Step
@@ -26,7 +26,7 @@ class SamplingOptions(Options):
 
     max_new_tokens: NewTokens = 32
     """Longest response, in tokens."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """tau: logits are divided by it in sampling and in every log-probability pass."""
     n: Copies = 1
     """Responses per prompt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from hfsdk.algorithms.invariants import RATIO_TOLERANCE, first_numbers, gaps, invariants, warn
 from hfsdk.core.field_texts import documented
 from hfsdk.core.pending import Metrics, Value
+from hfsdk.models.reward import PART
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -45,6 +46,7 @@ class Step:
         before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
         ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
+        statistics = replace(statistics, parts=tuple(name for name in self.batch.columns if name.startswith(PART)))
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         rows = [] if self.actor is None else self.actor.rows
         dtype = self.actor.dtype if isinstance(self.actor, Metrics) else "fp32"
@@ -88,13 +90,15 @@ class Statistics:
     """Whether to look at the column ``group``: several responses per prompt."""
     costs: bool = False
     """Whether there is a column ``costs``."""
+    parts: tuple[str, ...] = ()
+    """Columns with the scores of a reward's parts."""
 
     @property
     def reads(self) -> list[str]:
         """Columns the function reads."""
         columns = ["scores", "finish_reason", "rollout_log_probs", "old_log_probs"]
         columns += ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic
-        return columns + ["group"] * self.groups + ["costs"] * self.costs
+        return columns + ["group"] * self.groups + ["costs"] * self.costs + list(self.parts)
 
     def __call__(self, table: Table) -> dict[str, float]:
         """Return the numbers of a whole batch.
@@ -133,6 +137,8 @@ class Statistics:
             numbers["identical_groups"] = groups.identical_in_group(scores_N, group_N).double().mean()
         if self.costs:
             numbers["cost_mean"] = torch.tensor(np.asarray(table["costs"]), dtype=torch.float32).mean()
+        for name in self.parts:
+            numbers[f"score_mean_of_{name.removeprefix(PART)}"] = torch.tensor(np.asarray(table[name]), dtype=torch.float32).mean()
         return {name: float(number) for name, number in numbers.items()}
 
 

@@ -33,7 +33,6 @@ ARGUMENTS = {
     "keep": "save_total_limit",
     "resume": "resume_from_checkpoint checkpoint load_from",
     "track": "report_to logger log_with",
-    "metrics": "compute_metrics",
     "progress": "verbose disable_tqdm",
     "mini_batches": "num_mini_batches",
     "micro_batch_tokens": "micro_batch_size ppo_micro_batch_size",
@@ -62,6 +61,16 @@ ELSEWHERE = {
     ),
     "use_vllm vllm_mode vllm_gpu_memory_utilization gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_len": (
         "vLLM always generates, on the actor's devices: session.actor(model, rollout='tp2', rollout_options=hf.RolloutOptions(...))"
+    ),
+    "bf16 fp16 torch_dtype": "what a model computes in is its declaration's: session.actor(model, dtype='bf16')",
+    "gradient_checkpointing": "it belongs to the role: session.actor(model, recompute='full')",
+    "lr_scheduler_type lr_scheduler": "it belongs to the model's optimizer: optimizer=hf.AdamW(lr=1e-5, schedule='cosine')",
+    "reward_weights": "they belong to the reward: session.reward([f, g], weights=[1.0, 0.5])",
+    "run_name": "it belongs to the tracker: session.train(..., track=hf.WandB(name='a run'))",
+    "steps_per_generation num_iterations": "a batch is learned from epochs times: hf.GRPO(epochs=2, mini_batches=4)",
+    "compute_metrics": (
+        "metrics=[f] has f(batch) of each training batch; held-out prompts are measured by session.evaluate(held_out), "
+        "or by keep_best=hf.KeepBest(held_out)"
     ),
     "peft_config use_peft lora lora_config lora_rank lora_r lora_alpha": "hfsdk has no LoRA yet: all weights are trained",
     "num_generations group_size": "it belongs to the algorithm: hf.GRPO(n=8)",

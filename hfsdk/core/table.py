@@ -58,10 +58,13 @@ def row_numbers(rows: RowNumbers, num_rows: int, what: str) -> npt.NDArray[np.in
 
 
 @dataclass(frozen=True, eq=False)
-class Ragged(Guided):
+class Ragged(Guided, np.lib.mixins.NDArrayOperatorsMixin):
     """One variable-length array per row, held flat: row ``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
 
     Example: ``Ragged.of([[1, 2], [], [3]])`` has ``flat`` = [1 2 3], ``offsets`` = [0 2 2 3], ``lengths`` = [2 0 1].
+
+    Arithmetic and NumPy's elementwise functions take it, with a number or a column of the same lengths:
+    ``np.exp(batch["old_log_probs"] - batch["ref_log_probs"])``.
     """
 
     flat: Array
@@ -139,8 +142,28 @@ class Ragged(Guided):
             return NotImplemented
         return np.array_equal(self.offsets, other.offsets) and np.array_equal(self.flat, other.flat)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return id(self)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Ragged:
+        """Apply an elementwise function of NumPy to the values."""
+        columns = [one for one in inputs if isinstance(one, Ragged)]
+        if method != "__call__" or "out" in options or "where" in options or ufunc.nout != 1 or ufunc.signature is not None:
+            raise ColumnError(
+                f"rows of different lengths take no {ufunc.__name__}.{method}; column.flat has all values in one array"
+            )
+        if any(not np.array_equal(one.offsets, self.offsets) for one in columns):
+            raise ColumnError(f"{ufunc.__name__} takes columns whose rows have the same lengths")
+        if any(np.ndim(one) for one in inputs if not isinstance(one, Ragged)):
+            raise ColumnError(
+                f"{ufunc.__name__} takes columns of rows and single numbers; np.repeat(numbers, column.lengths) has a number "
+                "per value of column.flat"
+            )
+        flat = ufunc(*(one.flat if isinstance(one, Ragged) else one for one in inputs), **options)
+        return Ragged(flat, self.offsets)
 
     @checked(error=ColumnError)
     def take(self, rows: RowNumbers) -> Ragged:

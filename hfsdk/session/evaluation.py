@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfsdk.core.checks import Count, Index, NonNegative, checked
+from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Table
 from hfsdk.models import ReferenceModel, RewardModel
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.session_parts import Parts
+from hfsdk.session.streams import RowStream
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,10 +48,13 @@ def evaluate(  # noqa: D417
         where the session has a reference, kl_mean (per sequence, nats, k1).
 
     Raises:
+        OptionError: ``prompts`` are pairs or demonstrations.
         SimulatedValueError: the session is simulated and has no scores.
     """
     import pandas as pd
 
+    if isinstance(prompts, RowStream) and not isinstance(prompts, PromptStream):
+        raise OptionError(f"evaluate takes prompts, session.prompts(held_out), to generate for; got {prompts!r}")
     models = parts.deployment.models
     reward = reward or models.reward
     stream = prompts if isinstance(prompts, PromptStream) else parts.sources.in_order(prompts)

@@ -1,12 +1,13 @@
 """Whether a run learns: what its numbers say when it does not, and what to do about it. Pure: rows of numbers in, sentences out.
 
-Each rule compares the first `WINDOW` steps of a run with its newest ones, and says its sentence once per run::
+Each rule but the last compares the first `WINDOW` steps of a run with its newest ones, and says its sentence once per run::
 
     score      the score is well below its start            lr too high, no KL
     entropy    the policy has nearly one answer left        lr too high, an entropy bonus
     kl         it runs away from the reference              lr too high, kl_coef too low
     length     responses that used to end reach the limit   max_new_tokens, a penalty
     groups     all responses to a prompt score the same     the prompts, n, temperature
+    empty      responses end before they begin              the model, the form of the prompts
     gradient   its norm is many times what it was           lr, warm-up, the reward's scale
 
 The thresholds leave room for a healthy run's noise: tests/session/test_health.py has runs that must stay silent.
@@ -24,7 +25,9 @@ from statistics import fmean, median, pstdev
 WINDOW = 4
 """Steps of a run's start, and of its end, that are compared as means."""
 LEAST_STEPS = 3 * WINDOW
-"""Before so many steps nothing is said."""
+"""Before so many steps nothing is said, but for empty responses."""
+EMPTY_STEPS = 3
+"""Steps without any response after which that is said."""
 KEPT = 32
 """Newest steps that a rule sees beside the first ones."""
 
@@ -199,9 +202,21 @@ def _rate(numbers: Numbers) -> str:
     return f" than {lr.newest[-1]:.2g}" if lr is not None else ""
 
 
+def _empty(numbers: Numbers) -> str | None:
+    if "eos_rate" not in numbers or "response_tokens_mean" not in numbers or numbers["eos_rate"].num != EMPTY_STEPS:
+        return None
+    if min(numbers["eos_rate"].first) < 1 or max(numbers["response_tokens_mean"].first) > 1:
+        return None
+    return (
+        f"every response of the first {EMPTY_STEPS} steps is empty: the model ends at once, so there is nothing to score. Take a "
+        "model that answers prompts of this form (the byte-level 'tiny' was not trained on conversations), or look at one: "
+        "batch.text('prompt')"
+    )
+
+
 GRADIENTS = ("actor_grad_norm", "critic_grad_norm", "cost_critic_grad_norm")
 RULES: Mapping[str, Callable[[Numbers], str | None]] = {
-    "score": _score, "entropy": _entropy, "kl": _kl, "length": _length, "groups": _groups, "gradient": _gradient,
+    "score": _score, "entropy": _entropy, "kl": _kl, "length": _length, "groups": _groups, "gradient": _gradient, "empty": _empty,
 }  # fmt: skip
 READ = frozenset({
     "score_mean", "score_std", "entropy", "kl_mean", "response_tokens_mean", "eos_rate", "identical_groups", "actor_lr",

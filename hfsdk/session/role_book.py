@@ -56,7 +56,8 @@ class RoleBook:
             if opened(before) == opened(role):
                 return old, False
             if before.function is not None and role.function is not None:
-                self._notice(f"{role.name} goes on with {role.function.name}@{role.function.version}")
+                version = f"{role.function.name}@{role.function.version}"
+                self._notice(f"{role.name} goes on with {version}; what it scored before stays as it is")
                 set_role(old, role)
                 self._declared[role.name] = role
                 return old, True

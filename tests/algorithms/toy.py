@@ -25,6 +25,10 @@ class ToyBatch(Batch):
     def __getitem__(self, name):
         return self.rows[name]
 
+    @property
+    def columns(self):
+        return tuple(self.rows)
+
     def __contains__(self, name):
         return name in self.rows
 

@@ -32,7 +32,7 @@ class Rows(Metrics):
 
 
 def numbers(rows, dtype="fp32", **gap):
-    batch = SimpleNamespace(reduce=lambda fn, reads: SimpleNamespace(value={**CLOSE, **gap}))
+    batch = SimpleNamespace(columns=(), reduce=lambda fn, reads: SimpleNamespace(value={**CLOSE, **gap}))
     return Step(batch, None, Rows(rows, dtype)).numbers(Statistics())
 
 

@@ -58,6 +58,10 @@ class FakeBatch(Batch):
     def __init__(self, rows, log=()):
         self.rows, self.log = rows, list(log)
 
+    @property
+    def columns(self):
+        return tuple(self.rows)
+
     def __contains__(self, name):
         return name in self.rows
 
@@ -445,8 +449,16 @@ class TestStep:
             1 - np.var(step.batch.rows["returns"].flat - given["values"].flat) / np.var(step.batch.rows["returns"].flat)
         )
 
+    def test_the_parts_of_a_sum_of_rewards_have_their_means(self):
+        columns = {**table(), "scores_of_judge": np.arange(len(LENGTHS)), "scores_of_total.brevity": np.full(len(LENGTHS), -2.0)}
+        statistics = Statistics(critic=False, parts=("scores_of_judge", "scores_of_total.brevity"))
+        numbers = statistics(Table(columns))
+        assert set(statistics.reads) <= set(columns)
+        assert numbers["score_mean_of_judge"] == pytest.approx((len(LENGTHS) - 1) / 2)
+        assert numbers["score_mean_of_total.brevity"] == -2.0
+
     def test_shared_names_are_told_apart_and_maxima_are_kept(self):
-        batch = SimpleNamespace(reduce=lambda fn, reads: SimpleNamespace(value={"score_mean": 1.0}))
+        batch = SimpleNamespace(columns=(), reduce=lambda fn, reads: SimpleNamespace(value={"score_mean": 1.0}))
         step = Step(
             batch,
             SimpleNamespace(rows=[{"loss": 1.0, "epoch": 0}, {"loss": 3.0, "epoch": 1}]),

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from hfsdk.session.health import LEAST_STEPS, RULES, Health
+from hfsdk.session.health import EMPTY_STEPS, LEAST_STEPS, RULES, Health
 
 
 def said(rows):
@@ -84,8 +84,8 @@ def test_what_goes_wrong_is_said_once_with_what_to_do(name, values, words):
 
 def test_each_rule_has_a_series_that_it_speaks_on():
     kinds = {text.partition(":")[0].split(" from ")[0] for *_, text in FALLING}
-    assert len(RULES) == 6
-    assert len(kinds) >= len(RULES)
+    assert set(RULES) == {"score", "entropy", "kl", "length", "groups", "gradient", "empty"}
+    assert len(kinds) >= len(RULES) - 1
 
 
 @pytest.mark.parametrize(("name", "values", "words"), FALLING)
@@ -98,6 +98,14 @@ def test_the_learning_rate_is_named_where_it_is_known():
     rows = changed("score_mean", FALLING[0][1], actor_lr=3e-4, critic_lr=1e-3)
     assert "lower learning rate than 0.0003" in said(rows)[0][1]
     assert "lower learning rate, e.g." in said(changed("score_mean", FALLING[0][1]))[0][1]
+
+
+def test_empty_responses_are_said_early():
+    rows = [{"eos_rate": 1.0, "response_tokens_mean": 1.0, "score_mean": 0.0}] * 20
+    ((step, text),) = said(rows)
+    assert step == EMPTY_STEPS - 1
+    assert "every response of the first 3 steps is empty" in text
+    assert said([*rows[:2], {**rows[0], "response_tokens_mean": 1.2}, *rows]) == []
 
 
 def test_a_short_limit_from_the_start_is_no_news():

@@ -90,7 +90,7 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
         return function(*positional, **named)
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         texts = isinstance(error, TypeError | IndexError) and str(error).startswith("string ind")
-        hint = ". Completions are texts here, of conversations too: text, not text[0]['content']" if texts else ""
+        hint = ". Prompts and completions are texts here, of conversations too: text, not text[-1]['content']" if texts else ""
         raise RewardFunctionError(f"{name} raised {error!r}{hint}", details=user_traceback(error)) from None
 
 
@@ -118,6 +118,8 @@ def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
     Raises:
         RewardFunctionError: says what it gave, and for which sample.
     """
+    if not isinstance(scores, np.ndarray) and callable(getattr(scores, "tolist", None)):
+        scores = scores.tolist()  # a tensor, a Series
     if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)):
         wanted = f"a list of {num_samples} numbers"
         raise RewardFunctionError(f"{name} must return {wanted}, one per completion; it returned {type(scores).__name__}")
