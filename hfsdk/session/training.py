@@ -247,7 +247,11 @@ class _Loop:
                 break
             if interrupts.count and len(record.rows) < control.steps:
                 control.paused = True
-                parts.context.notice(f"paused after step {row['step']}; call session.train again to go on")
+                left = control.steps - len(record.rows)
+                parts.context.notice(
+                    f"paused after step {row['step']}, with {left} of {control.steps} steps left: session.train(..., steps={left}) "
+                    "goes on"
+                )
                 break
 
     def _measure_the_end(self, row: Row) -> None:

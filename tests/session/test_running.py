@@ -243,7 +243,7 @@ def test_an_interrupt_shows_that_a_pause_was_asked(session, ready):
         asked.append(session.run.view()["asked"])
 
     algorithm.hook = interrupt
-    with pytest.warns(UserWarning, match="paused after step 0"):
+    with pytest.warns(UserWarning, match=r"paused after step 0, with \d+ of \d+ steps left: .* goes on"):
         run = session.train(algorithm, ready, steps=2)
     assert asked == ["pause"]
     assert run.state == "paused"
