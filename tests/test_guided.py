@@ -53,7 +53,14 @@ class TestSaid:
         assert hint in said_of(actor, name)
 
     @pytest.mark.parametrize(
-        ("name", "hint"), [("prompt", "a column is batch['prompt']"), ("union", "batch.join("), ("numpy", "batch.table(")]
+        ("name", "hint"),
+        [
+            ("prompt", "a column is batch['prompt']"),
+            ("union", "batch.join("),
+            ("numpy", "batch.table("),
+            ("rewards", "a column is batch['scores']. "),
+            ("responses", "batch.text()"),
+        ],
     )
     def test_of_a_batch(self, batch, name, hint):
         assert hint in said_of(batch, name)
@@ -68,7 +75,7 @@ class TestSaid:
 
     def test_of_a_column_by_another_name(self, session):
         batch = session.batch(prompt=["a"], scores=[1.0])
-        with pytest.raises(hf.ColumnError, match=r"no column 'rewards'; hfsdk calls it scores. It has prompt, scores"):
+        with pytest.raises(hf.ColumnError, match=r"no column 'rewards'; it has prompt, scores. hfsdk calls it scores\."):
             batch["rewards"]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import Index, Name, checked, is_whole, shown
 from hfsdk.core.column_refs import ColumnRefs, ColumnState
-from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN, column_lines
+from hfsdk.core.columns import NEW_LOG_PROBS, PER_TOKEN, column_lines, hint_for
 from hfsdk.core.completion import Offering
 from hfsdk.core.errors import ColumnError, SimulatedValueError
 from hfsdk.core.functions import Shipped
@@ -66,7 +66,12 @@ class Batch(Guided, Offering, Pending):
         return tuple(self._refs.by_name)
 
     def _instead(self, name: str) -> str:
-        return f"a column is batch[{name!r}]" if name in self._refs.by_name else super()._instead(name)
+        column = self._refs.meant(name) if name not in self._refs.by_name else name
+        said = super()._instead(name)
+        if said or not column:
+            return said
+        missing = "" if column in self._refs.by_name else f". {hint_for(column)}"
+        return f"a column is batch[{column!r}]{missing}"
 
     def __len__(self) -> int:
         return self.num_rows

@@ -64,10 +64,15 @@ class ColumnRefs:
             ColumnError: there is no such column.
         """
         if name not in self.by_name:
-            ours = next((here for here, names in OTHERS.items() if name in names.split() and here in self.by_name), None)
-            called = f"hfsdk calls it {ours}. It has" if ours else "it has"
-            raise ColumnError(f"the batch has no column {shown(name)}; {called} {', '.join(self.by_name)}")
+            ours = self.meant(name)
+            said = "" if not ours else hint_for(ours) if ours not in self.by_name else f"hfsdk calls it {ours}."
+            raise ColumnError(f"the batch has no column {shown(name)}; it has {', '.join(self.by_name)}. {said}".rstrip(". ") + ".")
         return self.by_name[name]
+
+    def meant(self, name: str) -> str:
+        """Return hfsdk's column of a name that people give it, of those that are there if it may be several; ``""`` for none."""
+        found = [here for here, names in OTHERS.items() if name in names.split()] + [name] * (name in COLUMNS)
+        return next((here for here in found if here in self.by_name), found[0] if found else "")
 
     def need(self, names: Sequence[str], what: str) -> dict[str, ColumnRef]:
         """Return the references of columns that ``what`` reads.

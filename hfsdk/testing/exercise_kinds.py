@@ -73,7 +73,8 @@ class Choice:
 
     def hint(self, answer: Any) -> str | None:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
-        word = answer.strip() if isinstance(answer, str) else ""
+        word = answer.strip().strip(".") if isinstance(answer, str) else ""
+        word = next((one for one in (self.right, *self.wrong) if one.casefold() == word.casefold()), word)
         if word == self.right:
             return None
         if word in self.wrong:
