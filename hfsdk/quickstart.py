@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
     from hfsdk.session import Session
 
+OUT = "out/quickstart.html"
 PROMPT_WORDS = 8
 """Words of each review that are given to the model."""
 
@@ -44,7 +45,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=1, help="worker processes, or GPUs where there are some (default: 1)")
     parser.add_argument("--batch-size", type=int, default=16, help="prompts per step (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=32, help="tokens per response (default: %(default)s)")
-    parser.add_argument("--out", default="out/quickstart.html", help="the report (default: %(default)s)")
+    parser.add_argument("--out", default=OUT, help="the report (default: %(default)s)")
     options = parser.parse_args(arguments)
     for name in ("steps", "devices", "batch_size", "max_new_tokens"):
         if getattr(options, name) < 1:
@@ -80,6 +81,7 @@ def _say(text: str, end: str = "\n") -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from hfsdk.core.files import is_ours
     from hfsdk.core.roles import AdamW
     from hfsdk.session import Session
 
@@ -103,6 +105,8 @@ def _run(options: argparse.Namespace) -> None:
             _show_sample(batch)
         out = Path(options.out)
         out.parent.mkdir(parents=True, exist_ok=True)
+        if options.out == OUT:
+            is_ours(out)  # what is there the quickstart before wrote: to replace it is no news
         session.report(out, batch=batch)
     _say(f"wrote {options.out}; {time.perf_counter() - began:.0f} s in all")
     _say("open it in a browser: its pictures need no network. To go on: make notebook")
