@@ -9,6 +9,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -44,19 +45,20 @@ class Shipped:
         import cloudpickle
 
         name = getattr(function, "__name__", type(function).__name__)
-        modules = _user_modules()
-        for module in modules:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            pickled = cloudpickle.dumps(function)
-        except Exception as error:  # whatever the pickling of what it closes over raises
-            raise OptionError(
-                f"{name} cannot travel to the workers: {error}. It goes there by value with everything it uses from outside; "
-                "make what cannot be copied (a lock, a file, a connection, a session) inside the function."
-            ) from error
-        finally:
+        with _by_value:
+            modules = _user_modules()
             for module in modules:
-                cloudpickle.unregister_pickle_by_value(module)
+                cloudpickle.register_pickle_by_value(module)
+            try:
+                pickled = cloudpickle.dumps(function)
+            except Exception as error:  # whatever the pickling of what it closes over raises
+                raise OptionError(
+                    f"{name} cannot travel to the workers: {error}. It goes there by value with everything it uses from outside; "
+                    "make what cannot be copied (a lock, a file, a connection, a session) inside the function."
+                ) from error
+            finally:
+                for module in modules:
+                    cloudpickle.unregister_pickle_by_value(module)
         return cls(name, pickled, _source(function), tuple(_cells(function)))
 
     @property
@@ -73,6 +75,9 @@ class Shipped:
         loaded: Callable[..., Any] = cloudpickle.loads(self.pickled)
         return loaded
 
+
+_by_value = threading.RLock()
+"""cloudpickle keeps one list of such modules for the process; two threads would take them from each other."""
 
 _seen: tuple[dict[str, ModuleType], dict[str, ModuleType]] = {}, {}
 """The loaded modules when :func:`_user_modules` last looked, and those of them that are the user's own."""

@@ -2,8 +2,10 @@
 
 import math
 import threading
+import time
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -122,3 +124,27 @@ def test_functions_that_cannot_travel_say_so():
 
     with pytest.raises(OptionError, match=r"closed_over cannot travel to the workers.*lock.*inside the function"):
         Shipped.of(closed_over)
+
+
+def test_functions_may_be_shipped_from_several_threads(monkeypatch):
+    failures, real = [], cloudpickle.dumps
+
+    def slow(function):
+        time.sleep(0.01)  # in which another thread's turn would end
+        return real(function)
+
+    monkeypatch.setattr(cloudpickle, "dumps", slow)
+
+    def ship():
+        try:
+            for _ in range(5):
+                Shipped.of(leave)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ship) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
