@@ -40,7 +40,7 @@ ANSWER = "stage: "
 """Before the line in which a stage's process tells its figures."""
 
 
-def run_here(names: list[str], rehearse: bool) -> None:
+def run_here(names: list[str], rehearse: bool, models: str) -> None:
     """Run stages in this process, tell what they found, and end it: what one left open must not keep it."""
     import torch
 
@@ -58,7 +58,7 @@ def run_here(names: list[str], rehearse: bool) -> None:
     for name in names:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="hfsdk-gpu-") as folder:
-            setting = Setting(cuda=not rehearse, small=rehearse, folder=Path(folder))
+            setting = Setting(cuda=not rehearse, small=rehearse, folder=Path(folder), models=Path(models))
             try:
                 STAGES[name](setting)
             except Exception as error:
@@ -71,10 +71,11 @@ def run_here(names: list[str], rehearse: bool) -> None:
     os._exit(0)
 
 
-def run(names: list[str], rehearse: bool) -> list[dict[str, Any]]:
+def run(names: list[str], rehearse: bool, models: str) -> list[dict[str, Any]]:
     """Run stages in one process; returns what each told."""
-    command = [sys.executable, __file__, "--stage", ",".join(names), *(["--rehearse"] if rehearse else [])]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--stage", ",".join(names), "--models", models, *(["--rehearse"] if rehearse else [])]
+    paths = [str(ROOT), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     limit = FULL_LIMIT_S if set(names) & set(FULL) else LIMIT_S
     try:
         done = subprocess.run(command, capture_output=True, timeout=limit, env=environment, check=False)
@@ -100,6 +101,7 @@ def arguments() -> argparse.Namespace:
     found.add_argument("--full", action="store_true", help="whole sessions too, on as many GPUs as there are")
     found.add_argument("--only", metavar="STAGE,...", help=f"of {', '.join(every)}")
     found.add_argument("--stage", help=argparse.SUPPRESS)
+    found.add_argument("--models", help=argparse.SUPPRESS)
     given = found.parse_args()
     asked = [name for name in given.only.split(",") if name] if given.only else [*NAMES, *(FULL if given.full else ())]
     if set(asked) - set(every):
@@ -131,22 +133,23 @@ def main() -> int:
     """Run the stages; returns the exit code."""
     given = arguments()
     if given.stage:
-        run_here(given.stage.split(","), given.rehearse)
+        run_here(given.stage.split(","), given.rehearse, given.models)
     where, count = machine()
     if where.endswith("no GPU") and not given.rehearse:
         print(f"torch {where}: --rehearse runs every stage on the processor", file=sys.stderr)
         return 2
     report = Report("gpu", f"one process of one thread; torch {where}{', rehearsed on the processor' * given.rehearse}")
-    for names in runs(given.only, given.rehearse, count):
-        for name, found in zip(names, run(names, given.rehearse), strict=True):
-            report.details[name] = found
-            report.add(name, len(found["failures"]), "failures", at_most=0)
-            words = "; ".join(f"{key} {value}" for key, value in found["figures"].items())
-            print(f"{'FAIL' if found['failures'] else 'PASS'} {name} ({found['seconds']} s): {words}", flush=True)
-            for failure in found["failures"]:
-                print(f"     {failure}", flush=True)
-        if given.json:
-            Path(given.json).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+    with tempfile.TemporaryDirectory(prefix="hfsdk-gpu-models-") as models:
+        for names in runs(given.only, given.rehearse, count):
+            for name, found in zip(names, run(names, given.rehearse, models), strict=True):
+                report.details[name] = found
+                report.add(name, len(found["failures"]), "failures", at_most=0)
+                words = "; ".join(f"{key} {value}" for key, value in found["figures"].items())
+                print(f"{'FAIL' if found['failures'] else 'PASS'} {name} ({found['seconds']} s): {words}", flush=True)
+                for failure in found["failures"]:
+                    print(f"     {failure}", flush=True)
+            if given.json:
+                Path(given.json).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
     return report.finish(given)
 
 

@@ -103,7 +103,7 @@ def compare(setting: Setting) -> None:
     """A stage: this device's numbers against the recorded ones."""
     told = json.loads(FILE.read_text())["small" if setting.small else "large"]
     for part, (spec, _) in parts(setting.small).items():
-        folder = write_model(setting.folder / part, spec, "fp32")
+        folder = write_model(setting.models, spec, "fp32")
         if not np.allclose(sample(folder), told[part]["sample"]):
             setting.need(False, f"{part}: NumPy makes other weights here than where they were recorded")
             continue
@@ -122,10 +122,10 @@ def record(sizes: tuple[str, ...]) -> None:
     for size in sizes:
         small = size == "small"
         with tempfile.TemporaryDirectory() as place:
-            setting = Setting(cuda=False, small=small, folder=Path(place))
+            setting = Setting(cuda=False, small=small, folder=Path(place), models=Path(place))
             found[size] = {}
             for part, (spec, _) in parts(small).items():
-                folder = write_model(setting.folder / part, spec, "fp32")
+                folder = write_model(setting.models, spec, "fp32")
                 found[size][part] = {"sample": sample(folder)} | measure(setting, part, "fp32", folder)
                 print(size, part, {name: values[:3] for name, values in found[size][part].items()}, flush=True)
     brief = {s: {p: {n: [float(f"{x:.7g}") for x in v] for n, v in m.items()} for p, m in ps.items()} for s, ps in found.items()}

@@ -44,11 +44,15 @@ LAYERS_OF_7B = ModelSpec(
 
 @dataclass
 class Setting:
-    """Where a stage runs. ``figures`` is what it measured, ``failures`` what did not hold."""
+    """Where a stage runs. ``figures`` is what it measured, ``failures`` what did not hold.
+
+    ``folder`` is this stage's own; ``models`` has the models that all stages read, each written by the first that asks.
+    """
 
     cuda: bool
     small: bool
     folder: Path
+    models: Path
     figures: dict[str, float | str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -127,7 +131,7 @@ def worker(setting: Setting) -> Worker:
 
 def role(setting: Setting, spec: ModelSpec, folder: Path | None = None, **more: Any) -> RoleSpec:
     """Return a trained actor of a model whose weights are in a folder; written now, at random, unless one is given."""
-    folder = folder or write_model(setting.folder / "model", spec, setting.dtype)
+    folder = folder or write_model(setting.models, spec, setting.dtype)
     made = RoleSpec(
         name="actor", kind="actor", folder=str(folder), model=spec, train=Layout.parse("tp1").fill(1), dtype=setting.dtype,
         optimizer=AdamW(lr=1e-4), micro_batch_tokens=setting.size(8192, 128),
@@ -135,10 +139,13 @@ def role(setting: Setting, spec: ModelSpec, folder: Path | None = None, **more: 
     return replace(made, **more)
 
 
-def write_model(folder: Path, spec: ModelSpec, dtype: str) -> Path:
-    """Write a model of random weights as transformers would, without it; the same on every machine."""
+def write_model(models: Path, spec: ModelSpec, dtype: str) -> Path:
+    """Write a model of random weights as transformers would, without it, unless it is there; the same on every machine."""
     from safetensors.torch import save_file
 
+    folder = models / f"{spec.name}, {spec.num_layers} layers, {dtype}"
+    if (folder / "config.json").exists():  # which is written last
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     rng = np.random.default_rng(0)

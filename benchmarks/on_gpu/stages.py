@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.core.arguments import Folder
-from hfsdk.core.cluster import DEVICES
+from hfsdk.core.cluster import DEVICES, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.runtime import Assignment
 from hfsdk.core.trace import Span
@@ -24,6 +24,8 @@ from hfsdk.engine.training import packed_attention, vocab_parallel
 from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
 from hfsdk.engine.worker.requests import Keep, Request, Restore, carry_out
 from hfsdk.engine.worker.worker import Worker
+from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.perf.setup import Links, Setup
 from on_gpu import recorded, weights
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 
@@ -107,7 +109,7 @@ def log_probs_of_a_large_vocabulary(setting: Setting) -> None:
         setting.note(**{f"peak_gb_{count}": peaks[count] / 1e9})
         del batch
     if setting.cuda:
-        limit = 5 * 4 * vocab_parallel.CHUNK_ELEMENTS
+        limit = 3.5 * 4 * vocab_parallel.CHUNK_ELEMENTS
         setting.need(peaks[many] < limit, f"{many} positions took {peaks[many] / 1e9:.1f} GB beside logits and gradient")
 
 
@@ -128,6 +130,14 @@ def passes(setting: Setting) -> None:
     if known is not None:
         flops = 2 * matrices * tokens / known.peak_flops
         setting.note(mfu_forward=flops / forward, mfu_step=3 * flops / step)
+        alone = LinkSpec(name="none", bandwidth=1e12, latency_s=0.0)
+        setup = Setup(
+            spec=spec, layout=Layout(tp=1).fill(1), device=known, links=Links(tp=alone, pp=alone, dp=alone),
+            micro_batch_tokens=hosted.spec.micro_batch_tokens,
+        )  # fmt: skip
+        lengths = [table.ragged(name).lengths for name in ("prompt", "response")]
+        for name, method in (("forward", "compute_log_probs"), ("step", "update")):
+            setting.note(**{f"predicted_{name}_s": PerfModel().seconds(method, setup, *lengths)})
     here.leave()
 
 

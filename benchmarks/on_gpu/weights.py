@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,17 +31,16 @@ def targets_of(setting: Setting, spec: ModelSpec) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(end, dtype=dtype, device=setting.device) for name, end in ends.items()}
 
 
-def captured(setting: Setting, targets: Mapping[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
-    """Return something that multiplies by a layer's weights again when called, and where its result appears."""
-    weight = next(tensor for name, tensor in targets.items() if name.endswith("qkv_proj.weight"))
-    x = torch.ones(4, weight.shape[1], dtype=weight.dtype, device=setting.device)
+def captured(setting: Setting, weight: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Return something that multiplies by weights again when called, by what it multiplies, and where its result appears."""
+    x = torch.randn(4, weight.shape[1], generator=setting.generator(), device=setting.device).to(weight.dtype)
     out = x @ weight.T
     if not setting.cuda:
-        return lambda: torch.matmul(x, weight.T, out=out), out
+        return lambda: torch.matmul(x, weight.T, out=out), x, out
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.matmul(x, weight.T, out=out)
-    return graph.replay, out
+    return graph.replay, x, out
 
 
 def replay(setting: Setting) -> None:
@@ -52,7 +50,8 @@ def replay(setting: Setting) -> None:
     here.load(role(setting, spec))
     hosted = here.roles["actor"]
     targets = targets_of(setting, spec)
-    again, out = captured(setting, targets)
+    weight = next(tensor for name, tensor in targets.items() if name.endswith("qkv_proj.weight"))
+    again, x, out = captured(setting, weight)
     assert hosted.spec.train is not None
     plan = ReshardPlan.between(spec, hosted.spec.train, "tp1", setting.dtype)
     table, seen = rows(spec, [setting.size(100, 20)] * 4), []
@@ -63,9 +62,10 @@ def replay(setting: Setting) -> None:
         setting.sync()
         took = time.perf_counter() - begun
         again()
-        weight = next(tensor for name, tensor in targets.items() if name.endswith("qkv_proj.weight"))
-        right = torch.ones_like(out[:, :1]).expand(len(out), weight.shape[1]) @ weight.T
-        setting.need(torch.equal(out, right), "the replay does not see the weights that were copied")
+        right = x.double() @ weight.double().T
+        error = float((out - right).norm() / right.norm())
+        setting.note(error_of_replay=error)  # in 16 bits; which kernel a graph has captured is cuBLAS' choice
+        setting.need(error < 0.005, f"the replay does not see the weights that were copied: it is off by {error:.2g}")
         seen.append(out.clone())
         setting.note(copied_gb=report.bytes_copied / 1e9, copied_gb_per_s=report.bytes_copied / took / 1e9)
         update(hosted, table)

@@ -92,7 +92,7 @@ def large(setting: Setting) -> None:
     if setting.small:
         folder = str(tiny_folder())
     else:
-        made = write_model(setting.folder / "8b", PRESETS["qwen3-8b"], setting.dtype)
+        made = write_model(setting.models, PRESETS["qwen3-8b"], setting.dtype)
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
             shutil.copy(tiny_folder() / name, made / name)
         folder = str(made)

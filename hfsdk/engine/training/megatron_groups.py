@@ -55,8 +55,9 @@ def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
         _Made.world = dist.group.WORLD
     key = tuple(ranks)
     if key not in _Made.groups:
+        order: dict[str, Any] = {} if sorted(key) == [*key] else {"sort_ranks": False}  # torch 2.11 sorts always
         with _named("hfsdk-" + hashlib.sha256(repr(key).encode()).hexdigest()):
-            made = dist.new_group(list(ranks), timeout=rendezvous.world_timeout(), sort_ranks=False, use_local_synchronization=True)
+            made = dist.new_group(list(ranks), timeout=rendezvous.world_timeout(), use_local_synchronization=True, **order)
         assert made is not None
         _Made.groups[key] = made
     return _Made.groups[key]

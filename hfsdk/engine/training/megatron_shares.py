@@ -22,6 +22,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.engine.training import megatron_model, megatron_optimizer
+from hfsdk.engine.weights.on_host import copy_on_host
 from hfsdk.engine.weights.role_state import KINDS, Summary
 from hfsdk.engine.weights.shares import StateShare, Strip, divided
 
@@ -59,7 +60,7 @@ class ShareOfModel:
     def read(self, layout: str, num_updates: int) -> StateShare:
         """Copy this rank's share to the CPU."""
         summary = self.summary(num_updates)
-        found = ((strip, values.to("cpu", copy=True)) for strip, values in self._in_place(summary))
+        found = ((strip, copy_on_host(values)) for strip, values in self._in_place(summary))
         return StateShare(layout, self._groups.rank, summary, tuple(found))
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together
 (padding) take no part: probability zero, gradient zero.
 
 Where N x V is large (:data:`CHUNK_ELEMENTS`), positions are taken some at a time and their probabilities made again for the
-gradient, from log Z: then the peak beside the logits and their gradient does not depend on N.
+gradient, from log Z: then the peak beside the logits and their gradient does not depend on N (3.25 chunks in float32).
 
 Shapes: N positions, V columns of this rank.
 """
@@ -125,18 +125,32 @@ class _Chunked(torch.autograd.Function):
         grad_NV = torch.zeros_like(logits_NV)
         for first in range(0, len(logits_NV) if real else 0, ctx.rows):
             part = slice(first, first + ctx.rows)
-            log_probs = logits_NV[part, :real].float() - log_total_N[part, None]
-            probs = log_probs.exp()
-            grad = torch.zeros_like(probs)
-            if grad_log_probs_N is not None:
-                weight = grad_log_probs_N[part]
-                grad.addcmul_(probs, weight[:, None], value=-1)
-                grad.scatter_add_(-1, column_N[part, None], (weight * here_N[part])[:, None])
-            if grad_entropy_N is not None:
-                probs.mul_(torch.where(probs > 0, log_probs, 0.0).add_(entropy_N[part, None]))
-                grad.addcmul_(probs, grad_entropy_N[part, None], value=-1)
-            grad_NV[part, :real] = grad.to(grad_NV.dtype)
+            grad_NV[part, :real] = _slope_of_chunk(
+                logits_NV[part, :real], column_N[part], here_N[part], log_total_N[part], entropy_N[part],
+                *(None if grad is None else grad[part] for grad in (grad_log_probs_N, grad_entropy_N)),
+            )  # fmt: skip
         return grad_NV, None, None, None, None, None
+
+
+def _slope_of_chunk(
+    logits: torch.Tensor, column: torch.Tensor, here: torch.Tensor, log_total: torch.Tensor, entropy: torch.Tensor,
+    grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return the gradient of some positions' real columns, float32; at most three and a bit of that size are there at once.
+
+    A function, so that none of it outlives its chunk. Subtracting float32 from logits of 16 bits makes float32 of them.
+    """
+    log_probs = logits - log_total[:, None]
+    probs = log_probs.exp()
+    if grad_log_probs is None:
+        slope = torch.zeros_like(probs)
+    else:
+        slope = probs * -grad_log_probs[:, None]
+        slope.scatter_add_(-1, column[:, None], (grad_log_probs * here)[:, None])
+    if grad_entropy is not None:
+        probs.mul_(log_probs.masked_fill_(probs == 0, 0.0).add_(entropy[:, None]))
+        slope.addcmul_(probs, grad_entropy[:, None], value=-1)
+    return slope
 
 
 def _columns(
@@ -159,11 +173,11 @@ def _forward(
         over all ranks; log Z; which targets are here; in which column. All but the third are [N].
     """
     real, here_N, column_N = _columns(logits_NV, targets_N, vocab_size, group)
-    z_NV = logits_NV[:, :real].float()
-    max_N = z_NV.amax(-1) if real else z_NV.new_full(z_NV.shape[:1], -torch.inf)
+    z_NV = logits_NV[:, :real]
+    max_N = z_NV.amax(-1).float() if real else torch.full(z_NV.shape[:1], -torch.inf, device=z_NV.device)
     if group is not None:
         dist.all_reduce(max_N, op=dist.ReduceOp.MAX, group=group)
-    z_NV = z_NV - max_N[:, None]
+    z_NV = z_NV - max_N[:, None]  # float32, also where the logits have 16 bits
     exp_NV = z_NV.exp()
     chosen_N = z_NV.gather(-1, column_N[:, None])[:, 0] if real else torch.zeros_like(max_N)
     sums = [exp_NV.sum(-1), torch.where(here_N, chosen_N, 0.0)]

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from hfsdk.core.roles import RoleSpec
@@ -30,6 +29,7 @@ from hfsdk.core.runtime import Bundle, Weights
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.shadow_plan import plan_between
+from hfsdk.engine.weights.on_host import copy_on_host
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard, StatePiece, slices
 from hfsdk.resharding.box_moves import Move, moves_between
 from hfsdk.resharding.boxes import Box, Offsets
@@ -49,9 +49,8 @@ def pack(pieces: Iterable[StatePiece]) -> list[tuple[StatePiece, Any, torch.dtyp
     packed = []
     for piece in pieces:
         if piece.first:
-            held = piece.data.detach().cpu()
-            bits = held.view(_AS_NUMPY.get(held.dtype, held.dtype)).numpy()
-            packed.append((replace(piece, data=nothing), np.array(bits), held.dtype))
+            held = copy_on_host(piece.data.detach())
+            packed.append((replace(piece, data=nothing), _as_numpy(held), held.dtype))
     return packed
 
 
@@ -181,8 +180,13 @@ def give(
 
 def _bits(part: torch.Tensor, dtype: torch.dtype | None) -> tuple[Any, torch.dtype]:
     """Return a tensor's values as they travel, and their dtype."""
-    held = part.detach().to(device="cpu", dtype=dtype).contiguous()
-    return held.view(_AS_NUMPY.get(held.dtype, held.dtype)).numpy(), held.dtype
+    cast = part.detach() if dtype is None else part.detach().to(dtype)
+    held = cast.contiguous() if cast.device.type == "cpu" else copy_on_host(cast)
+    return _as_numpy(held), held.dtype
+
+
+def _as_numpy(held: torch.Tensor) -> Any:
+    return held.view(_AS_NUMPY.get(held.dtype, held.dtype)).numpy()
 
 
 @torch.no_grad()
