@@ -64,16 +64,22 @@ def test_on_gpus_a_whole_session_passes(stage):
     assert f"PASS {stage}" in done.stdout
 
 
-def test_a_stage_that_raises_has_failed_and_the_next_one_runs(gpu):
-    wrong, right = gpu.run(["no such stage", "spans"], rehearse=True)
+def test_a_stage_that_raises_has_failed_and_the_next_one_runs(gpu, tmp_path):
+    wrong, right = gpu.run(["no such stage", "spans"], rehearse=True, models=str(tmp_path))
     assert wrong["failures"] == ["KeyError: 'no such stage'"]
     assert "Traceback" in wrong["output"]
     assert right["failures"] == []
 
 
-def test_a_process_that_dies_has_failed(gpu, monkeypatch):
+def test_stages_read_one_model(gpu, tmp_path):
+    found = gpu.run(["replay", "states"], rehearse=True, models=str(tmp_path))
+    assert [stage["failures"] for stage in found] == [[], []]
+    assert len([*tmp_path.glob("*/model.safetensors")]) == 1
+
+
+def test_a_process_that_dies_has_failed(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "__file__", str(SCRIPT.with_name("no_such_script.py")))
-    (found,) = gpu.run(["join"], rehearse=True)
+    (found,) = gpu.run(["join"], rehearse=True, models=str(tmp_path))
     assert found["failures"] == ["it ended with 2"]
 
 
