@@ -163,5 +163,12 @@ class DependencyError(CallError):
     """An input of this call failed; ``__cause__`` is that failure."""
 
 
+def unsaved(role: str) -> CheckpointError:
+    """Return what a save ends with whose workers ended while they wrote a role's state."""
+    error = CheckpointError(f"a worker ended while it wrote {role}'s state; save again")
+    error.__cause__ = WorkerDiedError("a worker ended", role=role, method="save")
+    return error
+
+
 def _rebuild_call_error(cls: type[CallError], message: str, fields: dict[str, Any]) -> CallError:
     return cls(message, **fields)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median, pstdev
@@ -85,11 +85,17 @@ Numbers = Mapping[str, NumberSeries]
 
 
 class Health:
-    """The rules over one run: give it each step's row, it returns what is to be said now."""
+    """The rules over one run: give it each step's row, it returns what is to be said now.
 
-    def __init__(self) -> None:
+    Args:
+        rows: the steps so far, of a run that goes on; what is to be said of them was said.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, object]] = ()) -> None:
         self._numbers: dict[str, NumberSeries] = {}
         self._said: set[str] = set()
+        for row in rows:
+            self.take(row)
 
     def take(self, row: Mapping[str, object]) -> list[str]:
         """Return a sentence for each rule that has not spoken yet and whose condition this step's numbers complete."""

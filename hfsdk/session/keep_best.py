@@ -146,6 +146,11 @@ class Keeper:
             raise
         self.best = best
 
+    def count_again(self) -> None:
+        """Count the best so far after a death, whose save knows of those before it alone."""
+        if self.best is not None:
+            self._count(self.best)
+
     def _count(self, best: BestCheckpoint) -> None:
         for name, value in ((SCORE, best.score), (STEP, best.step), (START, best.start), (MEASURE, self._measure())):
             self._parts.context.counters.set(name, value)

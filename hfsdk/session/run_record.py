@@ -19,6 +19,26 @@ CallTime = tuple[str, float, float]
 """A call's name, its start within the step in seconds, and its seconds."""
 
 
+@dataclass(frozen=True)
+class Restored:
+    """A worker's death that a run went on after."""
+
+    step: int
+    """The step in which, or after which, it was told."""
+    back_to: int
+    """The step after whose save the run went on; one less than its first where that was its start."""
+    seconds: float
+    """From the error until everything was as it was saved; the workers' start included."""
+    error: str
+    """What died, in a line."""
+
+    def __str__(self) -> str:
+        return (
+            f"a worker died in step {self.step}, and the run goes on from its save after step {self.back_to}, "
+            f"{self.seconds:.1f} s later: {self.error}"
+        )
+
+
 @dataclass(eq=False)
 class RunRecord:
     """The finished steps of a run. Calls and samples are kept of the newest steps alone."""
@@ -45,6 +65,8 @@ class RunRecord:
     """What the numbers say is wrong (:mod:`hfsdk.session.health`), each with its step."""
     best: BestCheckpoint | None = None
     """The best checkpoint so far, of a run that keeps it."""
+    restores: list[Restored] = field(default_factory=list)
+    """The deaths that it went on after."""
 
     @property
     def device_hours(self) -> float:
@@ -69,6 +91,13 @@ class RunRecord:
         for kept in (self.calls, self.trace_steps, self.samples):
             for old in list(kept)[:-KEPT_STEPS]:
                 del kept[old]
+
+    def cut_after(self, step: int) -> None:
+        """Leave of the run what was until a step."""
+        self.rows = Rows(row for row in self.rows if row["step"] <= step)
+        for kept in (self.calls, self.trace_steps, self.samples):
+            for late in [number for number in kept if number > step]:
+                del kept[late]
 
 
 def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:

@@ -14,6 +14,7 @@ from hfsdk.core.rows import Rows
 from hfsdk.session.best_checkpoint import BestCheckpoint
 from hfsdk.session.compared_runs import ComparedRuns
 from hfsdk.session.run_control import RunControl
+from hfsdk.session.run_record import Restored
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +34,7 @@ class Run(Guided):
         cost: what these cost; ``None`` where the session has no price.
         best: the best checkpoint so far, where ``keep_best`` was given.
         warnings: what the numbers say is wrong, with what to do.
+        restores: the workers' deaths that it went on after (``session.train(..., on_death="restore")``).
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
         error: what ended a run in the background.
     """
@@ -107,6 +109,11 @@ class Run(Guided):
         return list(self._control.record.warnings)
 
     @property
+    def restores(self) -> list[Restored]:
+        """The workers' deaths that it went on after: step, step it went back to, seconds, error."""
+        return list(self._control.record.restores)
+
+    @property
     def device_hours(self) -> float:
         """Devices of the session times the hours of the run's steps; virtual hours where the session is simulated."""
         return self._control.record.device_hours
@@ -173,6 +180,7 @@ class Run(Guided):
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": control.request, "rows": list(self.rows),
             "saved": record.saved, "warnings": self.warnings,
+            "restores": [str(one) for one in record.restores],
             "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
             "now": dict(control.calls.now) if self.running else {},
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),
@@ -198,7 +206,8 @@ class Run(Guided):
         cost = f", cost {self.cost:.4g}" if self.cost is not None and self.rows else ""
         best = f", best held-out score {self.best.score:.3f} after step {self.best.step}" if self.best is not None else ""
         warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
-        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{best}{warned}{hours}{cost})"
+        restored = f", went on after {len(record.restores)} death{'s' * (len(record.restores) > 1)}" if record.restores else ""
+        return f"Run({len(self.rows)}{of} steps, {self.state}{score}{best}{warned}{restored}{hours}{cost})"
 
 
 class CurrentRun:

@@ -208,6 +208,7 @@ class Tracking:
     def __init__(self, notice: Callable[[str], None]) -> None:
         self._notice = notice
         self._records: dict[str, Record] = {}
+        self._last = -1
 
     def add(self, tracker: Tracker, title: str, config: Mapping[str, Any]) -> None:
         """Open a run with a tracker.
@@ -224,7 +225,10 @@ class Tracking:
                 raise OptionError(f"tracking by {name} needs a package that is not installed here: {error}") from error
 
     def step(self, row: Mapping[str, Any], samples: Sequence[Sample]) -> None:
-        """Keep a step's row."""
+        """Keep a step's row; not once more where a run takes steps again after a death."""
+        if row["step"] < self._last:
+            return
+        self._last = int(row["step"])
         values = {k: float(v) for k, v in row.items() if k != "step" and isinstance(v, numbers.Real)}
         for name, record in list(self._records.items()):
             with self._given_up(name):

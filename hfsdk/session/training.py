@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,8 @@ from hfsdk.session.history_log import ORDER
 from hfsdk.session.keep_best import COLUMN, KeepBest, Keeper, keeper
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
+from hfsdk.session.on_death import RAISE, Restorer, check_on_death, is_death, restorer
+from hfsdk.session.progress import Bar, progress_bar
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.run_record import NUM_SAMPLES, resources
@@ -58,6 +59,8 @@ def train(  # noqa: D417
     resume: str | Path | None = None,
     keep_best: KeepBest | PromptStream | None = None,
     track: str | Tracker | Sequence[str | Tracker] = (),
+    on_death: str = RAISE,
+    max_restores: Count = 3,
     progress: bool | None = None,
     wait: bool = True,
 ) -> Run:
@@ -82,6 +85,10 @@ def train(  # noqa: D417
             <hfsdk.session.keep_best.KeepBest>`.
         track: where every step is kept as well: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, one with options, e.g.
             ``hf.TensorBoard("logs")``, or several; see :mod:`hfsdk.session.tracking`.
+        on_death: what a worker that dies does to the run: ``"raise"`` ends it; ``"restore"`` goes on from the last save in
+            ``folder``, with the same prompts, seeds and so numbers as without the death (``run.restores``). It needs
+            ``save_every``, and saves the start too. What your functions keep between calls is not part of a save.
+        max_restores: deaths that a run goes on after; one more ends it.
         progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
         wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
             ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
@@ -95,10 +102,11 @@ def train(  # noqa: D417
         OptionError: an option is out of its range, or a tracker's package is not installed.
         PlacementError: the session lacks roles that the algorithm uses; names all, before anything is loaded.
         CheckpointError: ``resume`` is not a checkpoint of these roles, or the saves would not fit on the disk.
-        CallError: a call failed.
+        CallError: a call failed; a `WorkerDiedError`, that a worker died once more than the run may go on after.
     """
     parts.client.check_open()
     _check_options(algorithm, save_every, folder)
+    check_on_death(on_death, save_every)
     check_roles(algorithm, parts.deployment.models)
     if not wait and not can_start_threads():
         raise OptionError(
@@ -120,7 +128,8 @@ def train(  # noqa: D417
     control = RunControl()
     run = Run(control)
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        loop = _Loop(parts, algorithm, stream, metrics, stop, saving, best, control, run)
+        after_death = restorer(parts, control, best, on_death, max_restores, saving)
+        loop = _Loop(parts, algorithm, stream, metrics, stop, saving, best, after_death, control, run)
         try:
             loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wait, shown)
             interrupts.answer()
@@ -154,6 +163,7 @@ class _Loop:
     stop: Callable[[Row], bool] | None
     saving: tuple[int, str | Path, int]
     best: Keeper | None
+    after_death: Restorer | None
     control: RunControl
     run: Run
     tracking: Tracking | None = None
@@ -223,36 +233,52 @@ class _Loop:
             WARNED.reset(token)
             self.end(failed, done=done)
 
-    def go(self, interrupts: Interrupts, bar: _Bar) -> None:
-        parts, control, record, (every, folder, keep) = self.parts, self.control, self.control.record, self.saving
+    def go(self, interrupts: Interrupts, bar: Bar) -> None:
+        control = self.control
         if self.best is not None:
             with self._saving_best(self.best):
                 self.best.begin()
-        while len(record.rows) < control.steps and control.may_go_on():
-            row = _one_step(parts, self.algorithm, self.prompts, self.metrics, control, self.best)
-            bar.show(row)
-            if self.tracking is not None:
-                self.tracking.step(row, record.samples.get(row["step"], []))
-            self._warn(row)
-            if self.best is not None:
-                with self._saving_best(self.best):
-                    self.best.take(row)
-            if every and row["step"] % every == every - 1:
-                with control.saving():
-                    parts.saves.save(folder, keep=keep)
-                record.saved = {"folder": str(folder), "step": row["step"]}
-            if self.stop is not None and self.stop(row):
-                control.stopped = True
-                self._measure_the_end(row)
-                break
-            if interrupts.count and len(record.rows) < control.steps:
-                control.paused = True
-                left = control.steps - len(record.rows)
-                parts.context.notice(
-                    f"paused after step {row['step']}, with {left} of {control.steps} steps left: session.train(..., steps={left}) "
-                    "goes on"
-                )
-                break
+        if self.after_death is not None:
+            self.after_death.begin()
+        while len(control.record.rows) < control.steps and control.may_go_on():
+            try:
+                if not self._take_step(interrupts, bar):
+                    break
+            except HfsdkError as error:
+                if self.after_death is None or not is_death(error):
+                    raise
+                self.after_death.go_back(error)
+                self.health = Health(control.record.rows)
+                bar.back_to(len(control.record.rows))
+
+    def _take_step(self, interrupts: Interrupts, bar: Bar) -> bool:
+        """Take a step and do what is due after it; return whether there shall be another one."""
+        parts, control, record, (every, folder, keep) = self.parts, self.control, self.control.record, self.saving
+        row = _one_step(parts, self.algorithm, self.prompts, self.metrics, control, self.best)
+        bar.show(row)
+        if self.tracking is not None:
+            self.tracking.step(row, record.samples.get(row["step"], []))
+        self._warn(row)
+        if self.best is not None:
+            with self._saving_best(self.best):
+                self.best.take(row)
+        if every and row["step"] % every == every - 1:
+            with control.saving():
+                parts.saves.save(folder, keep=keep)
+            record.saved = {"folder": str(folder), "step": row["step"]}
+        if self.stop is not None and self.stop(row):
+            control.stopped = True
+            self._measure_the_end(row)
+            return False
+        if interrupts.count and len(record.rows) < control.steps:
+            control.paused = True
+            left = control.steps - len(record.rows)
+            parts.context.notice(
+                f"paused after step {row['step']}, with {left} of {control.steps} steps left: session.train(..., steps={left}) "
+                "goes on"
+            )
+            return False
+        return True
 
     def _measure_the_end(self, row: Row) -> None:
         """Measure what ``stop`` ended the run with, where its step was not one to measure after."""
@@ -282,8 +308,10 @@ class _Loop:
 
     def _warn(self, row: Row) -> None:
         for text in self.health.take(row):
-            self.control.record.warnings.append(f"step {row['step']}: {text}")
-            self.parts.context.notice(self.control.record.warnings[-1])
+            said = f"step {row['step']}: {text}"
+            if said not in self.control.record.warnings:  # as it is where a step is taken again after a death
+                self.control.record.warnings.append(said)
+                self.parts.context.notice(said)
 
 
 @contextmanager
@@ -404,30 +432,3 @@ def _check_options(algorithm: Algorithm, save_every: int, folder: str | Path | N
     check_algorithm(algorithm)
     if save_every and folder is None:
         raise OptionError(f"save_every={save_every} needs a folder to save to (folder=...)")
-
-
-class _Bar:
-    """A progress bar with the last row's main numbers, or nothing."""
-
-    SHOWN = ("score_mean", "kl_mean", "seconds")
-
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-
-    def show(self, row: Mapping[str, Any]) -> None:
-        """Advance by one step."""
-        if self._bar is not None:
-            self._bar.set_postfix({k: f"{row[k]:.3f}" for k in self.SHOWN if k in row}, refresh=False)
-            self._bar.update(1)
-
-
-@contextmanager
-def progress_bar(steps: int, shown: bool) -> Iterator[_Bar]:
-    """Show a bar in the terminal, or nothing."""
-    if not shown:
-        yield _Bar(None)
-        return
-    from tqdm.std import tqdm  # plain text: it stays in a saved notebook as it was
-
-    with tqdm(total=steps, desc="train", unit="step", file=sys.stdout, leave=True) as bar:
-        yield _Bar(bar)

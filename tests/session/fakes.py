@@ -91,6 +91,9 @@ class FakeController:
     def _awaitloads(self, message):
         pass
 
+    def _overlook(self, message):
+        pass
+
     def _remove(self, message):
         del self.roles[message.role]
         self.updates.pop(message.role, None)

@@ -201,6 +201,11 @@ class Forget:
 
 
 @dataclass(frozen=True)
+class Overlook:
+    """Take the failures that nobody has looked at as seen: they tell of what was told, and no later call needs to raise them."""
+
+
+@dataclass(frozen=True)
 class Close:
     """End everything."""
 
@@ -225,5 +230,6 @@ Message = (
     | Snapshot
     | Rewind
     | Forget
+    | Overlook
     | Close
 )

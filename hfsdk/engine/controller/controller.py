@@ -24,7 +24,7 @@ import numpy as np
 
 from hfsdk.core.call_events import Listener
 from hfsdk.core.call_flow import Call
-from hfsdk.core.errors import CallCancelledError, CheckpointError, ColumnError, PlacementError, SessionClosedError
+from hfsdk.core.errors import CallCancelledError, ColumnError, PlacementError, SessionClosedError, unsaved
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import PUT
 from hfsdk.core.placement import Placement
@@ -76,7 +76,8 @@ class Controller:
             m.Wait: self._wait, m.Fetch: self._fetch, m.Cancel: self._cancel, m.Release: self._release, m.Logs: self._logs,
             m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
             m.Close: self._close, m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind,
-            m.Forget: self._forget, m.AwaitLoads: lambda message: self._homes.await_loads(), m.InRow: self._in_row,
+            m.Forget: self._forget, m.Overlook: self._overlook,
+            m.AwaitLoads: lambda message: self._homes.await_loads(), m.InRow: self._in_row,
         }  # fmt: skip
 
     @overload
@@ -121,7 +122,7 @@ class Controller:
     def _saved(self, message: m.Saved) -> Mapping[str, FileSum] | None:
         pool = self._homes.role(message.role).pool
         if pool is None:
-            raise CheckpointError(f"the workers that were writing {message.role}'s state ended; save again")
+            raise unsaved(message.role)
         return self._runtime.saved(message.role, pool)
 
     # -- snapshots
@@ -157,6 +158,11 @@ class Controller:
             self._homes.drain(lane)
         for name in roles:
             self._raise_unseen(self._homes.role(name))
+
+    def _overlook(self, message: m.Overlook) -> None:
+        with self._lock:
+            for role in self._roles.values():
+                role.unseen = None
 
     @staticmethod
     def _raise_unseen(role: RoleRecord | None) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import ray
 
 from hfsdk.core.call_flow import Call
-from hfsdk.core.errors import CheckpointError, PlacementError, SessionClosedError, WorkerDiedError
+from hfsdk.core.errors import CheckpointError, PlacementError, SessionClosedError, WorkerDiedError, unsaved
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import REDUCE
 from hfsdk.core.placement import Pool
@@ -296,7 +296,7 @@ class RayRuntime:
         files: Mapping[str, FileSum] | None = None
         state = self.pools.open.get(pool.name)
         if state is None:
-            raise CheckpointError(f"the workers that were writing {role}'s state ended; save again")
+            raise unsaved(role)
         try:
             written = all(_each_of([w.saved.remote(role) for w in state.workers]))
             if written:
@@ -304,7 +304,7 @@ class RayRuntime:
         except ray.exceptions.RayTaskError as error:
             raise CheckpointError(str(error.cause)) from None
         except WORKER_GONE:
-            raise CheckpointError(f"a worker ended while it wrote {role}'s state; save again") from None
+            raise (failed := unsaved(role)) from failed.__cause__
         return files
 
     @_while_open

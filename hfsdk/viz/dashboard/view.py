@@ -65,6 +65,8 @@ class DashboardView(TypedDict):
     error: str
     warnings: list[str]
     """What the numbers say is wrong, with what to do."""
+    restores: list[str]
+    """The workers' deaths that the run went on after."""
     steps_done: int
     steps_asked: int
     background: bool
@@ -92,6 +94,7 @@ def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView
     return {
         "picture": "dashboard", "title": title, "summary": ", ".join([title, *told]),
         "state": data["state"], "error": data["error"], "warnings": list(data["warnings"]),
+        "restores": list(data["restores"]),
         "steps_done": len(rows), "steps_asked": data["steps"],
         "background": data["background"], "asked": data["asked"], "live": live,
         "predicted": data["predicted"],
@@ -109,7 +112,7 @@ class DashboardPicture(Picture):
         """Return first, last and best value of every main curve, and the last step's samples."""
         view = self.view
         lines = [view["title"]] + ([f"  {view['error']}"] if view["error"] else [])
-        lines += [f"  {text}" for text in view["warnings"]]
+        lines += [f"  {text}" for text in (*view["restores"], *view["warnings"])]
         for curve in view["curves"]:
             known = [y for _, y in curve["points"] if y is not None]
             if curve["main"] and known:

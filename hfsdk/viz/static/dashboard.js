@@ -349,6 +349,7 @@ function render({ model, el }) {
     for (const c of main) panel(c, grid);
     if (!view.curves.length) H("p", { class: "hf-dim" }, grid, "no step has ended yet");
     const warned = H("div", {});
+    for (const text of view.restores || []) H("p", { class: "hf-wrap" }, warned, text);
     for (const text of view.warnings) H("p", { class: "hf-bad hf-wrap" }, warned, text);
     f.host.replaceChildren(warned, grid);
     more.hidden = !others.length;
