@@ -42,6 +42,8 @@ class Case:
     new_tokens: int
     num_held_out: int
     devices: int
+    mini_batches: int = 1
+    """Optimizer steps of a step: what is learned in so few steps depends on how many there are."""
 
 
 CASES = {
@@ -50,8 +52,8 @@ CASES = {
         devices=2,
     ),
     "smollm2": Case(
-        model="smollm2-135m-instruct", rates=(1e-6, 1e-5, 3e-5, 1e-4), steps=10, batch_size=4, new_tokens=16, num_held_out=96,
-        devices=1,
+        model="smollm2-135m-instruct", rates=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3), steps=20, batch_size=4, new_tokens=16,
+        num_held_out=96, devices=1, mini_batches=4,
     ),
 }  # fmt: skip
 
@@ -83,7 +85,7 @@ def one(case: Case, lr: float, seed: int) -> dict[str, Any]:
             return float(found["score_mean"][0])
 
         before = score()
-        grpo = hf.GRPO(n=8, max_new_tokens=case.new_tokens, kl_coef=0.0)
+        grpo = hf.GRPO(n=8, max_new_tokens=case.new_tokens, kl_coef=0.0, mini_batches=case.mini_batches)
         run = session.train(grpo, prompts, steps=case.steps, progress=False)
         after = score()
     return {

@@ -1,7 +1,7 @@
 """Learning rates and a warm-up for ``AdamW`` without ``lr``: by what is learned and by the model's size, each with its source.
 
 A row holds for models of up to so many parameters that no row above it holds for. Larger models take smaller steps: their sources
-are what papers and other libraries train with; those of the model ``tiny`` were measured here. A suggestion is where to
+are what papers and other libraries train with; those of ``tiny`` and SmolLM2 were measured here. A suggestion is where to
 begin, not what is best: ``docs/algorithms.md`` says how to look.
 """
 
@@ -30,14 +30,14 @@ TULU = "Tulu 3 (arXiv 2411.15124), open-instruct docs/tulu3.md"
 RATES: Mapping[str, tuple[SuggestedRate, ...]] = {
     "policy": (
         SuggestedRate(2e7, 5e-5, HERE),
-        SuggestedRate(3e8, 1e-5, "TRL 0.4's PPOConfig; its GPT-2 (124M) on movie reviews has 1.41e-5"),
+        SuggestedRate(3e8, 3e-5, "benchmarks/learning_rates.py; TRL 0.4's GPT-2 (124M) on movie reviews has 1.41e-5"),
         SuggestedRate(3e9, 3e-6, "PPO of Pythia 1B and 2.8B (arXiv 2403.17031); TRL's PPOConfig"),
         SuggestedRate(4e10, 1e-6, "GRPO of DeepSeekMath 7B (arXiv 2402.03300), DAPO of 32B (2503.14476); TRL's GRPOConfig"),
         SuggestedRate(inf, 1e-7, f"PPO of 70B: {TULU}"),
     ),
     "values": (
         SuggestedRate(2e7, 1e-3, "benchmarks/learning.py"),
-        SuggestedRate(3e8, 5e-5, "between the two: in all sources of this table a critic takes 3 to 30 times its policy's rate"),
+        SuggestedRate(3e8, 1e-4, "between the two: in all sources of this table a critic takes 3 to 30 times its policy's rate"),
         SuggestedRate(inf, 9e-6, "PPO of Llama 3 8B: OpenRLHF examples/scripts/train_ppo_llama_ray.sh"),
     ),
     "preferences": (
