@@ -4,7 +4,8 @@
 rate is warmed up over as many steps as `hf.AdamW()` does. Scores are those of held-out prompts, the same for all rates.
 
 Targets, for each model: at the suggested rate (`hfsdk.core.learning_rates`) the held-out score rises, by at least half of what it
-rises at the best rate tried; at the largest rate tried it does not rise as much as at the best: the suggestion is below the cliff.
+rises at the best rate tried; at the largest rate tried it does not rise as much as at the best, or the policy has one answer left
+(under a tenth of its entropy): the suggestion is below the cliff.
 
     python benchmarks/learning_rates.py --check            two worker processes of one thread, or one of two (SmolLM2)
     python benchmarks/learning_rates.py --only tiny
@@ -29,6 +30,8 @@ from hfsdk.quickstart import beginnings
 
 SHARE = 0.5
 """Of the best rate's gain that the suggested one must have."""
+ENTROPY_LEFT = 0.1
+"""Of the first step's entropy, below which a policy has one answer left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,8 @@ def one(case: Case, lr: float, seed: int) -> dict[str, Any]:
         after = score()
     return {
         "model": case.model, "lr": lr, "seed": seed, "before": before, "after": after, "gain": after - before,
-        "entropy": run.rows[-1]["entropy"], "seconds": time.perf_counter() - since, "warnings": run.warnings,
+        "entropy": run.rows[-1]["entropy"], "entropy_left": run.rows[-1]["entropy"] / run.rows[0]["entropy"],
+        "seconds": time.perf_counter() - since, "warnings": run.warnings,
         "scores": [row["score_mean"] for row in run.rows],
     }  # fmt: skip
 
@@ -104,7 +108,10 @@ def note(report: Report, case: Case, found: Sequence[dict[str, Any]]) -> None:
         least = SHARE * gains[best] if lr == suggested else None
         words = " (suggested)" * (lr == suggested) + " (best)" * (lr == best)
         report.add(f"gain of {case.model} at {lr:.0e}{words}", gain, at_least=least)
-    report.add(f"  the largest rate's gain, of {case.model}", gains[max(gains)], at_most=gains[best] - 1e-9)
+    left = min(f["entropy_left"] for f in found if f["lr"] == max(gains))
+    fallen = left < ENTROPY_LEFT
+    report.add(f"  the largest rate's gain, of {case.model}", gains[max(gains)], at_most=None if fallen else gains[best] - 1e-9)
+    report.add("  the entropy that is left there", left, at_most=ENTROPY_LEFT if fallen else None)
 
 
 def size_of(model: str) -> int:
