@@ -50,7 +50,7 @@ def kill(session: Any, moments: Sequence[tuple[int, float, int]], over: threadin
             time.sleep(0.02)
         if over.wait(seconds):
             return
-        pids = [device["pid"] for device in session.placement.view()["devices"] if device["pid"]]
+        pids = [device["pid"] for device in session.placement.view()["devices"].values() if device["pid"]]
         if pids:
             os.kill(int(pids[which % len(pids)]), signal.SIGKILL)
         while not over.is_set() and len(session.run.restores) <= number:

@@ -82,14 +82,13 @@ class Restorer:
             HfsdkError: ``error`` itself, where there were as many deaths before; or what the save cannot be loaded by.
         """
         record, parts, begun = self.control.record, self.parts, time.monotonic()
-        assert record.saved is not None
-        back_to, died_in = int(record.saved["step"]), parts.context.next_step()
+        died_in = parts.context.next_step()
         while True:
             if len(record.restores) == self.most:
                 parts.context.notice(f"the run went on after {self.most} deaths of workers, and may after no more (max_restores)")
                 raise error
             text = textwrap.shorten(str(error).split("\n", 1)[0], MOST_CHARACTERS, placeholder=" ...")
-            record.restores.append(Restored(died_in, back_to, 0.0, text))
+            record.restores.append(Restored(died_in, died_in, 0.0, text))
             try:
                 with self._seen():
                     parts.saves.load(self.folder)
@@ -98,6 +97,7 @@ class Restorer:
                 if not is_death(again):
                     raise
                 error = again
+        back_to = parts.context.next_step() - 1  # as the save has it: the worker may have died when it was complete
         if self.best is not None:
             self.best.count_again()
         record.cut_after(back_to)

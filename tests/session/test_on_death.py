@@ -7,6 +7,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.on_death import is_death
+from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
 from tests.session.test_training import TEXTS, OneCall
 
@@ -133,3 +134,18 @@ def test_a_column_that_died_tells_of_a_death_too():
     by_way_of = hf.CheckpointError("a worker ended while it wrote the actor's state")
     by_way_of.__cause__ = DIED
     assert [is_death(error) for error in (DIED, lost, by_way_of, other)] == [True, True, True, False]
+
+
+def test_a_death_right_after_a_save_is_complete_goes_on_from_that_one(session, prompts, tmp_path, monkeypatch):
+    saves = parts_of(session).saves
+    save, count = saves.save, iter(range(9))
+
+    def dies(folder, **options):
+        save(folder, **options)
+        if next(count) == 2:  # that after step 3
+            raise DIED
+
+    monkeypatch.setattr(saves, "save", dies)
+    with pytest.warns(UserWarning, match="a worker died in step 4, and the run goes on from its save after step 3"):
+        run = train(session, Dies(()), prompts, tmp_path)
+    assert [row["step"] for row in run.rows] == [*range(6)]
