@@ -98,7 +98,7 @@ def main() -> int:
     moments = [(int(k * share + dice.random() * share * 0.7), dice.random(), dice.randrange(2)) for k in range(given.kills)]
     killed = trained(given.steps, moments)
     restores = killed["restores"]
-    rows = [(r.step, r.back_to, round(r.seconds, 1), r.error[:60]) for r in restores]
+    rows = [(str(r.step), str(r.back_to), f"{r.seconds:.1f}", r.error[:60]) for r in restores]
     say(table(("died in step", "back to", "seconds", "error"), rows))
     quiet = trained(given.steps, ())
     report = Report("restores", "two worker processes of one thread")
