@@ -22,6 +22,7 @@ from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.rendezvous import join as join_world
 from hfsdk.engine.training import packed_attention, vocab_parallel
 from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
+from hfsdk.engine.weights.on_host import copy_on_host
 from hfsdk.engine.worker.requests import Keep, Request, Restore, carry_out
 from hfsdk.engine.worker.worker import Worker
 from hfsdk.planner.perf.perf_model import PerfModel
@@ -300,6 +301,8 @@ def constants(setting: Setting) -> None:
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned and setting.cuda)
         setting.note(**{f"to_host_{name}_gb_per_s": num_bytes / setting.seconds(lambda host=host: host.copy_(x)) / 1e9})
         setting.note(**{f"from_host_{name}_gb_per_s": num_bytes / setting.seconds(lambda host=host: x.copy_(host)) / 1e9})
+    for name, copy in (("fresh", lambda: x.to("cpu", copy=True)), ("huge_pages", lambda: copy_on_host(x))):
+        setting.note(**{f"to_host_{name}_gb_per_s": num_bytes / setting.seconds(copy) / 1e9})
 
 
 STAGES = {
