@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         PlacementError,
         RewardFunctionError,
         SessionClosedError,
+        SessionInUseError,
         SimulatedValueError,
         StaleBatchError,
         UnsupportedModelError,
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from hfsdk.models import Primitive, primitive
     from hfsdk.planner.perf.perf_model import PerfModel
     from hfsdk.resharding.reshard_plan import ReshardPlan
-    from hfsdk.session import KeepBest, MLflow, PromptStream, Run, Session, TensorBoard, WandB
+    from hfsdk.session import KeepBest, MLflow, PromptStream, Run, Session, TensorBoard, WandB, sessions
 
 __version__ = "0.1.0"
 
@@ -81,7 +82,8 @@ _NAMES = {
     "core.errors": (
         "CallCancelledError CallError CheckpointError ColumnError DependencyError DeviceMemoryError HfsdkError InvariantWarning "
         "LayoutError LostColumnError ModelNotFoundError NonFiniteLossError OptionError OutputError PlacementError "
-        "RewardFunctionError SessionClosedError SimulatedValueError StaleBatchError UnsupportedModelError WorkerDiedError"
+        "RewardFunctionError SessionClosedError SessionInUseError SimulatedValueError StaleBatchError "
+        "UnsupportedModelError WorkerDiedError"
     ),
     "core.experiment": "Experiment",
     "core.history": "History",
@@ -99,7 +101,7 @@ _NAMES = {
     "models": "Primitive primitive",
     "planner.perf.perf_model": "PerfModel",
     "resharding.reshard_plan": "ReshardPlan",
-    "session": "KeepBest MLflow PromptStream Run Session TensorBoard WandB",
+    "session": "KeepBest MLflow PromptStream Run Session TensorBoard WandB sessions",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> the module it comes from, loaded when the name is first used."""
@@ -158,6 +160,7 @@ __all__ = [
     "SafeRLHF",
     "Session",
     "SessionClosedError",
+    "SessionInUseError",
     "SimulatedValueError",
     "Snapshot",
     "Span",
@@ -174,6 +177,7 @@ __all__ = [
     "doctor",
     "primitive",
     "protocols",
+    "sessions",
     "testing",
     "viz",
 ]  # fmt: skip

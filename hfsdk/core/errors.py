@@ -14,6 +14,7 @@ so that ``except ValueError`` keeps working, and each pickles, because errors cr
     |-- SimulatedValueError (RuntimeError)  a value was asked of a simulated run
     |-- StaleBatchError (ValueError)        training on a batch that weights of another branch wrote
     |-- SessionClosedError (RuntimeError)
+    |-- SessionInUseError (RuntimeError)    another kernel has this kept session
     |-- CheckpointError (OSError)
     |-- OutputError (OSError)               a report, picture or export cannot be written
     `-- CallError (RuntimeError)            a call failed while it ran: names role, rank, call and line
@@ -78,6 +79,10 @@ class StaleBatchError(HfsdkError, ValueError):
 
 class SessionClosedError(HfsdkError, RuntimeError):
     """The session is closed."""
+
+
+class SessionInUseError(HfsdkError, RuntimeError):
+    """Another kernel has this kept session; the message says which, and how to take it over or only to look."""
 
 
 class CheckpointError(HfsdkError, OSError):

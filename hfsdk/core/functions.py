@@ -10,7 +10,8 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import CodeType, ModuleType
@@ -45,10 +46,7 @@ class Shipped:
         import cloudpickle
 
         name = getattr(function, "__name__", type(function).__name__)
-        with _by_value:
-            modules = _user_modules()
-            for module in modules:
-                cloudpickle.register_pickle_by_value(module)
+        with users_by_value():
             try:
                 pickled = cloudpickle.dumps(function)
             except Exception as error:  # whatever the pickling of what it closes over raises
@@ -56,9 +54,6 @@ class Shipped:
                     f"{name} cannot travel to the workers: {error}. It goes there by value with everything it uses from outside; "
                     "make what cannot be copied (a lock, a file, a connection, a session) inside the function."
                 ) from error
-            finally:
-                for module in modules:
-                    cloudpickle.unregister_pickle_by_value(module)
         return cls(name, pickled, _source(function), tuple(_cells(function)))
 
     @property
@@ -78,6 +73,23 @@ class Shipped:
 
 _by_value = threading.RLock()
 """cloudpickle keeps one list of such modules for the process; two threads would take them from each other."""
+
+
+@contextmanager
+def users_by_value() -> Iterator[None]:
+    """Have cloudpickle take what is in the user's own modules by value, which other processes may be unable to import."""
+    import cloudpickle
+
+    with _by_value:
+        modules = _user_modules()
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+
 
 _seen: tuple[dict[str, ModuleType], dict[str, ModuleType]] = {}, {}
 """The loaded modules when :func:`_user_modules` last looked, and those of them that are the user's own."""

@@ -362,6 +362,10 @@ class Runtime(Protocol):
         """Store a local table."""
         ...
 
+    def adopt(self, content: Any, num_rows: int, num_bytes: int) -> Part:
+        """Store a table that another process has put into the runtime's store; it does not come by here."""
+        ...
+
     def fetch(self, picks: Sequence[Pick]) -> Table:
         """Bring columns here."""
         ...

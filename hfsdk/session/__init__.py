@@ -4,6 +4,7 @@ May import: core, resharding, assets, algorithms, planner, models, viz, engine.c
 engine.weights, engine.generation, engine.simulation, engine.controller, engine.ray.
 """
 
+from hfsdk.session.attach import KeptSession, Sessions, sessions
 from hfsdk.session.keep_best import KeepBest
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.running import Run
@@ -14,14 +15,17 @@ from hfsdk.session.what_if import WhatIf
 
 __all__ = [
     "KeepBest",
+    "KeptSession",
     "LivePlacement",
     "LiveTrace",
     "MLflow",
     "PromptStream",
     "Run",
     "Session",
+    "Sessions",
     "TensorBoard",
     "Traces",
     "WandB",
     "WhatIf",
+    "sessions",
 ]

@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,22 +75,25 @@ class ControllerClient:
 
     Attributes:
         wait_each: whether every call waits before it returns (``Session(wait=True)``).
-        closed: whether the session is closed.
+        closed: whether the session is closed, or this process has done with it.
+        closed_because: why, and what to do.
+        shared: whether other processes start calls of this session, too.
         tokenizer: of the actor's model; ``None`` until a role with a tokenizer is declared.
         last_call: number of the call started last.
         sources: ``name@version`` of every function that was sent along with a call -> its source text.
     """
 
-    def __init__(self, controller: Sender, *, wait_each: bool = False, simulated: bool = False) -> None:
-        self._controller, self._simulated = controller, simulated
+    def __init__(self, controller: Sender, *, wait_each: bool = False, simulated: bool = False, shared: bool = False) -> None:
+        self._controller, self._simulated, self.shared = controller, simulated, shared
         self._fetched = Fetched()
         self._released: deque[int] = deque()
         self._forgotten: deque[tuple[Kept, ...]] = deque()
         self._recent: deque[int] = deque(maxlen=4096)
         self._relays: list[EventRelay] = []
         self._asides: list[Aside] = []
+        self._leases: weakref.WeakValueDictionary[int, Lease] = weakref.WeakValueDictionary()
         self.wait_each = wait_each
-        self.closed = False
+        self.closed, self.closed_because = False, CLOSED
         self.tokenizer: Tokenizer | None = None
         self.last_call = 0
         self.sources: dict[str, str] = {}
@@ -117,7 +121,14 @@ class ControllerClient:
     def check_open(self) -> None:
         """Raise SessionClosedError when the session is closed."""
         if self.closed:
-            raise SessionClosedError(CLOSED)
+            raise SessionClosedError(self.closed_because)
+
+    def lease(self, call_id: int) -> Lease:
+        """Return what keeps a call's columns alive for this process; all that refer to them share it."""
+        lease = self._leases.get(call_id)
+        if lease is None:
+            lease = self._leases[call_id] = Lease(call_id, self.release)
+        return lease
 
     def release(self, call_id: int) -> None:
         """Note that nobody refers to a call's columns any more; sent with the next message.
@@ -131,6 +142,7 @@ class ControllerClient:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while True:
                 gone.append(self._released.popleft())
+        gone = [call_id for call_id in gone if call_id not in self._leases]  # somebody refers to it again
         for call_id in gone:
             self._fetched.let_go(call_id)
         if gone:
@@ -148,7 +160,7 @@ class ControllerClient:
         message = replace(message, line=message.line or user_line())
         with uninterrupted():
             call_id = self.send(message)
-            lease = Lease(call_id, self.release)
+            lease = self.lease(call_id)
             self._recent.append(call_id)
             self.last_call = call_id
         if message.arguments.function is not None:
@@ -168,8 +180,10 @@ class ControllerClient:
         return lease
 
     def open_calls(self) -> list[int]:
-        """Return the calls of this process that are not over."""
+        """Return the calls that are not over: of this process and, of a session that is kept, of all others."""
         asked = list(self._recent)
+        if self.shared:
+            asked = list(dict.fromkeys([*asked, *(call.id for call in self.send(q.RunningCalls()))]))
         found = [call_id for call_id in asked if self.state(call_id) in ACTIVE]
         for call_id in set(asked).difference(found):  # asked once: they do not come to life again
             with contextlib.suppress(ValueError):
@@ -267,7 +281,7 @@ class ControllerClient:
         """Store local columns in the cluster."""
         call_id = self.send(m.Put(table))
         self._fetched.keep({name: ColumnRef(call_id, name) for name in table}, table)
-        return Lease(call_id, self.release)
+        return self.lease(call_id)
 
     def task(self, method: str, function: Shipped, inputs: Mapping[str, ColumnRef], writes: Sequence[str], num_rows: int) -> Lease:
         """Run a function over columns in a CPU task."""

@@ -42,6 +42,9 @@ class Deployment:
         book: the roles' handles.
         placement: where they are placed; ``None`` before that.
         specs: roles as they were placed, shadows included, by name.
+        asked: what ``place`` was asked for last.
+        loaded: names of the roles that are, or are being, loaded.
+        host: what handles see of their session.
     """
 
     def __init__(self, context: Context, save: PendingSave) -> None:
@@ -49,14 +52,23 @@ class Deployment:
         self.placement: Placement | None = None
         self.specs: dict[str, RoleSpec] = {}
         self._context, self._client, self._save = context, context.client, save
-        self._host = HandleHost(context, self)
-        self._asked: Asked = "colocate"
-        """What ``place`` was asked for last."""
+        self.host = HandleHost(context, self)
+        self.asked: Asked = "colocate"
         self._before: dict[str, Any] | None = None
         """The placement's picture data before the last move."""
-        self._loaded: set[str] = set()
+        self.loaded: set[str] = set()
 
     # -- roles
+
+    def take_known(self, cls: type[ModelHandle], declared: RoleSpec) -> ModelHandle:
+        """Return the handle of a role that another process of this session has declared: the one there is, or a new one."""
+        old = self.book.find(declared.name) if declared.name in self.book else None
+        same = old is not None and type(old) is cls and self.book.declared(old).folder == declared.folder
+        handle = old if same and old is not None else cls(self.host, declared)
+        self.book.put(handle, declared)
+        if declared.model is not None and (declared.kind == "actor" or self._client.tokenizer is None):
+            self._set_tokenizer(declared)
+        return handle
 
     def declare(self, cls: type[H], role: RoleSpec, *, replace: bool = False) -> H:
         """Return the handle of a role: the one there is, or a new one in its place.
@@ -67,7 +79,7 @@ class Deployment:
         self._client.check_open()
         if role.folder and not self._context.simulated:
             weight_names(role.folder)  # damage is told before anything is changed, and before a worker opens the files
-        if role.name in self._loaded and self.book.replaces(cls, role):
+        if role.name in self.loaded and self.book.replaces(cls, role):
             self._save.settle()
             self._client.drain(role.name)
             if not replace:
@@ -76,15 +88,15 @@ class Deployment:
             return self._exchange(cls, role)
 
     def _exchange(self, cls: type[H], role: RoleSpec) -> H:
-        handle, changed = self.book.take(cls, role, lambda: cls(self._host, role))
+        handle, changed = self.book.take(cls, role, lambda: cls(self.host, role))
         if not changed:
             return handle
         if role.function is not None:
             self._client.send(m.Declare(role))
             return handle
-        if role.name in self._loaded:  # the one of before goes with all it learned; only placing moves a role
+        if role.name in self.loaded:  # the one of before goes with all it learned; only placing moves a role
             self._client.send(m.Remove(role.name))
-        self._loaded.discard(role.name)
+        self.loaded.discard(role.name)
         self._forget_numbers(role.name)
         if role.kind == "actor":  # what the one before reached is not the best of this one
             self._context.counters.forget((SCORE, STEP, START, MEASURE))
@@ -122,18 +134,18 @@ class Deployment:
         """Place and load the handle's role where that has not happened; handles call it before every call."""
         self._client.check_open()
         self.book.check(handle)
-        if handle.role.function is None and handle.name not in self._loaded:
-            self.place(self._asked)
+        if handle.role.function is None and handle.name not in self.loaded:
+            self.place(self.asked)
 
     def release(self, handle: ModelHandle) -> None:
         """Free the handle's role and forget it."""
         self._save.settle()
         self._client.drain(handle.name)
-        loaded = handle.name in self._loaded or handle.role.function is not None
+        loaded = handle.name in self.loaded or handle.role.function is not None
         with uninterrupted():  # the book and the controller go over together
             self.book.remove(handle)
             self._forget_numbers(handle.name)
-            self._loaded.discard(handle.name)
+            self.loaded.discard(handle.name)
             self.specs = {n: spec for n, spec in self.specs.items() if handle.name not in (n, spec.shadow_of)}
             if loaded:
                 self._client.send(m.Remove(handle.name))
@@ -191,7 +203,7 @@ class Deployment:
         before = {**self.live().view(), "before": None} if moves else self._before
         with uninterrupted():  # the controller and the handles go over together; loading then goes on by itself
             self._client.send(m.Place(placement, tuple(roles), fresh, wait=False))
-            self._asked, self.placement, self._before = what, placement, before
+            self.asked, self.placement, self._before = what, placement, before
             named = self.specs = {role.name: role for role in roles}
             for handle in handles:
                 shadow = named.get(f"{handle.name}.rollout")
@@ -202,7 +214,7 @@ class Deployment:
                         nodes=role.nodes + shadow.nodes,
                     )  # fmt: skip
                 set_role(handle, role)
-                self._loaded.add(handle.name)
+                self.loaded.add(handle.name)
         self._client.send(m.AwaitLoads())
         return self.live()
 

@@ -31,6 +31,8 @@ class HistoryLog:
         branch: the branch that is trained now.
         branches: all of them, by name.
         marks: snapshots by name, each where it was taken.
+        rows: the steps', in the order in which they were recorded.
+        since: the last call before the history was loaded: what came before is in it, or gone with the weights it made.
     """
 
     def __init__(self, client: ControllerClient, book: RoleBook) -> None:
@@ -38,13 +40,12 @@ class HistoryLog:
         self.branches: dict[str, Branch] = {MAIN: Branch(MAIN)}
         self.marks: dict[str, Mark] = {}
         self._client, self._book = client, book
-        self._rows = Rows()
-        self._since = 0
-        """The last call before the history was loaded: what came before is in it, or gone with the weights it made."""
+        self.rows = Rows()
+        self.since = 0
 
     def history(self) -> History:
         """Return what was trained: steps and updates, branches, functions."""
-        entries = [(int(row.pop(ORDER)), row) for row in self._rows]
+        entries = [(int(row.pop(ORDER)), row) for row in self.rows]
         entries += self._by_hand()
         entries.sort(key=itemgetter(0))
         rows = [row for _, row in entries]
@@ -63,7 +64,7 @@ class HistoryLog:
         changes: list[Change] = self._client.send(q.Changes())
         entries = []
         for c in changes:
-            if c.call_id <= self._since or c.method == LOAD_STATE.name or c.state in ("failed", "cancelled"):
+            if c.call_id <= self.since or c.method == LOAD_STATE.name or c.state in ("failed", "cancelled"):
                 continue
             row = {
                 "kind": "update", "branch": c.branch, "parent": self.branches[c.branch].parent, "role": c.role,
@@ -93,13 +94,13 @@ class HistoryLog:
         if algorithm is not None:
             place["algorithm"] = repr(algorithm)
         with uninterrupted():
-            self._rows.append({ORDER: self._client.last_call, **place, **row, **versions})
+            self.rows.append({ORDER: self._client.last_call, **place, **row, **versions})
         if calls:
             self._client.send(m.InRow(tuple(calls)))
 
     def amend(self, numbers: Mapping[str, float]) -> None:
         """Add numbers to the last step's row."""
-        self._rows.amend(numbers)
+        self.rows.amend(numbers)
 
     def _known(self, function: Any) -> str:
         """Return ``name@version`` of a function that runs here and need not travel, and remember its source."""
@@ -129,9 +130,9 @@ class HistoryLog:
     def take(self, saved: Mapping[str, Any]) -> None:
         """Take over the history of a checkpoint in place of this session's own; snapshots stay."""
         rows, here = list(saved["history"]), {"kind": "step", "branch": MAIN, "parent": ""}
-        self._rows = Rows({**here, **as_named_now(row), ORDER: i - len(rows)} for i, row in enumerate(rows))
+        self.rows = Rows({**here, **as_named_now(row), ORDER: i - len(rows)} for i, row in enumerate(rows))
         branches = [Branch(name, parent, mark, began - 1 - len(rows)) for name, parent, mark, began in saved.get("branches", ())]
         self.branches |= {branch.name: branch for branch in branches}
-        self.marks, self._since, self.branch = {}, self._client.last_call, saved.get("branch", MAIN)
+        self.marks, self.since, self.branch = {}, self._client.last_call, saved.get("branch", MAIN)
         self._client.sources.update(saved.get("sources", {}))
         self._client.send(m.Rewind((), self.branch))  # what is trained from here on is of that branch

@@ -96,6 +96,20 @@ class RoleBook:
         del self._handles[handle.name], self._declared[handle.name]
         self._gone[handle] = "was released"
 
+    def put(self, handle: ModelHandle, role: RoleSpec) -> None:
+        """Know a role as another process has declared it."""
+        old = self._handles.get(role.name)
+        if old is not None and old is not handle:
+            self._gone[old] = "was replaced in another process of this session"
+        self._handles[role.name], self._declared[role.name] = handle, role
+
+    def drop(self, name: str) -> None:
+        """Forget a role that another process has released."""
+        handle = self._handles.pop(name, None)
+        if handle is not None:
+            del self._declared[name]
+            self._gone[handle] = "was released in another process of this session"
+
     def check(self, handle: ModelHandle) -> None:
         """Refuse a handle that is not in use any more.
 

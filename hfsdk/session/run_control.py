@@ -56,6 +56,11 @@ class RunControl:
         return "stopped" if self.stopped else "paused" if self.paused else "running" if self.running else "finished"
 
     @property
+    def asked(self) -> tuple[bool, bool, int]:
+        """Whether a pause was asked for, whether a stop was, and the single steps that are to come."""
+        return self._pause_asked, self._stop_asked, self._steps_asked
+
+    @property
     def end_asked(self) -> bool:
         """Whether a pause or a stop was asked for, whether or not the run has got to it."""
         return self._pause_asked or self._stop_asked
@@ -66,6 +71,10 @@ class RunControl:
         if not self.running or self.paused:
             return ""
         return "stop" if self._stop_asked else "pause" if self._pause_asked and not self._steps_asked else ""
+
+    def last(self) -> Any:
+        """Return the last step, with its batch."""
+        return self.record.last
 
     # -- from any thread
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk.core.checks import Index, checked
 from hfsdk.core.completion import Computed
@@ -89,7 +89,7 @@ class Run(Guided):
     @Computed
     def last(self) -> Any:
         """The last step, with its batch."""
-        return self._control.record.last
+        return self._control.last()
 
     @property
     def history(self) -> pd.DataFrame:
@@ -210,17 +210,39 @@ class Run(Guided):
         return f"Run({len(self.rows)}{of} steps, {self.state}{score}{best}{warned}{restored}{hours}{cost})"
 
 
+class Elsewhere(Protocol):
+    """Trains in another process."""
+
+    def train(self, wanted: Any, shown: bool) -> Run:
+        """Train as is wanted; ``shown``: with progress."""
+        ...
+
+
 class CurrentRun:
     """The last run of a session: what may not happen in the middle of a step asks here.
 
     Attributes:
-        run: ``None`` where nothing was trained yet.
+        run: the last one; ``None`` where nothing was trained yet.
         compared: the finished runs of the last ``compare``.
+        number: how many runs there were.
+        elsewhere: who trains, where runs go on beside the controller, in another process; ``None``: this one.
     """
 
     def __init__(self) -> None:
-        self.run: Run | None = None
+        self._run: Run | None = None
+        self.number = 0
+        self.elsewhere: Elsewhere | None = None
         self.compared = ComparedRuns()
+
+    @property
+    def run(self) -> Run | None:
+        """The last run; ``None`` where nothing was trained yet."""
+        return self._run
+
+    @run.setter
+    def run(self, run: Run | None) -> None:
+        self._run = run
+        self.number += 1
 
     @property
     def pause_asked(self) -> bool:

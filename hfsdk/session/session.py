@@ -8,9 +8,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from hfsdk.core.checks import Index, NonNegative, Title, checked
+from hfsdk.core.checks import Index, Name, NonNegative, Title, checked
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.completion import Computed, Offering
+from hfsdk.core.errors import OptionError
 from hfsdk.core.guided import SESSION, Guided
 from hfsdk.core.history import History
 from hfsdk.core.runtime import Runtime
@@ -20,6 +21,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.process.interrupts import held
 from hfsdk.models import ModelHandle
 from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.session.attach import DAY_S, KeptStart, attach_link, connect, leave, start_keeper
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.comparing import compare
 from hfsdk.session.context import Context
@@ -27,7 +29,9 @@ from hfsdk.session.dataflows import Dataflows
 from hfsdk.session.declarations import Declarations
 from hfsdk.session.deployment import Deployment
 from hfsdk.session.evaluation import evaluate
+from hfsdk.session.held_batches import HeldBatches
 from hfsdk.session.history_log import HistoryLog
+from hfsdk.session.kept_link import KeptLink
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.notebook import show_calls
 from hfsdk.session.plans import Plans
@@ -59,6 +63,8 @@ class Session(Guided, Offering):
 
     _inner = ("measured", "record", "simulated", "view")
     _elsewhere = SESSION
+    _link: KeptLink | None = None
+    """The way to what keeps the session, where it is kept."""
 
     @checked
     def __init__(
@@ -72,6 +78,8 @@ class Session(Guided, Offering):
         start_timeout_s: Seconds = 300.0,
         collective_timeout_s: Seconds | None = None,
         deterministic: bool = False,
+        keep: bool = False,
+        unattended_s: Seconds = DAY_S,
         runtime: Runtime | None = None,
     ) -> None:
         """Start a session.
@@ -93,10 +101,14 @@ class Session(Guided, Offering):
                 order, and vLLM uses kernels that do not depend on the batch: slower, several times where GPUs exchange much; only
                 on GPUs of compute capability 9.0 or more (H100, B200); never tried on one so far. What a loss calls and torch has
                 in no fixed order raises then. Another number or kind of GPUs gives other numbers all the same.
+            keep: whether the session outlives this process: its controller is a process of the cluster, runs of :meth:`train`
+                go on there, and ``hf.Session.attach(name)`` in another kernel comes back to all of it. Leaving the kernel leaves
+                the session; ``session.close()`` or ``hf.sessions()[name].close()`` ends it. It needs a name.
+            unattended_s: a kept session ends by itself when for so many seconds no kernel had it and no run went on; a day.
             runtime: runs the calls; by default Ray.
 
         Raises:
-            OptionError: ``devices`` is not one of these.
+            OptionError: ``devices`` is not one of these, or a kept session has no name, or that of another one.
             PlacementError: there is no cluster at the address, or it has no devices. With ``deterministic``, the first ``place`` or
                 call raises it where a GPU has no such kernels.
             ModelNotFoundError: Ray is not installed here; the message says which extra brings it.
@@ -107,7 +119,10 @@ class Session(Guided, Offering):
         check_session(price_per_device_hour, wait, seed, name, **options)
         try:
             with held():  # a Ctrl-C finds a session that can be closed, or none
-                started = start(devices, options) if runtime is None else taken(runtime)
+                if keep and runtime is None:
+                    started: Started = start_keeper(devices, name, seed, price_per_device_hour, unattended_s, options)
+                else:
+                    started = start(devices, options) if runtime is None else taken(runtime)
                 self._open(started, price_per_device_hour, wait=wait, seed=seed, name=name)
         except BaseException:
             with held():
@@ -116,6 +131,35 @@ class Session(Guided, Offering):
             raise
         for text in started.notices:
             self._parts.context.notice(text)
+
+    @classmethod
+    @checked
+    def attach(
+        cls, name: Name, address: Name | None = None, *, read_only: bool = False, take_over: bool = False, wait: bool = False
+    ) -> Self:
+        """Come back to a session that was made with ``keep=True``, from another kernel.
+
+        Everything is as it was: the roles (``session.models``, ``session.roles``), the placement, trace, history, snapshots, the
+        prompts' places (make the same prompts again, and they go on where they were), and the batches that variables of the other
+        kernel referred to (``session.batches``). A run of :meth:`train` has gone on meanwhile: ``session.watch()``.
+
+        Args:
+            name: the session's.
+            address: of its Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
+            read_only: only look: pictures, history, values of batches; whoever has the session keeps it.
+            take_over: take it from a kernel that has it and lives.
+            wait: as in :class:`Session`.
+
+        Raises:
+            OptionError: there is no such session, or another version of hfsdk keeps it.
+            SessionInUseError: another kernel has it; says which.
+            PlacementError: there is no such cluster, or this process uses another one.
+        """
+        session = cls.__new__(cls)
+        with held():
+            started = attach_link(name, address, read_only=read_only, take_over=take_over)
+            session._open(started, 0.0, wait=wait, seed=0, name=name)
+        return session
 
     @classmethod
     @checked
@@ -156,10 +200,18 @@ class Session(Guided, Offering):
             started.cluster, price_per_device_hour=price_per_device_hour or started.cluster.price_per_device_hour
         )  # fmt: skip
         title = name or ("simulated" if started.kind == "simulated" else "session")
-        client = ControllerClient(started.controller, wait_each=wait, simulated=started.kind == "simulated")
+        kept = started if isinstance(started, KeptStart) else None
+        client = ControllerClient(
+            started.controller, wait_each=wait, simulated=started.kind == "simulated", shared=kept is not None
+        )  # fmt: skip
         context = Context(title, cluster, started.kind, client, int(seed))
         self._parts = Parts.of(context)
-        self._finalizer = weakref.finalize(context, client.close)  # once no handle is left either; also at the interpreter's exit
+        if kept is not None and kept.link is not None:
+            self._link = kept.link
+            self._finalizer = weakref.finalize(context, kept.link.leave)
+            connect(self._parts, kept)
+        else:  # once no handle is left either; also at the interpreter's exit
+            self._finalizer = weakref.finalize(context, client.close)
         show_calls(self.subscribe)
 
     @property
@@ -179,6 +231,11 @@ class Session(Guided, Offering):
     @seed.setter
     def seed(self, seed: int) -> None:
         self._parts.context.seed = seed
+
+    @property
+    def kept(self) -> bool:
+        """Whether it outlives this process (``hf.Session(..., keep=True)``)."""
+        return self._link is not None
 
     @Computed
     def cluster(self) -> ClusterSpec:
@@ -329,11 +386,28 @@ class Session(Guided, Offering):
         return self._parts.snapshots.by_name()
 
     @property
+    def batches(self) -> HeldBatches:
+        """The batches of your variables, by name or call; in an attached session also those of the kernel before."""
+        return self._parts.batches
+
+    @property
     def branch(self) -> str:
         """The branch that is trained now."""
         return self._parts.log.branch
 
     # -- the end
+
+    def detach(self) -> None:
+        """Leave a kept session to itself: its runs go on, and ``hf.Session.attach(name)`` comes back. Safe to call twice.
+
+        The end of the interpreter does the same.
+
+        Raises:
+            OptionError: the session is not kept, and would be gone.
+        """
+        if self._link is None:
+            raise OptionError("this session ends with its kernel; hf.Session(..., name='exp7', keep=True) makes one that is kept")
+        leave(self._parts, self._link)
 
     def close(self) -> None:
         """End every process and free all memory, after a save that is being written; a run of ``train`` stops. Safe to call twice.

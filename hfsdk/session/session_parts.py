@@ -15,6 +15,7 @@ from hfsdk.session.context import Context
 from hfsdk.session.dataflows import Dataflows
 from hfsdk.session.declarations import Declarations
 from hfsdk.session.deployment import Deployment
+from hfsdk.session.held_batches import HeldBatches
 from hfsdk.session.history_log import HistoryLog
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.session.pending_save import PendingSave
@@ -38,6 +39,7 @@ class Parts:
     """The parts of a session; each knows those below it alone."""
 
     context: Context
+    batches: HeldBatches
     pending_save: PendingSave
     deployment: Deployment
     declarations: Declarations
@@ -61,6 +63,7 @@ class Parts:
         predictions = Predictions(context, deployment)
         return cls(
             context=context,
+            batches=HeldBatches(context.client),
             pending_save=pending_save,
             deployment=deployment,
             declarations=Declarations(context, deployment),

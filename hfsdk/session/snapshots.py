@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,12 +86,23 @@ class Snapshots:
                 counters=context.kept_counters(), nodes={d: context.cluster.node_of(d) for k in kept for d in k.devices},
                 order=self._client.last_call,
             )  # fmt: skip
-            forget = weakref.finalize(made, self._client.forget, kept)
-            forget.atexit = False
-            self._forgetters[made] = forget
+            self._own(made)
             self._own_places[made] = self._places.of_each()
             self._snapshots[name], log.marks[name] = made, Mark(name, log.branch, made.order)
         return made
+
+    def _own(self, snapshot: Snapshot) -> None:
+        """Free a snapshot when nothing refers to it any more."""
+        forget = weakref.finalize(snapshot, self._client.forget, snapshot.kept)
+        forget.atexit = False
+        self._forgetters[snapshot] = forget
+
+    def take_known(self, found: Mapping[str, Snapshot], gone: Sequence[str]) -> None:
+        """Know snapshots that another process of this session has taken, and not those that it has let go."""
+        for name, snapshot in found.items():
+            self._snapshots[name] = snapshot
+        for name in gone:
+            self._snapshots.pop(name, None)
 
     def by_name(self) -> Mapping[str, Snapshot]:
         """Return the snapshots by name, the oldest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,3 +141,16 @@ def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: Per
         memory=lambda role, pool_size: role_bytes(role, pool_size, on_cpu=on_cpu),
         process_bytes=CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES,
     )
+
+
+def start_kept(devices: int | None, own_machine: bool, price_per_device_hour: float, options: Mapping[str, Any]) -> Started:
+    """Start a controller in the process of a session's keeper, over the Ray that this process belongs to.
+
+    Raises:
+        PlacementError: it has fewer devices.
+    """
+    from hfsdk.engine.ray.ray_runtime import RayRuntime
+
+    runtime = RayRuntime(devices, None if own_machine else "auto", own_machine=own_machine, **options)
+    started = _controlled(runtime)
+    return replace(started, cluster=replace(started.cluster, price_per_device_hour=price_per_device_hour))

@@ -54,6 +54,14 @@ class RowStream(ABC):
         self.batch_size, self.seed, self._shuffle = batch_size, seed, shuffle
         self._order = lru_cache(maxsize=4)(self._order_of_pass)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without what is computed again."""
+        return {name: value for name, value in vars(self).items() if name != "_order"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._order = lru_cache(maxsize=4)(self._order_of_pass)
+
     @abstractmethod
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` positions from ``first`` on; does not advance."""
@@ -120,6 +128,19 @@ class StreamPlaces:
         stream.position = self._waiting.pop(stream._fingerprint, 0)
         self._latest[stream._fingerprint] = stream
         self._all.add(stream)
+
+    def adopt(self, stream: RowStream) -> None:
+        """Know a stream as the latest of those made alike, where it is; from now on its place is the one that is told."""
+        self._latest[stream._fingerprint] = stream
+        self._all.add(stream)
+
+    def move(self, positions: Mapping[str, int]) -> None:
+        """Put streams where another process has taken them."""
+        for key, place in positions.items():
+            if key in self._latest:
+                self._latest[key].position = place
+            else:
+                self._waiting[key] = place
 
     def put(self, stream: RowStream, positions: Mapping[str, int]) -> None:
         """Put a stream where the ``positions`` have one like it."""

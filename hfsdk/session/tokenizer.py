@@ -62,6 +62,10 @@ class FolderTokenizer:
         self._full: Any = None
         self._piece = lru_cache(maxsize=65536)(self._one_piece)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the folder it is read from."""
+        return FolderTokenizer, (self.folder,)
+
     @property
     def core(self) -> Any:
         """The ``tokenizers.Tokenizer``."""

@@ -20,7 +20,7 @@ from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.core.system import can_start_threads
 from hfsdk.engine.calls import messages as m
-from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
+from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.context import STEPS
 from hfsdk.session.health import Health
 from hfsdk.session.held_interrupts import Interrupts, interrupts_held
@@ -28,7 +28,7 @@ from hfsdk.session.history_log import ORDER
 from hfsdk.session.keep_best import COLUMN, KeepBest, Keeper, keeper
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
-from hfsdk.session.on_death import RAISE, Restorer, check_on_death, is_death, restorer
+from hfsdk.session.on_death import RAISE, Restorer, is_death, restorer
 from hfsdk.session.progress import Bar, progress_bar
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.run_control import RunControl
@@ -37,6 +37,7 @@ from hfsdk.session.running import Run
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker, Tracking, start, trackers
+from hfsdk.session.wanted_run import WantedRun
 
 Metric = Callable[[Batch], Mapping[str, float] | float]
 
@@ -104,43 +105,52 @@ def train(  # noqa: D417
         CheckpointError: ``resume`` is not a checkpoint of these roles, or the saves would not fit on the disk.
         CallError: a call failed; a `WorkerDiedError`, that a worker died once more than the run may go on after.
     """
+    shown = wants_progress() if progress is None else progress
+    wanted = WantedRun(
+        algorithm, prompts, steps, metrics, stop, save_every, folder, keep, resume, keep_best, track, on_death, max_restores, wait
+    )
     parts.client.check_open()
-    _check_options(algorithm, save_every, folder)
-    check_on_death(on_death, save_every)
-    check_roles(algorithm, parts.deployment.models)
-    if not wait and not can_start_threads():
+    if parts.runs.elsewhere is not None:
+        return parts.runs.elsewhere.train(wanted, shown)
+    return carry_out(parts, wanted, shown, aside=not wait)
+
+
+def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> Run:
+    """Train in this process; ``aside``: on a thread of its own. For the rest see :func:`train`."""
+    algorithm, steps, folder, save_every = wanted.algorithm, wanted.steps, wanted.folder, wanted.save_every
+    wanted.check(parts)
+    if aside and not can_start_threads():
         raise OptionError(
             "wait=False trains on a thread of its own, and this Python can start none (as in a browser); leave it out"
         )
     if folder is not None:
-        parts.saves.check_space(folder, steps // save_every if save_every else 0, keep)
-    chosen = trackers(track)
+        parts.saves.check_space(folder, steps // save_every if save_every else 0, wanted.keep)
+    chosen = trackers(wanted.track)
     if parts.runs.run is not None and parts.runs.run.running:
         raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
-    best = keeper(parts, keep_best, algorithm, folder, resume)
-    if resume is not None:
-        parts.saves.load(resume)
+    best = keeper(parts, wanted.keep_best, algorithm, folder, wanted.resume)
+    if wanted.resume is not None:
+        parts.saves.load(wanted.resume)
     if folder is not None and save_every:
         parts.saves.tell_of_anothers(folder)
-    stream = parts.sources.stream_of(prompts, pairs=isinstance(algorithm, DPO))
-    saving = (save_every, folder, keep) if save_every and folder is not None else (0, "", 1)
-    shown = wants_progress() if progress is None else progress
+    stream = parts.sources.stream_of(wanted.prompts, pairs=isinstance(algorithm, DPO))
+    saving = (save_every, folder, wanted.keep) if save_every and folder is not None else (0, "", 1)
     control = RunControl()
     run = Run(control)
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        after_death = restorer(parts, control, best, on_death, max_restores, saving)
-        loop = _Loop(parts, algorithm, stream, metrics, stop, saving, best, after_death, control, run)
+        after_death = restorer(parts, control, best, wanted.on_death, wanted.max_restores, saving)
+        loop = _Loop(parts, algorithm, stream, wanted.metrics, wanted.stop, saving, best, after_death, control, run)
         try:
-            loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wait, shown)
+            loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wanted.wait, shown)
             interrupts.answer()
-            if not wait:
+            if aside:
                 loop.go_in_background(user_line())
                 interrupts.answer()
         except BaseException as error:
             control.close()
             loop.end(error if isinstance(error, Exception) else None, done=False)
             raise
-        if wait:
+        if not aside:
             loop.attend(shown, interrupts)
     return run
 
@@ -426,9 +436,3 @@ def _numbers(numbers: Any, who: str, kept: tuple[type, ...] = (int, float, str, 
             kind = type(value).__name__
             raise OptionError(f"{who} must return a number or a dict of numbers; {key!r} is of type {kind}") from error
     return row
-
-
-def _check_options(algorithm: Algorithm, save_every: int, folder: str | Path | None) -> None:
-    check_algorithm(algorithm)
-    if save_every and folder is None:
-        raise OptionError(f"save_every={save_every} needs a folder to save to (folder=...)")

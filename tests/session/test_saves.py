@@ -591,7 +591,7 @@ def test_what_could_not_be_loaded_is_not_saved(session, tmp_path, monkeypatch):
     with pytest.raises(hf.CheckpointError, match=r"cannot be saved: .*a row's kl_mean must be a number"):
         session.save(tmp_path)
     monkeypatch.setattr(checkpoint_index, "MOST_BYTES", 2000)
-    parts_of(session).log._rows = Rows()
+    parts_of(session).log.rows = Rows()
     for step in range(100):
         session.record({"step": step, "kl_mean": 0.5})
     with pytest.raises(hf.CheckpointError, match=r"the 100 rows of its history take"):

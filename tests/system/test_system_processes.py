@@ -21,7 +21,7 @@ from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.protocol import PROTOCOLS
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Kept
+from hfsdk.core.runtime import Kept, Stored
 from hfsdk.core.table import Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
@@ -172,7 +172,8 @@ def examples():
         *(query(1) for query in (q.StateOf, q.ResultOf, q.WriterOf, q.StoredOf, q.CallsOf, q.SpansOf, q.FlowsOf, q.RerunsOf)),
         *(query() for query in (q.CurrentStep, q.FirstStep, q.RunningCalls, q.Changes, q.Roles, q.CurrentPlacement, q.Devices)),
         q.UpcomingStep(),
-        q.InfoOf(ref), q.ControllerBytes(),
+        q.InfoOf(ref), q.ControllerBytes(), q.HeldBytes(), m.Locate({"prompt": ref}),
+        m.PutAway(Stored("your data", 0, (), {}), [None], 0),
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments
 from hfsdk.core.builtin import Method
@@ -12,7 +13,7 @@ from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.protocol import TransferProtocol
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Kept
+from hfsdk.core.runtime import Kept, Stored
 from hfsdk.core.table import Table
 
 
@@ -53,6 +54,17 @@ class Put:
     """Store a local table. Reply: the id under which its columns are known."""
 
     table: Table
+
+
+@dataclass(frozen=True, eq=False)
+class PutAway:
+    """As :class:`Put`, from a process beside the controller's: the table lies in the runtime's store, and does not come by."""
+
+    stored: Stored
+    """What it is, without parts."""
+    content: Any
+    """The runtime's reference to it, which another process owns."""
+    num_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +115,16 @@ class Wait:
 @dataclass(frozen=True, eq=False)
 class Fetch:
     """Bring columns of done calls. Reply: a Table."""
+
+    columns: Mapping[str, ColumnRef]
+
+
+@dataclass(frozen=True, eq=False)
+class Locate:
+    """Ask where columns of done calls lie, for a process beside the controller's that fetches them itself.
+
+    Reply: a tuple of :class:`~hfsdk.core.runtime.Pick`; raises as :class:`Fetch`.
+    """
 
     columns: Mapping[str, ColumnRef]
 
@@ -215,9 +237,11 @@ Message = (
     | Remove
     | Place
     | Put
+    | PutAway
     | Submit
     | Wait
     | Fetch
+    | Locate
     | Cancel
     | Release
     | Logs

@@ -167,5 +167,10 @@ class ControllerBytes(Query[int]):
     """The column bytes that passed through the controller."""
 
 
+@dataclass(frozen=True)
+class HeldBytes(Query[int]):
+    """The bytes of the columns that somebody still refers to."""
+
+
 OF_WORKERS: frozenset[type[Query[Any]]] = frozenset({Devices})
 """What workers are asked for; the controller itself knows the rest, and answers it once the session is closed too."""

@@ -28,7 +28,7 @@ from hfsdk.core.errors import CallCancelledError, ColumnError, PlacementError, S
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import PUT
 from hfsdk.core.placement import Placement
-from hfsdk.core.runtime import Kept, Runtime
+from hfsdk.core.runtime import Kept, Pick, Runtime, Stored
 from hfsdk.core.system import can_start_threads
 from hfsdk.core.table import Table
 from hfsdk.engine.calls import messages as m
@@ -73,6 +73,7 @@ class Controller:
         self._answers = Answers(runtime, self._calls, self._homes, self._steps, lambda: self._monitor.live)
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put, m.Submit: self._submit,
+            m.PutAway: self._put_away, m.Locate: self._locate,
             m.Wait: self._wait, m.Fetch: self._fetch, m.Cancel: self._cancel, m.Release: self._release, m.Logs: self._logs,
             m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
             m.Close: self._close, m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind,
@@ -230,14 +231,21 @@ class Controller:
 
     def _put(self, message: m.Put) -> int:
         described = stored_table("your data", message.table, ())  # what cannot travel is told by its column's name
-        stored = replace(described, parts=(self._runtime.put(message.table),))
+        return self._keep(replace(described, parts=(self._runtime.put(message.table),)))
+
+    def _put_away(self, message: m.PutAway) -> int:
+        part = self._runtime.adopt(message.content, message.stored.num_rows, message.num_bytes)
+        return self._keep(replace(message.stored, parts=(part,)))
+
+    def _keep(self, stored: Stored) -> int:
+        """Know a stored table by a call of its own, which is over."""
         with self._lock:
             self._next_id += 1
             call = Call(
                 id=self._next_id,
                 role="session",
                 method=PUT.name,
-                writes=tuple(message.table),
+                writes=tuple(stored.columns),
                 num_rows=stored.num_rows,
                 step=self._steps.number,
             )
@@ -263,6 +271,9 @@ class Controller:
         return True
 
     def _fetch(self, message: m.Fetch) -> Table:
+        return self._runtime.fetch(self._locate(message))
+
+    def _locate(self, message: m.Fetch | m.Locate) -> tuple[Pick, ...]:
         stored = {}
         for ref in message.columns.values():
             source = self._calls[ref.call_id]
@@ -271,7 +282,7 @@ class Controller:
             stored[ref.call_id] = source.stored
         first = next(iter(message.columns.values()))
         num_rows = len(first.rows) if first.rows is not None else stored[first.call_id].num_rows
-        return self._runtime.fetch(picks_for(message.columns, np.arange(num_rows), stored))
+        return picks_for(message.columns, np.arange(num_rows), stored)
 
     def _release(self, message: m.Release) -> None:
         for call_id in message.call_ids:

@@ -32,7 +32,7 @@ from hfsdk.engine.ray.ray_cluster import Node, describe, num_cores
 from hfsdk.engine.ray.ray_folders import FolderSender
 from hfsdk.engine.ray.ray_pools import LOOK_S, WORKER_GONE, RayPools, WorkerOptions, reason_of
 from hfsdk.engine.ray.ray_tasks import TaskRunner
-from hfsdk.engine.ray.ray_worker import RayStore
+from hfsdk.engine.ray.ray_worker import RayShelf, RayStore
 from hfsdk.engine.worker.answer import read
 from hfsdk.engine.worker.requests import Export, Keep, Load, Restore, SendKept
 
@@ -87,13 +87,32 @@ class RayRuntime:
         start_timeout_s: float = START_S,
         collective_timeout_s: float | None = None,
         deterministic: bool = False,
+        *,
+        own_machine: bool = False,
     ) -> None:
+        """Start.
+
+        Args:
+            num_devices: how many devices; ``None`` for all.
+            address: of a cluster; ``None`` for a Ray of this process's own.
+            num_threads: of each worker; by default the processors are shared.
+            start_timeout_s: how long a pool's processes may take to start and join.
+            collective_timeout_s: how long a rank waits for others.
+            deterministic: whether GPUs are held to one order.
+            own_machine: whether the Ray that this process is in already runs for hfsdk alone, on this machine.
+
+        Raises:
+            PlacementError: there is no such Ray, or it has fewer devices.
+        """
+        self._own_machine = own_machine
         self._job_id = uuid.uuid4().hex[:12]
         self._inside = threading.Condition()
         self._num_inside, self._closed = 0, False
         self._own_folder: OwnFolder | None = None
         self._pools: RayPools | None = None
         self._tasks: TaskRunner | None = None
+        self._shelf: Any = None
+        """The process that copies tables of other owners; none until there is one."""
         self.direct_on_cpus = False
         """Whether weights go straight between pools without GPUs too; for tests."""
         try:
@@ -109,7 +128,7 @@ class RayRuntime:
     ) -> None:
         """Get to a Ray, look at its devices, and have their processes begin to start where it is ours."""
         self.notices = ray_start.enter(self._job_id, num_devices, address)
-        shares_cpus = ray_start.owns(self._job_id) and address in (None, "local")
+        shares_cpus = self._own_machine or (ray_start.owns(self._job_id) and address in (None, "local"))
         self.cluster, nodes = describe(num_devices, shares_cpus)
         self._own_folder = own_folders.create(self._job_id)
         folder = self._own_folder.path
@@ -118,7 +137,7 @@ class RayRuntime:
         self._calls = RayCalls(pools)
         self._folders = FolderSender(pools)
         self._tasks = TaskRunner(folder / "tasks.log", start_s, self._calls.cancelled)
-        if ray_start.owns(self._job_id):
+        if shares_cpus or ray_start.owns(self._job_id):
             for device in range(self.cluster.num_devices):
                 pools.worker_of(device).handle.prepare.remote()
 
@@ -243,10 +262,20 @@ class RayRuntime:
         return Part(np.arange(table.num_rows), [ray.put(dict(table))], table.nbytes)
 
     @_while_open
+    def adopt(self, content: Any, num_rows: int, num_bytes: int) -> Part:
+        """Have a process copy an object of another owner, so that this one owns the copy and holds nothing of it."""
+        with self._inside:
+            if self._shelf is None:
+                self._shelf = RayShelf.remote()
+            shelf = self._shelf
+        copied = shelf.copy.remote(content[0])
+        ray.wait([copied], fetch_local=False)
+        return Part(np.arange(num_rows), [copied], num_bytes)
+
+    @_while_open
     def fetch(self, picks: Sequence[Pick]) -> Table:
         """Bring columns here."""
-        first = picks[0]
-        return read(picks, np.arange(sum(len(rows) for rows in first.local_rows)), RayStore())
+        return fetch(picks)
 
     def controller_bytes(self) -> int:
         """Return the column bytes that came through the controller (objects inlined into answers)."""
@@ -341,12 +370,20 @@ class RayRuntime:
             self._pools.clear_far_nodes()
             self._pools.end(list(self._pools.devices.values()))
             self._tasks.close()
+            if self._shelf is not None:
+                ray.kill(self._shelf)
         with self._inside:
             self._inside.wait_for(lambda: self._num_inside == 0, CLOSE_S)
         ray_start.leave(self._job_id)
         remove_segments(self._job_id)
         if self._own_folder is not None:
             self._own_folder.remove()
+
+
+def fetch(picks: Sequence[Pick]) -> Table:
+    """Bring columns to this process, which is one of Ray's or a driver."""
+    first = picks[0]
+    return read(picks, np.arange(sum(len(rows) for rows in first.local_rows)), RayStore())
 
 
 def _own_call(role: str, method: str) -> Call:

@@ -61,13 +61,14 @@ _mode_before: list[str | None] = []
 """The environment's ``RAY_AUTH_MODE``, while it is another one than the user's."""
 
 
-def enter(job_id: str, num_devices: int | None, address: str | None) -> list[str]:
+def enter(job_id: str, num_devices: int | None, address: str | None, *, near: bool = False) -> list[str]:
     """Have a Ray for a session: the one of this process, else one of its own, or the cluster at an address.
 
     Args:
         job_id: the session's.
         num_devices: processors of a Ray of its own.
         address: ``None`` or ``"local"`` for that; else ``"auto"`` or ``host:port``.
+        near: whether hfsdk itself started what is at the address, on this machine.
 
     Returns:
         What the user has to know about who can reach it.
@@ -79,10 +80,12 @@ def enter(job_id: str, num_devices: int | None, address: str | None) -> list[str
     with _lock:
         if not ray.is_initialized():
             own_folders.clear_left(tempfile.gettempdir())
-            notices = start(num_devices) if address in (None, "local") else join(str(address))
+            notices = start(num_devices) if address in (None, "local") else join(str(address), near=near)
             _own_ray.add(job_id)
         elif address not in (None, "local", "auto"):
             check_same(str(address))
+            if _own_ray:
+                _own_ray.add(job_id)
         elif _own_ray:
             _own_ray.add(job_id)
         else:  # the user's own ray.init(...)
@@ -197,8 +200,10 @@ def _without_helpers() -> Iterator[None]:
         node.start_api_server, node.start_monitor = originals
 
 
-def join(address: str) -> list[str]:
+def join(address: str, *, near: bool = False) -> list[str]:
     """Connect to a cluster that runs already; return what the user has to know.
+
+    ``near``: hfsdk itself started it, on this machine, with this user's token and this package.
 
     With ``"auto"`` the token is shown only to what this user or root started. To an address that the user names it is shown where
     ``RAY_AUTH_MODE=token`` says so, as Ray does.
@@ -214,9 +219,11 @@ def join(address: str) -> list[str]:
             access = ask_alive(known)
             if access == "token" or (access == "unknown" and ray_access.has_token()):
                 notices = ray_access.secure_token(make=False)
-                if address == "auto" and cluster.source != "RAY_ADDRESS" and ray_access.AUTH_MODE not in os.environ:
+                found = address == "auto" and cluster.source != "RAY_ADDRESS"
+                if near or (found and ray_access.AUTH_MODE not in os.environ):
                     _require_token()
-            ray.init(address=known, log_to_driver=False, logging_level=logging.ERROR, runtime_env=SHIPPED)
+            shipped = None if near else SHIPPED
+            ray.init(address=known, log_to_driver=False, logging_level=logging.ERROR, runtime_env=shipped)
             deliver()
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             end()

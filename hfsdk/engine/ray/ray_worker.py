@@ -270,8 +270,17 @@ class TaskProcess(_Process):
         return answer, columns or None
 
 
+class Shelf:
+    """Copies tables of other owners: whoever asks owns the copy."""
+
+    def copy(self, content: dict[str, Column]) -> dict[str, Column]:
+        """Return what it was given."""
+        return content
+
+
 _remote: Any = ray.remote  # Ray's overloads do not know concurrency groups
 RayWorker = _remote(num_cpus=1, max_restarts=0, concurrency_groups={"compute": 1, "control": 2})(WorkerProcess)
 NOT_INLINED = {"env_vars": {"RAY_max_direct_call_object_size": "0"}}
 """Return values stay in the object store of the node, small ones too: none comes to the caller unless it is asked for."""
 RayTasks = _remote(num_cpus=0, max_restarts=0, runtime_env=NOT_INLINED)(TaskProcess)
+RayShelf = _remote(num_cpus=0, max_restarts=0, runtime_env=NOT_INLINED)(Shelf)

@@ -368,6 +368,10 @@ class SimulatedRuntime:
         lengths = {name: column.lengths if isinstance(column, Ragged) else None for name, column in table.items()}
         return Part(np.arange(table.num_rows), SimulatedPart("your data", None, lengths, table), table.nbytes)
 
+    def adopt(self, content: Any, num_rows: int, num_bytes: int) -> Part:
+        """Refuse: a simulated session has no other process."""
+        raise NotImplementedError("a simulated session lives in one process")
+
     def fetch(self, picks: Sequence[Pick]) -> Table:
         """Return columns of the user's own.
 

@@ -1,0 +1,206 @@
+"""The Ray of this machine's kept sessions: a process of its own holds it, so that it outlives every kernel.
+
+::
+
+    kernel 1 -- starts -->  python -m hfsdk.engine.ray.ray_head      its Ray is as that of any session: own folder, user's token
+                              | writes <state>/hfsdk/head.json       0600, with its address; locked as long as it lives
+    kernel 1, 2 -- join -->   GCS, raylet, keepers and their workers
+                              ends when no keeper was there for a while
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from hfsdk.core.errors import PlacementError
+
+START_S = 240.0
+"""How long it may take to start: Ray tries several times on a busy machine."""
+
+EMPTY_S = 20.0
+"""How long it stays without a keeper."""
+
+LOOK_S = 0.5
+
+START_TOLERANCE_S = 2.0
+
+NAMESPACE = "hfsdk"
+"""Of the keepers' names in Ray."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where this machine's Ray for kept sessions is."""
+
+    address: str
+    pid: int
+    started: float
+    """Time at which the process started, as the system counts it."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process is there."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < START_TOLERANCE_S
+            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.Error:
+            return False
+
+
+def state_folder() -> Path:
+    """Return the folder, of mode 0700, in which this user's kept sessions are written down.
+
+    Raises:
+        PlacementError: it cannot be made, or others can write to it.
+    """
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    folder = Path(base) / "hfsdk"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.stat()
+        if info.st_uid != os.geteuid():
+            raise PermissionError(f"{folder} belongs to another user")
+        if info.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise PlacementError(
+            f"kept sessions are written down in {folder}, which cannot be used: {error}. Set XDG_STATE_HOME to a folder of yours."
+        ) from error
+    return folder
+
+
+def log_file(name: str) -> str:
+    """Return where the process that keeps a session writes what it prints."""
+    logs = state_folder() / "logs"
+    logs.mkdir(mode=0o700, exist_ok=True)
+    return str(logs / f"{name.replace('/', '_').replace(':', '-')}.log")
+
+
+def running() -> Head | None:
+    """Return this machine's head, if there is one."""
+    try:
+        with open(state_folder() / "head.json", encoding="utf-8") as file:
+            head = Head(**json.load(file))
+    except (OSError, ValueError, TypeError):
+        return None
+    return head if head.lives else None
+
+
+def start() -> Head:
+    """Start this machine's head, and wait until its Ray is up; the one there is, where it has one. Call it while :func:`staying`.
+
+    Raises:
+        PlacementError: it does not start; the message has what it said.
+    """
+    head = running()
+    if head is not None:
+        return head
+    with contextlib.suppress(FileNotFoundError):
+        (state_folder() / "head.json").unlink()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hfsdk.engine.ray.ray_head"], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            start_new_session=True, cwd="/", env=_environment(),
+        )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        try:
+            while time.monotonic() < deadline:
+                head = running()
+                if head is not None:
+                    return head
+                if process.poll() is not None:
+                    break
+                time.sleep(0.05)
+        except BaseException:
+            process.terminate()
+            raise
+        process.kill()
+        process.wait()
+        said.seek(0)
+        last = said.read()[-2000:].decode(errors="replace").strip()
+    raise PlacementError(f"the Ray of kept sessions did not start: {last or f'nothing came for {START_S:g} s'}")
+
+
+@contextmanager
+def staying(*, wait: bool = True) -> Iterator[bool]:
+    """Keep the head from ending, and others from starting one, meanwhile; without ``wait`` give whether it could be done."""
+    lock = os.open(state_folder() / "head.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(lock)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the head: this process's, with what it imports from."""
+    known = [place for place in sys.path if place and os.path.isdir(os.path.join(place, "hfsdk"))]
+    path = os.pathsep.join(filter(None, [*known, os.environ.get("PYTHONPATH", "")]))
+    return os.environ | ({"PYTHONPATH": path} if path else {})
+
+
+def _hold() -> None:
+    """Be the head: start Ray, say where it is, end it when no keeper is left."""
+    import ray
+
+    from hfsdk.engine.ray import ray_start
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    ray_start.start(None)
+    try:
+        me = psutil.Process()
+        head = Head(ray.get_runtime_context().gcs_address, me.pid, me.create_time())
+        _write(head)
+        empty_s = time.monotonic()
+        while True:
+            time.sleep(LOOK_S)
+            if keeper_names():
+                empty_s = time.monotonic()
+            if time.monotonic() - empty_s > EMPTY_S:
+                with staying(wait=False) as alone:
+                    if alone and not keeper_names():
+                        (state_folder() / "head.json").unlink()
+                        return
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            (state_folder() / "head.json").unlink()
+        ray_start.end()
+
+
+def keeper_names() -> list[str]:
+    """Return the names of the keepers that the Ray of this process has."""
+    import ray
+
+    return [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
+
+
+def _write(head: Head) -> None:
+    folder = state_folder()
+    fd, beside = tempfile.mkstemp(prefix=".head-", dir=folder)  # of mode 0600
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        json.dump(asdict(head), file)
+    os.replace(beside, folder / "head.json")
+
+
+if __name__ == "__main__":
+    _hold()

@@ -1,0 +1,197 @@
+"""``RayKeeper``: a process of the cluster that outlives whoever started it, and how it is started, found and asked.
+
+It is a detached, named actor: Ray ends it, and the workers that it has started, only when it is killed or its cluster ends. What it
+does is given to it by the session (``make``); this module knows nothing of that.
+
+On one machine the cluster is a Ray of hfsdk's own, which a process of its own holds (``ray_head.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hfsdk.core.errors import PlacementError, SessionClosedError
+from hfsdk.core.runtime import Pick
+from hfsdk.core.table import Table
+from hfsdk.engine.calls.replies import Reply
+from hfsdk.engine.process.interrupts import held
+from hfsdk.engine.ray import ray_head, ray_runtime, ray_start
+from hfsdk.engine.ray.ray_head import NAMESPACE
+from hfsdk.engine.ray.ray_pools import WORKER_GONE, reason_of
+from hfsdk.engine.ray.ray_worker import _Process
+from hfsdk.engine.worker import environment
+
+ASKED_AT_ONCE = 64
+"""Threads of a keeper: messages that wait, for a call or for roles to load, hold one each."""
+
+START_S = 120.0
+"""How long a keeper may take to start."""
+
+ANSWER_S = 10.0
+"""How long a keeper may take to say what it holds."""
+
+
+class KeeperProcess(_Process):
+    """The process: what :meth:`begin` is given builds what answers."""
+
+    def __init__(self, log_file: str, folder: str, path: Sequence[str]) -> None:
+        super().__init__(log_file, environment.of_process(1))
+        os.chdir(folder)
+        sys.path += [place for place in path if place not in sys.path]
+        self._keeper: Any = None
+
+    def begin(self, make: Callable[..., Any], options: Any) -> Reply:
+        """Build what answers."""
+
+        def begun() -> None:
+            self._keeper = make(options)
+
+        return Reply.of(begun)
+
+    def ask(self, request: Any) -> Reply:
+        """Answer one request."""
+        reply: Reply = self._keeper.answer(request)
+        return reply
+
+    def pid(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+
+@dataclass(frozen=True, eq=False)
+class RayKeeper:
+    """A keeper, as another process of the cluster asks it."""
+
+    actor: Any
+    name: str
+    """Its name in Ray: the session's, and something that tells it from those before it."""
+    user: str
+    """Under which this process uses Ray, for :meth:`leave`."""
+
+    def ask(self, request: Any, timeout_s: float | None = None) -> Reply:
+        """Ask, and wait for the answer.
+
+        Raises:
+            SessionClosedError: the keeper has ended.
+            TimeoutError: it did not answer in time.
+        """
+        try:
+            reply: Reply = ray.get(self.actor.ask.remote(request), timeout=timeout_s)
+        except WORKER_GONE as error:
+            raise SessionClosedError(reason_of(error)) from None
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError(f"no answer within {timeout_s} s") from None
+        return reply
+
+    def tell(self, request: Any) -> None:
+        """Ask, and wait for nothing."""
+        self.actor.ask.remote(request)
+
+    def put(self, table: Table) -> list[Any]:
+        """Put a table into this node's store."""
+        return [ray.put(dict(table))]
+
+    def fetch(self, picks: Sequence[Pick]) -> Table:
+        """Bring columns to this process."""
+        return ray_runtime.fetch(picks)
+
+    def end(self) -> None:
+        """End the process, and with it all that it has started."""
+        ray.kill(self.actor)
+
+    def leave(self) -> None:
+        """Have done with Ray in this process, unless another session uses it."""
+        ray_start.leave(self.user)
+
+
+def start(name: str, address: str | None, make: Callable[..., Any], options: Any) -> tuple[RayKeeper, list[str]]:
+    """Start a keeper on this process's node; return it, and what the user has to know about who can reach it.
+
+    Args:
+        name: the session's.
+        address: of a cluster, ``"auto"``, or ``None`` for this machine alone.
+        make: makes what answers, in the keeper's process, of ``options``.
+        options: picklable.
+
+    Raises:
+        PlacementError: there is no such cluster, this process uses another one, or the keeper cannot start.
+    """
+    with ray_head.staying() if address is None else nullcontext():
+        user, notices = _enter(address, begin=True)
+        return _start(name, user, make, options), notices
+
+
+def _start(name: str, user: str, make: Callable[..., Any], options: Any) -> RayKeeper:
+    own_name = f"{name}:{secrets.token_hex(6)}"
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    made: Any = ray.remote(KeeperProcess)
+    with held():
+        actor = made.options(
+            name=own_name, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_concurrency=ASKED_AT_ONCE,
+            scheduling_strategy=here,
+        ).remote(ray_head.log_file(own_name), os.getcwd(), sys.path)  # fmt: skip
+    try:
+        ray.get(actor.begin.remote(make, options), timeout=START_S).unpack()
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        _give_up(actor, user)
+        raise PlacementError(f"the process that keeps session {name!r} did not start: {error}") from error
+    except BaseException:
+        _give_up(actor, user)
+        raise
+    return RayKeeper(actor, own_name, user)
+
+
+def _give_up(actor: Any, user: str) -> None:
+    ray.kill(actor)
+    ray_start.leave(user)
+
+
+def found(address: str | None) -> list[RayKeeper]:
+    """Return the keepers of a cluster, or of this machine where ``address`` is ``None``; none where there is no cluster.
+
+    Whoever has done with them calls :meth:`RayKeeper.leave`, once.
+    """
+    if address is None and ray_head.running() is None:
+        return []
+    user, _ = _enter(address, begin=False)
+    keepers = []
+    for name in ray_head.keeper_names():
+        with suppress(ValueError):  # it has ended meanwhile
+            keepers.append(RayKeeper(ray.get_actor(name, namespace=NAMESPACE), name, user))
+    if not keepers:
+        ray_start.leave(user)
+    return keepers
+
+
+def _enter(address: str | None, *, begin: bool) -> tuple[str, list[str]]:
+    """Have this process use the cluster at an address, or this machine's."""
+    user = f"keeper-{secrets.token_hex(4)}"
+    if address is not None:
+        return user, ray_start.enter(user, None, address)
+    head = ray_head.running() or (ray_head.start() if begin else None)
+    if head is None:
+        raise PlacementError("no session is kept on this machine")
+    return user, ray_start.enter(user, None, head.address, near=True)
+
+
+def wait_gone(keeper: RayKeeper, timeout_s: float) -> None:
+    """Wait until a keeper's process has ended."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            ray.get(keeper.actor.pid.remote(), timeout=1.0)
+        except WORKER_GONE:
+            return
+        except ray.exceptions.GetTimeoutError:
+            continue
+        time.sleep(0.05)

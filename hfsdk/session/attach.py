@@ -1,0 +1,271 @@
+"""Starting a session that is kept, coming back to it, and the list of those there are: ``hf.Session.attach``, ``hf.sessions()``."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import Name, checked, shown
+from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError, SessionInUseError
+from hfsdk.core.pending import ColumnRef
+from hfsdk.session import keeper_requests as k
+from hfsdk.session.keeper import make_keeper
+from hfsdk.session.kept_link import KeptLink
+from hfsdk.session.kept_runs import FarRuns
+from hfsdk.session.session_parts import Parts
+from hfsdk.session.shared_state import OF_KERNELS, SECTIONS, KnownBatch, SharedState, history_rows, run_rows, run_sections
+from hfsdk.session.start import Started
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hfsdk.engine.ray.ray_keeper import RayKeeper
+
+NAME = re.compile(r"\w[\w.+-]{0,99}")
+
+DAY_S = 86_400.0
+
+ABOUT_S = 5.0
+"""How long a keeper may take to say what it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptStart(Started):
+    """A session's controller that lives in a keeper, and the way to it."""
+
+    link: KeptLink | None = None
+    welcome: k.Welcome | None = None
+
+
+def _ray_keeper() -> Any:
+    try:
+        return importlib.import_module("hfsdk.engine.ray.ray_keeper")
+    except ModuleNotFoundError as error:
+        raise ModelNotFoundError(
+            f"kept sessions need the package {error.name!r}, which is not installed here: pip install 'hfsdk[cpu]' or 'hfsdk[cuda]'"
+        ) from error
+
+
+def package_version() -> str:
+    """Return which hfsdk this is: both sides of a kept session must be the same."""
+    try:
+        return version("hfsdk")
+    except PackageNotFoundError:
+        return "0"
+
+
+def start_keeper(
+    devices: int | str | None, name: str | None, seed: int, price: float, unattended_s: float, options: Mapping[str, Any]
+) -> KeptStart:
+    """Start a kept session, and have it.
+
+    Raises:
+        OptionError: it has no name, or there is one of this name.
+        PlacementError: there is no such cluster, or it has fewer devices.
+    """
+    if name is None or not NAME.fullmatch(name):
+        raise OptionError(
+            "a kept session needs a name of letters, digits, '_', '.', '+' and '-', by which it is found again: "
+            f'hf.Session(..., name="exp7", keep=True); got name={shown(name)}'
+        )
+    address = devices if isinstance(devices, str) else None
+    module = _ray_keeper()
+    for keeper, account in _accounts(module.found(address), name):
+        _done_with(keeper)
+        raise OptionError(
+            f"there is a session {name!r} already ({account.words}); hf.Session.attach({name!r}) goes on with it, "
+            f"hf.sessions()[{name!r}].close() ends it"
+        )
+    wanted = k.KeepOptions(
+        name=name, version=package_version(), seed=seed, devices=None if isinstance(devices, str) else devices,
+        own_machine=address is None, unattended_s=unattended_s, price_per_device_hour=price, runtime=dict(options),
+    )  # fmt: skip
+    keeper, notices = module.start(name, address, make_keeper, wanted)
+    return _attached(keeper, read_only=False, take_over=False, notices=notices)
+
+
+def attach_link(name: str, address: str | None, *, read_only: bool, take_over: bool) -> KeptStart:
+    """Come back to a kept session.
+
+    Raises:
+        OptionError: there is none of this name, or it is another version's.
+        SessionInUseError: another kernel has it.
+    """
+    known = list(_accounts(_ray_keeper().found(address), ""))
+    mine = [(keeper, account) for keeper, account in known if account.name == name]
+    if not mine:
+        for keeper, _ in known[:1]:
+            _done_with(keeper)
+        there = ", ".join(account.name for _, account in known) or "none"
+        where = "on this machine" if address is None else f"on the cluster at {address}"
+        raise OptionError(f"there is no session {name!r} {where} (there: {there}); hf.sessions() lists them")
+    keeper, account = mine[0]
+    if account.version != package_version():
+        _done_with(keeper)
+        raise OptionError(
+            f"the session {name!r} is kept by hfsdk {account.version}, and this is {package_version()}; nothing was sent. Attach "
+            "with the same version."
+        )
+    return _attached(keeper, read_only=read_only, take_over=take_over)
+
+
+def _attached(keeper: RayKeeper, *, read_only: bool, take_over: bool, notices: Sequence[str] = ()) -> KeptStart:
+    answer = keeper.ask(k.Hello(k.Kernel.here(), package_version(), read_only, take_over)).unpack()
+    if isinstance(answer, k.Refused):
+        _done_with(keeper)
+        name = keeper.name.partition(":")[0]
+        raise SessionInUseError(
+            f"{answer.kernel} has the session {name!r} (it {'lives' if answer.seen else 'was heard of'}"
+            f"{'' if answer.seen else f' {answer.heard_s:.1f} s ago'}). hf.Session.attach({name!r}, take_over=True) takes it from "
+            f"there, and hf.Session.attach({name!r}, read_only=True) only looks."
+        )
+    link = KeptLink(keeper, answer)
+    return KeptStart(link, answer.cluster, "ray", notices, link, answer)
+
+
+def connect(parts: Parts, start: KeptStart) -> FarRuns:
+    """Have a session's parts know all that the kept session is, and hear what becomes of it."""
+    assert start.link is not None
+    assert start.welcome is not None
+    link, client = start.link, parts.client
+    runs = FarRuns(parts, link)
+    told = (*SECTIONS, OF_KERNELS) if link.turn else ()
+    rows = (history_rows(parts), run_rows(lambda: runs.control))
+    shared = SharedState(parts, told, (*SECTIONS, *run_sections(runs.take, runs.take_steps)), rows, frozenset({rows[0].name}))
+    parts.runs.elsewhere = runs
+    held: Mapping[str, Any] = next((note.entries for note in start.welcome.notes if note.section == OF_KERNELS.name), {})
+    parts.batches.take({name: _batch(parts, known, leased=bool(link.turn)) for name, known in held.items()})
+    link.subscribe(runs.on_event)
+
+    def closed(why: str) -> None:
+        client.closed_because, client.closed = why, True
+
+    link.open(shared, lambda: runs.saved, closed)
+    return runs
+
+
+def leave(parts: Parts, link: KeptLink) -> None:
+    """Have done with a kept session in this process; it goes on."""
+    client = parts.client
+    if not client.closed:
+        parts.pending_save.settle()
+        client.closed_because = (
+            f"this kernel has left the session {link.name!r}, which goes on; hf.Session.attach({link.name!r}) comes back to it"
+        )
+        client.closed = True
+    link.leave()
+
+
+def _batch(parts: Parts, known: KnownBatch, *, leased: bool) -> Batch:
+    client = parts.client
+    columns = {
+        name: ColumnRef(call_id, there, rows, client.lease(call_id) if leased else None)
+        for name, call_id, there, rows in known.columns
+    }
+    return Batch(client, columns, known.num_rows)
+
+
+# -- the list
+
+
+@dataclass(frozen=True)
+class KeptSession(k.Account):
+    """A session that is kept: what it is, holds, and who has it. Made by ``hf.sessions()``."""
+
+    address: str = ""
+    """Of its cluster; ``""``: this machine."""
+
+    @checked
+    def close(self) -> None:
+        """End the session, with its workers, whoever has it."""
+        for keeper, _ in _accounts(_ray_keeper().found(self.address or None), self.name):
+            try:
+                keeper.ask(k.End()).unpack()
+            finally:
+                _done_with(keeper)
+            return
+
+    def __repr__(self) -> str:
+        return f"KeptSession({self.name!r}: {self.words})"
+
+
+class Sessions(Sequence[KeptSession]):
+    """The kept sessions of a cluster: by number, or by name."""
+
+    def __init__(self, sessions: Sequence[KeptSession]) -> None:
+        self._sessions = tuple(sessions)
+
+    def __getitem__(self, key: Any) -> Any:
+        """``hf.sessions()["exp7"]``: the session of this name.
+
+        Raises:
+            OptionError: there is none.
+        """
+        if not isinstance(key, str):
+            return self._sessions[key]
+        for one in self._sessions:
+            if one.name == key:
+                return one
+        raise OptionError(f"there is no session {shown(key)}; there are {', '.join(s.name for s in self._sessions) or 'none'}")
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per session."""
+        import pandas as pd
+
+        names = [field.name for field in fields(KeptSession)]
+        return pd.DataFrame([{name: getattr(one, name) for name in names} for one in self._sessions], columns=names)
+
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas().to_html(index=False)) if self._sessions else "<p>no kept sessions</p>"
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{one.name}: {one.words}" for one in self._sessions) or "no kept sessions"
+
+
+@checked
+def sessions(address: Name | None = None) -> Sessions:
+    """Return the kept sessions of this user: what each holds, since when it runs, and who has it.
+
+    Args:
+        address: of a Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
+
+    Raises:
+        PlacementError: there is no such cluster.
+        ModelNotFoundError: Ray is not installed here.
+    """
+    known = list(_accounts(_ray_keeper().found(address), ""))
+    for keeper, _ in known[:1]:
+        _done_with(keeper)
+    names = [field.name for field in fields(k.Account)]
+    return Sessions([
+        KeptSession(**{name: getattr(account, name) for name in names}, address=address or "") for _, account in known
+    ])  # fmt: skip
+
+
+def _accounts(keepers: Sequence[RayKeeper], name: str) -> Iterator[tuple[RayKeeper, k.Account]]:
+    """Give the keepers of open sessions, of one name or all, with what they say of themselves."""
+    given = False
+    for keeper in keepers:
+        if name and keeper.name.partition(":")[0] != name:
+            continue
+        try:
+            account: k.Account = keeper.ask(k.About(), ABOUT_S).unpack()
+        except (SessionClosedError, TimeoutError, HfsdkError):
+            continue
+        if not account.closed:
+            given = True
+            yield keeper, account
+    if not given and keepers:
+        _done_with(keepers[0])
+
+
+def _done_with(keeper: RayKeeper) -> None:
+    keeper.leave()

@@ -1,0 +1,431 @@
+"""``Keeper``: what of a kept session outlives the user's kernel; it lives with the controller, in a process of the cluster.
+
+::
+
+    kernel (may die)                       keeper's process                          workers
+    Session, handles     -- messages -->   Controller      -- as in any session -->  roles, columns
+    pictures             <-- events ---    EventLog
+                         <-- notes  -->    Notebook: roles, history, counters, prompts' places, snapshots, batches by reference
+    Run, as it is seen   -- steers   -->   Home: the parts of a session, on which the runs of session.train go on
+
+One kernel has the session at a time, and others may look. Every kernel that attaches gets a turn; what comes from an earlier turn
+is refused, so that a kernel that was thought dead changes nothing any more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hfsdk.core.call_events import Listener
+from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.replies import Reply
+from hfsdk.session import keeper_requests as k
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.context import Context
+from hfsdk.session.lines import calls_of
+from hfsdk.session.session_parts import Parts
+from hfsdk.session.shared_state import (
+    OF_KERNELS,
+    RUN_SECTIONS,
+    SECTIONS,
+    KnownBatch,
+    Note,
+    Notebook,
+    SharedState,
+    history_rows,
+    run_rows,
+)
+from hfsdk.session.start import Started, start_kept
+from hfsdk.session.streams import RowStream
+from hfsdk.session.training import carry_out
+from hfsdk.session.travel import pack, unpack
+from hfsdk.session.wanted_run import WantedRun
+
+KEPT_EVENTS = 4096
+"""Events that are kept for a kernel that was away for a moment; one that missed more is told everything anew."""
+
+TICK_S = 0.1
+"""How often the keeper looks at its runs, and at who is there."""
+
+ORDER_S = 5.0
+"""How long what a kernel tells waits for what it told before."""
+
+SILENT_S = 5.0
+"""A kernel on another machine that was not heard of for so long is taken for dead."""
+
+LOOKING = (q.Query, m.Wait, m.Locate, m.Logs)
+"""Messages that change nothing."""
+
+KERNEL, HOME = "kernel", "home"
+"""Who refers to columns."""
+
+
+class EventLog:
+    """The last events, numbered, for those who listen from afar."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=KEPT_EVENTS)
+        self._added = threading.Condition()
+        self.last = 0
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add an event."""
+        with self._added:
+            self.last += 1
+            self._events.append((self.last, event))
+            self._added.notify_all()
+
+    def after(self, since: int, timeout_s: float, over: Callable[[], bool]) -> k.Heard:
+        """Return what came after an event; wait for something to come, until it is over for whoever listens."""
+        with self._added:
+            self._added.wait_for(lambda: self.last > since or over(), timeout_s)
+            found = [(number, event) for number, event in self._events if number > since]
+            missed = bool(found) and found[0][0] > since + 1
+            return k.Heard(tuple(event for _, event in found), self.last, missed)
+
+    def wake(self) -> None:
+        """Have those who wait look whether it is over for them."""
+        with self._added:
+            self._added.notify_all()
+
+
+class Keeper:
+    """See the module's text; asked from many threads at once."""
+
+    def __init__(self, options: k.KeepOptions) -> None:
+        self._options, self._started_s = options, time.time()
+        self._here = k.Kernel.here()
+        self._started: Started = start_kept(options.devices, options.own_machine, options.price_per_device_hour, options.runtime)
+        self._controller = self._started.controller
+        self._events, self._notebook = EventLog(), Notebook()
+        self._controller.subscribe(self._events.add)
+        self._telling, self._lock = threading.RLock(), threading.RLock()
+        self._home: Home | None = None
+        self._kernel: k.Kernel | None = None
+        self._turn, self._heard_s = 0, time.monotonic()
+        self._idle_s: float | None = time.monotonic()
+        """Since when nobody has the session and no run goes on."""
+        self._holders: dict[int, set[str]] = {}
+        """Who refers to a call's columns."""
+        self._closed_s: float | None = None
+        self._in_order = threading.Condition()
+        self._serial = 0
+        """Of the kernel's last news."""
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            k.Hello: self._hello, k.Ask: self._ask, k.Listen: self._listen, k.Train: self._train, k.Steer: self._steer,
+            k.LastStep: self._last_step, k.Everything: lambda request: self._welcome(request.turn), k.Leave: self._leave,
+            k.End: lambda request: self._end(), k.About: lambda request: self._account(),
+        }  # fmt: skip
+        threading.Thread(target=self._tick, name="hfsdk-keeper", daemon=True).start()
+
+    def answer(self, request: k.Request) -> Reply:
+        """Answer one request, whatever it ends with."""
+        return Reply.of(lambda: self._handlers[type(request)](request), lambda: self._events.last)
+
+    # -- who has the session
+
+    def _hello(self, hello: k.Hello) -> k.Welcome | k.Refused:
+        if self._closed_s is not None:
+            raise SessionClosedError(f"the session {self._options.name!r} is closed")
+        if hello.read_only:
+            return self._welcome(0)
+        with self._lock:
+            other = self._kernel
+            if other is not None and other != hello.kernel and not hello.take_over:
+                seen, heard_s = other.lives(), time.monotonic() - self._heard_s
+                if seen or (seen is None and heard_s < SILENT_S):
+                    return k.Refused(other, heard_s, bool(seen))
+            self._turn += 1
+            self._kernel, self._heard_s, self._serial = hello.kernel, time.monotonic(), 0
+            turn = self._turn
+        self._events.add({"type": "taken", "turn": turn, "kernel": str(hello.kernel)})
+        self._let_go_of_the_dead()
+        if self._home is not None:
+            self._home.nobody_waits()
+        return self._welcome(turn)
+
+    def _let_go_of_the_dead(self) -> None:
+        """Release the columns that a kernel that is gone has held, but for those of its batches."""
+        batches = self._notebook.section(OF_KERNELS.name).values()
+        needed = {call_id for batch in batches if isinstance(batch, KnownBatch) for _, call_id, _, _ in batch.columns}
+        with self._lock:
+            held = [call_id for call_id, who in self._holders.items() if KERNEL in who and call_id not in needed]
+        self._release(held, KERNEL)
+
+    def _welcome(self, turn: int) -> k.Welcome:
+        self._flush()
+        with self._telling:
+            return k.Welcome(turn, self._options.name, self._started.cluster, self._notebook.whole(), self._events.last)
+
+    def _check(self, turn: int) -> None:
+        """Refuse what comes from a kernel that does not have the session.
+
+        Raises:
+            OptionError: it only looks.
+            SessionClosedError: another one has it now.
+        """
+        if turn == 0:
+            raise OptionError(
+                f"{self._options.name!r} was attached with read_only=True, which only looks; "
+                f"hf.Session.attach({self._options.name!r}) takes it over"
+            )
+        if turn != self._turn:
+            raise SessionClosedError(
+                f"{self._kernel or 'another kernel'} has taken over the session {self._options.name!r}; nothing was done. "
+                f"hf.Session.attach({self._options.name!r}, take_over=True) takes it back"
+            )
+
+    def _leave(self, leave: k.Leave) -> None:
+        if leave.turn and leave.turn == self._turn:
+            self._take(leave.news, leave.turn)
+            with self._lock:
+                self._kernel = None
+                self._turn += 1
+            self._events.wake()
+
+    @property
+    def _attended(self) -> bool:
+        """Whether a kernel has the session."""
+        kernel = self._kernel
+        if kernel is None:
+            return False
+        seen = kernel.lives()
+        return time.monotonic() - self._heard_s < SILENT_S if seen is None else seen
+
+    # -- messages
+
+    def _ask(self, ask: k.Ask) -> Any:
+        message = ask.message
+        if not isinstance(message, LOOKING):
+            self._check(ask.turn)
+        if ask.turn and ask.turn == self._turn:
+            self._take(ask.news, ask.turn)
+        if isinstance(message, m.Release):
+            return self._release(message.call_ids, KERNEL)
+        if isinstance(message, m.Close):
+            return self._end()
+        return self.send(message, KERNEL)
+
+    def send(self, message: m.Message | q.Query[Any], who: str) -> Any:
+        """Have the controller handle a message of the kernel, or of the run here."""
+        reply = self._controller.send(message)
+        if isinstance(message, (m.Submit, m.Put, m.PutAway)):
+            self.hold(reply, who)
+        return reply
+
+    def hold(self, call_id: int, who: str) -> None:
+        """Note that somebody refers to a call's columns."""
+        with self._lock:
+            self._holders.setdefault(call_id, set()).add(who)
+
+    def _release(self, call_ids: Sequence[int], who: str) -> None:
+        """Somebody does not refer to calls' columns any more; those that nobody refers to are freed."""
+        free = []
+        with self._lock:
+            for call_id in call_ids:
+                holders = self._holders.get(call_id, set())
+                holders.discard(who)
+                if not holders:
+                    self._holders.pop(call_id, None)
+                    free.append(call_id)
+        if free:
+            self._controller.send(m.Release(tuple(free)))
+
+    # -- what is shared
+
+    def _take(self, news: k.News, turn: int) -> None:
+        """Take over what a kernel tells, in its order, and tell those who look."""
+        if not news.serial:
+            return
+        with self._in_order:
+            self._in_order.wait_for(lambda: self._serial >= news.serial - 1 or turn != self._turn, ORDER_S)
+            if turn != self._turn:
+                return
+            with self._telling:
+                self._notebook.take(news.notes)
+                self._events.add({"type": "noted", "notes": news.notes, "by": turn})
+            if self._home is not None:
+                self._home.shared.take(news.notes)
+            self._serial = max(self._serial, news.serial)
+            self._in_order.notify_all()
+
+    def _flush(self) -> None:
+        """Tell what the run here has changed."""
+        home = self._home
+        if home is None:
+            return
+        with self._telling:
+            notes = home.shared.news()
+            if notes:
+                self._notebook.take(notes)
+                self._events.add({"type": "noted", "notes": notes, "by": HOME})
+
+    def _listen(self, listen: k.Listen) -> k.Heard:
+        mine = listen.turn != 0
+        if mine and listen.turn == self._turn:
+            self._heard_s = time.monotonic()
+        return self._events.after(listen.since, listen.timeout_s, lambda: mine and listen.turn != self._turn)
+
+    # -- runs
+
+    def _train(self, train: k.Train) -> int:
+        self._check(train.turn)
+        self._take(train.news, train.turn)
+        with self._lock:
+            if self._home is None:
+                self._home = Home(self)
+        home = self._home
+        with calls_of(train.line):
+            wanted = unpack(home.parts, train.packed)
+            home.adopt_streams(wanted)
+            carry_out(home.parts, wanted, False, aside=True)
+        self._flush()
+        return home.parts.runs.number
+
+    def _steer(self, steer: k.Steer) -> None:
+        self._check(steer.turn)
+        home = self._home
+        run = None if home is None else home.parts.runs.run
+        if run is None:
+            raise OptionError("there is no run")
+        steers = {"pause": run.pause, "resume": run.resume, "step": run.step, "stop": run.stop}
+        steers[steer.what]()
+        self._flush()
+
+    def _last_step(self, request: k.LastStep) -> bytes | None:
+        home = self._home
+        last = None if home is None or home.parts.runs.run is None else home.parts.runs.run.last
+        if home is None or last is None:
+            return None
+        mine = request.turn and request.turn == self._turn
+        return pack(home.parts, last, (lambda call_id: self.hold(call_id, KERNEL)) if mine else (lambda call_id: None))
+
+    # -- the end
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._closed_s is not None:
+                return
+            self._closed_s = time.monotonic()
+        if self._home is not None:
+            self._home.parts.runs.close()
+            self._home.parts.pending_save.settle()
+            self._flush()
+        self._controller.send(m.Close())
+        self._events.add({"type": "closed"})
+
+    def _tick(self) -> None:
+        """Tell what runs change; end a session that nobody has looked after for too long, and the process of one that is closed."""
+        looked_s = 0.0
+        while True:
+            time.sleep(TICK_S)
+            self._flush()
+            now = time.monotonic()
+            if now - looked_s < 1.0:
+                continue
+            looked_s = now
+            attended = self._attended
+            if self._closed_s is not None and not attended:
+                os._exit(0)
+            busy = attended or (self._home is not None and self._home.goes_on)
+            self._idle_s = None if busy else self._idle_s or now
+            if self._idle_s is not None and now - self._idle_s > self._options.unattended_s:
+                self._end()
+
+    def _account(self) -> k.Account:
+        options, kernel = self._options, self._kernel
+        batches = self._controller.send(q.HeldBytes()) if self._closed_s is None else 0
+        run = None if self._home is None else self._home.parts.runs.run
+        return k.Account(
+            name=options.name, version=options.version, devices=str(self._started.cluster), host=self._here.host,
+            pid=self._here.pid, started=self._started_s, roles=tuple(self._notebook.section("roles")),
+            run="" if run is None else repr(run), attached=str(kernel) if kernel is not None and self._attended else "",
+            unattended_s=None if self._idle_s is None else time.monotonic() - self._idle_s,
+            most_unattended_s=options.unattended_s, column_bytes=batches, closed=self._closed_s is not None,
+        )  # fmt: skip
+
+    def parts(self, sender: HomeSender) -> Parts:
+        """Return the parts of a session over this controller."""
+        client = ControllerClient(sender, shared=True)
+        context = Context(self._options.name, self._started.cluster, self._started.kind, client, self._options.seed)
+        return Parts.of(context)
+
+    @property
+    def told(self) -> tuple[Note, ...]:
+        """All that was told."""
+        return self._notebook.whole()
+
+    def flush(self) -> None:
+        """Tell what the run here has changed."""
+        self._flush()
+
+    def release(self, call_ids: Sequence[int], who: str) -> None:
+        """Somebody does not refer to calls' columns any more."""
+        self._release(call_ids, who)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener(event)`` for every event of the controller."""
+        return self._controller.subscribe(listener)
+
+
+class HomeSender:
+    """How the run here reaches the controller: what it has changed before is told first."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def send(self, message: m.Message | q.Query[Any]) -> Any:
+        """Handle one message and return its reply."""
+        if isinstance(message, m.Release):
+            return self._keeper.release(message.call_ids, HOME)
+        if not isinstance(message, LOOKING):
+            self._keeper.flush()
+        return self._keeper.send(message, HOME)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener(event)`` for every event."""
+        return self._keeper.subscribe(listener)
+
+
+class Home:
+    """The parts of the session on which its runs go on, and what of them is shared with the kernel."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.parts = parts = keeper.parts(HomeSender(keeper))
+
+        def control() -> Any:
+            return None if parts.runs.run is None else parts.runs.run._control
+
+        rows = (history_rows(parts), run_rows(control))
+        self.shared = SharedState(parts, (*SECTIONS, *RUN_SECTIONS), SECTIONS, rows, frozenset(one.name for one in rows))
+        self.shared.take(keeper.told)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a run is under way, and not paused."""
+        run = self.parts.runs.run
+        return run is not None and run.running and not run.paused
+
+    def adopt_streams(self, wanted: WantedRun) -> None:
+        """Know the streams that a run takes from, so that their places are told."""
+        for held in (wanted.prompts, *getattr(wanted.algorithm, "__dict__", {}).values()):
+            if isinstance(held, RowStream):
+                self.parts.places.adopt(held)
+
+    def nobody_waits(self) -> None:
+        """The kernel whose cell waited for the run is gone: from now on it is one in the background."""
+        run = self.parts.runs.run
+        if run is not None and run.running:
+            run._control.background = True
+
+
+def make_keeper(options: k.KeepOptions) -> Keeper:
+    """Return the keeper of a new session, in the process that this is called in."""
+    return Keeper(options)

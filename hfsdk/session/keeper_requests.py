@@ -1,0 +1,233 @@
+"""What a kernel asks of the keeper of its session, and what it is told; all of it pickles."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from hfsdk.core.cluster import ClusterSpec
+from hfsdk.session.shared_state import Note
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The process of a user's notebook or script."""
+
+    pid: int
+    host: str
+    started: float
+    """When the process started, as its system counts it."""
+
+    @classmethod
+    def here(cls) -> Kernel:
+        """Return this process."""
+        return cls(os.getpid(), socket.gethostname(), psutil.Process().create_time())
+
+    def lives(self) -> bool | None:
+        """Whether the process is there; ``None`` where that cannot be seen from here."""
+        if self.host != socket.gethostname():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            return process.create_time() == self.started and bool(process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.Error:
+            return False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True)
+class KeepOptions:
+    """How a session is kept."""
+
+    name: str
+    version: str
+    """Of hfsdk."""
+    seed: int
+    devices: int | None
+    own_machine: bool
+    unattended_s: float
+    price_per_device_hour: float = 0.0
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the runtime."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A kernel wants to attach. Reply: a :class:`Welcome`, or a :class:`Refused`."""
+
+    kernel: Kernel
+    version: str
+    read_only: bool = False
+    take_over: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Welcome:
+    """The kernel is attached."""
+
+    turn: int
+    """Number of its turn: what an earlier one sends is refused. 0 of one that only looks."""
+    name: str
+    cluster: ClusterSpec
+    notes: tuple[Note, ...]
+    """All that the session is."""
+    heard: int
+    """Number of the last event before that."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Another kernel has the session."""
+
+    kernel: Kernel
+    heard_s: float
+    """Seconds since it was heard of last."""
+    seen: bool
+    """Whether it was seen to live, and not only heard of."""
+
+
+@dataclass(frozen=True, eq=False)
+class News:
+    """What has changed in the kernel: taken over in the order of the numbers, whatever comes first."""
+
+    serial: int = 0
+    """From 1 on; 0 where there is nothing."""
+    notes: tuple[Note, ...] = ()
+
+
+NO_NEWS = News()
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """A message to the controller, with what has changed in the kernel. Reply: the controller's."""
+
+    turn: int
+    message: Any
+    news: News = NO_NEWS
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Ask for the events after one; waits for some. Reply: a :class:`Heard`."""
+
+    turn: int
+    since: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """Events, in their order."""
+
+    events: tuple[Mapping[str, Any], ...]
+    last: int
+    """Number of the last of them."""
+    missed: bool = False
+    """Whether some before them are not kept any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Train:
+    """Start a run of ``session.train`` beside the controller. Reply: its number."""
+
+    turn: int
+    packed: bytes
+    """Its arguments, see ``travel.py``."""
+    line: str
+    news: News = NO_NEWS
+
+
+@dataclass(frozen=True)
+class Steer:
+    """Pause, resume, step or stop the run."""
+
+    turn: int
+    what: str
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """Ask for the run's last step. Reply: packed, see ``travel.py``."""
+
+    turn: int
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Ask for all that the session is, where events were missed. Reply: a :class:`Welcome`."""
+
+    turn: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The kernel has done; the session goes on without it."""
+
+    turn: int
+    news: News = NO_NEWS
+
+
+@dataclass(frozen=True)
+class End:
+    """End the session, from wherever."""
+
+
+@dataclass(frozen=True)
+class About:
+    """Ask what the session is and holds, without attaching. Reply: an :class:`Account`."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a kept session is and holds."""
+
+    name: str
+    version: str
+    devices: str
+    """Its cluster."""
+    host: str
+    """Where its keeper is."""
+    pid: int
+    started: float
+    """As ``time.time()``."""
+    roles: tuple[str, ...]
+    run: str
+    """The last run, in words; ``""`` without one."""
+    attached: str
+    """The kernel that has it; ``""`` without one."""
+    unattended_s: float | None
+    """Seconds since a kernel had it or a run went on; ``None`` while that is so."""
+    most_unattended_s: float
+    """After so many of them it ends."""
+    column_bytes: int
+    """Of columns that somebody still refers to."""
+    closed: bool = False
+
+    @property
+    def words(self) -> str:
+        """What it is, in a line."""
+        begun = time.strftime("%d %b %H:%M", time.localtime(self.started))
+        left = "" if self.unattended_s is None else f"{span(self.unattended_s)} unattended of {span(self.most_unattended_s)}"
+        parts = [self.devices, f"since {begun}", f"roles {', '.join(self.roles) or 'none'}", self.run]
+        parts += [f"{self.column_bytes / 1e6:.1f} MB of columns", f"attached by {self.attached}" if self.attached else left]
+        return "; ".join(filter(None, parts))
+
+
+def span(seconds: float) -> str:
+    """Return some seconds as people say them."""
+    for size, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+Request = Hello | Ask | Listen | Train | Steer | LastStep | Everything | Leave | End | About

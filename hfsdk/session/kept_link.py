@@ -1,0 +1,261 @@
+"""``KeptLink``: a kernel's way to the keeper of its session; to the session's parts it is a controller like any other.
+
+Messages go one by one, each with what has changed here; what has changed there, and the controller's events, come on a thread that
+listens. Columns do not come by the keeper: they are put into, and fetched from, the cluster's store directly.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from hfsdk.core.call_events import Listener
+from hfsdk.core.errors import HfsdkError, SessionClosedError
+from hfsdk.core.runtime import Pick
+from hfsdk.core.table import Table
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.replies import Reply
+from hfsdk.engine.controller.records import stored_table
+from hfsdk.session import keeper_requests as k
+from hfsdk.session.shared_state import SharedState
+
+LISTEN_S = 1.0
+"""How long a question for events waits for some."""
+
+CATCH_UP_S = 30.0
+"""How long what was answered may wait for the events before it."""
+
+LEAVE_S = 2.0
+
+SMALL_BYTES = 100_000
+"""Tables up to this travel with the message, as Ray itself passes such arguments."""
+
+
+class FarKeeper(Protocol):
+    """How a keeper is asked: :class:`hfsdk.engine.ray.ray_keeper.RayKeeper`."""
+
+    def ask(self, request: Any, timeout_s: float | None = None) -> Reply:
+        """Ask, and wait for the answer; raises SessionClosedError when the keeper has ended."""
+        ...
+
+    def tell(self, request: Any) -> None:
+        """Ask, and wait for nothing."""
+        ...
+
+    def put(self, table: Table) -> Any:
+        """Put a table into the cluster's store; return what stands for it."""
+        ...
+
+    def fetch(self, picks: Sequence[Pick]) -> Table:
+        """Bring columns here."""
+        ...
+
+    def leave(self) -> None:
+        """Have done with the cluster in this process."""
+        ...
+
+
+class KeptLink:
+    """See the module's text.
+
+    Attributes:
+        turn: the kernel's; 0 where it only looks.
+        name: of the session.
+    """
+
+    def __init__(self, keeper: FarKeeper, welcome: k.Welcome) -> None:
+        self._keeper, self.turn, self.name = keeper, welcome.turn, welcome.name
+        self._welcome: k.Welcome | None = welcome
+        self._listeners: list[Listener] = []
+        self._shared: SharedState | None = None
+        self._heard = welcome.heard
+        self._advanced = threading.Condition()
+        self._over = threading.Event()
+        self._telling, self._serial = threading.Lock(), 0
+        self._left = False
+        self._lost = ""
+        self._saved: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self._closed: Callable[[str], None] = lambda why: None
+        self._thread: threading.Thread | None = None
+
+    def open(self, shared: SharedState, saved: Callable[[], Mapping[str, Any] | None], closed: Callable[[str], None]) -> None:
+        """Take over what the session is, and begin to listen.
+
+        Args:
+            shared: what this side knows of it.
+            saved: gives the last save of the run.
+            closed: told why the session cannot be used from here any more.
+        """
+        assert self._welcome is not None
+        self._saved, self._closed = saved, closed
+        shared.take(self._welcome.notes)
+        self._shared, self._welcome = shared, None
+        self._thread = threading.Thread(target=self._listen, name="hfsdk-kept", daemon=True)
+        self._thread.start()
+
+    # -- as a controller
+
+    def send(self, message: m.Message | q.Query[Any]) -> Any:
+        """Have the session's controller handle a message.
+
+        Raises:
+            SessionClosedError: the keeper has ended, or another kernel has taken over.
+            HfsdkError: what the controller answers with.
+        """
+        match message:
+            case m.Put(table=table) if table.nbytes > SMALL_BYTES:
+                stored = stored_table("your data", table, ())
+                return self._ask(m.PutAway(stored, self._keeper.put(table), table.nbytes))
+            case m.Fetch(columns=columns):
+                return self._keeper.fetch(self._ask(m.Locate(columns)))
+            case m.Release() | m.Forget(kept=()):
+                return self._keeper.tell(k.Ask(self.turn, message))
+        return self._ask(message)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener(event)`` for every event of a call; return a function that ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def _ask(self, message: m.Message | q.Query[Any]) -> Any:
+        return self.ask(k.Ask(self.turn, message, k.NO_NEWS if isinstance(message, q.Query) else self.news())).unpack()
+
+    def news(self) -> k.News:
+        """Return what has changed here since it was told last."""
+        if self._shared is None or not self.turn:
+            return k.NO_NEWS
+        with self._telling:
+            notes = self._shared.news()
+            if not notes:
+                return k.NO_NEWS
+            self._serial += 1
+            return k.News(self._serial, notes)
+
+    # -- to the keeper
+
+    def ask(self, request: Any) -> Reply:
+        """Ask the keeper.
+
+        Raises:
+            SessionClosedError: it has ended; says what is lost.
+        """
+        if self._lost:
+            raise SessionClosedError(self._lost)
+        try:
+            return self._keeper.ask(request)
+        except SessionClosedError as error:
+            self._lose(str(error))
+            raise SessionClosedError(self._lost) from None
+
+    def ask_and_hear(self, request: Any) -> Any:
+        """Ask the keeper, and return when all that it told before it answered has been taken over here."""
+        reply = self.ask(request)
+        with self._advanced:
+            self._advanced.wait_for(lambda: self._heard >= reply.heard or self._over.is_set(), CATCH_UP_S)
+        return reply.unpack()
+
+    def _lose(self, why: str) -> None:
+        if self._lost:
+            return
+        saved = self._saved()
+        if saved is None:
+            kept = "Nothing of it was saved by a run (session.train(..., folder=..., save_every=10) saves)."
+        else:
+            kept = (
+                f"Its run was saved after step {saved['step']}: make the session and its roles again, and "
+                f"session.load({saved['folder']!r})."
+            )
+        self._lost = (
+            f"the process that kept session {self.name!r} has ended ({why}), and its workers with it: weights, batches and what "
+            f"was trained since the last save are gone. {kept}"
+        )
+        self._over.set()
+        self._closed(self._lost)
+        with self._advanced:
+            self._advanced.notify_all()
+
+    # -- listening
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            try:
+                heard: k.Heard = self._keeper.ask(k.Listen(self.turn, self._heard, LISTEN_S)).unpack()
+            except SessionClosedError as error:
+                if not self._over.is_set():
+                    self._lose(str(error))
+                return
+            except Exception:
+                if self._over.is_set():
+                    return
+                traceback.print_exc()
+                self._over.wait(LISTEN_S)
+                continue
+            if heard.missed:
+                self._take_all()
+                continue
+            for event in heard.events:
+                self._take(event)
+            with self._advanced:
+                self._heard = heard.last
+                self._advanced.notify_all()
+            self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        """Tell what has changed here without a message: a variable, a seed, a prompts' place."""
+        news = self.news()
+        if news.serial:
+            self._keeper.tell(k.Ask(self.turn, q.CurrentStep(), news))
+
+    def _take_all(self) -> None:
+        """Take over everything anew: more has happened than the keeper keeps events of."""
+        welcome: k.Welcome = self.ask(k.Everything(self.turn)).unpack()
+        assert self._shared is not None
+        self._shared.take(welcome.notes)
+        with self._advanced:
+            self._heard = welcome.heard
+            self._advanced.notify_all()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        assert self._shared is not None
+        match event["type"]:
+            case "noted":
+                if event["by"] != self.turn or not self.turn:
+                    self._shared.take(event["notes"])
+            case "taken":
+                if self.turn and event["turn"] > self.turn:
+                    self._closed(
+                        f"{event['kernel']} has taken over the session {self.name!r}; hf.Session.attach({self.name!r}, "
+                        "take_over=True) takes it back"
+                    )
+            case "closed":
+                self._closed(f"the session {self.name!r} was closed; make a new one with hf.Session(...)")
+            case _:
+                for listener in list(self._listeners):
+                    try:
+                        listener(event)  # type: ignore[arg-type]  # as the controller made it
+                    except Exception:  # a picture that cannot be drawn must not stop the listening
+                        traceback.print_exc()
+                        if listener in self._listeners:
+                            self._listeners.remove(listener)
+
+    # -- the end
+
+    def end(self) -> None:
+        """End the session."""
+        self.ask(k.End()).unpack()
+
+    def leave(self) -> None:
+        """Have done with the session, which goes on; safe to call twice."""
+        if self._left:
+            return
+        self._left = True
+        self._over.set()
+        with suppress(HfsdkError, TimeoutError):
+            self._keeper.ask(k.Leave(self.turn, k.NO_NEWS if self._lost else self.news()), LEAVE_S)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(LEAVE_S)
+        self._keeper.leave()

@@ -1,0 +1,59 @@
+"""``WantedRun``: what ``session.train`` was asked for, wherever the loop then runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hfsdk.core.errors import OptionError
+from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
+from hfsdk.session.keep_best import KeepBest
+from hfsdk.session.on_death import check_on_death
+from hfsdk.session.prompts import PromptStream
+from hfsdk.session.session_parts import Parts
+from hfsdk.session.streams import RowStream
+from hfsdk.session.tracking import Tracker
+
+
+@dataclass(frozen=True, eq=False)
+class WantedRun:
+    """The arguments of :func:`hfsdk.session.training.train`."""
+
+    algorithm: Algorithm
+    prompts: Any
+    steps: int
+    metrics: Sequence[Callable[..., Any]]
+    stop: Callable[[dict[str, Any]], bool] | None
+    save_every: int
+    folder: str | Path | None
+    keep: int
+    resume: str | Path | None
+    keep_best: KeepBest | PromptStream | None
+    track: str | Tracker | Sequence[str | Tracker]
+    on_death: str
+    max_restores: int
+    wait: bool
+
+    def check(self, parts: Parts) -> None:
+        """Refuse what no run can be made of.
+
+        Raises:
+            OptionError: the algorithm is none, or options do not go together.
+            PlacementError: the session lacks roles that it uses.
+        """
+        check_algorithm(self.algorithm)
+        if self.save_every and self.folder is None:
+            raise OptionError(f"save_every={self.save_every} needs a folder to save to (folder=...)")
+        check_on_death(self.on_death, self.save_every)
+        check_roles(self.algorithm, parts.deployment.models)
+
+    def of(self, prompts: RowStream) -> WantedRun:
+        """Return the same with prompts that were made of its data."""
+        return replace(self, prompts=prompts)
+
+    def from_anywhere(self) -> WantedRun:
+        """Return the same with folders that mean the same in another process."""
+        folder, resume = (None if path is None else Path(path).absolute() for path in (self.folder, self.resume))
+        return replace(self, folder=folder, resume=resume)
