@@ -20,7 +20,8 @@ from hfsdk.core.runtime import CallOutcome, Order, Part, Stored, Taker, Transfer
 from hfsdk.core.table import Table
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.ray.ray_links import PoolState, without_consequences
-from hfsdk.engine.ray.ray_pools import GRACE_S, WORKER_GONE, RayPools, reason_of
+from hfsdk.engine.ray.ray_pools import GRACE_S, RayPools
+from hfsdk.engine.ray.ray_store import WORKER_GONE, reason_of
 from hfsdk.engine.worker.answer import NO_ROWS, Answer
 from hfsdk.engine.worker.requests import Execute, MoveState, Need, Offer, Request
 

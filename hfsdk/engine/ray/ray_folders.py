@@ -13,7 +13,8 @@ from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import PlacementError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.ray.ray_links import PoolState
-from hfsdk.engine.ray.ray_pools import WORKER_GONE, RayPools, reason_of
+from hfsdk.engine.ray.ray_pools import RayPools
+from hfsdk.engine.ray.ray_store import WORKER_GONE, reason_of
 from hfsdk.engine.weights.model_folders import Manifest, read_pieces
 
 

@@ -25,11 +25,10 @@ from hfsdk.core.runtime import Pick
 from hfsdk.core.table import Table
 from hfsdk.engine.calls.replies import Reply
 from hfsdk.engine.process.interrupts import held
-from hfsdk.engine.ray import ray_head, ray_runtime, ray_start
+from hfsdk.engine.ray import ray_head, ray_start, ray_store
 from hfsdk.engine.ray.ray_head import NAMESPACE
-from hfsdk.engine.ray.ray_pools import WORKER_GONE, reason_of
-from hfsdk.engine.ray.ray_worker import _Process
-from hfsdk.engine.worker import environment
+from hfsdk.engine.ray.ray_process import LoggedProcess
+from hfsdk.engine.ray.ray_store import WORKER_GONE, reason_of
 
 ASKED_AT_ONCE = 64
 """Threads of a keeper: messages that wait, for a call or for roles to load, hold one each."""
@@ -41,10 +40,12 @@ ANSWER_S = 10.0
 """How long a keeper may take to say what it holds."""
 
 
-class KeeperProcess(_Process):
+class KeeperProcess(LoggedProcess):
     """The process: what :meth:`begin` is given builds what answers."""
 
     def __init__(self, log_file: str, folder: str, path: Sequence[str]) -> None:
+        from hfsdk.engine.worker import environment  # here, for whoever asks a keeper loads no engine
+
         super().__init__(log_file, environment.of_process(1))
         os.chdir(folder)
         sys.path += [place for place in path if place not in sys.path]
@@ -103,7 +104,7 @@ class RayKeeper:
 
     def fetch(self, picks: Sequence[Pick]) -> Table:
         """Bring columns to this process."""
-        return ray_runtime.fetch(picks)
+        return ray_store.fetch(picks)
 
     def end(self) -> None:
         """End the process, and with it all that it has started."""

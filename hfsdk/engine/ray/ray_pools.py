@@ -23,6 +23,7 @@ from hfsdk.engine.process.rendezvous import LOOPBACK
 from hfsdk.engine.ray.own_folders import remove_segments
 from hfsdk.engine.ray.ray_cluster import Node, check_present
 from hfsdk.engine.ray.ray_links import DeviceWorker, PoolState, RayLinks
+from hfsdk.engine.ray.ray_store import WORKER_GONE
 from hfsdk.engine.ray.ray_worker import RayWorker, said_in, tail
 from hfsdk.engine.worker.role_host import WorkerSetup
 
@@ -31,9 +32,6 @@ GRACE_S = 15.0
 
 JOIN_TRIES = 2
 """How often the workers of a pool are started, where one of them ends while they join it."""
-
-WORKER_GONE = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
-"""What Ray raises where a worker has ended; the second where Ray itself ended it, as its node had no memory left."""
 
 LOOK_S = 5.0
 """How long a worker may take to send the end of its log, or to clear up."""
@@ -238,11 +236,6 @@ class RayPools:
 def _job_on(job_id: str, node: Node) -> str:
     """Return a job's name on one node: ranks with equal names share memory, which those of two nodes cannot."""
     return f"{job_id}-{node.number}"
-
-
-def reason_of(error: Exception) -> str:
-    """Return Ray's words for a worker that has ended, in one line."""
-    return "its node left the cluster" if "node has died" in str(error) else str(error).splitlines()[0].rstrip(".")
 
 
 def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:

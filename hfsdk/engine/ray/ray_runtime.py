@@ -30,10 +30,10 @@ from hfsdk.engine.ray.own_folders import OwnFolder, remove_segments
 from hfsdk.engine.ray.ray_calls import RayCalls, inlined_bytes, store_of
 from hfsdk.engine.ray.ray_cluster import Node, describe, num_cores
 from hfsdk.engine.ray.ray_folders import FolderSender
-from hfsdk.engine.ray.ray_pools import LOOK_S, WORKER_GONE, RayPools, WorkerOptions, reason_of
+from hfsdk.engine.ray.ray_pools import LOOK_S, RayPools, WorkerOptions
+from hfsdk.engine.ray.ray_store import WORKER_GONE, fetch, reason_of
 from hfsdk.engine.ray.ray_tasks import TaskRunner
-from hfsdk.engine.ray.ray_worker import RayShelf, RayStore
-from hfsdk.engine.worker.answer import read
+from hfsdk.engine.ray.ray_worker import RayShelf
 from hfsdk.engine.worker.requests import Export, Keep, Load, Restore, SendKept
 
 LOG_CHARS = 20_000
@@ -378,12 +378,6 @@ class RayRuntime:
         remove_segments(self._job_id)
         if self._own_folder is not None:
             self._own_folder.remove()
-
-
-def fetch(picks: Sequence[Pick]) -> Table:
-    """Bring columns to this process, which is one of Ray's or a driver."""
-    first = picks[0]
-    return read(picks, np.arange(sum(len(rows) for rows in first.local_rows)), RayStore())
 
 
 def _own_call(role: str, method: str) -> Call:

@@ -17,7 +17,7 @@ from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallCancelledError, CallError, RewardFunctionError
 from hfsdk.core.methods import method_of
 from hfsdk.core.runtime import Order
-from hfsdk.engine.ray.ray_pools import WORKER_GONE
+from hfsdk.engine.ray.ray_store import WORKER_GONE
 from hfsdk.engine.ray.ray_worker import RayTasks, tail
 from hfsdk.engine.worker.answer import Answer
 

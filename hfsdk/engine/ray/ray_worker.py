@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,34 +28,14 @@ from hfsdk.engine.calls.host_memory import free_host_bytes
 from hfsdk.engine.generation.cpu_support_vllm import remove_segments
 from hfsdk.engine.process import startup
 from hfsdk.engine.process.tasks import run_task
+from hfsdk.engine.ray.ray_process import LoggedProcess
+from hfsdk.engine.ray.ray_store import RayStore
 from hfsdk.engine.weights.model_folders import Manifest, Receiver, find
 from hfsdk.engine.worker import environment
 from hfsdk.engine.worker.answer import Answer, read
 from hfsdk.engine.worker.requests import Execute, Load, Request, carry_out
-from hfsdk.engine.worker.role_host import ObjectsGoneError, WorkerSetup
+from hfsdk.engine.worker.role_host import WorkerSetup
 from hfsdk.engine.worker.worker import Worker
-
-GONE = (
-    ray.exceptions.OwnerDiedError,
-    ray.exceptions.ObjectLostError,
-    ray.exceptions.ReferenceCountingAssertionError,
-)
-"""What Ray raises for an object whose owner, or every copy of which, is gone."""
-
-
-class RayStore:
-    """The node's object store; a reference is held in a list, so that Ray does not fetch what it stands for."""
-
-    def put(self, content: Any) -> list[Any]:
-        """Put an object there; this process owns it."""
-        return [ray.put(content)]
-
-    def get(self, references: Sequence[Any]) -> list[Any]:
-        """Map objects, of this node or others."""
-        try:
-            return list(ray.get([reference[0] for reference in references]))
-        except GONE:
-            raise ObjectsGoneError from None
 
 
 def tail(path: str, num_chars: int) -> str:
@@ -85,20 +64,7 @@ def said_in(output: str, call_id: int) -> str:
     return "" if any(line.startswith("-- call ") for line in output.splitlines()) else output
 
 
-class _Process:
-    """What both kinds of process share: environment, own log file."""
-
-    def __init__(self, log_file: str, variables: Mapping[str, str]) -> None:
-        os.environ.update(variables)
-        Path(log_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of the session; on other nodes it is made here
-        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-
-
-class WorkerProcess(_Process):
+class WorkerProcess(LoggedProcess):
     """The worker process of one device; it joins one pool after another."""
 
     def __init__(self, device: int, log_file: str, num_threads: int, deterministic: bool = False) -> None:
@@ -239,7 +205,7 @@ class WorkerProcess(_Process):
         return os.getpid()
 
 
-class TaskProcess(_Process):
+class TaskProcess(LoggedProcess):
     """The process that runs the user's functions over columns."""
 
     def __init__(self, log_file: str) -> None:
