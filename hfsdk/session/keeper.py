@@ -51,6 +51,11 @@ from hfsdk.session.wanted_run import WantedRun
 KEPT_EVENTS = 4096
 """Events that are kept for a kernel that was away for a moment; one that missed more is told everything anew."""
 
+GATHER_S = 0.05
+"""How long an event waits for others, to travel with them."""
+
+NOBODY = object()
+
 TICK_S = 0.1
 """How often the keeper looks at its runs, and at who is there."""
 
@@ -82,13 +87,23 @@ class EventLog:
             self._events.append((self.last, event))
             self._added.notify_all()
 
-    def after(self, since: int, timeout_s: float, over: Callable[[], bool]) -> k.Heard:
-        """Return what came after an event; wait for something to come, until it is over for whoever listens."""
+    def after(self, since: int, timeout_s: float, by: object, over: Callable[[], bool]) -> k.Heard:
+        """Return what came after an event, but for what ``by`` told; wait for some, until it is over for whoever listens."""
+        deadline = time.monotonic() + timeout_s
         with self._added:
-            self._added.wait_for(lambda: self.last > since or over(), timeout_s)
-            found = [(number, event) for number, event in self._events if number > since]
-            missed = bool(found) and found[0][0] > since + 1
-            return k.Heard(tuple(event for _, event in found), self.last, missed)
+            self._added.wait_for(lambda: self._is_news(since, by) or over(), timeout_s)
+        if not over():
+            time.sleep(max(0.0, min(GATHER_S, deadline - time.monotonic())))  # few answers, with several events each
+        with self._added:
+            first = self._events[0][0] if self._events else self.last + 1
+            found = [event for number, event in self._events if number > since and event.get("by", NOBODY) != by]
+            return k.Heard(tuple(found), self.last, missed=first > since + 1 and self.last > since)
+
+    def _is_news(self, since: int, by: object) -> bool:
+        """Whether something came that whoever listens has not told himself."""
+        if self.last <= since:
+            return False
+        return any(number > since and event.get("by", NOBODY) != by for number, event in reversed(self._events))
 
     def wake(self) -> None:
         """Have those who wait look whether it is over for them."""
@@ -203,15 +218,28 @@ class Keeper:
 
     def _ask(self, ask: k.Ask) -> Any:
         message = ask.message
-        if not isinstance(message, LOOKING):
+        if message is not None and not isinstance(message, LOOKING):
             self._check(ask.turn)
         if ask.turn and ask.turn == self._turn:
             self._take(ask.news, ask.turn)
-        if isinstance(message, m.Release):
-            return self._release(message.call_ids, KERNEL)
+            self._release(ask.released, KERNEL)
+        if message is None:
+            return None
         if isinstance(message, m.Close):
             return self._end()
-        return self.send(message, KERNEL)
+        reply = self.send(message, KERNEL)
+        if isinstance(message, m.Wait) and reply:
+            return Reply(reply, besides=self._outcomes(message.call_ids), heard=self._events.last)
+        return reply
+
+    def _outcomes(self, call_ids: Sequence[int]) -> dict[int, k.Outcome]:
+        """Return what came of calls that are done: whoever has waited for them asks next."""
+        outcomes = {}
+        for call_id in call_ids:
+            if self._controller.send(q.StateOf(call_id)) == "done":
+                writer, result = self._controller.send(q.WriterOf(call_id)), self._controller.send(q.ResultOf(call_id))
+                outcomes[call_id] = k.Outcome(writer, result)
+        return outcomes
 
     def send(self, message: m.Message | q.Query[Any], who: str) -> Any:
         """Have the controller handle a message of the kernel, or of the run here."""
@@ -271,7 +299,7 @@ class Keeper:
         mine = listen.turn != 0
         if mine and listen.turn == self._turn:
             self._heard_s = time.monotonic()
-        return self._events.after(listen.since, listen.timeout_s, lambda: mine and listen.turn != self._turn)
+        return self._events.after(listen.since, listen.timeout_s, listen.turn, lambda: mine and listen.turn != self._turn)
 
     # -- runs
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.session.shared_state import Note
 
@@ -27,10 +25,14 @@ class Kernel:
     @classmethod
     def here(cls) -> Kernel:
         """Return this process."""
+        import psutil
+
         return cls(os.getpid(), socket.gethostname(), psutil.Process().create_time())
 
     def lives(self) -> bool | None:
         """Whether the process is there; ``None`` where that cannot be seen from here."""
+        import psutil
+
         if self.host != socket.gethostname():
             return None
         try:
@@ -108,11 +110,21 @@ NO_NEWS = News()
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """A message to the controller, with what has changed in the kernel. Reply: the controller's."""
+    """A message to the controller, or none, with what has changed in the kernel. Reply: the controller's."""
 
     turn: int
-    message: Any
+    message: Any = None
     news: News = NO_NEWS
+    released: tuple[int, ...] = ()
+    """Calls to whose columns the kernel does not refer any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of a call that is done."""
+
+    writer: str
+    result: Any
 
 
 @dataclass(frozen=True)

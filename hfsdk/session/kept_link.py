@@ -7,6 +7,7 @@ listens. Columns do not come by the keeper: they are put into, and fetched from,
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,11 @@ CATCH_UP_S = 30.0
 """How long what was answered may wait for the events before it."""
 
 LEAVE_S = 2.0
+
+QUIET_S = 0.5
+"""How long after a message what changes without one waits for the next."""
+
+MOST_OUTCOMES = 512
 
 SMALL_BYTES = 100_000
 """Tables up to this travel with the message, as Ray itself passes such arguments."""
@@ -71,6 +77,10 @@ class KeptLink:
         self._keeper, self.turn, self.name = keeper, welcome.turn, welcome.name
         self._welcome: k.Welcome | None = welcome
         self._listeners: list[Listener] = []
+        self._released: tuple[int, ...] = ()
+        self._asked_s = 0.0
+        self._outcomes: dict[int, k.Outcome] = {}
+        """Of calls that are done, the newest last: nothing about them changes any more."""
         self._shared: SharedState | None = None
         self._heard = welcome.heard
         self._advanced = threading.Condition()
@@ -112,8 +122,20 @@ class KeptLink:
                 return self._ask(m.PutAway(stored, self._keeper.put(table), table.nbytes))
             case m.Fetch(columns=columns):
                 return self._keeper.fetch(self._ask(m.Locate(columns)))
-            case m.Release() | m.Forget(kept=()):
-                return self._keeper.tell(k.Ask(self.turn, message))
+            case m.Release(call_ids=call_ids):
+                with self._telling:
+                    for call_id in call_ids:
+                        self._outcomes.pop(call_id, None)
+                    self._released += call_ids
+                return None
+            case m.Forget(kept=()):
+                return None
+            case q.StateOf(call_id=call_id) if call_id in self._outcomes:
+                return "done"
+            case q.WriterOf(call_id=call_id) if call_id in self._outcomes:
+                return self._outcomes[call_id].writer
+            case q.ResultOf(call_id=call_id) if call_id in self._outcomes:
+                return self._outcomes[call_id].result
         return self._ask(message)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -122,7 +144,13 @@ class KeptLink:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def _ask(self, message: m.Message | q.Query[Any]) -> Any:
-        return self.ask(k.Ask(self.turn, message, k.NO_NEWS if isinstance(message, q.Query) else self.news())).unpack()
+        looks = isinstance(message, (q.Query, m.Wait))
+        reply = self.ask(self._with_changes(message) if not looks else k.Ask(self.turn, message))
+        if reply.besides:
+            self._outcomes.update(reply.besides)
+            while len(self._outcomes) > MOST_OUTCOMES:
+                self._outcomes.pop(next(iter(self._outcomes)), None)
+        return reply.unpack()
 
     def news(self) -> k.News:
         """Return what has changed here since it was told last."""
@@ -206,9 +234,18 @@ class KeptLink:
 
     def _tell_changes(self) -> None:
         """Tell what has changed here without a message: a variable, a seed, a prompts' place."""
-        news = self.news()
-        if news.serial:
-            self._keeper.tell(k.Ask(self.turn, q.CurrentStep(), news))
+        if not self.turn or time.monotonic() - self._asked_s < QUIET_S:
+            return
+        ask = self._with_changes(None)
+        if ask.news.serial or ask.released:
+            self._keeper.tell(ask)
+
+    def _with_changes(self, message: m.Message | q.Query[Any] | None) -> k.Ask:
+        """Return a message with what has changed here, and what is not referred to any more."""
+        self._asked_s = time.monotonic()
+        with self._telling:
+            released, self._released = self._released, ()
+        return k.Ask(self.turn, message, self.news(), released)
 
     def _take_all(self) -> None:
         """Take over everything anew: more has happened than the keeper keeps events of."""

@@ -17,17 +17,19 @@ class Reply:
 
     value: Any = None
     errors: tuple[Exception, ...] = ()
+    besides: Any = None
+    """What whoever asked will want to know next."""
     heard: int = 0
     """Number of the last event before the answer: whoever has it knows all that the answer rests on."""
 
     @classmethod
     def of(cls, ask: Callable[[], Any], heard: Callable[[], int] = lambda: 0) -> Reply:
-        """Return what ``ask`` returns or raises."""
+        """Return what ``ask`` returns or raises; a reply that it returns as it is."""
         try:
             value = ask()
         except Exception as error:
-            return cls(None, errors_of(error), heard())
-        return cls(value, (), heard())
+            return cls(None, errors_of(error), heard=heard())
+        return value if isinstance(value, cls) else cls(value, heard=heard())
 
     def unpack(self) -> Any:
         """Return the value, or raise the error."""

@@ -33,6 +33,9 @@ from hfsdk.engine.ray.ray_store import WORKER_GONE, reason_of
 ASKED_AT_ONCE = 64
 """Threads of a keeper: messages that wait, for a call or for roles to load, hold one each."""
 
+SWITCH_S = 0.00005
+"""How long a thread of a keeper computes while others want to: they are many, and each has little to do before somebody waits."""
+
 START_S = 120.0
 """How long a keeper may take to start."""
 
@@ -48,6 +51,7 @@ class KeeperProcess(LoggedProcess):
 
         super().__init__(log_file, environment.of_process(1))
         os.chdir(folder)
+        sys.setswitchinterval(SWITCH_S)
         sys.path += [place for place in path if place not in sys.path]
         self._keeper: Any = None
 
