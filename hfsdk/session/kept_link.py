@@ -32,7 +32,7 @@ CATCH_UP_S = 30.0
 
 LEAVE_S = 2.0
 
-QUIET_S = 0.5
+QUIET_S = 0.1
 """How long after a message what changes without one waits for the next."""
 
 MOST_OUTCOMES = 512
@@ -90,7 +90,7 @@ class KeptLink:
         self._lost = ""
         self._saved: Callable[[], Mapping[str, Any] | None] = lambda: None
         self._closed: Callable[[str], None] = lambda why: None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def open(self, shared: SharedState, saved: Callable[[], Mapping[str, Any] | None], closed: Callable[[str], None]) -> None:
         """Take over what the session is, and begin to listen.
@@ -104,8 +104,11 @@ class KeptLink:
         self._saved, self._closed = saved, closed
         shared.take(self._welcome.notes)
         self._shared, self._welcome = shared, None
-        self._thread = threading.Thread(target=self._listen, name="hfsdk-kept", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._listen, name="hfsdk-kept", daemon=True)]
+        if self.turn:
+            self._threads.append(threading.Thread(target=self._tell_changes, name="hfsdk-kept-tell", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     # -- as a controller
 
@@ -230,15 +233,16 @@ class KeptLink:
             with self._advanced:
                 self._heard = heard.last
                 self._advanced.notify_all()
-            self._tell_changes()
 
     def _tell_changes(self) -> None:
-        """Tell what has changed here without a message: a variable, a seed, a prompts' place."""
-        if not self.turn or time.monotonic() - self._asked_s < QUIET_S:
-            return
-        ask = self._with_changes(None)
-        if ask.news.serial or ask.released:
-            self._keeper.tell(ask)
+        """Tell what has changed here without a message: a snapshot's name, a seed, a prompts' place."""
+        while not self._over.wait(QUIET_S):
+            if time.monotonic() - self._asked_s < QUIET_S:
+                continue
+            ask = self._with_changes(None)
+            if ask.news.serial or ask.released:
+                with suppress(SessionClosedError):
+                    self._keeper.tell(ask)
 
     def _with_changes(self, message: m.Message | q.Query[Any] | None) -> k.Ask:
         """Return a message with what has changed here, and what is not referred to any more."""
@@ -293,6 +297,7 @@ class KeptLink:
         self._over.set()
         with suppress(HfsdkError, TimeoutError):
             self._keeper.ask(k.Leave(self.turn, k.NO_NEWS if self._lost else self.news()), LEAVE_S)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(LEAVE_S)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(LEAVE_S)
         self._keeper.leave()
