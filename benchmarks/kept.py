@@ -312,7 +312,7 @@ def lost(report: Report) -> None:
 def main() -> int:
     made = parser(__doc__)
     made.add_argument("--only", default="a,b,c")
-    made.add_argument("--steps", type=int, default=60)
+    made.add_argument("--steps", type=int, default=100)
     made.add_argument("--kills", type=int, default=20)
     made.add_argument("--seed", type=int, default=0, help="of the moments")
     made.add_argument("--kernel", nargs="+", help="be one of the processes")

@@ -4,8 +4,10 @@ Nothing heavy is imported before a test asks for one of these fixtures.
 """
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent / "system"))
 from system_helpers import declare, outcome, ppo_step
 
 SEED = 7
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-of-tests-")  # kept sessions of tests are nobody's else
 
 WITH_WORKERS = ("system", "numerics")
 """Folders of tests that share sessions of workers."""
@@ -89,6 +93,17 @@ def twin(ray_here):
     roles = _open("twin")
     yield roles
     roles.session.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_kept():
+    """What holds the Ray of kept sessions ends by itself when the last one is closed; the tests wait for that."""
+    yield
+    state = Path(os.environ["XDG_STATE_HOME"])
+    deadline = time.monotonic() + 60
+    while (state / "hfsdk" / "head.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    shutil.rmtree(state, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,10 +9,11 @@ import hfsdk as hf
 pytest.importorskip("IPython")
 
 SESSION = {
-    "actor", "batch", "branch", "calibrate", "close", "cluster", "compare", "cost", "critic", "dataflow", "demonstrations",
-    "errors", "evaluate", "forget", "fork", "history", "load", "logs", "memory", "messages", "models", "name", "pairs",
-    "perf", "place", "placement", "plan", "predict", "prompts", "reference", "report", "reward", "rewind", "roles", "run",
-    "save", "seed", "snapshot", "snapshots", "status", "subscribe", "trace", "train", "watch", "what_if",
+    "actor", "attach", "batch", "batches", "branch", "calibrate", "close", "cluster", "compare", "cost", "critic",
+    "dataflow", "demonstrations", "detach", "errors", "evaluate", "forget", "fork", "history", "kept", "load", "logs",
+    "memory", "messages", "models", "name", "pairs", "perf", "place", "placement", "plan", "predict", "prompts",
+    "reference", "report", "reward", "rewind", "roles", "run", "save", "seed", "snapshot", "snapshots", "status",
+    "subscribe", "trace", "train", "watch", "what_if",
 }  # fmt: skip
 BATCH = {
     "adopt", "alias", "cancel", "columns", "done", "drop", "inspect", "join", "map", "num_rows", "reduce", "state", "table",

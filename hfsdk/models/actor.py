@@ -228,7 +228,7 @@ class ActorModel(TrainedHandle):
 
     def _of_ranks(self, method: Method, kind: type[T], role: str = "") -> tuple[T, ...]:
         """Ask every rank of this role, or of its shadow, for something measured; empty where a rank has nothing yet."""
-        results = self._result(self._submit(method, role=role))
+        results = self._result(self._submit(method, role=role, waits=True))
         for result in results:
             if result is not None and not isinstance(result, kind):
                 int(result)  # a simulated value says that it is none

@@ -170,7 +170,7 @@ class ModelHandle(Guided):
         """
         self._need_model("run a function on its ranks")
         shipped = Shipped.of(fn)
-        return list(self._result(self._submit(RUN, OnRanks(function=shipped, values=args))))
+        return list(self._result(self._submit(RUN, OnRanks(function=shipped, values=args), waits=True)))
 
     @checked
     def call(self, primitive: Primitive, batch: Batch, **options: Any) -> Batch:
@@ -217,10 +217,12 @@ class ModelHandle(Guided):
         *,
         timeout_s: float | None = None,
         role: str = "",
+        waits: bool = False,
     ) -> Lease:
-        """Start a call of this role, or of its shadow (``role``)."""
+        """Start a call of this role, or of its shadow (``role``); ``waits``: and wait for it next."""
         self._host.ready(self)
-        return self._client.submit(Submit.of(role or self.name, method, arguments, inputs or {}, num_rows, timeout_s=timeout_s))
+        message = Submit.of(role or self.name, method, arguments, inputs or {}, num_rows, timeout_s=timeout_s)
+        return self._client.submit(message, waits=waits)
 
     def _result(self, lease: Lease) -> Any:
         self._client.wait([lease.call_id], None)
@@ -328,7 +330,7 @@ class TrainedHandle(ModelHandle):
     @property
     def grad_norm(self) -> float:
         """Norm of the gathered gradient over all shards, before clipping; waits."""
-        return float(self._result(self._submit(GRAD_NORM)))
+        return float(self._result(self._submit(GRAD_NORM, waits=True)))
 
     def step(self) -> OneRowMetrics:
         """Clip, take one optimizer step with the gathered gradient, and clear it. Returns grad_norm and lr."""
@@ -406,7 +408,7 @@ class TrainedHandle(ModelHandle):
             raise CheckpointError(f"cannot write to {target}: {error}") from error
         replaced = is_strangers(target / "config.json")
         try:
-            self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target))))
+            self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target)), waits=True))
         except BaseException:
             for empty in made:
                 with suppress(OSError):  # it holds something by now

@@ -39,8 +39,8 @@ class CallClient(Client, Protocol):
         """Send one message and return its reply."""
         ...
 
-    def submit(self, message: Submit) -> Lease:
-        """Start a call."""
+    def submit(self, message: Submit, *, waits: bool = False) -> Lease:
+        """Start a call; ``waits``: whoever starts it waits for it next."""
         ...
 
     def need_tokenizer(self) -> TextCodec:

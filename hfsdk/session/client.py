@@ -155,9 +155,10 @@ class ControllerClient:
         """Note that a snapshot is not needed any more; sent with the next message, as :meth:`release`."""
         self._forgotten.append(kept)
 
-    def submit(self, message: m.Submit) -> Lease:
-        """Start a call, marked with the user's line; wait for it in a waiting session."""
-        message = replace(message, line=message.line or user_line())
+    def submit(self, message: m.Submit, *, waits: bool = False) -> Lease:
+        """Start a call, marked with the user's line; wait for it in a waiting session. ``waits``: somebody does so next."""
+        wait_s = SLICE_S if waits or self.wait_each else 0.0
+        message = replace(message, line=message.line or user_line(), wait_s=wait_s)
         with uninterrupted():
             call_id = self.send(message)
             lease = self.lease(call_id)

@@ -17,18 +17,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hfsdk.core.call_events import Listener
-from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.core.errors import HfsdkError, OptionError, SessionClosedError
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
 from hfsdk.session import keeper_requests as k
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context
+from hfsdk.session.event_log import EventLog
 from hfsdk.session.lines import calls_of
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.shared_state import (
@@ -48,14 +49,6 @@ from hfsdk.session.training import carry_out
 from hfsdk.session.travel import pack, unpack
 from hfsdk.session.wanted_run import WantedRun
 
-KEPT_EVENTS = 4096
-"""Events that are kept for a kernel that was away for a moment; one that missed more is told everything anew."""
-
-GATHER_S = 0.05
-"""How long an event waits for others, to travel with them."""
-
-NOBODY = object()
-
 TICK_S = 0.1
 """How often the keeper looks at its runs, and at who is there."""
 
@@ -70,45 +63,6 @@ LOOKING = (q.Query, m.Wait, m.Locate, m.Logs)
 
 KERNEL, HOME = "kernel", "home"
 """Who refers to columns."""
-
-
-class EventLog:
-    """The last events, numbered, for those who listen from afar."""
-
-    def __init__(self) -> None:
-        self._events: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=KEPT_EVENTS)
-        self._added = threading.Condition()
-        self.last = 0
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Add an event."""
-        with self._added:
-            self.last += 1
-            self._events.append((self.last, event))
-            self._added.notify_all()
-
-    def after(self, since: int, timeout_s: float, by: object, over: Callable[[], bool]) -> k.Heard:
-        """Return what came after an event, but for what ``by`` told; wait for some, until it is over for whoever listens."""
-        deadline = time.monotonic() + timeout_s
-        with self._added:
-            self._added.wait_for(lambda: self._is_news(since, by) or over(), timeout_s)
-        if not over():
-            time.sleep(max(0.0, min(GATHER_S, deadline - time.monotonic())))  # few answers, with several events each
-        with self._added:
-            first = self._events[0][0] if self._events else self.last + 1
-            found = [event for number, event in self._events if number > since and event.get("by", NOBODY) != by]
-            return k.Heard(tuple(found), self.last, missed=first > since + 1 and self.last > since)
-
-    def _is_news(self, since: int, by: object) -> bool:
-        """Whether something came that whoever listens has not told himself."""
-        if self.last <= since:
-            return False
-        return any(number > since and event.get("by", NOBODY) != by for number, event in reversed(self._events))
-
-    def wake(self) -> None:
-        """Have those who wait look whether it is over for them."""
-        with self._added:
-            self._added.notify_all()
 
 
 class Keeper:
@@ -228,9 +182,13 @@ class Keeper:
         if isinstance(message, m.Close):
             return self._end()
         reply = self.send(message, KERNEL)
+        ended: tuple[int, ...] = ()
         if isinstance(message, m.Wait) and reply:
-            return Reply(reply, besides=self._outcomes(message.call_ids), heard=self._events.last)
-        return reply
+            ended = message.call_ids
+        elif isinstance(message, m.Submit) and message.wait_s:
+            with suppress(HfsdkError):  # raised where it is waited for
+                ended = (reply,) if self._controller.send(m.Wait((reply,), message.wait_s)) else ()
+        return Reply(reply, besides=self._outcomes(ended), heard=self._events.last) if ended else reply
 
     def _outcomes(self, call_ids: Sequence[int]) -> dict[int, k.Outcome]:
         """Return what came of calls that are done: whoever has waited for them asks next."""

@@ -133,6 +133,8 @@ class KeptLink:
                 return None
             case m.Forget(kept=()):
                 return None
+            case m.Wait(call_ids=call_ids) if all(call_id in self._outcomes for call_id in call_ids):
+                return True
             case q.StateOf(call_id=call_id) if call_id in self._outcomes:
                 return "done"
             case q.WriterOf(call_id=call_id) if call_id in self._outcomes:

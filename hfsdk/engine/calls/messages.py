@@ -84,6 +84,8 @@ class Submit:
     timeout_s: float | None = None
     result: str = "first"
     """Which ranks' small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
+    wait_s: float = 0.0
+    """How long the answer may wait for the call's end, where it has a way to go: whoever started it waits for that next."""
 
     @classmethod
     def of(

@@ -31,7 +31,7 @@ from hfsdk.core.errors import PlacementError
 START_S = 240.0
 """How long it may take to start: Ray tries several times on a busy machine."""
 
-EMPTY_S = 20.0
+EMPTY_S = 5.0
 """How long it stays without a keeper."""
 
 LOOK_S = 0.5

@@ -23,6 +23,7 @@ from hfsdk.testing.exercises import (
     notebook_09,
     notebook_10,
     notebook_11,
+    notebook_12,
 )
 
 if TYPE_CHECKING:
@@ -43,5 +44,6 @@ EXERCISES: Mapping[str, Exercise] = {
     **notebook_09.EXERCISES,
     **notebook_10.EXERCISES,
     **notebook_11.EXERCISES,
+    **notebook_12.EXERCISES,
 }
 """Number -> exercise: ``"04.1"`` is the first of notebook 4."""
