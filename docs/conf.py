@@ -61,7 +61,10 @@ default_role = "py:obj"
 
 CONTENTS = {
     "Learn": ["docs/glossary", "notebooks/*", "docs/looking", "docs/gallery"],
-    "Use": ["docs/recipes", "docs/algorithms", "docs/where-it-runs", "docs/beside", "docs/gpu", "docs/kept-sessions", "docs/reliability", "SECURITY"],
+    "Use": [
+        *["docs/recipes", "docs/algorithms", "docs/where-it-runs", "docs/kept-sessions", "docs/beside", "docs/gpu", "docs/reliability"],
+        "SECURITY",
+    ],
     "Look up": ["docs/api", "docs/methods", "docs/checklist", "docs/resharding", "docs/perf-model", "benchmarks/README"],
     "Work on it": ["CONTRIBUTING", "docs/design-notes", "docs/decisions/README", "CHANGELOG"],
 }
