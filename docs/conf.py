@@ -62,7 +62,15 @@ default_role = "py:obj"
 CONTENTS = {
     "Learn": ["docs/glossary", "notebooks/*", "docs/looking", "docs/gallery"],
     "Use": [
-        *["docs/recipes", "docs/algorithms", "docs/where-it-runs", "docs/kept-sessions", "docs/beside", "docs/gpu", "docs/reliability"],
+        *[
+            "docs/recipes",
+            "docs/algorithms",
+            "docs/where-it-runs",
+            "docs/kept-sessions",
+            "docs/beside",
+            "docs/gpu",
+            "docs/reliability",
+        ],
         "SECURITY",
     ],
     "Look up": ["docs/api", "docs/methods", "docs/checklist", "docs/resharding", "docs/perf-model", "benchmarks/README"],
