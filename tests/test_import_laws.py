@@ -27,7 +27,7 @@ NOUNS = [
     *["rows", "snapshot", "history", "experiment"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
-TOP = ["hfsdk", "hfsdk.quickstart", "hfsdk.data"]
+TOP = ["hfsdk", "hfsdk.quickstart", "hfsdk.serve", "hfsdk.data"]
 """Modules beside the folders; ``data`` has a law of its own below."""
 
 HOMES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from hfsdk.session import keeper_requests as k
 from hfsdk.session.keeper import make_keeper
 from hfsdk.session.kept_link import KeptLink
 from hfsdk.session.kept_runs import FarRuns
+from hfsdk.session.remote_keeper import RemoteKeeper, is_remote
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.shared_state import OF_KERNELS, SECTIONS, KnownBatch, SharedState, history_rows, run_rows, run_sections
 from hfsdk.session.start import Started
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 DAY_S = 86_400.0
+
+TOKEN = "HFSDK_TOKEN"
+"""In the environment: of the server of sessions elsewhere."""
 
 ABOUT_S = 5.0
 """How long a keeper may take to say what it is."""
@@ -76,7 +81,7 @@ def start_keeper(
     address = devices if isinstance(devices, str) else None
     module = _ray_keeper()
     for keeper, account in _accounts(module.found(address), name):
-        _done_with(keeper)
+        done_with(keeper)
         raise OptionError(
             f"there is a session {name!r} already ({account.words}); hf.Session.attach({name!r}) goes on with it, "
             f"hf.sessions()[{name!r}].close() ends it"
@@ -89,24 +94,27 @@ def start_keeper(
     return _attached(keeper, read_only=False, take_over=False, notices=notices)
 
 
-def attach_link(name: str, address: str | None, *, read_only: bool, take_over: bool) -> KeptStart:
+def attach_link(name: str, address: str | None, token: str | None, *, read_only: bool, take_over: bool) -> KeptStart:
     """Come back to a kept session.
 
     Raises:
         OptionError: there is none of this name, or it is another version's.
         SessionInUseError: another kernel has it.
+        SessionClosedError: the server of a session elsewhere refuses this kernel.
     """
+    if is_remote(name):
+        return _attached(_remote(name, token), read_only=read_only, take_over=take_over)
     known = list(_accounts(_ray_keeper().found(address), ""))
     mine = [(keeper, account) for keeper, account in known if account.name == name]
     if not mine:
         for keeper, _ in known[:1]:
-            _done_with(keeper)
+            done_with(keeper)
         there = ", ".join(account.name for _, account in known) or "none"
         where = "on this machine" if address is None else f"on the cluster at {address}"
         raise OptionError(f"there is no session {name!r} {where} (there: {there}); hf.sessions() lists them")
     keeper, account = mine[0]
     if account.version != package_version():
-        _done_with(keeper)
+        done_with(keeper)
         raise OptionError(
             f"the session {name!r} is kept by hfsdk {account.version}, and this is {package_version()}; nothing was sent. Attach "
             "with the same version."
@@ -114,10 +122,32 @@ def attach_link(name: str, address: str | None, *, read_only: bool, take_over: b
     return _attached(keeper, read_only=read_only, take_over=take_over)
 
 
-def _attached(keeper: RayKeeper, *, read_only: bool, take_over: bool, notices: Sequence[str] = ()) -> KeptStart:
-    answer = keeper.ask(k.Hello(k.Kernel.here(), package_version(), read_only, take_over)).unpack()
+def _remote(name: str, token: str | None) -> RemoteKeeper:
+    shown = token or os.environ.get(TOKEN, "")
+    if not shown:
+        raise OptionError(f"a session elsewhere asks for its server's token: attach(..., token=...), or {TOKEN} in the environment")
+    try:
+        return RemoteKeeper(name, shown, package_version())
+    except OSError as error:
+        raise OptionError(
+            f"nothing answers at {name}: {error}. Does `python -m hfsdk.serve` run on the cluster's head node, and is the tunnel "
+            "open?"
+        ) from error
+
+
+def keeper_of(name: str, address: str | None) -> RayKeeper | None:
+    """Return the keeper of an open session of this name; ``None`` without one. Whoever has it calls :func:`done_with`, once."""
+    for keeper, account in _accounts(_ray_keeper().found(address), name):
+        if account.name == name:
+            return keeper
+    return None
+
+
+def _attached(keeper: RayKeeper | RemoteKeeper, *, read_only: bool, take_over: bool, notices: Sequence[str] = ()) -> KeptStart:
+    here = k.Kernel.here() if keeper.near else k.Kernel.elsewhere()
+    answer = keeper.ask(k.Hello(here, package_version(), read_only, take_over)).unpack()
     if isinstance(answer, k.Refused):
-        _done_with(keeper)
+        done_with(keeper)
         name = keeper.name.partition(":")[0]
         raise SessionInUseError(
             f"{answer.kernel} has the session {name!r} (it {'lives' if answer.seen else 'was heard of'}"
@@ -138,6 +168,7 @@ def connect(parts: Parts, start: KeptStart) -> FarRuns:
     rows = (history_rows(parts), run_rows(lambda: runs.control))
     shared = SharedState(parts, told, (*SECTIONS, *run_sections(runs.take, runs.take_steps)), rows, frozenset({rows[0].name}))
     parts.runs.elsewhere = runs
+    link.belongs_to(client)
     held: Mapping[str, Any] = next((note.entries for note in start.welcome.notes if note.section == OF_KERNELS.name), {})
     parts.batches.take({name: _batch(parts, known, leased=bool(link.turn)) for name, known in held.items()})
     link.subscribe(runs.on_event)
@@ -187,7 +218,7 @@ class KeptSession(k.Account):
             try:
                 keeper.ask(k.End()).unpack()
             finally:
-                _done_with(keeper)
+                done_with(keeper)
             return
 
     def __repr__(self) -> str:
@@ -243,7 +274,7 @@ def sessions(address: Name | None = None) -> Sessions:
     """
     known = list(_accounts(_ray_keeper().found(address), ""))
     for keeper, _ in known[:1]:
-        _done_with(keeper)
+        done_with(keeper)
     names = [field.name for field in fields(k.Account)]
     return Sessions([
         KeptSession(**{name: getattr(account, name) for name in names}, address=address or "") for _, account in known
@@ -264,8 +295,9 @@ def _accounts(keepers: Sequence[RayKeeper], name: str) -> Iterator[tuple[RayKeep
             given = True
             yield keeper, account
     if not given and keepers:
-        _done_with(keepers[0])
+        done_with(keepers[0])
 
 
-def _done_with(keeper: RayKeeper) -> None:
+def done_with(keeper: RayKeeper | RemoteKeeper) -> None:
+    """Have done with a keeper in this process."""
     keeper.leave()

@@ -31,6 +31,7 @@ from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context
 from hfsdk.session.event_log import EventLog
 from hfsdk.session.lines import calls_of
+from hfsdk.session.plain_data import to_plain
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.shared_state import (
     OF_KERNELS,
@@ -285,13 +286,18 @@ class Keeper:
         steers[steer.what]()
         self._flush()
 
-    def _last_step(self, request: k.LastStep) -> bytes | None:
+    def _last_step(self, request: k.LastStep) -> Any:
         home = self._home
         last = None if home is None or home.parts.runs.run is None else home.parts.runs.run.last
         if home is None or last is None:
             return None
-        mine = request.turn and request.turn == self._turn
-        return pack(home.parts, last, (lambda call_id: self.hold(call_id, KERNEL)) if mine else (lambda call_id: None))
+        mine = bool(request.turn) and request.turn == self._turn
+
+        def hold(call_id: int) -> None:
+            if mine:
+                self.hold(call_id, KERNEL)
+
+        return to_plain(last, hold) if request.plain else pack(home.parts, last, hold)
 
     # -- the end
 

@@ -12,6 +12,8 @@ from typing import Any
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.session.shared_state import Note
 
+_STARTED = time.time()
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -28,6 +30,11 @@ class Kernel:
         import psutil
 
         return cls(os.getpid(), socket.gethostname(), psutil.Process().create_time())
+
+    @classmethod
+    def elsewhere(cls) -> Kernel:
+        """Return this process, as one outside the cluster: it is heard of, and not seen."""
+        return cls(os.getpid(), f"{socket.gethostname()}, elsewhere", _STARTED)
 
     def lives(self) -> bool | None:
         """Whether the process is there; ``None`` where that cannot be seen from here."""
@@ -168,9 +175,10 @@ class Steer:
 
 @dataclass(frozen=True)
 class LastStep:
-    """Ask for the run's last step. Reply: packed, see ``travel.py``."""
+    """Ask for the run's last step. Reply: packed, see ``travel.py``; or as plain data, see ``plain_data.py``."""
 
     turn: int
+    plain: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
 from hfsdk.engine.controller.records import stored_table
 from hfsdk.session import keeper_requests as k
+from hfsdk.session.client import ControllerClient
 from hfsdk.session.shared_state import SharedState
 
 LISTEN_S = 1.0
@@ -42,7 +43,20 @@ SMALL_BYTES = 100_000
 
 
 class FarKeeper(Protocol):
-    """How a keeper is asked: :class:`hfsdk.engine.ray.ray_keeper.RayKeeper`."""
+    """How a keeper is asked: :class:`hfsdk.engine.ray.ray_keeper.RayKeeper`, or from elsewhere ``RemoteKeeper``."""
+
+    @property
+    def near(self) -> bool:
+        """Whether this process can use the cluster's store itself."""
+        ...
+
+    @property
+    def client(self) -> ControllerClient | None:
+        """Of this side's session."""
+        ...
+
+    @client.setter
+    def client(self, client: ControllerClient | None) -> None: ...
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Reply:
         """Ask, and wait for the answer; raises SessionClosedError when the keeper has ended."""
@@ -110,6 +124,10 @@ class KeptLink:
         for thread in self._threads:
             thread.start()
 
+    def belongs_to(self, client: ControllerClient) -> None:
+        """Tell the way to the keeper whose batches those are that come."""
+        self._keeper.client = client
+
     # -- as a controller
 
     def send(self, message: m.Message | q.Query[Any]) -> Any:
@@ -120,10 +138,10 @@ class KeptLink:
             HfsdkError: what the controller answers with.
         """
         match message:
-            case m.Put(table=table) if table.nbytes > SMALL_BYTES:
+            case m.Put(table=table) if self._keeper.near and table.nbytes > SMALL_BYTES:
                 stored = stored_table("your data", table, ())
                 return self._ask(m.PutAway(stored, self._keeper.put(table), table.nbytes))
-            case m.Fetch(columns=columns):
+            case m.Fetch(columns=columns) if self._keeper.near:
                 return self._keeper.fetch(self._ask(m.Locate(columns)))
             case m.Release(call_ids=call_ids):
                 with self._telling:

@@ -17,6 +17,7 @@ from hfsdk.session.held_interrupts import Interrupts, interrupts_held
 from hfsdk.session.kept_link import KeptLink
 from hfsdk.session.lines import user_line
 from hfsdk.session.notebook import watcher_of
+from hfsdk.session.plain_data import from_plain
 from hfsdk.session.progress import progress_bar
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.running import Run
@@ -149,7 +150,11 @@ class FarRuns:
         done = -1 if control is None else len(control.record.rows)
         if self._step[0] != done:
             packed = self._link.ask_and_hear(k.LastStep(self._link.turn))
-            self._step = (done, None if packed is None else unpack(self._parts, packed))
+            if isinstance(packed, bytes):
+                packed = unpack(self._parts, packed)
+            elif packed is not None:
+                packed = from_plain(packed, self._parts.client)
+            self._step = (done, packed)
         return self._step[1]
 
     def train(self, wanted: WantedRun, shown: bool) -> Run:

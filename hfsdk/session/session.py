@@ -135,7 +135,14 @@ class Session(Guided, Offering):
     @classmethod
     @checked
     def attach(
-        cls, name: Name, address: Name | None = None, *, read_only: bool = False, take_over: bool = False, wait: bool = False
+        cls,
+        name: Name,
+        address: Name | None = None,
+        *,
+        token: Name | None = None,
+        read_only: bool = False,
+        take_over: bool = False,
+        wait: bool = False,
     ) -> Self:
         """Come back to a session that was made with ``keep=True``, from another kernel.
 
@@ -144,8 +151,10 @@ class Session(Guided, Offering):
         kernel referred to (``session.batches``). A run of :meth:`train` has gone on meanwhile: ``session.watch()``.
 
         Args:
-            name: the session's.
+            name: the session's; from outside its cluster ``"hfsdk://127.0.0.1:8267/NAME"``, with ``python -m hfsdk.serve`` on its
+                head node and an SSH tunnel to it (``hfsdks://`` with TLS).
             address: of its Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
+            token: of that server; by default ``HFSDK_TOKEN`` of the environment.
             read_only: only look: pictures, history, values of batches; whoever has the session keeps it.
             take_over: take it from a kernel that has it and lives.
             wait: as in :class:`Session`.
@@ -154,10 +163,11 @@ class Session(Guided, Offering):
             OptionError: there is no such session, or another version of hfsdk keeps it.
             SessionInUseError: another kernel has it; says which.
             PlacementError: there is no such cluster, or this process uses another one.
+            SessionClosedError: the server refuses the token, or is another version's.
         """
         session = cls.__new__(cls)
         with held():
-            started = attach_link(name, address, read_only=read_only, take_over=take_over)
+            started = attach_link(name, address, token, read_only=read_only, take_over=take_over)
             session._open(started, 0.0, wait=wait, seed=0, name=name)
         return session
 

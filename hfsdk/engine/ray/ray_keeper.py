@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -73,7 +73,7 @@ class KeeperProcess(LoggedProcess):
         return os.getpid()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RayKeeper:
     """A keeper, as another process of the cluster asks it."""
 
@@ -82,6 +82,10 @@ class RayKeeper:
     """Its name in Ray: the session's, and something that tells it from those before it."""
     user: str
     """Under which this process uses Ray, for :meth:`leave`."""
+    client: Any = None
+    """Of this side's session; what comes from a keeper finds it by itself."""
+    near: ClassVar[bool] = True
+    """Whether this process can use the cluster's store."""
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Reply:
         """Ask, and wait for the answer.

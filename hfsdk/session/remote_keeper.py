@@ -1,0 +1,240 @@
+"""``RemoteKeeper``: the keeper of a session as a kernel outside its cluster asks it, through the server on the head node.
+
+A lost connection comes back by itself: what was not answered is asked again, and the server does nothing twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError
+from hfsdk.core.runtime import Pick
+from hfsdk.core.table import Table
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.replies import Reply
+from hfsdk.session import keeper_requests as k
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.wire import PORT, PROTOCOL, answer_of, msgpack, request_bytes
+
+SCHEMES = {"hfsdk": "ws", "hfsdks": "wss"}
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Pauses before the connection is tried again, the last one from then on."""
+
+CONNECT_S = 10.0
+
+ANEW = (
+    "the server was started anew while this was under way, so that it is not known whether it was done; look at the session before "
+    "you do it again"
+)
+
+AGAIN = (k.Listen, k.About, k.Everything, k.LastStep, k.Leave)
+"""Requests that may be asked of a server that was started anew; and questions."""
+
+
+def is_remote(name: str) -> bool:
+    """Whether a session's name is an address of a server."""
+    return name.partition("://")[0] in SCHEMES and "://" in name
+
+
+class _Waiting:
+    """A request that is not answered."""
+
+    def __init__(self, request: Any, frame: bytes) -> None:
+        self.request, self.frame = request, frame
+        self.done = threading.Event()
+        self.reply: Reply | None = None
+
+    def answer(self, reply: Reply) -> None:
+        self.reply = reply
+        self.done.set()
+
+
+class RemoteKeeper:
+    """See the module's text.
+
+    Attributes:
+        name: of the session.
+        near: whether columns can be put into the cluster's store, and fetched from it, from here.
+        client: of this side's session; what comes belongs to it.
+    """
+
+    near = False
+
+    def __init__(self, address: str, token: str, version: str) -> None:
+        url = urlsplit(address)
+        self.name = url.path.strip("/")
+        if not self.name or not url.hostname:
+            raise OptionError(f"a session elsewhere is named hfsdk://HOST:PORT/NAME; got {address!r}")
+        if url.scheme == "hfsdk" and url.hostname not in ("127.0.0.1", "::1", "localhost"):
+            raise OptionError(
+                f"the token would travel to {url.hostname} as it is: use hfsdks:// (TLS), or an SSH tunnel: ssh -L "
+                f"{url.port or PORT}:127.0.0.1:{url.port or PORT} {url.hostname}, then "
+                f"hfsdk://127.0.0.1:{url.port or PORT}/{self.name}"
+            )
+        host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+        self._url = f"{SCHEMES[url.scheme]}://{host}:{url.port or PORT}/{self.name}"
+        self._token, self._version, self._id = token, version, secrets.token_hex(8)
+        self.client: ControllerClient | None = None
+        self._waiting: dict[int, _Waiting] = {}
+        self._number = 0
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._server = ""
+        self._over = threading.Event()
+        self._failed: HfsdkError | None = None
+        self._connect()
+        threading.Thread(target=self._run, name="hfsdk-remote", daemon=True).start()
+
+    # -- as a keeper
+
+    def ask(self, request: Any, timeout_s: float | None = None) -> Reply:
+        """Ask, and wait for the answer.
+
+        Raises:
+            SessionClosedError: the session is not there any more, or the server refuses this kernel.
+            TimeoutError: no answer came in time.
+        """
+        waiting = self._send(request)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not waiting.done.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
+            if self._failed is not None:
+                raise self._failed
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"no answer within {timeout_s} s")
+        assert waiting.reply is not None
+        return waiting.reply
+
+    def tell(self, request: Any) -> None:
+        """Ask, and wait for nothing."""
+        self._send(request)
+
+    def put(self, table: Table) -> Any:
+        """Not from here: a table travels with its message."""
+        raise NotImplementedError
+
+    def fetch(self, picks: Sequence[Pick]) -> Table:
+        """Not from here: the server fetches."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Have done with the server."""
+        self._over.set()
+        connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def _send(self, request: Any) -> _Waiting:
+        if self._failed is not None:
+            raise self._failed
+        with self._lock:
+            self._number += 1
+            waiting = _Waiting(request, request_bytes(self._number, request))
+            self._waiting[self._number] = waiting
+            connection = self._connection
+        if connection is not None:
+            with suppress(Exception):  # it is lost: the thread that listens finds out, and sends it again
+                connection.send(waiting.frame)
+        return waiting
+
+    # -- the connection
+
+    def _connect(self) -> None:
+        """Get to the server, and see that it is of this version.
+
+        Raises:
+            OSError: nothing answers there.
+            SessionClosedError: the server refuses this kernel, or has another version.
+        """
+        try:
+            from websockets.exceptions import ConnectionClosed, InvalidStatus
+            from websockets.sync.client import connect
+        except ModuleNotFoundError as error:
+            raise ModelNotFoundError("sessions elsewhere need the package 'websockets': pip install 'hfsdk[remote]'") from error
+        context = ssl.create_default_context() if self._url.startswith("wss") else None
+        try:
+            connection = connect(
+                self._url, ssl=context, additional_headers={"Authorization": f"Bearer {self._token}"}, max_size=None,
+                compression=None, open_timeout=CONNECT_S, ping_interval=10, ping_timeout=20, proxy=None,
+            )  # fmt: skip
+            said = msgpack().decode(connection.recv(CONNECT_S))
+        except InvalidStatus as error:
+            text = "the token is not this server's" if error.response.status_code == 401 else str(error)
+            raise SessionClosedError(f"{self._url}: {text}") from None
+        except ConnectionClosed as error:
+            raise OSError(str(error)) from error
+        if said.get("version") != self._version or said.get("protocol") != PROTOCOL:
+            connection.close()
+            raise SessionClosedError(
+                f"the server at {self._url} is hfsdk {said.get('version')}, and this is {self._version}; nothing was sent. Use the "
+                "same version."
+            )
+        connection.send(msgpack().encode({"client": self._id, "version": self._version}))
+        with self._lock:
+            anew, self._server = bool(self._server) and self._server != said["server"], said["server"]
+            waiting = sorted(self._waiting.items())
+            self._connection = connection
+        for number, one in waiting:
+            if anew and not _may_repeat(one.request):
+                self._take(number, Reply(errors=(HfsdkError(ANEW),)))
+            else:
+                connection.send(one.frame)
+
+    def _run(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        tries = 0
+        while not self._over.is_set():
+            try:
+                if self._connection is None:
+                    self._connect()
+                for frame in self._connection:
+                    tries = 0
+                    number, reply = answer_of(frame, self.client)
+                    self._take(number, reply)
+                self._end_of(self._connection)
+            except SessionClosedError as error:
+                self._fail(error)
+                return
+            except (OSError, TimeoutError, ConnectionClosed):
+                pass
+            except Exception as error:
+                self._fail(HfsdkError(f"what the server sent cannot be read: {error}"))
+                return
+            if self._failed is not None:
+                return
+            with self._lock:
+                self._connection = None
+            self._over.wait(RETRY_S[min(tries, len(RETRY_S) - 1)])
+            tries += 1
+
+    def _end_of(self, connection: Any) -> None:
+        """See why the server has ended the connection."""
+        if connection.close_code in (1002, 1011) and not self._over.is_set():
+            self._fail(SessionClosedError(f"the server at {self._url} says: {connection.close_reason}"))
+
+    def _take(self, number: int, reply: Reply) -> None:
+        with self._lock:
+            waiting = self._waiting.pop(number, None)
+        if waiting is not None:
+            waiting.answer(reply)
+
+    def _fail(self, error: HfsdkError) -> None:
+        self._failed = error
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for one in waiting:
+            one.answer(Reply(errors=(error,)))
+
+
+def _may_repeat(request: Any) -> bool:
+    looks = isinstance(request, k.Ask) and isinstance(request.message, (q.Query, m.Wait, m.Fetch, m.Logs))
+    return looks or isinstance(request, AGAIN)

@@ -1,0 +1,76 @@
+"""What a browser sees of a kept session: its run, where its roles live, where the time goes; the pictures of the notebook."""
+
+from __future__ import annotations
+
+import threading
+from html import escape
+from http import HTTPStatus
+
+from hfsdk.core.errors import HfsdkError
+from hfsdk.session.attach import sessions
+from hfsdk.session.session import Session
+
+REFRESH_S = 3
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1rem auto; max-width: 1100px; padding: 0 .8rem }
+body { color: #1c1c1c; background: #fff }
+h1 { font-size: 1.2rem } h2 { font-size: 1rem; margin: 1.4rem 0 .3rem } section { overflow-x: auto }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #161616 } a { color: #8ab4f8 } }
+"""
+
+
+class Pages:
+    """The pages of the server; it attaches to a session, to look, when somebody asks for its page."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._looking: dict[str, Session] = {}
+        self._lock = threading.Lock()
+
+    def page(self, name: str) -> tuple[HTTPStatus, str]:
+        """Return the page of a session, or with no name the list of them."""
+        try:
+            with self._lock:
+                if not name:
+                    return HTTPStatus.OK, _html("kept sessions", self._list())
+                return HTTPStatus.OK, _html(name, self._of(name))
+        except HfsdkError as error:
+            self._looking.pop(name, None)
+            return HTTPStatus.NOT_FOUND, _html("not found", f"<p>{escape(str(error))}</p>")
+
+    def _list(self) -> str:
+        found = sessions(self._address)
+        rows = "".join(f'<li><a href="/{escape(one.name)}">{escape(one.name)}</a>: {escape(one.words)}</li>' for one in found)
+        return f"<ul>{rows}</ul>" if rows else "<p>no kept sessions</p>"
+
+    def _of(self, name: str) -> str:
+        session = self._looking.get(name)
+        if session is None or session.status == "closed":
+            session = self._looking[name] = Session.attach(name, self._address, read_only=True)
+        from hfsdk.viz.drawn import picture_of
+        from hfsdk.viz.hooks import run_picture
+
+        parts = []
+        if session.run is not None:
+            parts.append(("the run", run_picture(session.run).to_html()))
+        if session.placement.view()["devices"]:
+            parts.append(("who lives where", picture_of(session.placement).to_html()))
+        trace = session.trace.snapshot()
+        if len(trace):
+            parts.append(("where the time goes", picture_of(trace).to_html()))
+        text = "".join(f"<h2>{title}</h2><section>{html}</section>" for title, html in parts)
+        return text or f"<p>{escape(repr(session))}</p>"
+
+    def close(self) -> None:
+        """Leave the sessions."""
+        for session in self._looking.values():
+            session.detach()
+
+
+def _html(title: str, body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="refresh" content="{REFRESH_S}"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f"<h1>{escape(title)}</h1>{body}</html>"
+    )

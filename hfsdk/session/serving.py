@@ -1,0 +1,227 @@
+"""The server of kept sessions: one port on the head node of their cluster, for kernels elsewhere and for a look with a browser.
+
+It holds nothing of a session: it passes requests on to the keepers, and answers as plain data. Whoever has its token can run code
+in the sessions, as whoever has the cluster's; so it listens on this machine alone (for an SSH tunnel), or with TLS.
+"""
+
+from __future__ import annotations
+
+import hmac
+import importlib
+import os
+import secrets
+import ssl
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.replies import Reply, errors_of
+from hfsdk.session import keeper_requests as k
+from hfsdk.session.attach import done_with, keeper_of, package_version
+from hfsdk.session.served_page import Pages
+from hfsdk.session.wire import PORT, PROTOCOL, answer_bytes, msgpack, request_of
+
+AT_ONCE = 64
+"""Requests that are answered at once; one that waits for events takes a second."""
+
+REMEMBERED = 1024
+"""Answers of a kernel that are kept for the case that it asks again, having lost its connection."""
+
+HEADERS = (
+    ("Content-Type", "text/html; charset=utf-8"), ("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer"),
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline'"),
+    ("X-Frame-Options", "DENY"), ("X-Content-Type-Options", "nosniff"),
+)  # fmt: skip
+
+
+def token_file() -> Path:
+    """Return where the server's token is, in a file that this user alone can read; it is made where there is none."""
+    folder: Path = importlib.import_module("hfsdk.engine.ray.ray_head").state_folder()
+    path = folder / "serve-token"
+    with suppress(FileExistsError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(fd, secrets.token_urlsafe(32).encode())
+        os.close(fd)
+    return path
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where and how to serve."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    token: str = ""
+    address: str | None = None
+    """Of the Ray cluster; ``None``: the sessions of this machine alone."""
+    certificate: str | None = None
+    key: str | None = None
+
+    def check(self) -> None:
+        """Refuse to listen to others without TLS, or without a token.
+
+        Raises:
+            OptionError: says what to do.
+        """
+        if len(self.token) < 16:
+            raise OptionError("the server needs a token of at least 16 characters")
+        if self.host not in ("127.0.0.1", "::1", "localhost") and self.certificate is None:
+            raise OptionError(
+                f"to listen on {self.host} give a certificate and its key (--certificate, --key), for the token and all else would "
+                "travel as they are; or listen on 127.0.0.1, and reach it through an SSH tunnel: ssh -L "
+                f"{self.port}:127.0.0.1:{self.port} HEAD"
+            )
+
+
+class Answers:
+    """What a kernel has asked, by number: asked again, it is not done again."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Future[Reply]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def once(self, number: int, start: Callable[[], Future[Reply]]) -> Future[Reply]:
+        """Return the answer to come: that of before, where there was one."""
+        with self._lock:
+            if number not in self._known:
+                self._known[number] = start()
+                while len(self._known) > REMEMBERED:
+                    self._known.popitem(last=False)
+            return self._known[number]
+
+
+class Server:
+    """See the module's text.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, options: ServeOptions) -> None:
+        options.check()
+        from websockets.sync.server import serve
+
+        self._options, self._id = options, secrets.token_hex(8)
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hfsdk-serve")
+        self._kernels: OrderedDict[str, Answers] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pages = Pages(options.address)
+        context = None
+        if options.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(options.certificate, options.key)
+        self._server = serve(
+            self._talk, options.host, options.port, ssl=context, process_request=self._admit, max_size=None, compression=None,
+            ping_interval=10, ping_timeout=20,
+        )  # fmt: skip
+        self.port = int(self._server.socket.getsockname()[1])
+
+    def run(self) -> None:
+        """Serve until :meth:`close`."""
+        self._server.serve_forever()
+
+    def close(self) -> None:
+        """End."""
+        self._server.shutdown()
+        self._pages.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- who comes
+
+    def _admit(self, connection: Any, request: Any) -> Any:
+        """Let nobody in without the token; answer a browser with a page."""
+        url = urlsplit(request.path)
+        name, query = url.path.strip("/"), parse_qs(url.query)
+        cookie = SimpleCookie(request.headers.get("Cookie", "")).get("hfsdk")
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        is_kernel = "upgrade" in request.headers.get("Connection", "").lower()
+        shown = bearer if is_kernel else (query.get("token", [""])[0] or (cookie.value if cookie else "") or bearer)
+        if not hmac.compare_digest(shown.encode(), self._options.token.encode()):
+            return self._respond(connection, HTTPStatus.UNAUTHORIZED, "the token is missing, or not this server's\n")
+        if is_kernel:
+            return None
+        status, text = self._pages.page(name)
+        response = self._respond(connection, status, text)
+        if query.get("token"):
+            secure = "; Secure" if self._options.certificate else ""
+            response.headers["Set-Cookie"] = f"hfsdk={shown}; HttpOnly; SameSite=Strict; Path=/{secure}"
+        return response
+
+    @staticmethod
+    def _respond(connection: Any, status: HTTPStatus, text: str) -> Any:
+        response = connection.respond(status, text)
+        for name, value in HEADERS:
+            if name in response.headers:
+                del response.headers[name]
+            response.headers[name] = value
+        return response
+
+    # -- kernels
+
+    def _talk(self, connection: Any) -> None:
+        """Answer one kernel until its connection ends."""
+        from websockets.exceptions import ConnectionClosed
+
+        name = urlsplit(connection.request.path).path.strip("/")
+        with suppress(ConnectionClosed):
+            connection.send(msgpack().encode({"version": package_version(), "server": self._id, "protocol": PROTOCOL}))
+            hello = msgpack().decode(connection.recv())
+            if hello.get("version") != package_version():
+                connection.close(1002, "another version of hfsdk")
+                return
+            keeper = keeper_of(name, self._options.address)
+            if keeper is None:
+                connection.close(1011, f"there is no session {name!r}"[:120])
+                return
+            try:
+                self._serve(connection, keeper, self._answers(f"{name}/{hello['client']}"))
+            finally:
+                done_with(keeper)
+
+    def _answers(self, kernel: str) -> Answers:
+        with self._lock:
+            answers = self._kernels.setdefault(kernel, Answers())
+            self._kernels.move_to_end(kernel)
+            while len(self._kernels) > AT_ONCE:
+                self._kernels.popitem(last=False)
+            return answers
+
+    def _serve(self, connection: Any, keeper: Any, answers: Answers) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        sending = threading.Lock()
+
+        def answer(number: int, done: Future[Reply]) -> None:
+            with suppress(ConnectionClosed), sending:
+                connection.send(answer_bytes(number, done.result()))
+
+        for frame in connection:
+            number, request = request_of(frame)
+            future = answers.once(number, lambda request=request: self._pool.submit(_reply, keeper, request))  # type: ignore[misc]
+            future.add_done_callback(lambda done, number=number: answer(number, done))  # type: ignore[misc]
+
+
+def _reply(keeper: Any, request: k.Request) -> Reply:
+    """Ask a keeper for somebody elsewhere: columns are brought here, and travel as they are."""
+    try:
+        if isinstance(request, k.Ask) and isinstance(request.message, m.Fetch):
+            located = keeper.ask(replace(request, message=m.Locate(request.message.columns)))
+            return located if located.errors else Reply(keeper.fetch(located.value), heard=located.heard)
+        if isinstance(request, k.LastStep):
+            request = replace(request, plain=True)
+        reply: Reply = keeper.ask(request)
+        return reply
+    except SessionClosedError as error:
+        return Reply(errors=(error,))
+    except Exception as error:
+        return Reply(errors=errors_of(error))
