@@ -53,6 +53,9 @@ from hfsdk.session.wanted_run import WantedRun
 TICK_S = 0.1
 """How often the keeper looks at its runs, and at who is there."""
 
+ANSWERED_S = 1.0
+"""How long the process stays after the end of its session: whoever asked for that is answered."""
+
 ORDER_S = 5.0
 """How long what a kernel tells waits for what it told before."""
 
@@ -85,6 +88,8 @@ class Keeper:
         self._holders: dict[int, set[str]] = {}
         """Who refers to a call's columns."""
         self._closed_s: float | None = None
+        self._ended_s: float | None = None
+        """When its end began, and when it was done."""
         self._in_order = threading.Condition()
         self._serial = 0
         """Of the kernel's last news."""
@@ -312,6 +317,7 @@ class Keeper:
             self._flush()
         self._controller.send(m.Close())
         self._events.add({"type": "closed"})
+        self._ended_s = time.monotonic()
 
     def _tick(self) -> None:
         """Tell what runs change; end a session that nobody has looked after for too long, and the process of one that is closed."""
@@ -324,7 +330,7 @@ class Keeper:
                 continue
             looked_s = now
             attended = self._attended
-            if self._closed_s is not None and not attended:
+            if self._ended_s is not None and not attended and now - self._ended_s > ANSWERED_S:
                 os._exit(0)
             busy = attended or (self._home is not None and self._home.goes_on)
             self._idle_s = None if busy else self._idle_s or now

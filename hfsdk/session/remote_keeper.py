@@ -155,7 +155,7 @@ class RemoteKeeper:
             SessionClosedError: the server refuses this kernel, or has another version.
         """
         try:
-            from websockets.exceptions import ConnectionClosed, InvalidStatus
+            from websockets.exceptions import InvalidStatus, WebSocketException
             from websockets.sync.client import connect
         except ModuleNotFoundError as error:
             raise ModelNotFoundError("sessions elsewhere need the package 'websockets': pip install 'hfsdk[remote]'") from error
@@ -169,7 +169,7 @@ class RemoteKeeper:
         except InvalidStatus as error:
             text = "the token is not this server's" if error.response.status_code == 401 else str(error)
             raise SessionClosedError(f"{self._url}: {text}") from None
-        except ConnectionClosed as error:
+        except WebSocketException as error:  # cut in the middle of it
             raise OSError(str(error)) from error
         if said.get("version") != self._version or said.get("protocol") != PROTOCOL:
             connection.close()
@@ -177,7 +177,8 @@ class RemoteKeeper:
                 f"the server at {self._url} is hfsdk {said.get('version')}, and this is {self._version}; nothing was sent. Use the "
                 "same version."
             )
-        connection.send(msgpack().encode({"client": self._id, "version": self._version}))
+        with suppress(WebSocketException):  # as above; whoever listens finds out
+            connection.send(msgpack().encode({"client": self._id, "version": self._version}))
         with self._lock:
             anew, self._server = bool(self._server) and self._server != said["server"], said["server"]
             waiting = sorted(self._waiting.items())
@@ -186,10 +187,11 @@ class RemoteKeeper:
             if anew and not _may_repeat(one.request):
                 self._take(number, Reply(errors=(HfsdkError(ANEW),)))
             else:
-                connection.send(one.frame)
+                with suppress(WebSocketException):
+                    connection.send(one.frame)
 
     def _run(self) -> None:
-        from websockets.exceptions import ConnectionClosed
+        from websockets.exceptions import WebSocketException
 
         tries = 0
         while not self._over.is_set():
@@ -200,15 +202,16 @@ class RemoteKeeper:
                     tries = 0
                     number, reply = answer_of(frame, self.client)
                     self._take(number, reply)
-                self._end_of(self._connection)
             except SessionClosedError as error:
                 self._fail(error)
                 return
-            except (OSError, TimeoutError, ConnectionClosed):
+            except (OSError, TimeoutError, WebSocketException):
                 pass
             except Exception as error:
                 self._fail(HfsdkError(f"what the server sent cannot be read: {error}"))
                 return
+            if self._connection is not None:
+                self._end_of(self._connection)
             if self._failed is not None:
                 return
             with self._lock:

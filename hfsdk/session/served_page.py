@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from html import escape
 from http import HTTPStatus
 
@@ -11,6 +12,9 @@ from hfsdk.session.attach import sessions
 from hfsdk.session.session import Session
 
 REFRESH_S = 3
+
+UNSEEN_S = 30.0
+"""How long the server looks at a session after its page was asked for last."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1rem auto; max-width: 1100px; padding: 0 .8rem }
@@ -26,6 +30,7 @@ class Pages:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._looking: dict[str, Session] = {}
+        self._asked_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def page(self, name: str) -> tuple[HTTPStatus, str]:
@@ -45,6 +50,7 @@ class Pages:
         return f"<ul>{rows}</ul>" if rows else "<p>no kept sessions</p>"
 
     def _of(self, name: str) -> str:
+        self._asked_s[name] = time.monotonic()
         session = self._looking.get(name)
         if session is None or session.status == "closed":
             session = self._looking[name] = Session.attach(name, self._address, read_only=True)
@@ -62,10 +68,20 @@ class Pages:
         text = "".join(f"<h2>{title}</h2><section>{html}</section>" for title, html in parts)
         return text or f"<p>{escape(repr(session))}</p>"
 
+    def rest(self) -> None:
+        """Leave sessions that have ended, or whose page nobody has asked for lately."""
+        with self._lock:
+            for name, session in list(self._looking.items()):
+                if session.status == "closed" or time.monotonic() - self._asked_s.get(name, 0.0) > UNSEEN_S:
+                    session.detach()
+                    del self._looking[name]
+
     def close(self) -> None:
         """Leave the sessions."""
-        for session in self._looking.values():
-            session.detach()
+        with self._lock:
+            for session in self._looking.values():
+                session.detach()
+            self._looking.clear()
 
 
 def _html(title: str, body: str) -> str:

@@ -12,6 +12,7 @@ import os
 import secrets
 import ssl
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,9 @@ from hfsdk.session.wire import PORT, PROTOCOL, answer_bytes, msgpack, request_of
 
 AT_ONCE = 64
 """Requests that are answered at once; one that waits for events takes a second."""
+
+IDLE_S = 2.0
+"""How long the server uses Ray after the last kernel: the Ray of kept sessions ends with the last of them."""
 
 REMEMBERED = 1024
 """Answers of a kernel that are kept for the case that it asks again, having lost its connection."""
@@ -100,6 +104,46 @@ class Answers:
             return self._known[number]
 
 
+class Keepers:
+    """The keepers that kernels ask through this server; it has done with Ray a moment after the last of them has gone.
+
+    Not at once, for a kernel whose connection was lost comes back, and what it asked is still under way.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._known: dict[str, Any] = {}
+        self._users: dict[str, int] = {}
+        self._idle_s = time.monotonic()
+        self._lock = threading.Lock()
+
+    def enter(self, name: str) -> Any:
+        """Return the keeper of a session, for one more kernel; ``None`` where there is none."""
+        with self._lock:
+            keeper = self._known.get(name)
+            if keeper is None or not keeper.lives():
+                keeper = self._known[name] = keeper_of(name, self._address)
+            if keeper is None:
+                del self._known[name]
+                return None
+            self._users[name] = self._users.get(name, 0) + 1
+            return keeper
+
+    def leave(self, name: str) -> None:
+        """A kernel has gone."""
+        with self._lock:
+            self._users[name] -= 1
+            self._idle_s = time.monotonic()
+
+    def rest(self, after_s: float = IDLE_S) -> None:
+        """Have done with Ray, where no kernel was there for a while."""
+        with self._lock:
+            if self._known and not any(self._users.values()) and time.monotonic() - self._idle_s >= after_s:
+                for keeper in self._known.values():
+                    done_with(keeper)
+                self._known.clear()
+
+
 class Server:
     """See the module's text.
 
@@ -115,7 +159,8 @@ class Server:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hfsdk-serve")
         self._kernels: OrderedDict[str, Answers] = OrderedDict()
         self._lock = threading.Lock()
-        self._pages = Pages(options.address)
+        self._pages, self._keepers = Pages(options.address), Keepers(options.address)
+        self._over = threading.Event()
         context = None
         if options.certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -128,10 +173,17 @@ class Server:
 
     def run(self) -> None:
         """Serve until :meth:`close`."""
+        threading.Thread(target=self._rest, name="hfsdk-serve-rest", daemon=True).start()
         self._server.serve_forever()
+
+    def _rest(self) -> None:
+        while not self._over.wait(IDLE_S / 2):
+            self._keepers.rest()
+            self._pages.rest()
 
     def close(self) -> None:
         """End."""
+        self._over.set()
         self._server.shutdown()
         self._pages.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -179,14 +231,14 @@ class Server:
             if hello.get("version") != package_version():
                 connection.close(1002, "another version of hfsdk")
                 return
-            keeper = keeper_of(name, self._options.address)
+            keeper = self._keepers.enter(name)
             if keeper is None:
                 connection.close(1011, f"there is no session {name!r}"[:120])
                 return
             try:
                 self._serve(connection, keeper, self._answers(f"{name}/{hello['client']}"))
             finally:
-                done_with(keeper)
+                self._keepers.leave(name)
 
     def _answers(self, kernel: str) -> Answers:
         with self._lock:
@@ -202,8 +254,11 @@ class Server:
         sending = threading.Lock()
 
         def answer(number: int, done: Future[Reply]) -> None:
+            reply = done.result()
             with suppress(ConnectionClosed), sending:
-                connection.send(answer_bytes(number, done.result()))
+                connection.send(answer_bytes(number, reply))
+                if any(isinstance(error, SessionClosedError) for error in reply.errors) and not keeper.lives():
+                    connection.close(1011, str(reply.errors[0])[:120])
 
         for frame in connection:
             number, request = request_of(frame)
@@ -223,5 +278,7 @@ def _reply(keeper: Any, request: k.Request) -> Reply:
         return reply
     except SessionClosedError as error:
         return Reply(errors=(error,))
+    except SystemExit:  # Ray, where this process is on its way out
+        return Reply(errors=(SessionClosedError("the server ends"),))
     except Exception as error:
         return Reply(errors=errors_of(error))

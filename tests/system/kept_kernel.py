@@ -43,7 +43,10 @@ class Kernel:
 
     def kill(self):
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
     def interrupt(self):
         os.kill(self.process.pid, signal.SIGINT)

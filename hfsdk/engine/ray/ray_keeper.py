@@ -106,6 +106,16 @@ class RayKeeper:
         """Ask, and wait for nothing."""
         self.actor.ask.remote(request)
 
+    def lives(self) -> bool:
+        """Whether its process is there, as far as can be told in a moment."""
+        try:
+            ray.get(self.actor.pid.remote(), timeout=ANSWER_S)
+        except WORKER_GONE:
+            return False
+        except ray.exceptions.GetTimeoutError:
+            return True
+        return True
+
     def put(self, table: Table) -> list[Any]:
         """Put a table into this node's store."""
         return [ray.put(dict(table))]

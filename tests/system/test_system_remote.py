@@ -1,0 +1,212 @@
+"""Kernels outside the cluster, through the server and a proxy: without Ray or torch, with connections that are cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from kept_kernel import Kernel, KernelError
+from tcp_proxy import Proxy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+BEGIN = """
+import hfsdk as hf
+session = hf.Session(devices=1, name="far", keep=True)
+actor = session.actor("tiny", optimizer=hf.AdamW(lr=1e-4))
+session.reference(actor)
+session.reward(lambda prompts, completions: [-float(len(c)) for c in completions])
+session.place("colocate")
+rollout = actor.generate([[1, 2, 3]] * 4, max_new_tokens=4)
+rollout["response"].flat.tolist()
+"""
+
+THIN = """
+import sys
+sys.modules.update(dict.fromkeys(["ray", "torch", "psutil", "vllm", "megatron", "transformers", "tokenizers", "safetensors"]))
+import hfsdk as hf
+"""
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    pytest.importorskip("ray")
+    pytest.importorskip("vllm")
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def far(state):
+    """A session that nobody has, and the server; (values of its batch, port, token)."""
+    kernel = Kernel(state)
+    values = kernel.run(BEGIN)
+    kernel.kill()
+    server = serve(state)
+    port = int(server.stdout.readline().split("/NAME")[0].rpartition(":")[2])
+    token = (state / "hfsdk" / "serve-token").read_text()
+    yield values, port, token
+    last = Kernel(state)
+    last.run("import hfsdk as hf\nfor one in hf.sessions(): one.close()")
+    last.end()
+    server.terminate()
+    _, said = server.communicate(timeout=30)
+    assert (server.returncode, said) == (0, ""), "it says nothing of Ray"
+    deadline = time.monotonic() + 60
+    while (state / "hfsdk" / "head.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def serve(state, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hfsdk.serve", "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def thin(state):
+    """A kernel that has neither Ray nor torch nor psutil."""
+    kernel = Kernel(state / "elsewhere")
+    kernel.run(THIN)
+    yield kernel
+    kernel.kill()
+
+
+def attach(port, token, more=""):
+    return f"session = hf.Session.attach('hfsdk://127.0.0.1:{port}/far', token={token!r}{more})"
+
+
+def test_a_thin_kernel_calls_trains_and_looks(far, thin, state):
+    values, port, token = far
+    thin.run(attach(port, token))
+    assert thin.run("session.batches['rollout']['response'].flat.tolist()") == values
+    thin.run("actor = session.models.actor; batch = actor.generate([[5, 6, 7]] * 4, max_new_tokens=4)")
+
+    assert thin.run("len(batch['response'])") == 4
+    assert thin.run("actor.run(lambda rank: rank.rank)") == [0]
+    big = thin.run("import numpy as np\nown = session.batch(x=[np.arange(5000.0)] * 60)\nfloat(own['x'].flat.sum())")
+    assert big == 60 * 4999 * 5000 / 2
+    thin.run("prompts = session.prompts([[i, 2, 3] for i in range(1, 17)], batch_size=4)")
+    thin.run("run = session.train(hf.GRPO(n=2, max_new_tokens=4), prompts, steps=3, progress=False)")
+    assert thin.run("[run.state, len(run.rows), prompts.position, len(session.history)]") == ["finished", 3, 3, 3]
+    assert thin.run("run.last.batch['scores'].shape[0]") == 8
+    assert thin.run("run.last.actor.rows[0]['num_samples']") == 8
+    assert thin.run("[len(session.trace.snapshot()) > 5, len(session.dataflow.snapshot().calls) > 4]") == [True, True]
+    assert "actor" in thin.run("str(session.placement)")
+    thin.run("session.snapshot('here'); session.rewind('here')")
+
+    with pytest.raises(KernelError) as failed:
+        thin.run("actor.update(run.last.batch, lambda out, b: out.log_probs / 0 * float('nan')).wait()")
+    assert failed.value.kind == "NonFiniteLossError"
+    assert thin.run("[name for name in ('ray', 'torch', 'psutil') if sys.modules.get(name)]") == []
+    thin.run("session.detach()")
+    assert thin.end() == 0
+
+
+def test_nobody_without_the_token_gets_anything(far, thin):
+    _, port, token = far
+    for shown, words in ((token[:-1] + "x", "token is not this server's"), ("", "asks for its server's token")):
+        with pytest.raises(KernelError, match=words):
+            thin.run(attach(port, shown).replace(f"token={shown!r}", f"token={shown!r} or None"))
+    with pytest.raises(KernelError, match="nothing answers"):
+        thin.run(attach(1, token))
+    with pytest.raises(KernelError, match="hfsdks://"):
+        thin.run(f"hf.Session.attach('hfsdk://example.org:{port}/far', token='x' * 20)")
+    with pytest.raises(KernelError, match="there is no session 'none'"):
+        thin.run(attach(port, token).replace("/far", "/none"))
+    page = f"http://127.0.0.1:{port}/far"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(page)
+    assert refused.value.code == 401
+    with urllib.request.urlopen(f"{page}?token={token}") as answer:
+        text = answer.read().decode()
+        assert "who lives where" in text
+        assert "HttpOnly" in answer.headers["Set-Cookie"]
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    with pytest.raises(urllib.error.HTTPError) as unknown:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/none?token={token}")
+    assert unknown.value.code == 404
+
+
+def test_a_hundred_cuts_lose_no_event_and_do_nothing_twice(far, thin):
+    _, port, token = far
+    proxy = Proxy(port, delay_s=0.002)
+    try:
+        thin.run(attach(proxy.port, token) + "\nimport time")
+        thin.run("ended = []\nsession.subscribe(lambda e: e['type'] == 'call_done' and ended.append(e['call_id']))")
+        thin.run("ends = ('call_done', 'call_failed', 'call_cancelled')\nraw = []")
+        thin.run("session._link.subscribe(lambda e: e['type'] in ends and raw.append(e['call_id']))")
+        before = thin.run("len(session.history)")
+        thin.run("prompts = session.prompts([[i, 2, 3] for i in range(1, 17)], batch_size=4)")
+        thin.run("run = session.train(hf.GRPO(n=2, max_new_tokens=4), prompts, steps=400, wait=False, progress=False)")
+        dice, over = random.Random(0), threading.Event()
+
+        def cutting():
+            for _ in range(100):
+                if over.wait(dice.uniform(0.02, 0.25)):
+                    return
+                proxy.cut()
+
+        cutter = threading.Thread(target=cutting)
+        cutter.start()
+        calls = 0
+        while cutter.is_alive():
+            calls += thin.run("len(actor.run(lambda rank: 1))") if calls else thin.run("actor = session.models.actor\n1")
+        over.set()
+        cutter.join()
+        assert proxy.num_connections > 60
+        thin.run("run.stop(); run.wait(60)")
+        done = thin.run("len(run.rows)")
+        assert thin.run("len(session.history)") == before + done
+        assert [row["step"] for row in json.loads(thin.run("import json; json.dumps(list(run.rows))"))] == list(
+            range(before, before + done)
+        )
+        thin.run("time.sleep(1.0)")
+        told = thin.run("raw")
+        assert len(told) == len(set(told)), "no event twice"
+        known = thin.run("[c.id for c in session._link.send(__import__('hfsdk.engine.calls.queries', fromlist=['q']).CallsOf())]")
+        kept = [number for number in known if number > min(told)]
+        assert set(kept) <= set(told), "no event missed"
+        thin.run("session.detach()")
+    finally:
+        proxy.close()
+
+
+def test_a_server_that_starts_anew_is_found_again(far, state, thin):
+    """By kernels that are attached: what was asked of the old one may be asked of the new one, or is told."""
+    _, _, token = far
+    first = serve(state)
+    port = int(first.stdout.readline().split("/NAME")[0].rpartition(":")[2])
+    thin.run(attach(port, token, ", read_only=True"))
+    assert thin.run("len(session.roles)") == 3
+    first.kill()
+    first.communicate()
+    second = serve(state, "--port", str(port))
+    try:
+        second.stdout.readline()
+        assert thin.run("session.status") in ("idle", "working")
+        thin.run("session.detach()")
+    finally:
+        second.terminate()
+        second.communicate()
+
+
+def test_what_would_be_open_to_others_is_refused(state):
+    refused = serve(state, "--host", "0.0.0.0")
+    _, said = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "certificate" in said
+    assert "ssh -L" in said
