@@ -66,6 +66,7 @@ CONTENTS = {
             "docs/recipes",
             "docs/algorithms",
             "docs/where-it-runs",
+            "docs/clusters",
             "docs/kept-sessions",
             "docs/beside",
             "docs/gpu",
