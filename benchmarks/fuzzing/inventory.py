@@ -37,7 +37,7 @@ MADE_BY_SESSIONS = (
     "Demonstrations", "LiveDataflow", "LivePlacement", "LiveTrace", "MemoryUse", "Metrics", "Models", "OneRowMetrics", "Pairs",
     "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces",
     "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow",
-    "Plan", "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf",
+    "Plan", "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
 )  # fmt: skip
 
 INNER = (
@@ -46,6 +46,7 @@ INNER = (
 )  # fmt: skip
 
 ENGINE_SIDE = {
+    "HeldBatches": ("take",),
     "Batch": ("known_lengths", "need", "from_columns", "column_states"),
     "Session": (
         "record", "measured",

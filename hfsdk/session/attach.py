@@ -176,7 +176,7 @@ def connect(parts: Parts, start: KeptStart) -> FarRuns:
     def closed(why: str) -> None:
         client.closed_because, client.closed = why, True
 
-    link.open(shared, lambda: runs.saved, closed)
+    link.open(shared, lambda: runs.saved, closed, runs.lose)
     return runs
 
 
@@ -189,6 +189,8 @@ def leave(parts: Parts, link: KeptLink) -> None:
             f"this kernel has left the session {link.name!r}, which goes on; hf.Session.attach({link.name!r}) comes back to it"
         )
         client.closed = True
+        if isinstance(parts.runs.elsewhere, FarRuns):
+            parts.runs.elsewhere.lose(client.closed_because)
     link.leave()
 
 

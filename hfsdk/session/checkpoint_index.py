@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.checks import is_whole
-from hfsdk.core.errors import CheckpointError
+from hfsdk.core.errors import CheckpointError, OptionError
 from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, is_ours, is_strangers, parse_files
 from hfsdk.engine.controller.lineage import MAIN
 
@@ -111,10 +111,12 @@ def folder_of(folder: Any, what: str) -> Path:
     """Return a folder as an absolute path.
 
     Raises:
-        OptionError: it is no path.
+        OptionError: it is no path, or the address of an object store.
         CheckpointError: there can be none of this name.
     """
     given = as_path(folder, what)
+    if "://" in str(folder):
+        raise OptionError(f"{what} goes to a folder, and not yet to an object store; save to a folder, and copy it to {folder}")
     try:
         found = given.expanduser().resolve()
         found.is_dir()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hfsdk.core.batch import Batch, refs_of
-from hfsdk.core.checks import shown
+from hfsdk.core.checks import Name, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.session.client import ControllerClient
 
@@ -28,8 +28,9 @@ class HeldBatches(Mapping[str, Batch]):
         """Hold what the variables of an earlier kernel referred to."""
         self._earlier.update(batches)
 
-    def drop(self, name: str) -> None:
-        """Let a batch of an earlier kernel go."""
+    @checked
+    def drop(self, name: Name) -> None:
+        """Let a batch of an earlier kernel go, where there is one of this name."""
         self._earlier.pop(name, None)
 
     def _all(self) -> dict[str, Batch]:
@@ -54,7 +55,7 @@ class HeldBatches(Mapping[str, Batch]):
         if isinstance(key, str) and key in known:
             return known[key]
         for batch in known.values():
-            if isinstance(key, int) and number_of(batch) == key:
+            if type(key) is int and number_of(batch) == key:
                 return batch
         there = ", ".join(f"{name!r} ({number_of(batch)})" for name, batch in known.items()) or "none"
         raise OptionError(f"there is no batch {shown(key)}; the session has {there}")
@@ -66,7 +67,7 @@ class HeldBatches(Mapping[str, Batch]):
         return len(self._all())
 
     def __contains__(self, key: object) -> bool:
-        return key in self._all()
+        return isinstance(key, str) and key in self._all()
 
     def __repr__(self) -> str:
         lines = [f"{name} ({number_of(b)}): {len(b)} rows of {', '.join(b.columns)}" for name, b in self._all().items()]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -324,7 +325,10 @@ class Keeper:
         looked_s = 0.0
         while True:
             time.sleep(TICK_S)
-            self._flush()
+            try:
+                self._flush()
+            except Exception:  # a row that cannot be told must not end the telling
+                traceback.print_exc()
             now = time.monotonic()
             if now - looked_s < 1.0:
                 continue

@@ -22,7 +22,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
 from hfsdk.engine.controller.records import stored_table
 from hfsdk.session import keeper_requests as k
-from hfsdk.session.client import ControllerClient
+from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.shared_state import SharedState
 
 LISTEN_S = 1.0
@@ -60,6 +60,10 @@ class FarKeeper(Protocol):
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Reply:
         """Ask, and wait for the answer; raises SessionClosedError when the keeper has ended."""
+        ...
+
+    def start(self, request: Any) -> Callable[[float | None], Reply]:
+        """Ask; return what waits for the answer, at most so many seconds."""
         ...
 
     def tell(self, request: Any) -> None:
@@ -104,18 +108,26 @@ class KeptLink:
         self._lost = ""
         self._saved: Callable[[], Mapping[str, Any] | None] = lambda: None
         self._closed: Callable[[str], None] = lambda why: None
+        self._forgone: Callable[[str], None] = lambda why: None
         self._threads: list[threading.Thread] = []
 
-    def open(self, shared: SharedState, saved: Callable[[], Mapping[str, Any] | None], closed: Callable[[str], None]) -> None:
+    def open(
+        self,
+        shared: SharedState,
+        saved: Callable[[], Mapping[str, Any] | None],
+        closed: Callable[[str], None],
+        lost: Callable[[str], None],
+    ) -> None:
         """Take over what the session is, and begin to listen.
 
         Args:
             shared: what this side knows of it.
             saved: gives the last save of the run.
             closed: told why the session cannot be used from here any more.
+            lost: told why nothing is heard of it any more.
         """
         assert self._welcome is not None
-        self._saved, self._closed = saved, closed
+        self._saved, self._closed, self._forgone = saved, closed, lost
         shared.take(self._welcome.notes)
         self._shared, self._welcome = shared, None
         self._threads = [threading.Thread(target=self._listen, name="hfsdk-kept", daemon=True)]
@@ -168,7 +180,7 @@ class KeptLink:
 
     def _ask(self, message: m.Message | q.Query[Any]) -> Any:
         looks = isinstance(message, (q.Query, m.Wait))
-        reply = self.ask(self._with_changes(message) if not looks else k.Ask(self.turn, message))
+        reply = self.ask(lambda: k.Ask(self.turn, message) if looks else self._with_changes(message))
         if reply.besides:
             self._outcomes.update(reply.besides)
             while len(self._outcomes) > MOST_OUTCOMES:
@@ -188,8 +200,8 @@ class KeptLink:
 
     # -- to the keeper
 
-    def ask(self, request: Any) -> Reply:
-        """Ask the keeper.
+    def ask(self, make: Callable[[], Any]) -> Reply:
+        """Ask the keeper what ``make`` returns; an interrupt finds that sent, with all that it tells, or not made.
 
         Raises:
             SessionClosedError: it has ended; says what is lost.
@@ -197,14 +209,16 @@ class KeptLink:
         if self._lost:
             raise SessionClosedError(self._lost)
         try:
-            return self._keeper.ask(request)
+            with uninterrupted():
+                answer = self._keeper.start(make())
+            return answer(None)
         except SessionClosedError as error:
             self._lose(str(error))
             raise SessionClosedError(self._lost) from None
 
-    def ask_and_hear(self, request: Any) -> Any:
+    def ask_and_hear(self, make: Callable[[], Any]) -> Any:
         """Ask the keeper, and return when all that it told before it answered has been taken over here."""
-        reply = self.ask(request)
+        reply = self.ask(make)
         with self._advanced:
             self._advanced.wait_for(lambda: self._heard >= reply.heard or self._over.is_set(), CATCH_UP_S)
         return reply.unpack()
@@ -226,6 +240,7 @@ class KeptLink:
         )
         self._over.set()
         self._closed(self._lost)
+        self._forgone(self._lost)
         with self._advanced:
             self._advanced.notify_all()
 
@@ -273,7 +288,7 @@ class KeptLink:
 
     def _take_all(self) -> None:
         """Take over everything anew: more has happened than the keeper keeps events of."""
-        welcome: k.Welcome = self.ask(k.Everything(self.turn)).unpack()
+        welcome: k.Welcome = self.ask(lambda: k.Everything(self.turn)).unpack()
         assert self._shared is not None
         self._shared.take(welcome.notes)
         with self._advanced:
@@ -307,7 +322,7 @@ class KeptLink:
 
     def end(self) -> None:
         """End the session."""
-        self.ask(k.End()).unpack()
+        self.ask(k.End).unpack()
 
     def leave(self) -> None:
         """Have done with the session, which goes on; safe to call twice."""

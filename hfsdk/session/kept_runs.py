@@ -9,7 +9,7 @@ from typing import Any
 from hfsdk.algorithms import DPO
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.call_events import Event
-from hfsdk.core.errors import OptionError
+from hfsdk.core.errors import OptionError, SessionClosedError
 from hfsdk.core.rows import Rows
 from hfsdk.engine.calls.replies import joined
 from hfsdk.session import keeper_requests as k
@@ -57,6 +57,13 @@ class FarControl(RunControl):
         for step in gone:
             for kept in (record.calls, record.trace_steps, record.samples):
                 kept.pop(step, None)
+
+    def lose(self, why: str) -> None:
+        """Nothing is told of the run any more."""
+        with self._changed:
+            if self.running:
+                self.running, self.error = False, SessionClosedError(why)
+            self._changed.notify_all()
 
     def await_change(self, timeout_s: float) -> None:
         """Wait until something is told."""
@@ -135,6 +142,11 @@ class FarRuns:
         if control is not None and control.running and "call_id" in event:
             control.calls.on_event(event)
 
+    def lose(self, why: str) -> None:
+        """Nothing is told any more: whoever waits for the run is told so."""
+        if self.control is not None:
+            self.control.lose(why)
+
     @property
     def saved(self) -> Mapping[str, Any] | None:
         """The run's last save."""
@@ -143,13 +155,13 @@ class FarRuns:
     # -- what is asked
 
     def _steer(self, what: str) -> None:
-        self._link.ask_and_hear(k.Steer(self._link.turn, what))
+        self._link.ask_and_hear(lambda: k.Steer(self._link.turn, what))
 
     def _last(self) -> Any:
         control = self.control
         done = -1 if control is None else len(control.record.rows)
         if self._step[0] != done:
-            packed = self._link.ask_and_hear(k.LastStep(self._link.turn))
+            packed = self._link.ask_and_hear(lambda: k.LastStep(self._link.turn))
             if isinstance(packed, bytes):
                 packed = unpack(self._parts, packed)
             elif packed is not None:
@@ -167,7 +179,8 @@ class FarRuns:
                 parts.places.adopt(held)
         packed = pack(parts, wanted.from_anywhere().of(stream))
         with interrupts_held(lambda: None) as interrupts:
-            self._link.ask_and_hear(k.Train(self._link.turn, packed, user_line(), self._link.news()))
+            line = user_line()
+            self._link.ask_and_hear(lambda: k.Train(self._link.turn, packed, line, self._link.news()))
             run, control = parts.runs.run, self.control
             if run is None or control is None:
                 raise OptionError("the run was started, and nothing was told of it; session.watch() looks at it")

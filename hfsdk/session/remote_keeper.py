@@ -9,7 +9,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -103,7 +103,14 @@ class RemoteKeeper:
             SessionClosedError: the session is not there any more, or the server refuses this kernel.
             TimeoutError: no answer came in time.
         """
+        return self.start(request)(timeout_s)
+
+    def start(self, request: Any) -> Callable[[float | None], Reply]:
+        """Ask; return what waits for the answer, at most so many seconds."""
         waiting = self._send(request)
+        return lambda timeout_s: self._answer(waiting, timeout_s)
+
+    def _answer(self, waiting: _Waiting, timeout_s: float | None) -> Reply:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not waiting.done.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
             if self._failed is not None:

@@ -38,6 +38,9 @@ KINDS: Mapping[str, type[ModelHandle]] = {
 
 Entries = Mapping[Any, Any]
 
+ROWS = ("history_rows", "run_rows")
+"""Sections that are lists of rows."""
+
 
 @dataclass(frozen=True, eq=False)
 class Note:
@@ -309,19 +312,16 @@ class SharedRows:
         """Take over what was told."""
         rows = self.get()
         if rows is None or note.gone:
-            rows = Rows()
-            self.put(rows)
+            self.put(Rows())
+            rows = self.get()
+        if rows is None:  # of a run that is not known here
+            return
         for index, row in sorted(note.entries.items()):
             if index == len(rows):
                 rows.append(row)
             elif index == len(rows) - 1 and rows[index] != row:
                 rows.amend(row)
         self._told = (rows, len(rows), rows[len(rows) - 1] if len(rows) else {})
-
-    def whole(self) -> Note | None:
-        """Return all of it."""
-        rows = self.get()
-        return None if rows is None else Note(self.name, dict(enumerate(rows)), ("all",))
 
 
 @dataclass(eq=False)
@@ -384,15 +384,18 @@ class Notebook:
 
     def __init__(self) -> None:
         self._sections: dict[str, dict[Any, Any]] = {}
+        self._rows: dict[str, Rows] = {}
+        """A run of days has a hundred thousand of them: kept as a history keeps them."""
         self._lock = threading.Lock()
 
     def take(self, notes: Sequence[Note]) -> None:
         """Take over what was told."""
         with self._lock:
             for note in notes:
+                if note.section in ROWS:
+                    self._take_rows(note)
+                    continue
                 section = self._sections.setdefault(note.section, {})
-                if note.gone == ("all",):
-                    section.clear()
                 for key in note.gone:
                     section.pop(key, None)
                 section.update(note.entries)
@@ -400,9 +403,12 @@ class Notebook:
     def whole(self) -> tuple[Note, ...]:
         """Return all of it, as notes."""
         with self._lock:
-            return tuple(
-                Note(name, dict(section), ("all",) if name.endswith("rows") else ()) for name, section in self._sections.items()
-            )
+            rows = [Note(name, dict(enumerate(rows)), ("all",)) for name, rows in self._rows.items()]
+            return (*(Note(name, dict(section)) for name, section in self._sections.items()), *rows)
+
+    def _take_rows(self, note: Note) -> None:
+        name = note.section
+        SharedRows(name, lambda: self._rows.get(name), lambda rows: self._rows.update({name: rows})).take(note)
 
     def section(self, name: str) -> dict[Any, Any]:
         """Return one section."""
@@ -425,7 +431,7 @@ def history_rows(parts: Parts) -> SharedRows:
     def put(rows: Rows) -> None:
         parts.log.rows = rows
 
-    return SharedRows("history_rows", lambda: parts.log.rows, put)
+    return SharedRows(ROWS[0], lambda: parts.log.rows, put)
 
 
 def run_rows(control: Callable[[], RunControl | None]) -> SharedRows:
@@ -440,4 +446,4 @@ def run_rows(control: Callable[[], RunControl | None]) -> SharedRows:
         if now is not None:
             now.record.rows = rows
 
-    return SharedRows("run_rows", get, put)
+    return SharedRows(ROWS[1], get, put)

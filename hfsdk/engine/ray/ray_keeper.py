@@ -94,17 +94,32 @@ class RayKeeper:
             SessionClosedError: the keeper has ended.
             TimeoutError: it did not answer in time.
         """
-        try:
-            reply: Reply = ray.get(self.actor.ask.remote(request), timeout=timeout_s)
-        except WORKER_GONE as error:
-            raise SessionClosedError(reason_of(error)) from None
-        except ray.exceptions.GetTimeoutError:
-            raise TimeoutError(f"no answer within {timeout_s} s") from None
-        return reply
+        return self.start(request)(timeout_s)
+
+    def start(self, request: Any) -> Callable[[float | None], Reply]:
+        """Ask; return what waits for the answer, at most so many seconds.
+
+        Raises:
+            SessionClosedError: the keeper has ended, or this process has done with Ray.
+        """
+        if not ray.is_initialized():  # at the interpreter's exit: Ray would start another one
+            raise SessionClosedError("this process has done with Ray")
+        asked = self.actor.ask.remote(request)
+
+        def answer(timeout_s: float | None) -> Reply:
+            try:
+                reply: Reply = ray.get(asked, timeout=timeout_s)
+            except WORKER_GONE as error:
+                raise SessionClosedError(reason_of(error)) from None
+            except ray.exceptions.GetTimeoutError:
+                raise TimeoutError(f"no answer within {timeout_s} s") from None
+            return reply
+
+        return answer
 
     def tell(self, request: Any) -> None:
         """Ask, and wait for nothing."""
-        self.actor.ask.remote(request)
+        self.start(request)
 
     def lives(self) -> bool:
         """Whether its process is there, as far as can be told in a moment."""

@@ -222,6 +222,12 @@ def join(address: str, *, near: bool = False) -> list[str]:
                 found = address == "auto" and cluster.source != "RAY_ADDRESS"
                 if near or (found and ray_access.AUTH_MODE not in os.environ):
                     _require_token()
+            if access == "token" and _raylet.get_authentication_mode() != _raylet.AuthenticationMode.TOKEN:
+                raise PlacementError(
+                    f"the Ray cluster at {known} asks for a token, and to an address that is given by hand this process shows "
+                    f"none: set {ray_access.AUTH_MODE}=token in the environment before Python starts, with the cluster's token in "
+                    "~/.ray/auth_token"
+                )
             shipped = None if near else SHIPPED
             ray.init(address=known, log_to_driver=False, logging_level=logging.ERROR, runtime_env=shipped)
             deliver()
