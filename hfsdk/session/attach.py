@@ -10,11 +10,13 @@ from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.core.asked_from import warn_user
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Name, checked, shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError, SessionInUseError
 from hfsdk.core.pending import ColumnRef
 from hfsdk.session import keeper_requests as k
+from hfsdk.session.far import FarTokenizer
 from hfsdk.session.keeper import make_keeper
 from hfsdk.session.kept_link import KeptLink
 from hfsdk.session.kept_runs import FarRuns
@@ -22,6 +24,7 @@ from hfsdk.session.remote_keeper import RemoteKeeper, is_remote
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.shared_state import OF_KERNELS, SECTIONS, KnownBatch, SharedState, history_rows, run_rows, run_sections
 from hfsdk.session.start import Started
+from hfsdk.session.travel import pack
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,6 +172,8 @@ def connect(parts: Parts, start: KeptStart) -> FarRuns:
     shared = SharedState(parts, told, (*SECTIONS, *run_sections(runs.take, runs.take_steps)), rows, frozenset({rows[0].name}))
     parts.runs.elsewhere = runs
     link.belongs_to(client)
+    if not link.near:
+        parts.context.far = FromAfar(parts, link)
     held: Mapping[str, Any] = next((note.entries for note in start.welcome.notes if note.section == OF_KERNELS.name), {})
     parts.batches.take({name: _batch(parts, known, leased=bool(link.turn)) for name, known in held.items()})
     link.subscribe(runs.on_event)
@@ -178,6 +183,30 @@ def connect(parts: Parts, start: KeptStart) -> FarRuns:
 
     link.open(shared, lambda: runs.saved, closed, runs.lose)
     return runs
+
+
+class FromAfar:
+    """What a kernel outside the cluster has done near it: :class:`hfsdk.session.context.Far`."""
+
+    def __init__(self, parts: Parts, link: KeptLink) -> None:
+        self._parts, self._link = parts, link
+
+    def declare(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Declare a role where the models' folders are; return its handle here."""
+        packed = pack(self._parts, (args, dict(kwargs)))
+        said = len(self._parts.context.messages)
+        name = self._link.ask_and_hear(lambda: k.Declare(self._link.turn, kind, packed, self._link.news()))
+        for text in self._parts.context.messages[said:]:
+            warn_user(text)
+        return self._parts.deployment.book.find(name)
+
+    def saves(self, what: str, folder: str, keep: int) -> Any:
+        """Save or load the session where its workers are."""
+        return self._link.ask_and_hear(lambda: k.SaveOrLoad(self._link.turn, what, folder, keep, self._link.news()))
+
+    def tokenizer(self, folder: str) -> FarTokenizer:
+        """Return the tokenizer of a folder there."""
+        return FarTokenizer(folder, lambda *asked: self._link.ask(lambda: k.Texts(self._link.turn, *asked)).unpack())
 
 
 def leave(parts: Parts, link: KeptLink) -> None:

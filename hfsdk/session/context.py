@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.cluster import ClusterSpec
@@ -10,9 +12,26 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.models.counters import Counters
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declare import Backend
+from hfsdk.session.tokenizer import FolderTokenizer
 
 STEPS = "steps"
 """The counter of the steps of ``train``; a step's number is the same in history, dashboard and trace."""
+
+
+class Far(Protocol):
+    """Does near the cluster what needs files there."""
+
+    def declare(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Declare a role; return its handle here."""
+        ...
+
+    def saves(self, what: str, folder: str, keep: int) -> Any:
+        """Save or load the session there."""
+        ...
+
+    def tokenizer(self, folder: str) -> FolderTokenizer:
+        """Return the tokenizer of a folder there."""
+        ...
 
 
 @dataclass(eq=False)
@@ -27,6 +46,7 @@ class Context:
         seed: of sampling, shuffling and new heads, where a call gives none.
         messages: notices so far.
         counters: numbers that are saved with the session.
+        far: does near the cluster what needs files there, where this process is not near it; else ``None``.
     """
 
     name: str
@@ -36,6 +56,7 @@ class Context:
     seed: int
     messages: list[str] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
+    far: Far | None = None
 
     @property
     def simulated(self) -> bool:

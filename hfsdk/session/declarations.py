@@ -20,6 +20,7 @@ from hfsdk.models.reward import PART, RewardSum, WeightedScores, names_of
 from hfsdk.session.context import Context
 from hfsdk.session.declare import Backend, ModelSource, function_role, model_role
 from hfsdk.session.deployment import Deployment
+from hfsdk.session.far import near_the_models
 
 Layouts = str | Layout
 """``"tp2 dp2"``, ``hf.Layout(tp=2)``, or ``"auto"`` (data parallel)."""
@@ -44,6 +45,7 @@ class Declarations:
         """Return the dtype that was asked for, or what models have here."""
         return self._backend.default_dtype if asked is None else asked
 
+    @near_the_models
     @checked
     def actor(
         self,
@@ -98,6 +100,7 @@ class Declarations:
         )  # fmt: skip
         return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._backend), replace=replace)
 
+    @near_the_models
     @checked
     def critic(
         self,
@@ -133,6 +136,7 @@ class Declarations:
         )  # fmt: skip
         return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._backend), replace=replace)
 
+    @near_the_models
     @checked
     def reference(
         self,
@@ -170,6 +174,7 @@ class Declarations:
         )  # fmt: skip
         return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend), replace=replace)
 
+    @near_the_models
     @checked
     def reward(
         self,
@@ -228,6 +233,7 @@ class Declarations:
             RewardModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace, per_token
         )
 
+    @near_the_models
     @checked
     def cost(
         self,

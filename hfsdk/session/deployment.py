@@ -113,6 +113,9 @@ class Deployment:
 
     def _set_tokenizer(self, role: RoleSpec) -> None:
         assert role.model is not None
+        if self._context.far is not None:
+            self._client.use_tokenizer(self._context.far.tokenizer(role.folder))
+            return
         has_texts = role.folder and (Path(role.folder) / "tokenizer.json").is_file()
         if not self._context.simulated or (has_texts and find_spec("tokenizers") is not None):
             self._client.use_tokenizer(role.folder)

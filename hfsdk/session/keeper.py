@@ -31,6 +31,7 @@ from hfsdk.session import keeper_requests as k
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context
 from hfsdk.session.event_log import EventLog
+from hfsdk.session.far import text_of
 from hfsdk.session.lines import calls_of
 from hfsdk.session.plain_data import to_plain
 from hfsdk.session.session_parts import Parts
@@ -47,6 +48,7 @@ from hfsdk.session.shared_state import (
 )
 from hfsdk.session.start import Started, start_kept
 from hfsdk.session.streams import RowStream
+from hfsdk.session.tokenizer import FolderTokenizer
 from hfsdk.session.training import carry_out
 from hfsdk.session.travel import pack, unpack
 from hfsdk.session.wanted_run import WantedRun
@@ -91,11 +93,13 @@ class Keeper:
         self._closed_s: float | None = None
         self._ended_s: float | None = None
         """When its end began, and when it was done."""
+        self._tokenizers: dict[str, FolderTokenizer] = {}
         self._in_order = threading.Condition()
         self._serial = 0
         """Of the kernel's last news."""
         self._handlers: dict[type, Callable[[Any], Any]] = {
             k.Hello: self._hello, k.Ask: self._ask, k.Listen: self._listen, k.Train: self._train, k.Steer: self._steer,
+            k.Declare: self._declare, k.SaveOrLoad: self._save_or_load, k.Texts: self._texts,
             k.LastStep: self._last_step, k.Everything: lambda request: self._welcome(request.turn), k.Leave: self._leave,
             k.End: lambda request: self._end(), k.About: lambda request: self._account(),
         }  # fmt: skip
@@ -133,10 +137,10 @@ class Keeper:
         needed = {call_id for batch in batches if isinstance(batch, KnownBatch) for _, call_id, _, _ in batch.columns}
         with self._lock:
             held = [call_id for call_id, who in self._holders.items() if KERNEL in who and call_id not in needed]
-        self._release(held, KERNEL)
+        self.release(held, KERNEL)
 
     def _welcome(self, turn: int) -> k.Welcome:
-        self._flush()
+        self.flush()
         with self._telling:
             return k.Welcome(turn, self._options.name, self._started.cluster, self._notebook.whole(), self._events.last)
 
@@ -183,7 +187,7 @@ class Keeper:
             self._check(ask.turn)
         if ask.turn and ask.turn == self._turn:
             self._take(ask.news, ask.turn)
-            self._release(ask.released, KERNEL)
+            self.release(ask.released, KERNEL)
         if message is None:
             return None
         if isinstance(message, m.Close):
@@ -218,7 +222,7 @@ class Keeper:
         with self._lock:
             self._holders.setdefault(call_id, set()).add(who)
 
-    def _release(self, call_ids: Sequence[int], who: str) -> None:
+    def release(self, call_ids: Sequence[int], who: str) -> None:
         """Somebody does not refer to calls' columns any more; those that nobody refers to are freed."""
         free = []
         with self._lock:
@@ -249,7 +253,7 @@ class Keeper:
             self._serial = max(self._serial, news.serial)
             self._in_order.notify_all()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Tell what the run here has changed."""
         home = self._home
         if home is None:
@@ -268,18 +272,42 @@ class Keeper:
 
     # -- runs
 
-    def _train(self, train: k.Train) -> int:
-        self._check(train.turn)
-        self._take(train.news, train.turn)
+    def _at_home(self, turn: int, news: k.News) -> Home:
+        """Return the parts of the session here, as the kernel knows them."""
+        self._check(turn)
+        self._take(news, turn)
         with self._lock:
             if self._home is None:
                 self._home = Home(self)
-        home = self._home
+        return self._home
+
+    def _declare(self, declare: k.Declare) -> str:
+        home = self._at_home(declare.turn, declare.news)
+        args, kwargs = unpack(home.parts, declare.packed)
+        handle = getattr(home.parts.declarations, declare.kind)(*args, **kwargs)
+        self.flush()
+        return str(handle.name)
+
+    def _save_or_load(self, asked: k.SaveOrLoad) -> str:
+        saves = self._at_home(asked.turn, asked.news).parts.saves
+        found = saves.save(asked.folder, keep=asked.keep) if asked.what == "save" else saves.load(asked.folder)
+        self.flush()
+        return str(found or asked.folder)
+
+    def _texts(self, asked: k.Texts) -> Any:
+        return text_of(asked.folder, asked.what, asked.value, self._tokenizer)
+
+    def _tokenizer(self, folder: str) -> FolderTokenizer:
+        with self._lock:
+            return self._tokenizers.setdefault(folder, FolderTokenizer(folder))
+
+    def _train(self, train: k.Train) -> int:
+        home = self._at_home(train.turn, train.news)
         with calls_of(train.line):
             wanted = unpack(home.parts, train.packed)
             home.adopt_streams(wanted)
             carry_out(home.parts, wanted, False, aside=True)
-        self._flush()
+        self.flush()
         return home.parts.runs.number
 
     def _steer(self, steer: k.Steer) -> None:
@@ -290,7 +318,7 @@ class Keeper:
             raise OptionError("there is no run")
         steers = {"pause": run.pause, "resume": run.resume, "step": run.step, "stop": run.stop}
         steers[steer.what]()
-        self._flush()
+        self.flush()
 
     def _last_step(self, request: k.LastStep) -> Any:
         home = self._home
@@ -298,11 +326,7 @@ class Keeper:
         if home is None or last is None:
             return None
         mine = bool(request.turn) and request.turn == self._turn
-
-        def hold(call_id: int) -> None:
-            if mine:
-                self.hold(call_id, KERNEL)
-
+        hold = (lambda call_id: self.hold(call_id, KERNEL)) if mine else (lambda call_id: None)  # who only looks keeps nothing
         return to_plain(last, hold) if request.plain else pack(home.parts, last, hold)
 
     # -- the end
@@ -315,7 +339,7 @@ class Keeper:
         if self._home is not None:
             self._home.parts.runs.close()
             self._home.parts.pending_save.settle()
-            self._flush()
+            self.flush()
         self._controller.send(m.Close())
         self._events.add({"type": "closed"})
         self._ended_s = time.monotonic()
@@ -326,7 +350,7 @@ class Keeper:
         while True:
             time.sleep(TICK_S)
             try:
-                self._flush()
+                self.flush()
             except Exception:  # a row that cannot be told must not end the telling
                 traceback.print_exc()
             now = time.monotonic()
@@ -363,14 +387,6 @@ class Keeper:
     def told(self) -> tuple[Note, ...]:
         """All that was told."""
         return self._notebook.whole()
-
-    def flush(self) -> None:
-        """Tell what the run here has changed."""
-        self._flush()
-
-    def release(self, call_ids: Sequence[int], who: str) -> None:
-        """Somebody does not refer to calls' columns any more."""
-        self._release(call_ids, who)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(event)`` for every event of the controller."""

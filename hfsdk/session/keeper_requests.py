@@ -165,6 +165,38 @@ class Train:
     news: News = NO_NEWS
 
 
+@dataclass(frozen=True, eq=False)
+class Declare:
+    """Declare a role near the models' folders. Reply: its name."""
+
+    turn: int
+    kind: str
+    packed: bytes
+    """The arguments, see ``travel.py``."""
+    news: News = NO_NEWS
+
+
+@dataclass(frozen=True, eq=False)
+class SaveOrLoad:
+    """``save`` or ``load`` the session near its workers. Reply: the folder."""
+
+    turn: int
+    what: str
+    folder: str
+    keep: int
+    news: News = NO_NEWS
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Ask what a text is in tokens, or the other way round; see ``far.py``."""
+
+    turn: int
+    folder: str
+    what: str
+    value: Any
+
+
 @dataclass(frozen=True)
 class Steer:
     """Pause, resume, step or stop the run."""
@@ -250,4 +282,4 @@ def span(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-Request = Hello | Ask | Listen | Train | Steer | LastStep | Everything | Leave | End | About
+Request = Hello | Ask | Listen | Train | Declare | SaveOrLoad | Texts | Steer | LastStep | Everything | Leave | End | About

@@ -140,6 +140,11 @@ class KeptLink:
         """Tell the way to the keeper whose batches those are that come."""
         self._keeper.client = client
 
+    @property
+    def near(self) -> bool:
+        """Whether this process is on the session's cluster."""
+        return self._keeper.near
+
     # -- as a controller
 
     def send(self, message: m.Message | q.Query[Any]) -> Any:

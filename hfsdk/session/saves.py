@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, Protocol, overload
 
 from hfsdk.core.checks import Count, checked
+from hfsdk.core.errors import OptionError
 from hfsdk.core.files import INDEX, is_ours
 from hfsdk.session.checkpoint import Saving, check_space, load_session
 from hfsdk.session.checkpoint_index import BEST, folder_of, split, tell_of_anothers
@@ -61,8 +62,13 @@ class Saves:
             CheckpointError: the folder cannot be written, has too little space, is saved to by another process, or holds a
                 ``session.json`` that hfsdk did not write; also where the save before it failed and nobody has looked.
         """
-        self._session.context.client.check_open()
+        context = self._session.context
+        context.client.check_open()
         self._run.check_between_steps("save")
+        if context.far is not None:
+            if not wait:
+                raise OptionError("from outside the cluster a save is waited for; leave wait=False out")
+            return Path(context.far.saves("save", str(folder), keep))
         self._pending.take()
         saving = Saving(self._session, folder, keep)
         if wait:
@@ -101,6 +107,9 @@ class Saves:
                 one of other roles or models.
         """
         self._run.check_between_steps("load")
+        if self._session.context.far is not None:
+            self._session.context.far.saves("load", str(folder), 1)
+            return
         self._pending.settle()
         load_session(self._session, folder)
         root, _ = split(folder_of(folder, "a checkpoint"))

@@ -12,6 +12,7 @@ from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ActorModel
 from hfsdk.session.context import Context
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
+from hfsdk.session.far import FarTokenizer
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.role_book import RoleBook
 from hfsdk.session.streams import RowStream, StreamPlaces
@@ -169,7 +170,8 @@ class Sources:
         models = [h for h in self._book.models if h.spec is not None]
         context = min((h.spec.max_positions for h in models if h.spec), default=UNLIMITED_TOKENS)
         folder = self._client.tokenizer_folder
-        eos = eos_token_ids(folder) if folder else ()
+        known = self._client.tokenizer
+        eos = known.eos_token_ids() if isinstance(known, FarTokenizer) else eos_token_ids(folder) if folder else ()
         stream = cls(self._client, self._client.tokenizer, eos, source, options, context)
         self._tell_left_out(stream.left_out)
         self._places.add(stream)

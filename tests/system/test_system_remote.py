@@ -116,6 +116,37 @@ def test_a_thin_kernel_calls_trains_and_looks(far, thin, state):
     assert thin.end() == 0
 
 
+def test_a_thin_kernel_declares_writes_texts_and_saves(far, thin, tmp_path):
+    """What needs files is done near them: models by name, a tokenizer, checkpoints."""
+    _, port, token = far
+    thin.run(attach(port, token) + "\nimport warnings; warnings.simplefilter('ignore')")
+    thin.run("critic = session.critic('tiny', optimizer=hf.AdamW(lr=1e-4)); session.place('colocate')")
+    assert thin.run("[critic is session.models.critic, critic.spec.name, critic.kind]") == [True, "tiny", "critic"]
+    assert thin.run("session.critic('tiny', optimizer=hf.AdamW(lr=1e-4)) is critic")
+    with pytest.raises(KernelError) as unknown:
+        thin.run("session.reward('no-such-model')")
+    assert unknown.value.kind == "ModelNotFoundError"
+    thin.run(
+        "def brevity(prompts, completions):\n    return [-float(len(c)) for c in completions]\nreward = session.reward(brevity)"
+    )
+    thin.run("prompts = session.prompts(['the film is', 'a nice day'] * 4, batch_size=4, seed=1)")
+    thin.run("batch = session.models.actor.generate(prompts[0], max_new_tokens=6, temperature=0.0)")
+    texts = thin.run("batch.text()")
+    scores = thin.run("reward.compute_scores(batch)['scores'].tolist()")
+    assert [-float(len(text)) for text in texts] == scores, "as the function near the workers reads them"
+    assert thin.run("len(session.models.actor.generate('the film', max_new_tokens=3).text()[0]) > 0")
+    thin.run("run = session.train(hf.PPO(max_new_tokens=6), prompts, steps=2, progress=False)")
+    assert thin.run("run.rows[-1]['step']") >= 1
+    thin.run(f"session.save({str(tmp_path / 'saved')!r})")
+    assert json.loads((tmp_path / "saved" / "session.json").read_text())
+    at = thin.run("critic.version")
+    thin.run("session.train(hf.PPO(max_new_tokens=6), prompts, steps=1, progress=False)")
+    assert thin.run("critic.version") > at
+    thin.run(f"session.load({str(tmp_path / 'saved')!r})")
+    assert thin.run("[critic.version, prompts.position]") == [at, 2]
+    thin.run("critic.release(); session.detach()")
+
+
 def test_nobody_without_the_token_gets_anything(far, thin):
     _, port, token = far
     for shown, words in ((token[:-1] + "x", "token is not this server's"), ("", "asks for its server's token")):
@@ -155,9 +186,11 @@ def test_a_hundred_cuts_lose_no_event_and_do_nothing_twice(far, thin):
         dice, over = random.Random(0), threading.Event()
 
         def cutting():
-            for _ in range(100):
-                if over.wait(dice.uniform(0.02, 0.25)):
-                    return
+            for number in range(100):
+                while proxy.num_connections <= number:  # it has come back from the cut before
+                    if over.wait(0.01):
+                        return
+                over.wait(dice.uniform(0.0, 0.1))
                 proxy.cut()
 
         cutter = threading.Thread(target=cutting)
@@ -167,7 +200,7 @@ def test_a_hundred_cuts_lose_no_event_and_do_nothing_twice(far, thin):
             calls += thin.run("len(actor.run(lambda rank: 1))") if calls else thin.run("actor = session.models.actor\n1")
         over.set()
         cutter.join()
-        assert proxy.num_connections > 60
+        assert proxy.num_connections >= 100
         thin.run("run.stop(); run.wait(60)")
         done = thin.run("len(run.rows)")
         assert thin.run("len(session.history)") == before + done

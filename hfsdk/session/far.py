@@ -1,0 +1,105 @@
+"""What a kernel outside the cluster has done near it, because it needs files there: models, texts, saves."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from hfsdk.session.context import Context
+from hfsdk.session.tokenizer import FolderTokenizer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class HasContext(Protocol):
+    """A part of a session."""
+
+    _context: Context
+
+
+def near_the_models(
+    method: Callable[Concatenate[Any, P], R], is_near: Callable[[Any], bool] = lambda first: callable(first)
+) -> Callable[Concatenate[Any, P], R]:
+    """Return a declaration that is carried out where the models' folders are; one of a function is so everywhere.
+
+    Args:
+        method: of a part of a session; its first argument says what is declared.
+        is_near: whether that argument needs no folder.
+    """
+    first_name = list(inspect.signature(method).parameters)[1]
+
+    @functools.wraps(method)
+    def declared(self: HasContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        far = self._context.far
+        first = args[0] if args else kwargs.get(first_name)
+        if far is None or is_near(first) or isinstance(first, (list, tuple)):
+            return method(self, *args, **kwargs)
+        made: R = far.declare(method.__name__, args, kwargs)
+        return made
+
+    return declared
+
+
+class FarTokenizer(FolderTokenizer):
+    """The tokenizer of a folder that is near the session's workers: texts go there, and what they are comes back."""
+
+    MOST_KNOWN = 65536
+
+    def __init__(self, folder: str | Path, ask: Callable[[str, str, Any], Any]) -> None:
+        super().__init__(folder)
+        self._ask = ask
+        self._known: dict[Any, Any] = {}
+
+    def _texts(self, what: str, value: Any) -> Any:
+        key = (what, repr(value))
+        if key not in self._known:
+            if len(self._known) >= self.MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._ask(str(self.folder), what, value)
+        return self._known[key]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
+        return list(self._texts("encode", text))
+
+    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+        """Return the token ids of a chat in the model's template, ready for the assistant's turn."""
+        return list(self._texts("encode_chat", [dict(message) for message in messages]))
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of token ids; without ``special`` the special tokens are left out."""
+        return str(self._texts("decode" if special else "decode_plain", [int(token) for token in token_ids]))
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return one text per token."""
+        return list(self._texts("pieces", [int(token) for token in token_ids]))
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each token."""
+        return list(self._texts("token_bytes", [int(token) for token in token_ids]))
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Return the ids that end a text."""
+        return tuple(self._texts("eos", None))
+
+
+def text_of(folder: str, what: str, value: Any, tokenizer: Callable[[str], FolderTokenizer]) -> Any:
+    """Answer a :class:`FarTokenizer`, near the folder."""
+    if what == "eos":
+        from hfsdk.engine.weights.model_folders import eos_token_ids
+
+        return list(eos_token_ids(folder))
+    known = tokenizer(folder)
+    answers: dict[str, Callable[[], Any]] = {
+        "encode": lambda: known.encode(value),
+        "encode_chat": lambda: known.encode_chat(value),
+        "decode": lambda: known.decode(value),
+        "decode_plain": lambda: known.decode(value, special=False),
+        "pieces": lambda: known.pieces(value),
+        "token_bytes": lambda: known.token_bytes(value),
+    }
+    return answers[what]()
