@@ -67,7 +67,13 @@ class KernelError(Exception):
 def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     names = sys.modules["__main__"].__dict__
-    for line in sys.stdin:
+    while True:
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:  # it came when the cell was over
+            continue
+        if not line:
+            return
         try:
             tree = ast.parse(json.loads(line))
             value = None

@@ -171,9 +171,9 @@ def test_interrupts_pause_stop_and_leave_a_run(begun, kernels):
     kernel.run(ATTACH + "prompts = session.prompts(TEXTS, batch_size=4, seed=3)\nalgorithm = hf.GRPO(n=2, max_new_tokens=6)")
     other = kernels()
     other.run("import hfsdk as hf, time")
-    begun = "while 'of {} steps, running' not in hf.sessions()['kept'].run: time.sleep(0.05)"
+    under_way = "while 'of {} steps, running' not in hf.sessions()['kept'].run: time.sleep(0.05)"
     kernel.send("run = session.train(algorithm, prompts, steps=500, progress=False)")
-    other.run(begun.format(500))
+    other.run(under_way.format(500))
     kernel.interrupt()
     kernel.answer()
     paused = kernel.run("[run.state, run.paused, len(run.rows)]")
@@ -181,7 +181,7 @@ def test_interrupts_pause_stop_and_leave_a_run(begun, kernels):
     kernel.run("run = session.train(algorithm, prompts, steps=1, progress=False)")
     kernel.run("slow = hf.GRPO(n=4, max_new_tokens=240)")
     kernel.send("run = session.train(slow, prompts, steps=501, progress=False)")
-    other.run(begun.format(501))
+    other.run(under_way.format(501))
     for _ in range(3):
         kernel.interrupt()
         time.sleep(0.15)
@@ -254,7 +254,8 @@ def test_a_worker_that_dies_is_survived_without_a_kernel(begun, kernels, tmp_pat
     psutil.Process(pids[0]).kill()
     second = kernels()
     second.run(ATTACH + "session.run.wait(200)")
-    assert second.run("[session.run.state, len(session.run.rows), len(session.run.restores)]") == ["finished", 8, 1]
+    assert second.run("[session.run.state, len(session.run.rows)]") == ["finished", 8]
+    assert second.run("len(session.run.restores)") in (1, 2), "the restore may meet the same death once more"
     second.end()
 
 

@@ -162,6 +162,7 @@ def test_nobody_without_the_token_gets_anything(far, thin):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(page)
     assert refused.value.code == 401
+    refused.value.close()
     with urllib.request.urlopen(f"{page}?token={token}") as answer:
         text = answer.read().decode()
         assert "who lives where" in text
@@ -170,6 +171,7 @@ def test_nobody_without_the_token_gets_anything(far, thin):
     with pytest.raises(urllib.error.HTTPError) as unknown:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/none?token={token}")
     assert unknown.value.code == 404
+    unknown.value.close()
 
 
 def test_a_hundred_cuts_lose_no_event_and_do_nothing_twice(far, thin):
