@@ -7,22 +7,20 @@ for its token, which is in a file of mode 0600.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import threading
 from pathlib import Path
 
 from hfsdk.core.errors import HfsdkError
 
-ENDS = (signal.SIGINT, signal.SIGTERM)
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until it is interrupted; return the exit status."""
+    from hfsdk.engine.ray.ray_head import await_end, hold_ends
     from hfsdk.session.serving import ServeOptions, Server, token_file
     from hfsdk.session.wire import PORT
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # awaited below: Ray would write about them
+    hold_ends()  # awaited below: Ray would write about them
     parser = argparse.ArgumentParser(prog="python -m hfsdk.serve", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; elsewhere than on 127.0.0.1 it needs a certificate")
     parser.add_argument("--port", type=int, default=PORT)
@@ -46,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdout.flush()
     serving = threading.Thread(target=server.run, name="hfsdk-serve", daemon=True)
     serving.start()
-    signal.sigwait(ENDS)
+    await_end()
     server.close()
     serving.join(5)
     return 0

@@ -181,7 +181,7 @@ def connect(parts: Parts, start: KeptStart) -> FarRuns:
     def closed(why: str) -> None:
         client.closed_because, client.closed = why, True
 
-    link.open(shared, lambda: runs.saved, closed, runs.lose)
+    link.begin(shared, lambda: runs.saved, closed, runs.lose)
     return runs
 
 

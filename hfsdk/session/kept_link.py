@@ -111,7 +111,7 @@ class KeptLink:
         self._forgone: Callable[[str], None] = lambda why: None
         self._threads: list[threading.Thread] = []
 
-    def open(
+    def begin(
         self,
         shared: SharedState,
         saved: Callable[[], Mapping[str, Any] | None],

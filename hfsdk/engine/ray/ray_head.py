@@ -151,6 +151,20 @@ def staying(*, wait: bool = True) -> Iterator[bool]:
         os.close(lock)
 
 
+ENDS = (signal.SIGINT, signal.SIGTERM)
+"""What asks a server to end."""
+
+
+def hold_ends() -> None:
+    """Let no thread of this process, nor of Ray in it, hear that it shall end, but :func:`await_end`: Ray would write about it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+
+
+def await_end() -> None:
+    """Wait until this process is asked to end."""
+    signal.sigwait(ENDS)
+
+
 def _environment() -> dict[str, str]:
     """Return the environment of the head: this process's, with what it imports from."""
     known = [place for place in sys.path if place and os.path.isdir(os.path.join(place, "hfsdk"))]
