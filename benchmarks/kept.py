@@ -18,7 +18,6 @@ Two worker processes of one thread.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -29,30 +28,17 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import Report, parser, say, table
+from restores import length, weights
 
 ATTACH_S, CALL_MS, BY_KEEPER_BYTES = 2.0, 3.0, 100_000
 NAME = "benchmark-kept"
 PROMPTS = [f"review number {i} says that" for i in range(64)]
 PIECE = 3
 """Steps of a run; a kernel starts one after another."""
-
-
-def length(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
-    """Reward of no cost."""
-    return [len(text) % 7 - 3.0 for text in completions]
-
-
-def weights(rank: Any) -> str:
-    """Hash a rank's weights, bit for bit."""
-    digest = hashlib.sha256()
-    for _, tensor in sorted(rank.module.named_parameters()):
-        digest.update(tensor.detach().contiguous().view(-1).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def declare(session: Any) -> Any:

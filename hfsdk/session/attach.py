@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Name, checked, shown
-from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError, SessionInUseError
+from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionInUseError
 from hfsdk.core.pending import ColumnRef
 from hfsdk.session import keeper_requests as k
 from hfsdk.session.far import FarTokenizer
 from hfsdk.session.keeper import make_keeper
-from hfsdk.session.kept_link import KeptLink
+from hfsdk.session.kept_link import KeptLink, left
 from hfsdk.session.kept_runs import FarRuns
 from hfsdk.session.remote_keeper import RemoteKeeper, is_remote
 from hfsdk.session.session_parts import Parts
@@ -214,9 +214,7 @@ def leave(parts: Parts, link: KeptLink) -> None:
     client = parts.client
     if not client.closed:
         parts.pending_save.settle()
-        client.closed_because = (
-            f"this kernel has left the session {link.name!r}, which goes on; hf.Session.attach({link.name!r}) comes back to it"
-        )
+        client.closed_because = left(link.name)
         client.closed = True
         if isinstance(parts.runs.elsewhere, FarRuns):
             parts.runs.elsewhere.lose(client.closed_because)
@@ -320,7 +318,7 @@ def _accounts(keepers: Sequence[RayKeeper], name: str) -> Iterator[tuple[RayKeep
             continue
         try:
             account: k.Account = keeper.ask(k.About(), ABOUT_S).unpack()
-        except (SessionClosedError, TimeoutError, HfsdkError):
+        except (TimeoutError, HfsdkError):
             continue
         if not account.closed:
             given = True

@@ -47,7 +47,7 @@ from hfsdk.session.shared_state import (
     run_rows,
 )
 from hfsdk.session.start import Started, start_kept
-from hfsdk.session.streams import RowStream
+from hfsdk.session.streams import streams_of
 from hfsdk.session.tokenizer import FolderTokenizer
 from hfsdk.session.training import carry_out
 from hfsdk.session.travel import pack, unpack
@@ -433,9 +433,8 @@ class Home:
 
     def adopt_streams(self, wanted: WantedRun) -> None:
         """Know the streams that a run takes from, so that their places are told."""
-        for held in (wanted.prompts, *getattr(wanted.algorithm, "__dict__", {}).values()):
-            if isinstance(held, RowStream):
-                self.parts.places.adopt(held)
+        for held in streams_of(wanted.algorithm, wanted.prompts):
+            self.parts.places.adopt(held)
 
     def nobody_waits(self) -> None:
         """The kernel whose cell waited for the run is gone: from now on it is one in the background."""

@@ -42,6 +42,11 @@ SMALL_BYTES = 100_000
 """Tables up to this travel with the message, as Ray itself passes such arguments."""
 
 
+def left(name: str) -> str:
+    """Return what a kernel is told that has left a session."""
+    return f"this kernel has left the session {name!r}, which goes on; hf.Session.attach({name!r}) comes back to it"
+
+
 class FarKeeper(Protocol):
     """How a keeper is asked: :class:`hfsdk.engine.ray.ray_keeper.RayKeeper`, or from elsewhere ``RemoteKeeper``."""
 
@@ -213,6 +218,8 @@ class KeptLink:
         """
         if self._lost:
             raise SessionClosedError(self._lost)
+        if self._left:
+            raise SessionClosedError(left(self.name))
         try:
             with uninterrupted():
                 answer = self._keeper.start(make())
@@ -231,6 +238,14 @@ class KeptLink:
     def _lose(self, why: str) -> None:
         if self._lost:
             return
+        self._lost = self._what_is_lost(why) if self._keeper.near else why  # from afar the server says it, or refuses
+        self._over.set()
+        self._closed(self._lost)
+        self._forgone(self._lost)
+        with self._advanced:
+            self._advanced.notify_all()
+
+    def _what_is_lost(self, why: str) -> str:
         saved = self._saved()
         if saved is None:
             kept = "Nothing of it was saved by a run (session.train(..., folder=..., save_every=10) saves)."
@@ -239,15 +254,10 @@ class KeptLink:
                 f"Its run was saved after step {saved['step']}: make the session and its roles again, and "
                 f"session.load({saved['folder']!r})."
             )
-        self._lost = (
+        return (
             f"the process that kept session {self.name!r} has ended ({why}), and its workers with it: weights, batches and what "
             f"was trained since the last save are gone. {kept}"
         )
-        self._over.set()
-        self._closed(self._lost)
-        self._forgone(self._lost)
-        with self._advanced:
-            self._advanced.notify_all()
 
     # -- listening
 
@@ -324,10 +334,6 @@ class KeptLink:
                             self._listeners.remove(listener)
 
     # -- the end
-
-    def end(self) -> None:
-        """End the session."""
-        self.ask(k.End).unpack()
 
     def leave(self) -> None:
         """Have done with the session, which goes on; safe to call twice."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from hfsdk.algorithms import DPO
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.call_events import Event
 from hfsdk.core.errors import OptionError, SessionClosedError
-from hfsdk.core.rows import Rows
 from hfsdk.engine.calls.replies import joined
 from hfsdk.session import keeper_requests as k
 from hfsdk.session.held_interrupts import Interrupts, interrupts_held
@@ -23,7 +21,7 @@ from hfsdk.session.run_control import RunControl
 from hfsdk.session.running import Run
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.shared_state import CONTROL, RECORD, Entries
-from hfsdk.session.streams import RowStream
+from hfsdk.session.streams import streams_of
 from hfsdk.session.travel import pack, unpack
 from hfsdk.session.wanted_run import WantedRun
 
@@ -106,7 +104,6 @@ class FarRuns:
         self._told: dict[str, Any] = {}
         self._step: tuple[int, Any] = (-1, None)
         """The last step that was brought here, and after how many it was."""
-        self._said = threading.local()
 
     # -- what is told
 
@@ -174,9 +171,8 @@ class FarRuns:
         parts = self._parts
         wanted.check(parts)
         stream = parts.sources.stream_of(wanted.prompts, pairs=isinstance(wanted.algorithm, DPO))
-        for held in (stream, *getattr(wanted.algorithm, "__dict__", {}).values()):
-            if isinstance(held, RowStream):
-                parts.places.adopt(held)
+        for held in streams_of(wanted.algorithm, stream):
+            parts.places.adopt(held)
         packed = pack(parts, wanted.from_anywhere().of(stream))
         with interrupts_held(lambda: None) as interrupts:
             line = user_line()
@@ -194,7 +190,6 @@ class FarRuns:
         """Wait for a run. The first interrupt pauses it, the second stops it, the third leaves it alone."""
         watcher = watcher_of(run) if shown else None
         said = len(self._parts.context.messages)
-        seen: Rows | list[Any] = []
         try:
             with progress_bar(control.steps, shown and watcher is None) as bar:
                 done, asked = 0, 0

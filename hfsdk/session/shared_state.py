@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from hfsdk.core.batch import Batch, refs_of
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
-from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rows import Row, Rows
 from hfsdk.engine.calls.replies import errors_of
@@ -150,7 +149,7 @@ def _take_roles(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
 def _deployment(parts: Parts) -> Entries:
     deployment = parts.deployment
     asked = deployment.asked
-    if isinstance(asked, Plan) or not isinstance(asked, (str, Mapping, Placement)):
+    if not isinstance(asked, (str, Mapping, Placement)):  # a plan, or one of its runners-up
         asked = asked.placement
     return {
         "placement": deployment.placement, "specs": dict(deployment.specs), "asked": asked, "loaded": frozenset(deployment.loaded),

@@ -113,6 +113,11 @@ class RowStream(ABC):
         return np.array(sorted(range(self.num_rows), key=keys.__getitem__), dtype=np.int64)
 
 
+def streams_of(algorithm: Any, prompts: RowStream) -> list[RowStream]:
+    """Return the streams that a step takes from: its prompts', and those that the algorithm holds, e.g. ``SafeRLHF.ptx``."""
+    return [prompts, *(held for held in getattr(algorithm, "__dict__", {}).values() if isinstance(held, RowStream))]
+
+
 class StreamPlaces:
     """How far a session's streams are, also those of a checkpoint that have not been made here yet."""
 

@@ -35,7 +35,7 @@ from hfsdk.session.run_control import RunControl
 from hfsdk.session.run_record import NUM_SAMPLES, resources
 from hfsdk.session.running import Run
 from hfsdk.session.session_parts import Parts
-from hfsdk.session.streams import RowStream
+from hfsdk.session.streams import RowStream, streams_of
 from hfsdk.session.tracking import Tracker, Tracking, start, trackers
 from hfsdk.session.wanted_run import WantedRun
 
@@ -343,7 +343,7 @@ def _one_step(
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
     number = parts.context.next_step()
     parts.context.counters.set(STEPS, number - 1)  # with steps that were taken by hand before the first of train
-    places, counts = [(stream, stream.position) for stream in _streams_of(algorithm, prompts)], parts.context.counters.all()
+    places, counts = [(stream, stream.position) for stream in streams_of(algorithm, prompts)], parts.context.counters.all()
     started, finished = time.perf_counter(), False
     parts.client.send(m.NextStep(number))
     try:
@@ -383,11 +383,6 @@ def _one_step(
         control.calls.own.clear()
         parts.log.record(row, algorithm, own, metrics)
     return row
-
-
-def _streams_of(algorithm: Algorithm, prompts: RowStream) -> list[RowStream]:
-    """Return the streams that a step takes from: its prompts', and those that the algorithm holds, e.g. ``SafeRLHF.ptx``."""
-    return [prompts, *(held for held in getattr(algorithm, "__dict__", {}).values() if isinstance(held, RowStream))]
 
 
 def _samples(step: Any) -> list[Mapping[str, Any]]:

@@ -211,6 +211,8 @@ def test_taking_over_ends_the_turn_of_the_other_kernel(begun, kernels):
     second.run("session.detach()")
     with pytest.raises(KernelError, match="has left the session"):
         second.run("session.models.actor.generate(['the film'], max_new_tokens=2)")
+    with pytest.raises(KernelError, match="has left the session"):
+        second.run("session.trace.snapshot()")
     assert second.run("[one.attached for one in hf.sessions()]") == [""]
     second.end()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -139,10 +138,6 @@ class RayKeeper:
         """Bring columns to this process."""
         return ray_store.fetch(picks)
 
-    def end(self) -> None:
-        """End the process, and with it all that it has started."""
-        ray.kill(self.actor)
-
     def leave(self) -> None:
         """Have done with Ray in this process, unless another session uses it."""
         ray_start.leave(self.user)
@@ -216,16 +211,3 @@ def _enter(address: str | None, *, begin: bool) -> tuple[str, list[str]]:
     if head is None:
         raise PlacementError("no session is kept on this machine")
     return user, ray_start.enter(user, None, head.address, near=True)
-
-
-def wait_gone(keeper: RayKeeper, timeout_s: float) -> None:
-    """Wait until a keeper's process has ended."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            ray.get(keeper.actor.pid.remote(), timeout=1.0)
-        except WORKER_GONE:
-            return
-        except ray.exceptions.GetTimeoutError:
-            continue
-        time.sleep(0.05)
