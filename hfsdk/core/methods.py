@@ -309,6 +309,9 @@ PUT = Method(
     name="put", work="data", phase="inspection", writes=("*",), protocol=None, needs=(), listed=False,
     roles="the controller, of the user's own data",
 )  # fmt: skip
+RESTORE = Method(
+    name="restore", work="transition", phase="checkpoint", protocol=None, needs=(), roles="no call: a run that goes on after a death",
+)  # fmt: skip
 MAP = Method(name="map", work="task", writes=("*",), protocol=None, roles="session", needs=())
 REDUCE = Method(name="reduce", work="task", phase="inspection", protocol=None, roles="session", needs=(), result="the value")
 
@@ -339,6 +342,7 @@ METHODS: dict[str, Method] = {
         TAKE_WEIGHTS,
         TO_TRAINING,
         PUT,
+        RESTORE,
         MAP,
         REDUCE,
     )

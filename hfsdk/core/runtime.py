@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -279,6 +279,17 @@ class DeviceStatus:
     """Role -> bytes of its rollout that are nowhere now, because it sleeps; only roles whose rollout can."""
 
 
+class NodeStatus(NamedTuple):
+    """A node of the session's cluster as it is now."""
+
+    name: str
+    """As messages call it, e.g. ``"node 1 (10.0.0.2)"``."""
+    here: bool
+    """Whether the controller is on it: without it there is no session."""
+    present: bool
+    """Whether it is there; one that left and came back, or another in its place, is."""
+
+
 class Runtime(Protocol):
     """Carries calls out. Methods block unless they say otherwise; the controller calls them from its lanes."""
 
@@ -324,6 +335,10 @@ class Runtime(Protocol):
 
     def free_host_bytes(self, devices: Sequence[int]) -> Mapping[int, int]:
         """Return the free host memory of these devices' nodes, by node; nodes that cannot tell are left out."""
+        ...
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """Look at the nodes of the cluster; where one has left and there is another like it, that one takes its place."""
         ...
 
     def holds(self, kept: Kept) -> bool:

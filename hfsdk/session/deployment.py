@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,6 +195,21 @@ class Deployment:
         else:
             wanted = _without(what, {h.name for h in self.book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self._context.cluster.num_devices)
+        self.place_as(placement, declared, fresh=fresh, asked=what)
+        return self.live()
+
+    def place_as(self, placement: Placement, declared: Sequence[RoleSpec], *, fresh: bool, asked: Asked | None = None) -> None:
+        """Put the roles on devices as :meth:`place` does, in layouts that may be others than they were declared with.
+
+        Args:
+            placement: who lives where.
+            declared: the roles with these layouts.
+            fresh: as in :meth:`place`.
+            asked: what was asked for; by default what was before.
+
+        Raises: as :meth:`place`.
+        """
+        handles = self.book.models
         roles = placed(declared, placement, self._context.cluster)
         check_fits(roles, placement, self._context.cluster)
         for words in costly(roles, placement, self._context.cluster):
@@ -206,7 +221,7 @@ class Deployment:
         before = {**self.live().view(), "before": None} if moves else self._before
         with uninterrupted():  # the controller and the handles go over together; loading then goes on by itself
             self._client.send(m.Place(placement, tuple(roles), fresh, wait=False))
-            self.asked, self.placement, self._before = what, placement, before
+            self.asked, self.placement, self._before = self.asked if asked is None else asked, placement, before
             named = self.specs = {role.name: role for role in roles}
             for handle in handles:
                 shadow = named.get(f"{handle.name}.rollout")
@@ -219,7 +234,6 @@ class Deployment:
                 set_role(handle, role)
                 self.loaded.add(handle.name)
         self._client.send(m.AwaitLoads())
-        return self.live()
 
     def live(self) -> LivePlacement:
         """Who lives where, with memory; drawn live while calls run."""

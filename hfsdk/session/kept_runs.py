@@ -45,6 +45,7 @@ class FarControl(RunControl):
             self._pause_asked, self._stop_asked, self._steps_asked = told["asked"]
             self.error = joined(told["error"]) if told["error"] else None
             self.record.warnings, self.record.restores = list(told["warnings"]), list(told["restores"])
+            self.record.resized = list(told["resized"])
             self._changed.notify_all()
 
     def take_steps(self, told: Entries, gone: Sequence[Any]) -> None:

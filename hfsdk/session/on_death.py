@@ -18,12 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hfsdk.core.checks import check_options
 from hfsdk.core.errors import HfsdkError, LostColumnError, OptionError, WorkerDiedError
+from hfsdk.core.methods import RESTORE as RESTORED
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.keep_best import Keeper
 from hfsdk.session.run_control import RunControl
-from hfsdk.session.run_record import Restored
+from hfsdk.session.run_record import Resized, Restored
 from hfsdk.session.session_parts import Parts
+from hfsdk.session.shrinking import Smaller
 
 RAISE, RESTORE = "raise", "restore"
 
@@ -31,12 +34,13 @@ MOST_CHARACTERS = 160
 """Of an error that is told; the whole of it is in the trace."""
 
 
-def check_on_death(on_death: str, save_every: int) -> None:
+def check_on_death(on_death: str, save_every: int, *, shrink: bool = False) -> None:
     """Refuse what cannot be gone on with.
 
     Raises:
-        OptionError: there is no such way, or nothing would be saved.
+        OptionError: there is no such way, nothing would be saved, or nothing would shrink.
     """
+    check_options("train", shrink=(shrink, bool))
     if on_death not in (RAISE, RESTORE):
         raise OptionError(f'on_death is "{RAISE}" or "{RESTORE}"; got {on_death!r}')
     if on_death == RESTORE and not save_every:
@@ -44,6 +48,8 @@ def check_on_death(on_death: str, save_every: int) -> None:
             'on_death="restore" goes on from the last save, and this run makes none: give it a folder and say how many steps a '
             'death may cost, e.g. folder="checkpoint", save_every=10'
         )
+    if shrink and on_death != RESTORE:
+        raise OptionError('shrink=True says where a run goes on after a node\'s death; it needs on_death="restore"')
 
 
 def is_death(error: BaseException) -> bool:
@@ -67,6 +73,8 @@ class Restorer:
     """Deaths that the run goes on after."""
     folder: str | Path
     keep: int
+    smaller: Smaller | None = None
+    """Where it goes on without a node, if it may."""
 
     def begin(self) -> None:
         """Save the start, for a death before the first save."""
@@ -75,13 +83,17 @@ class Restorer:
             parts.saves.save(self.folder, keep=self.keep)
         self.control.record.saved = {"folder": str(self.folder), "step": parts.context.next_step() - 1}
 
+    def is_death(self, error: HfsdkError) -> bool:
+        """Whether an error tells of a worker that died, or of a node that has left."""
+        return is_death(error) or (self.smaller is not None and not self.smaller.missing() <= self.smaller.absent)
+
     def go_back(self, error: HfsdkError) -> None:
         """Restore the last save: roles, prompts, counters and history; of the run, the steps until then are left.
 
         Raises:
             HfsdkError: ``error`` itself, where there were as many deaths before; or what the save cannot be loaded by.
         """
-        record, parts, begun = self.control.record, self.parts, time.monotonic()
+        record, parts, begun, begun_ns = self.control.record, self.parts, time.monotonic(), time.time_ns()
         died_in = parts.context.next_step()
         while True:
             if len(record.restores) == self.most:
@@ -89,20 +101,58 @@ class Restorer:
                 raise error
             text = textwrap.shorten(str(error).split("\n", 1)[0], MOST_CHARACTERS, placeholder=" ...")
             record.restores.append(Restored(died_in, died_in, 0.0, text))
+            missing = self.smaller.missing() if self.smaller is not None else frozenset()
             try:
                 with self._seen():
+                    changed = self._go_elsewhere(missing)
                     parts.saves.load(self.folder)
                 break
             except HfsdkError as again:  # another one died meanwhile
-                if not is_death(again):
+                if not self.is_death(again):
                     raise
                 error = again
+            if self.smaller is not None and self.smaller.missing() != missing:
+                record.restores.pop()  # the same death: that its node had left was not known yet
         back_to = parts.context.next_step() - 1  # as the save has it: the worker may have died when it was complete
         if self.best is not None:
             self.best.count_again()
         record.cut_after(back_to)
-        record.restores[-1] = Restored(died_in, back_to, time.monotonic() - begun, text)
-        parts.context.notice(f"{record.restores[-1]} ({len(record.restores)} of {self.most} restores)")
+        seconds = time.monotonic() - begun
+        restored = record.restores[-1] = Restored(died_in, back_to, seconds, text)
+        parts.client.send(m.Note(RESTORED.name, begun_ns, seconds, str(restored)))
+        parts.context.notice(f"{restored} ({len(record.restores)} of {self.most} restores)")
+        if changed:
+            self._tell_resized(changed, back_to, seconds)
+
+    def grow(self) -> None:
+        """Between two steps: where nodes that had left are there again, have the roles move there with what they have learned.
+
+        Raises:
+            WorkerDiedError: a worker ended meanwhile.
+        """
+        if self.smaller is None or not self.smaller.absent:
+            return
+        missing, begun, begun_ns = self.smaller.missing(), time.monotonic(), time.time_ns()
+        if not missing < self.smaller.absent:
+            return
+        with self.control.saving():
+            changed = self.smaller.move(missing, fresh=False)
+        seconds = time.monotonic() - begun
+        resized = self._tell_resized(changed, self.parts.context.next_step() - 1, seconds)
+        self.parts.client.send(m.Note(RESTORED.name, begun_ns, seconds, str(resized)))
+
+    def _go_elsewhere(self, missing: frozenset[int]) -> str:
+        """Place the roles where nodes are, if others are there than before; return in words what has changed."""
+        if self.smaller is None or missing == self.smaller.absent:
+            return ""
+        return self.smaller.move(missing, fresh=True)
+
+    def _tell_resized(self, why: str, step: int, seconds: float) -> Resized:
+        assert self.smaller is not None
+        resized = Resized(step, self.smaller.num_devices(), self.parts.context.cluster.num_devices, seconds, why)
+        self.control.record.resized.append(resized)
+        self.parts.context.notice(str(resized))
+        return resized
 
     @contextmanager
     def _seen(self) -> Iterator[None]:
@@ -114,8 +164,9 @@ class Restorer:
 
 
 def restorer(
-    parts: Parts, control: RunControl, best: Keeper | None, on_death: str, most: int, saving: tuple[int, str | Path, int]
-) -> Restorer | None:
+    parts: Parts, control: RunControl, best: Keeper | None, on_death: str, most: int, saving: tuple[int, str | Path, int],
+    smaller: Smaller | None,
+) -> Restorer | None:  # fmt: skip
     """Return what a run goes on by after a death, if that was asked for."""
     _, folder, keep = saving
-    return Restorer(parts, control, best, most, folder, keep) if on_death == RESTORE else None
+    return Restorer(parts, control, best, most, folder, keep, smaller) if on_death == RESTORE else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from hfsdk.core.checks import NonNegative, Within, checked
+from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.plan import Plan, Workload
+from hfsdk.core.roles import RoleSpec
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.context import Context
@@ -100,6 +103,16 @@ class Plans:
             max_tokens=min(role.model.max_positions for role in models if role.model is not None),
             models={role.name: role.model for role in models if role.model is not None},
         )  # fmt: skip
+
+    def on(self, cluster: ClusterSpec, algorithm: Algorithm, workload: Workload, roles: Sequence[RoleSpec]) -> Plan:
+        """Return the best plan on another cluster, without shadows; ``roles`` are declared with these layouts.
+
+        Raises: as :meth:`plan`.
+        """
+        asked = self._ask(algorithm, workload, None, {"top": 1, "shadows": False})
+        changed = {role.name: role for role in roles}
+        handles = [(handle, changed.get(handle.name, role)) for handle, role in asked.handles]
+        return replace(asked, cluster=cluster, handles=handles).answer()
 
     def _ask(self, algorithm: Algorithm, workload: Workload, perf: PerfModel | None, options: Mapping[str, Any]) -> PlanQuestion:
         self._context.client.check_open()

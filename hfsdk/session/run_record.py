@@ -39,6 +39,26 @@ class Restored:
         )
 
 
+@dataclass(frozen=True)
+class Resized:
+    """Nodes left the cluster or came back, and a run went on over other devices."""
+
+    step: int
+    """The step after which it did."""
+    num_devices: int
+    """That it goes on over."""
+    of_devices: int
+    """Of the whole cluster."""
+    seconds: float
+    """Until the roles were there."""
+    why: str
+    """Who left or came back, in words."""
+
+    def __str__(self) -> str:
+        over = f"{self.num_devices} of {self.of_devices}" if self.num_devices < self.of_devices else f"all {self.of_devices}"
+        return f"{self.why}: after step {self.step} the run goes on over {over} devices ({self.seconds:.1f} s)"
+
+
 @dataclass(eq=False)
 class RunRecord:
     """The finished steps of a run. Calls and samples are kept of the newest steps alone."""
@@ -67,6 +87,8 @@ class RunRecord:
     """The best checkpoint so far, of a run that keeps it."""
     restores: list[Restored] = field(default_factory=list)
     """The deaths that it went on after."""
+    resized: list[Resized] = field(default_factory=list)
+    """When it went on over fewer devices, and over all of them again."""
 
     @property
     def device_hours(self) -> float:

@@ -14,7 +14,7 @@ from hfsdk.core.rows import Rows
 from hfsdk.session.best_checkpoint import BestCheckpoint
 from hfsdk.session.compared_runs import ComparedRuns
 from hfsdk.session.run_control import RunControl
-from hfsdk.session.run_record import Restored
+from hfsdk.session.run_record import Resized, Restored
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,7 @@ class Run(Guided):
         best: the best checkpoint so far, where ``keep_best`` was given.
         warnings: what the numbers say is wrong, with what to do.
         restores: the workers' deaths that it went on after (``session.train(..., on_death="restore")``).
+        resized: when it went on over fewer devices (``session.train(..., shrink=True)``), and over all of them again.
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
         error: what ended a run in the background.
     """
@@ -114,6 +115,11 @@ class Run(Guided):
         return list(self._control.record.restores)
 
     @property
+    def resized(self) -> list[Resized]:
+        """When it went on over fewer devices because a node had left (``shrink=True``), and over more again."""
+        return list(self._control.record.resized)
+
+    @property
     def device_hours(self) -> float:
         """Devices of the session times the hours of the run's steps; virtual hours where the session is simulated."""
         return self._control.record.device_hours
@@ -180,7 +186,7 @@ class Run(Guided):
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": control.request, "rows": list(self.rows),
             "saved": record.saved, "warnings": self.warnings,
-            "restores": [str(one) for one in record.restores],
+            "restores": [str(one) for one in (*record.restores, *record.resized)],
             "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
             "now": dict(control.calls.now) if self.running else {},
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),

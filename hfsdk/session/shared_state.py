@@ -229,7 +229,7 @@ def _run(parts: Parts) -> Entries:
         **{name: getattr(control, name) for name in CONTROL}, **{name: getattr(record, name) for name in RECORD},
         "error": _errors(control.error),
         "number": parts.runs.number, "asked": control.asked, "warnings": tuple(record.warnings),
-        "restores": tuple(record.restores),
+        "restores": tuple(record.restores), "resized": tuple(record.resized),
     }  # fmt: skip
 
 

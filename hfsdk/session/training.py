@@ -24,22 +24,21 @@ from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.context import STEPS
 from hfsdk.session.health import Health
 from hfsdk.session.held_interrupts import Interrupts, interrupts_held
-from hfsdk.session.history_log import ORDER
 from hfsdk.session.keep_best import COLUMN, KeepBest, Keeper, keeper
 from hfsdk.session.lines import calls_of, user_line
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
-from hfsdk.session.on_death import RAISE, Restorer, is_death, restorer
+from hfsdk.session.on_death import RAISE, Restorer, restorer
 from hfsdk.session.progress import Bar, progress_bar
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.run_record import NUM_SAMPLES, resources
 from hfsdk.session.running import Run
 from hfsdk.session.session_parts import Parts
+from hfsdk.session.shrinking import Smaller
+from hfsdk.session.step_numbers import Metric, numbers_of, own_metric
 from hfsdk.session.streams import RowStream, streams_of
 from hfsdk.session.tracking import Tracker, Tracking, start, trackers
 from hfsdk.session.wanted_run import WantedRun
-
-Metric = Callable[[Batch], Mapping[str, float] | float]
 
 LEAVE_S = 5.0
 """How long the end of the interpreter waits for a call of a run that goes on."""
@@ -62,6 +61,7 @@ def train(  # noqa: D417
     track: str | Tracker | Sequence[str | Tracker] = (),
     on_death: str = RAISE,
     max_restores: Count = 3,
+    shrink: bool = False,
     progress: bool | None = None,
     wait: bool = True,
 ) -> Run:
@@ -90,6 +90,10 @@ def train(  # noqa: D417
             ``folder``, with the same prompts, seeds and so numbers as without the death (``run.restores``). It needs
             ``save_every``, and saves the start too. What your functions keep between calls is not part of a save.
         max_restores: deaths that a run goes on after; one more ends it.
+        shrink: with ``on_death="restore"``: whether the run may go on over fewer devices where a node has left the cluster. That is
+            planned for every node before the run begins, and told; when it, or another node like it, is there again, the roles move
+            back after the running step (``run.resized``). The samples are those of the undisturbed run, but for the rounding of
+            sums over other ranks.
         progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
         wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
             ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
@@ -101,13 +105,28 @@ def train(  # noqa: D417
 
     Raises:
         OptionError: an option is out of its range, or a tracker's package is not installed.
-        PlacementError: the session lacks roles that the algorithm uses; names all, before anything is loaded.
+        PlacementError: the session lacks roles that the algorithm uses; names all, before anything is loaded. With ``shrink``:
+            without one of the nodes the roles fit nowhere.
         CheckpointError: ``resume`` is not a checkpoint of these roles, or the saves would not fit on the disk.
         CallError: a call failed; a `WorkerDiedError`, that a worker died once more than the run may go on after.
     """
     shown = wants_progress() if progress is None else progress
     wanted = WantedRun(
-        algorithm, prompts, steps, metrics, stop, save_every, folder, keep, resume, keep_best, track, on_death, max_restores, wait
+        algorithm,
+        prompts,
+        steps,
+        metrics,
+        stop,
+        save_every,
+        folder,
+        keep,
+        resume,
+        keep_best,
+        track,
+        on_death,
+        max_restores,
+        shrink,
+        wait,
     )
     parts.client.check_open()
     if parts.runs.elsewhere is not None:
@@ -137,8 +156,11 @@ def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> R
     saving = (save_every, folder, wanted.keep) if save_every and folder is not None else (0, "", 1)
     control = RunControl()
     run = Run(control)
+    smaller = Smaller(parts, algorithm, stream) if wanted.shrink and not parts.context.simulated else None
+    if smaller is not None:
+        smaller.prepare()
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        after_death = restorer(parts, control, best, wanted.on_death, wanted.max_restores, saving)
+        after_death = restorer(parts, control, best, wanted.on_death, wanted.max_restores, saving, smaller)
         loop = _Loop(parts, algorithm, stream, wanted.metrics, wanted.stop, saving, best, after_death, control, run)
         try:
             loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wanted.wait, shown)
@@ -252,10 +274,12 @@ class _Loop:
             self.after_death.begin()
         while len(control.record.rows) < control.steps and control.may_go_on():
             try:
+                if self.after_death is not None:
+                    self.after_death.grow()
                 if not self._take_step(interrupts, bar):
                     break
             except HfsdkError as error:
-                if self.after_death is None or not is_death(error):
+                if self.after_death is None or not self.after_death.is_death(error):
                     raise
                 self.after_death.go_back(error)
                 self.health = Health(control.record.rows)
@@ -353,9 +377,9 @@ def _one_step(
                 raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
             row: Row = {"step": parts.context.counters.next(STEPS)}
             with suppress(SimulatedValueError):  # shapes and times only: no metrics to show
-                row |= _numbers(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
+                row |= numbers_of(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
                 for metric in metrics:
-                    row |= _own_metric(metric, step.batch)
+                    row |= own_metric(metric, step.batch)
         if parts.context.simulated:
             parts.client.wait(parts.client.open_calls(), None)  # perhaps nothing was read that waited for them
         trace = control.calls.of_step(parts.traces.snapshot())
@@ -396,38 +420,3 @@ def _stop_calls(parts: Parts, control: RunControl) -> None:
     if not parts.client.closed:
         own = set(control.calls.own)
         parts.client.cancel([call for call in parts.client.open_calls() if call in own])
-
-
-def _own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
-    value = metric(batch)
-    name = getattr(metric, "__name__", type(metric).__name__)
-    return _numbers(value if isinstance(value, Mapping) else {name: value}, f"the metric {name}", (float,))
-
-
-TAKEN = frozenset({
-    "kind", "branch", "parent", "algorithm", "snapshot", "role", "line", "loss_function", "updates", "metrics", "step", "seconds",
-    ORDER,
-})  # fmt: skip
-"""Columns of the history that no number of the user's may have the name of."""
-
-
-def _numbers(numbers: Any, who: str, kept: tuple[type, ...] = (int, float, str, type(None))) -> Row:
-    """Return the numbers of a step by name; what is of no kept type, e.g. a tensor, as a float.
-
-    Raises:
-        OptionError: they are none, or the history has a column of this name already.
-    """
-    if not isinstance(numbers, Mapping):
-        raise OptionError(f"{who} must return a dict of numbers by name; it returned {type(numbers).__name__}")
-    row: Row = {}
-    for key, value in numbers.items():
-        if key in TAKEN:
-            raise OptionError(f"{who} calls a number {key!r}, which is a column of the history already; give it another name")
-        try:
-            row[str(key)] = value if type(value) in kept else float(value)
-        except SimulatedValueError:
-            raise
-        except (TypeError, ValueError, RuntimeError) as error:
-            kind = type(value).__name__
-            raise OptionError(f"{who} must return a number or a dict of numbers; {key!r} is of type {kind}") from error
-    return row

@@ -34,6 +34,7 @@ class WantedRun:
     track: str | Tracker | Sequence[str | Tracker]
     on_death: str
     max_restores: int
+    shrink: bool
     wait: bool
 
     def check(self, parts: Parts) -> None:
@@ -46,7 +47,7 @@ class WantedRun:
         check_algorithm(self.algorithm)
         if self.save_every and self.folder is None:
             raise OptionError(f"save_every={self.save_every} needs a folder to save to (folder=...)")
-        check_on_death(self.on_death, self.save_every)
+        check_on_death(self.on_death, self.save_every, shrink=self.shrink)
         check_roles(self.algorithm, parts.deployment.models)
 
     def of(self, prompts: RowStream) -> WantedRun:

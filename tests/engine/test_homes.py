@@ -10,6 +10,7 @@ import hfsdk as hf
 from hfsdk.core.errors import WorkerDiedError
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import StateGoneError, TransferBrokenError
+from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.session_parts import parts_of
 
@@ -277,3 +278,19 @@ def test_a_move_that_fails_costs_what_was_on_the_workers_that_ended(apart, strai
     learn(apart, 1)
     assert updates(apart) == dict.fromkeys(BOTH, 1 if lost else 4)
     assert set(parts_of(apart).client._controller._runtime._pools) == {"actor", "critic"}
+
+
+def test_what_is_overlooked_takes_dead_workers_along(session, runtime, monkeypatch):
+    """So a run that restores a save does not meet the same death again."""
+    monkeypatch.setattr(runtime, "devices", lambda pool: ())
+    parts_of(session).client.send(m.Overlook())
+    assert {state for _, state, _ in parts_of(session).client.send(q.Roles()).values()} == {"declared"}
+    monkeypatch.undo()
+    session.models.actor.update(session.rows, lambda out, b: out.log_probs).wait()
+    assert updates(session)["actor"] == 1
+
+
+def test_a_note_is_a_call_of_the_trace(session):
+    parts_of(session).client.send(m.Note("restore", session.trace.spans[0].start_ns, 0.25, "a worker died"))
+    (span,) = [span for span in session.trace.calls if span.name == "restore"]
+    assert (span.role, span.duration_s, span.attrs["why"]) == ("session", 0.25, "a worker died")

@@ -16,7 +16,7 @@ import pytest
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import CallCancelledError
 from hfsdk.core.pending import ColumnInfo
-from hfsdk.core.runtime import Kept
+from hfsdk.core.runtime import Kept, NodeStatus
 from hfsdk.core.table import Ragged, Table, kind_of, take
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
@@ -52,6 +52,7 @@ class FakeController:
         self.cancel_delay_s = 0.0
         self.num_kept = 0
         self.rooms = ()
+        self.nodes = (NodeStatus("node 0", True, True),)
         self.bonus = 0.0
         """Added to every score: how good the policy is by now."""
 
@@ -93,6 +94,12 @@ class FakeController:
 
     def _overlook(self, message):
         pass
+
+    def _note(self, message):
+        pass
+
+    def _nodes(self, query):
+        return self.nodes
 
     def _remove(self, message):
         del self.roles[message.role]

@@ -31,8 +31,11 @@ cluster = start(lambda: Cluster(initialize_head=True, head_node_args=options))
 second = start(lambda: cluster.add_node(**options, env_vars=json.loads(sys.argv[1])))
 print(cluster.address, flush=True)
 for line in sys.stdin:
-    cluster.remove_node(second)
-    print("removed", flush=True)
+    if line.strip() == "add":
+        second = start(lambda: cluster.add_node(**options, env_vars=json.loads(sys.argv[1])))
+    else:
+        cluster.remove_node(second)
+    print("done", flush=True)
 cluster.shutdown()
 """
 

@@ -226,7 +226,22 @@ class Forget:
 
 @dataclass(frozen=True)
 class Overlook:
-    """Take the failures that nobody has looked at as seen: they tell of what was told, and no later call needs to raise them."""
+    """Take the failures that nobody has looked at as seen: they tell of what was told, and no later call needs to raise them.
+
+    Workers that have ended as well, or hang, are taken as gone with them; nothing may run meanwhile.
+    """
+
+
+@dataclass(frozen=True)
+class Note:
+    """Draw in the trace's current step that something took a time, and why."""
+
+    method: str
+    """One of :mod:`hfsdk.core.methods`, of the session."""
+    start_ns: int
+    """When it began, in nanoseconds since 1970."""
+    seconds: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -257,5 +272,6 @@ Message = (
     | Rewind
     | Forget
     | Overlook
+    | Note
     | Close
 )

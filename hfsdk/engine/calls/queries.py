@@ -10,7 +10,7 @@ from hfsdk.core.call_flow import Call, CallFlow
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import DeviceStatus, Stored
+from hfsdk.core.runtime import DeviceStatus, NodeStatus, Stored
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.rerun import Rerun
 
@@ -163,6 +163,11 @@ class Devices(Query[list[DeviceStatus]]):
 
 
 @dataclass(frozen=True)
+class Nodes(Query[tuple[NodeStatus, ...]]):
+    """The nodes of the cluster as they are now; where one has left and there is another like it, that one takes its place."""
+
+
+@dataclass(frozen=True)
 class ControllerBytes(Query[int]):
     """The column bytes that passed through the controller."""
 
@@ -172,5 +177,5 @@ class HeldBytes(Query[int]):
     """The bytes of the columns that somebody still refers to."""
 
 
-OF_WORKERS: frozenset[type[Query[Any]]] = frozenset({Devices})
-"""What workers are asked for; the controller itself knows the rest, and answers it once the session is closed too."""
+OF_WORKERS: frozenset[type[Query[Any]]] = frozenset({Devices, Nodes})
+"""What workers, or the cluster, are asked for; the controller itself knows the rest, and answers it in a closed session too."""

@@ -49,6 +49,7 @@ class Answers:
             q.Roles: lambda query: self._homes.states,
             q.CurrentPlacement: lambda query: self._homes.placement,
             q.Devices: lambda query: self._devices(),
+            q.Nodes: lambda query: self._runtime.nodes(),
             q.HeldBytes: lambda query: sum(p.num_bytes for r in self._ledger if r.stored is not None for p in r.stored.parts),
             q.ControllerBytes: lambda query: self._runtime.controller_bytes(),
         }  # fmt: skip

@@ -31,6 +31,7 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.runtime import Kept, Pick, Runtime, Stored
 from hfsdk.core.system import can_start_threads
 from hfsdk.core.table import Table
+from hfsdk.core.trace import Span
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.dispatch import picks_for
@@ -77,7 +78,7 @@ class Controller:
             m.Wait: self._wait, m.Fetch: self._fetch, m.Cancel: self._cancel, m.Release: self._release, m.Logs: self._logs,
             m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
             m.Close: self._close, m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind,
-            m.Forget: self._forget, m.Overlook: self._overlook,
+            m.Forget: self._forget, m.Overlook: self._overlook, m.Note: self._note,
             m.AwaitLoads: lambda message: self._homes.await_loads(), m.InRow: self._in_row,
         }  # fmt: skip
 
@@ -162,8 +163,21 @@ class Controller:
 
     def _overlook(self, message: m.Overlook) -> None:
         with self._lock:
+            self._homes.close_dead()
             for role in self._roles.values():
                 role.unseen = None
+
+    def _note(self, message: m.Note) -> None:
+        with self._lock:
+            self._next_id += 1
+            call = Call(id=self._next_id, role="session", method=message.method, step=self._steps.number)
+            span = Span(
+                name=call.method, role=call.role, call_id=call.id, method=call.method, step=call.step,
+                start_ns=message.start_ns, duration_s=message.seconds, attrs={"state": "done", "why": message.why},
+            )  # fmt: skip
+            record = CallRecord(call, None, spans=(span,))
+            record.end("done")
+            self._calls.add(record)
 
     @staticmethod
     def _raise_unseen(role: RoleRecord | None) -> None:

@@ -379,6 +379,12 @@ class Homes:
         words = "; ".join(lost) or "no trained role lived there"
         return WorkerDiedError(f"{error.message} The pool is started again at the next call; {words}.", **error.fields())
 
+    def close_dead(self) -> None:
+        """Note the loss of open pools of which a worker has ended or hangs; under the controller's lock, while nothing runs."""
+        for pool in [pool for pool in self.open_pools.values() if not pool.within]:
+            if not self._runtime.devices(pool):
+                self.pool_lost(pool, WorkerDiedError(f"a worker of pool {pool.name!r} ended or hangs."))
+
     def come_back(self, record: RoleRecord) -> str:
         """A role's state is gone: choose what it comes back with at the next call; return that in words."""
         kept = self.keeping.newest(record)

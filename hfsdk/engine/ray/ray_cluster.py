@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -201,17 +201,46 @@ def num_cores(node: Node) -> int:
     return next((int(n["Resources"].get("CPU", 1)) for n in ray.nodes() if n["NodeID"] == node.ray_id), 1)
 
 
-def check_present(nodes: Sequence[Node], devices: Sequence[int]) -> None:
+def present(nodes: Sequence[Node], cluster: ClusterSpec) -> tuple[tuple[Node, ...], frozenset[str]]:
+    """Return the nodes of all devices, with others in place of those that left, and Ray's names of all that are there.
+
+    A node that starts again is another one to Ray. What takes a node's place has its devices and no device of the session; one at
+    the same address comes first.
+
+    Args:
+        nodes: of every device, as known so far.
+        cluster: the devices.
+    """
+    there = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    found = {node: node for node in nodes}
+    for lost in [node for node in found if node.ray_id not in there]:
+        taken = {node.ray_id for node in found.values()}
+        devices = cluster.node_devices[lost.number]
+        free = [node for ray_id, node in there.items() if ray_id not in taken and _has(node, devices)]
+        if free:
+            new = min(free, key=lambda node: (node["NodeManagerAddress"] != lost.address, node["NodeID"]))
+            found[lost] = replace(lost, ray_id=new["NodeID"], address=new["NodeManagerAddress"])
+    return tuple(found[node] for node in nodes), frozenset(there)
+
+
+def _has(node: Mapping[str, Any], devices: Sequence[DeviceSpec]) -> bool:
+    """Return whether a node has devices like these, and as many."""
+    kind = "CPU" if devices[0].name == "cpu" else "GPU"
+    enough = int(node["Resources"].get(kind, 0)) >= len(devices)
+    return enough and (kind == "CPU" or _device(node, kind, len(devices), False).name == devices[0].name)
+
+
+def check_present(nodes: Sequence[Node], alive: Container[str], devices: Sequence[int]) -> None:
     """Check that the nodes of some devices are still there.
 
     Args:
         nodes: of every device of the session.
+        alive: Ray's names of those that are there.
         devices: the numbers of those that are wanted.
 
     Raises:
         PlacementError: names the node, its devices and those that are left.
     """
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     lost = [device for device in devices if nodes[device].ray_id not in alive]
     if not lost:
         return
@@ -220,7 +249,7 @@ def check_present(nodes: Sequence[Node], devices: Sequence[int]) -> None:
     left = [d for d, other in enumerate(nodes) if other.ray_id in alive]
     raise PlacementError(
         f"devices {_listed(gone)} are on {node}, which has left the Ray cluster. Place the roles on devices {_listed(left)} "
-        "(an hf.Placement names devices), or start the node again and open a new session."
+        "(an hf.Placement names devices), or start the node again: the session takes it, or another like it, in its place."
     )
 
 

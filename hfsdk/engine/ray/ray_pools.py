@@ -21,7 +21,7 @@ from hfsdk.core.placement import Pool
 from hfsdk.engine.process.gpus import SHOW_ALL
 from hfsdk.engine.process.rendezvous import LOOPBACK
 from hfsdk.engine.ray.own_folders import remove_segments
-from hfsdk.engine.ray.ray_cluster import Node, check_present
+from hfsdk.engine.ray.ray_cluster import Node, check_present, present
 from hfsdk.engine.ray.ray_links import DeviceWorker, PoolState, RayLinks
 from hfsdk.engine.ray.ray_store import WORKER_GONE
 from hfsdk.engine.ray.ray_worker import RayWorker, said_in, tail
@@ -75,7 +75,7 @@ class RayPools:
             whole = self.open[pool.within]
             self.open[pool.name] = PoolState(pool, [member for member in whole.members if member.device in pool.devices])
             return
-        check_present(self.nodes, pool.devices)
+        check_present(self.nodes, self.look(), pool.devices)
         for tries_left in reversed(range(JOIN_TRIES)):
             state = self.open[pool.name] = PoolState(pool, [self._living_worker(device) for device in pool.devices])
             try:
@@ -97,6 +97,14 @@ class RayPools:
                 ) from error
         for member, pid in zip(state.members, pids, strict=True):
             member.pid = pid
+
+    def look(self) -> frozenset[str]:
+        """Put other nodes in place of those that left; return Ray's names of the nodes that are there."""
+        known, (self.nodes, alive) = self.nodes, present(self.nodes, self._cluster)
+        for device, (old, new) in enumerate(zip(known, self.nodes, strict=True)):
+            if old != new:
+                self.devices.pop(device, None)  # its process ended with the node
+        return alive
 
     def _living_worker(self, device: int) -> DeviceWorker:
         """Return a device's worker; another one where it has ended since it left its last pool."""

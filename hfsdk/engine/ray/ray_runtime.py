@@ -19,7 +19,18 @@ from hfsdk.core.files import FileSum
 from hfsdk.core.methods import REDUCE
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import CallOutcome, DeviceStatus, Kept, Part, Pick, Progress, RoleState, StateGoneError, Work
+from hfsdk.core.runtime import (
+    CallOutcome,
+    DeviceStatus,
+    Kept,
+    NodeStatus,
+    Part,
+    Pick,
+    Progress,
+    RoleState,
+    StateGoneError,
+    Work,
+)
 from hfsdk.core.table import Table
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.host_memory import free_host_bytes
@@ -344,6 +355,13 @@ class RayRuntime:
         if not 0 <= rank < pool.size:
             raise PlacementError(f"pool {pool.name!r} has ranks 0 to {pool.size - 1}; asked for rank {rank}")
         return self.pools.output(pool.devices[rank], LOG_CHARS)
+
+    @_while_open
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """Ask Ray; where a node has left and there is another like it, that one takes its place."""
+        alive = self.pools.look()
+        numbered = {node.number: node for node in self.pools.nodes}
+        return tuple(NodeStatus(str(node), node.here, node.ray_id in alive) for _, node in sorted(numbered.items()))
 
     @_while_open
     def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:

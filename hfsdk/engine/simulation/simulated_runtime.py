@@ -32,7 +32,7 @@ from hfsdk.core.files import FileSum
 from hfsdk.core.methods import FORWARD_BACKWARD, LAST_RESHARD, STEP, TO_TRAINING, UPDATE, method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import CallOutcome, DeviceStatus, Kept, Order, Part, Pick, Progress, RoleState, Weights, Work
+from hfsdk.core.runtime import CallOutcome, DeviceStatus, Kept, NodeStatus, Order, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.core.table import Column, Ragged, RowLengths, Table, concat, take
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.host_memory import kept_bytes
@@ -157,6 +157,10 @@ class SimulatedRuntime:
     def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:
         """Return nothing: no host memory is spent."""
         return {}
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """Return the nodes of the cluster; none of them leaves."""
+        return tuple(NodeStatus(f"node {number}", number == 0, True) for number in range(len(self.cluster.node_devices)))
 
     def holds(self, kept: Kept) -> bool:
         """Return whether it was not forgotten."""
