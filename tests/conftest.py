@@ -24,21 +24,24 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-of-tests-")  # kep
 
 WITH_WORKERS = ("system", "numerics")
 """Folders of tests that share sessions of workers."""
+ALONE = ("test_system_kept.py", "test_system_remote.py", "test_system_nodes.py", "test_system_node_gone.py")
+"""Files there whose sessions are in processes of their own."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With two processes (``-n 2``) one runs the tests that share sessions of workers, the other those that need none.
 
-    Whichever is done first goes on with those of the engine, file by file: each of them starts what it needs.
+    Whichever is done first goes on with those of the engine and those that are alone, file by file: each starts what it needs.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            folder = nodeid.split("/")[1]
-            if folder == "engine":
-                return nodeid.split("::")[0]
+            file = nodeid.split("::")[0]
+            folder = file.split("/")[1]
+            if folder == "engine" or file.endswith(ALONE):
+                return file
             return "workers" if folder in WITH_WORKERS else "others"
 
     return ByFolder(config, log)
