@@ -110,9 +110,10 @@ class Restorer:
             except HfsdkError as again:  # another one died meanwhile
                 if not self.is_death(again):
                     raise
-                error = again
-            if self.smaller is not None and self.smaller.missing() != missing:
-                record.restores.pop()  # the same death: that its node had left was not known yet
+                if self.smaller is not None and self.smaller.missing() != missing:
+                    record.restores.pop()  # the same death: that its node had left was not known yet
+                else:
+                    error = again
         back_to = parts.context.next_step() - 1  # as the save has it: the worker may have died when it was complete
         if self.best is not None:
             self.best.count_again()
