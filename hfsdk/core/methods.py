@@ -310,7 +310,8 @@ PUT = Method(
     roles="the controller, of the user's own data",
 )  # fmt: skip
 RESTORE = Method(
-    name="restore", work="transition", phase="checkpoint", protocol=None, needs=(), roles="no call: a run that goes on after a death",
+    name="restore", work="transition", phase="checkpoint", protocol=None, needs=(),
+    roles="no call: a run that goes on after a death",
 )  # fmt: skip
 MAP = Method(name="map", work="task", writes=("*",), protocol=None, roles="session", needs=())
 REDUCE = Method(name="reduce", work="task", phase="inspection", protocol=None, roles="session", needs=(), result="the value")
