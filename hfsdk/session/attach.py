@@ -170,7 +170,7 @@ def connect(parts: Parts, start: KeptStart) -> FarRuns:
     told = (*SECTIONS, OF_KERNELS) if link.turn else ()
     rows = (history_rows(parts), run_rows(lambda: runs.control))
     shared = SharedState(parts, told, (*SECTIONS, *run_sections(runs.take, runs.take_steps)), rows, frozenset({rows[0].name}))
-    parts.runs.elsewhere = runs
+    parts.runs.elsewhere, client.kept_as = runs, link.name
     link.belongs_to(client)
     if not link.near:
         parts.context.far = FromAfar(parts, link)
@@ -284,7 +284,10 @@ class Sessions(Sequence[KeptSession]):
         return pd.DataFrame([{name: getattr(one, name) for name in names} for one in self._sessions], columns=names)
 
     def _repr_html_(self) -> str:
-        return str(self.to_pandas().to_html(index=False)) if self._sessions else "<p>no kept sessions</p>"
+        from hfsdk.viz.tables import sessions_html
+
+        shown = ("name", "devices", "since", "roles", "run", "attached", "left", "column_bytes")
+        return sessions_html([{name: getattr(one, name) for name in shown} for one in self._sessions])
 
     def __repr__(self) -> str:
         return "\n".join(f"{one.name}: {one.words}" for one in self._sessions) or "no kept sessions"

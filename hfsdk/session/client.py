@@ -80,6 +80,8 @@ class ControllerClient:
         shared: whether other processes start calls of this session, too.
         tokenizer: of the actor's model; ``None`` until a role with a tokenizer is declared.
         last_call: number of the call started last.
+        kept_as: the name of a kept session, which goes on when this process ends; else ``""``.
+        run_goes_on: whether a run is under way, also between two of its calls.
         sources: ``name@version`` of every function that was sent along with a call -> its source text.
     """
 
@@ -96,6 +98,8 @@ class ControllerClient:
         self.closed, self.closed_because = False, CLOSED
         self.tokenizer: Tokenizer | None = None
         self.last_call = 0
+        self.kept_as = ""
+        self.run_goes_on: Callable[[], bool] = lambda: False
         self.sources: dict[str, str] = {}
 
     # -- sending

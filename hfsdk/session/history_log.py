@@ -62,9 +62,12 @@ class HistoryLog:
     def _by_hand(self) -> list[tuple[int, Row]]:
         """Return (call, row) for every update that was no part of a step of ``train``."""
         changes: list[Change] = self._client.send(q.Changes())
+        of_run = self._client.send(q.CurrentStep()) if changes and self._client.run_goes_on() else -1
         entries = []
         for c in changes:
             if c.call_id <= self.since or c.method == LOAD_STATE.name or c.state in ("failed", "cancelled"):
+                continue
+            if c.step == of_run:  # its row comes when the step has ended
                 continue
             row = {
                 "kind": "update", "branch": c.branch, "parent": self.branches[c.branch].parent, "role": c.role,

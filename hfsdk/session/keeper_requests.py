@@ -267,11 +267,21 @@ class Account:
     @property
     def words(self) -> str:
         """What it is, in a line."""
-        begun = time.strftime("%d %b %H:%M", time.localtime(self.started))
-        left = "" if self.unattended_s is None else f"{span(self.unattended_s)} unattended of {span(self.most_unattended_s)}"
-        parts = [self.devices, f"since {begun}", f"roles {', '.join(self.roles) or 'none'}", self.run]
-        parts += [f"{self.column_bytes / 1e6:.1f} MB of columns", f"attached by {self.attached}" if self.attached else left]
+        parts = [self.devices, f"since {self.since}", f"roles {', '.join(self.roles) or 'none'}", self.run]
+        parts += [f"{self.column_bytes / 1e6:.1f} MB of columns", f"attached by {self.attached}" if self.attached else self.left]
         return "; ".join(filter(None, parts))
+
+    @property
+    def since(self) -> str:
+        """When it began, for people."""
+        return time.strftime("%d %b %H:%M", time.localtime(self.started))
+
+    @property
+    def left(self) -> str:
+        """How long nobody has looked after it, of how long that may be; ``""`` while somebody does."""
+        if self.unattended_s is None:
+            return ""
+        return f"{span(self.unattended_s)} unattended of {span(self.most_unattended_s)}"
 
 
 def span(seconds: float) -> str:

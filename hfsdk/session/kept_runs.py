@@ -121,7 +121,7 @@ class FarRuns:
         self._told |= told
         control = self.control
         if new or control is None:
-            control = FarControl()
+            control = FarControl(kept_as=self._link.name)
             control.steer, control.bring_last = self._steer, self._last
             control.take(self._told)
             self._step = (-1, None)

@@ -36,6 +36,11 @@ class LiveStep:
         return self._step
 
     @property
+    def kept_as(self) -> str:
+        """The name of the session where it is kept; else ``""``."""
+        return self._client.kept_as
+
+    @property
     def _steps_there(self) -> str:
         """Which steps the session keeps, for messages."""
         first: int = self._client.send(q.FirstStep())
@@ -44,8 +49,10 @@ class LiveStep:
 
     @property
     def running(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is under way, or of the current step a run that makes more."""
         if self._client.closed:
             return False
+        if self._step is None and self._client.run_goes_on():
+            return True
         calls: Sequence[Call] = self._client.send(q.RunningCalls())
         return any(self._step in (None, call.step) for call in calls)

@@ -97,12 +97,14 @@ class Plans:
         """
         question = self._ask(algorithm, workload, perf, {"top": top, "shadows": shadows, "error": error})
         models = [role for _, role in question.handles if role.model is not None]
-        return WhatIf(
+        what_if = WhatIf(
             question.fixed, self._context.cluster, workload, roles=[role.name for role in models],
             rollouts=[role.name for role in models if role.kind == "actor"],
             max_tokens=min(role.model.max_positions for role in models if role.model is not None),
             models={role.name: role.model for role in models if role.model is not None},
         )  # fmt: skip
+        what_if.kept_as = self._context.client.kept_as
+        return what_if
 
     def on(self, cluster: ClusterSpec, algorithm: Algorithm, workload: Workload, roles: Sequence[RoleSpec]) -> Plan:
         """Return the best plan on another cluster, without shadows; ``roles`` are declared with these layouts.

@@ -39,6 +39,8 @@ class RunControl:
     """What ended it in the background."""
     thread: threading.Thread | None = None
     """The thread of a run in the background."""
+    kept_as: str = ""
+    """The name of its session where that is kept."""
 
     def __post_init__(self) -> None:
         self.calls = StepCalls()

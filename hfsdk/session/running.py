@@ -71,6 +71,11 @@ class Run(Guided):
         return self._control.background
 
     @property
+    def kept_as(self) -> str:
+        """The name of its session where that is kept, and the run goes on without this process; else ``""``."""
+        return self._control.kept_as
+
+    @property
     def error(self) -> Exception | None:
         """What ended a run in the background."""
         return self._control.error
@@ -188,7 +193,7 @@ class Run(Guided):
             "saved": record.saved, "warnings": self.warnings,
             "restores": [str(one) for one in (*record.restores, *record.resized)],
             "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
-            "now": dict(control.calls.now) if self.running else {},
+            "now": dict(control.calls.now) if self.running and not self.paused else {},
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),
         }  # fmt: skip
 
@@ -249,6 +254,11 @@ class CurrentRun:
     def run(self, run: Run | None) -> None:
         self._run = run
         self.number += 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run is under way, and not paused."""
+        return self.run is not None and not self.run._control.between_steps
 
     @property
     def pause_asked(self) -> bool:

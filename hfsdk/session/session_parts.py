@@ -57,6 +57,7 @@ class Parts:
     def of(cls, context: Context) -> Self:
         """Return the parts of a new session."""
         pending_save, places, runs = PendingSave(), StreamPlaces(), CurrentRun()
+        context.client.run_goes_on = lambda: runs.goes_on
         deployment = Deployment(context, pending_save)
         log = HistoryLog(context.client, deployment.book)
         saved = Saveable(context, deployment, places, log)

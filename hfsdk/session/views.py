@@ -49,8 +49,13 @@ class LivePlacement:
 
     @property
     def running(self) -> bool:
-        """Whether a call is under way."""
-        return not self._client.closed and bool(self._client.send(q.RunningCalls()))
+        """Whether a call is under way, or a run that makes more."""
+        return not self._client.closed and (self._client.run_goes_on() or bool(self._client.send(q.RunningCalls())))
+
+    @property
+    def kept_as(self) -> str:
+        """The name of the session where it is kept; else ``""``."""
+        return self._client.kept_as
 
     def view(self) -> dict[str, Any]:
         """Return plain data: nodes, devices, pools, roles and shadows with their shards; bytes as planned and as measured.

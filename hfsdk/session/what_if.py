@@ -96,6 +96,8 @@ class WhatIf:
         self.error, self.curve, self.seconds_taken = "", None, 0.0
         self.plan: Plan = self._find(self.question)
 
+    kept_as = ""
+    """The name of its session where that is kept."""
     curve: Curve | None
     """Over what was dragged last."""
 

@@ -270,7 +270,7 @@ class LivePicture:
 
     ``publish`` may be called from any thread and as often as one likes: a thread of its own sends the newest view, at most
     five times a second (once a second above 3,000 marks); where no thread can be started, ``publish`` sends it. ``freeze`` ends it.
-    ``on_message`` takes what its buttons send.
+    ``on_message`` takes what its buttons send. ``kept_as`` names the session it is of, where that outlives the kernel.
 
     Attributes:
         picture: what is shown now.
@@ -280,9 +280,9 @@ class LivePicture:
         ModuleNotFoundError: anywidget is not installed.
     """
 
-    def __init__(self, picture: Picture, on_message: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+    def __init__(self, picture: Picture, on_message: Callable[[Mapping[str, Any]], None] | None = None, kept_as: str = "") -> None:
         self.picture = picture
-        self.widget = widget_class(picture.name)(view=picture.view)
+        self.widget = widget_class(picture.name)(view=picture.view, kept_as=kept_as)
         if on_message is not None:
             self.widget.on_msg(lambda _widget, content, _buffers: on_message(content))
         self._wake = threading.Condition()
@@ -366,17 +366,21 @@ def _interval_s(view: View) -> float:
 def follow(live: Any, take: Callable[[], Picture], running: Callable[[], bool], end: Callable[[], None]) -> None:
     """Publish until nothing runs, then ``end``; also where taking a view fails, with the last one taken."""
     try:
-        while running() and not exiting.is_set():
+        while True:
+            ended = not running()
             live.publish(take().view)
+            if exiting.is_set() or (ended and not running()):  # asked twice: the last view shows nothing that began meanwhile
+                return
             time.sleep(PUBLISH_INTERVAL_S)
-        live.publish(take().view)
     finally:
         end()
 
 
 @cache
 def widget_class(name: str) -> Any:
-    """Return the anywidget that draws a kind of picture: its traits are the ``view`` and a ``key``, which tells two of them apart.
+    """Return the anywidget that draws a kind of picture.
+
+    Its traits are the ``view``, a ``key``, which tells two of them apart, and ``kept_as``, see :class:`LivePicture`.
 
     Raises:
         ModuleNotFoundError: anywidget is not installed.
@@ -394,6 +398,7 @@ def widget_class(name: str) -> Any:
         "_css": static("frame.css"),
         "view": traitlets.Dict().tag(sync=True),
         "key": traitlets.Unicode().tag(sync=True),
+        "kept_as": traitlets.Unicode().tag(sync=True),
         "__module__": __name__,
     }
     return type(f"{name.capitalize()}Widget", (anywidget.AnyWidget,), members)

@@ -88,12 +88,12 @@ def _metrics(obj: Any) -> str | None:
 
 def show_placement(obj: Any) -> None:
     """Display an object with ``view() -> placement data`` and ``running``: live while it runs, frozen when not."""
-    _show(lambda: PlacementPicture(placement_view(obj.view())), lambda: bool(obj.running))
+    _show(obj, lambda: PlacementPicture(placement_view(obj.view())))
 
 
 def show_dataflow(obj: Any) -> None:
     """Display an object with ``view() -> dataflow data`` and ``running``: live while it runs, frozen when not."""
-    _show(lambda: DataflowPicture(dataflow_view(obj.view())), lambda: bool(obj.running))
+    _show(obj, lambda: DataflowPicture(dataflow_view(obj.view())))
 
 
 def show_trace(obj: Any) -> None:
@@ -104,7 +104,7 @@ def show_trace(obj: Any) -> None:
         growing = bool(obj.running) and trace.start_ns > WALL_CLOCK_NS  # a virtual clock stands still while we look
         return TimelinePicture(timeline_view(trace, now_ns=time.time_ns() if growing else None))
 
-    _show(picture, lambda: bool(obj.running))
+    _show(obj, picture)
 
 
 def show_what_if(what_if: Any) -> None:
@@ -135,7 +135,7 @@ def show_run(run: Any) -> threading.Thread | None:
     if shell is not None and _cell_of.get(run) == cell:
         return None
     _cell_of[run] = cell
-    return _show(lambda: run_picture(run), lambda: bool(run.running), pressed(run))
+    return _show(run, lambda: run_picture(run), pressed(run))
 
 
 def run_picture(run: Any) -> DashboardPicture:
@@ -172,10 +172,14 @@ class Dashboard:
 
 
 def _show(
-    take: Callable[[], Picture], running: Callable[[], bool], on_message: Callable[[Mapping[str, Any]], None] | None = None
+    obj: Any, take: Callable[[], Picture], on_message: Callable[[Mapping[str, Any]], None] | None = None
 ) -> threading.Thread | None:
+    """Show what has ``running``: live while that is true."""
     from IPython.core.getipython import get_ipython
     from IPython.display import display
+
+    def running() -> bool:
+        return bool(obj.running)
 
     shell = get_ipython()
     in_kernel = shell is not None and getattr(shell, "kernel", None) is not None
@@ -184,7 +188,7 @@ def _show(
         display(picture.bundle(), raw=True)
         return None
     try:
-        live: LivePicture | _StillPicture = LivePicture(picture, on_message)
+        live: LivePicture | _StillPicture = LivePicture(picture, on_message, getattr(obj, "kept_as", ""))
     except ModuleNotFoundError as error:
         live = _StillPicture(picture, str(error))
     handle = live.display()

@@ -31,6 +31,7 @@ STATES = {
     "ready": ("●", "hf-good"), "pending": ("○", "hf-dim"), "running": ("◐", "hf-busy"), "failed": ("✕", "hf-bad"),
     "lost": ("⊘", "hf-bad"), "simulated": ("◇", "hf-dim"), "done": ("✓", "hf-good"), "cancelled": ("–", "hf-dim"),
     "loaded": ("●", "hf-good"), "declared": ("○", "hf-dim"), "open": ("●", "hf-good"), "closed": ("–", "hf-dim"),
+    "working": ("◐", "hf-busy"), "idle": ("●", "hf-good"),
 }  # fmt: skip
 """Sign and colour of a state; its name always stands beside them."""
 
@@ -113,6 +114,29 @@ def session_html(data: Mapping[str, Any]) -> str:
         items = "".join(f'<div class="hf-wrap">{escape(_cut(m))}</div>' for m in messages[-20:])
         parts.append(f"<details><summary>{len(messages)} message{'s' * (len(messages) != 1)}</summary>{items}</details>")
     return _wrap("session", parts)
+
+
+def sessions_html(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the kept sessions: what each is and does, and who has it.
+
+    ``rows``: ``{"name", "devices", "since", "roles": [name], "run", "attached", "left", "column_bytes"}``.
+    """
+    if not rows:
+        return _wrap("sessions", [_note("no kept sessions")])
+    body = [
+        [
+            f'<td class="hf-left"{LEFT}><b>{escape(row["name"])}</b></td>',
+            _cell(row["devices"], "hf-left"),
+            _cell(row["since"], "hf-left"),
+            _cell(", ".join(row["roles"]), "hf-left"),
+            _text(row["run"] or "none"),
+            _text(row["attached"] or row["left"] or "nobody"),
+            _cell(bytes_text(row["column_bytes"])),
+        ]
+        for row in rows
+    ]
+    head = ["session<", "devices<", "since<", "roles<", "run<", "attached by<", "columns"]
+    return _wrap("sessions", [_table(head, body)])
 
 
 def snapshot_html(data: Mapping[str, Any]) -> str:

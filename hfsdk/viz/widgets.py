@@ -44,9 +44,10 @@ def widget_of(obj: Any) -> Any:
     picture = picture_of(obj)
     if isinstance(picture, WhatIfPicture) and obj is not picture:
         return LiveWhatIf(obj, in_output=False).widget
+    kept_as = getattr(obj, "kept_as", "")
     if isinstance(picture, DashboardPicture) and obj is not picture:
-        return _followed(LivePicture(run_picture(obj), pressed(obj)), obj, lambda: run_picture(obj))
-    return _followed(LivePicture(_with_module(picture)), obj, lambda: _with_module(picture_of(obj)))
+        return _followed(LivePicture(run_picture(obj), pressed(obj), kept_as), obj, lambda: run_picture(obj))
+    return _followed(LivePicture(_with_module(picture), None, kept_as), obj, lambda: _with_module(picture_of(obj)))
 
 
 class ImagePicture(Picture):

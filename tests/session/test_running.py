@@ -79,6 +79,40 @@ def test_a_background_run_pauses_steps_resumes_and_finishes(session, ready, gate
     assert run.history["step"].tolist() == [0, 1, 2, 3]
 
 
+def test_pictures_of_now_stay_live_between_two_calls_of_a_run(session, ready, gate):
+    live = session.trace, session.placement, session.dataflow
+    session.train(OneCall(), ready, steps=1)
+    assert not any(one.running for one in live)
+    run = session.train(gate, ready, steps=2, wait=False)
+    gate.one_begun()
+    assert session.status == "idle", "no call is under way"
+    assert all(one.running for one in live)
+    run.pause()
+    gate.let_in.release()
+    run.wait(LIMIT_S)
+    assert not any(one.running for one in live)
+    assert run.view()["now"] == {}
+    run.stop()
+
+
+def test_an_update_of_the_step_under_way_is_none_by_hand():
+    seen = []
+
+    class Watched(hf.GRPO):
+        def step(self, models, prompts):
+            step = super().step(models, prompts)
+            seen.append([row["kind"] for row in session.history])
+            return step
+
+    session = hf.Session.simulated("1x2 A100-80GB")
+    session.reference(session.actor("tiny"))
+    session.reward(lambda completions: [0.0] * len(completions))
+    prompts = session.prompts(TEXTS, batch_size=2)
+    session.train(Watched(n=2), prompts, steps=2)
+    assert seen == [[], ["step"]]
+    session.close()
+
+
 def test_wait_after_resume_waits_for_what_comes(session, ready):
     """Not for the pause that resume has just ended, though the thread may not have woken up yet."""
     for _ in range(20):

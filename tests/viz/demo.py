@@ -207,6 +207,17 @@ def _role(name: str, model: str | None, train: str | None, rollout: str | None, 
     }
 
 
+SESSIONS: list[dict[str, Any]] = [
+    {
+        "name": "exp7", "devices": "1x2 cpu", "since": "26 Nov 12:44", "roles": ["actor", "reference"], "left": "",
+        "run": "Run(17 of 40 steps, running, score 0.021, 1 warning, 0.00299 device-hours)", "attached": "process 77 on node",
+        "column_bytes": 6_720,
+    },
+    {
+        "name": "exp8", "devices": "2x8 A100-80GB", "since": "25 Nov 09:00", "roles": [], "run": "", "attached": "",
+        "left": "3.2 h unattended of 1 d", "column_bytes": 0,
+    },
+]  # fmt: skip
 SESSION: dict[str, Any] = {
     "name": "session-1",
     "runtime": "ray",

@@ -23,7 +23,7 @@ from hfsdk.viz.frame import Picture
 from hfsdk.viz.modules import esm, js_literal
 from hfsdk.viz.placement.view import PlacementPicture, PlacementView, placement_view
 from hfsdk.viz.report import write_report
-from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
+from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, sessions_html
 from hfsdk.viz.timeline.view import MARK_FIELDS, PARENT, PREDICTED, RUNNING, TimelinePicture, TimelineView, timeline_view
 from tests.viz import demo
 
@@ -260,6 +260,7 @@ LONG_SAMPLES = [{"prompt": "x\x00" * 9999}] * 500
 TABLES: dict[str, Callable[[], str]] = {
     "batch": lambda: batch_html(demo.BATCH),
     "session": lambda: session_html(demo.SESSION),
+    "sessions": lambda: sessions_html(demo.SESSIONS),
     "metrics": lambda: metrics_html(demo.METRICS),
     "progress": lambda: progress_html(demo.PROGRESS),
     "large batch": lambda: batch_html({**demo.BATCH, "columns": demo.BATCH["columns"] * 100, "samples": LONG_SAMPLES}),
@@ -283,6 +284,8 @@ def test_tables_say_state_in_words() -> None:
     for state in ("ready", "running", "pending", "failed", "lost"):
         assert f"</span>\N{NO-BREAK SPACE}{state}</td>" in html
     assert "&lt;b&gt;your&lt;/b&gt;" in html
+    assert "3.2 h unattended of 1 d" in sessions_html(demo.SESSIONS)
+    assert "no kept sessions" in sessions_html([])
     assert "RewardFunctionError" in progress_html(demo.PROGRESS[3])
     assert progress_text([dict(demo.PROGRESS[1]) for _ in range(20)]).startswith("12 calls done before these, 1.44 s\n")
     assert progress_text(demo.PROGRESS[0]) == "actor.generate (cell 4, line 1): done, 16\u202f384 tokens, 3.41 s"

@@ -46,6 +46,19 @@ class Handle:
         self.bundles.append(bundle)
 
 
+def test_it_is_not_frozen_with_a_call_that_began_meanwhile() -> None:
+    """Between two calls nothing runs; the view that is taken then may show that the next one does."""
+    runs, published, ended = iter([True, False, True, False, False]), [], []
+
+    class Live:
+        def publish(self, view: Any) -> None:
+            published.append(view)
+
+    picture = TimelinePicture(timeline_view(demo.step_trace()))
+    frame.follow(Live(), lambda: picture, lambda: next(runs), lambda: ended.append(len(published)))
+    assert ended == [3]
+
+
 def publish(live: LivePicture, view: dict[str, Any], first: int) -> int:
     """Publish a thousand times a second; return the number of the last one."""
     number, end = first, time.monotonic() + SECONDS

@@ -100,6 +100,7 @@ def test_a_run_is_followed_and_its_buttons_are_heard() -> None:
     control.begin(9, True, lambda: None)
     widget = hf.viz.widget(run)
     assert widget.view["live"]
+    assert widget.kept_as == "", "it ends with this process"
     widget._handle_custom_msg({"action": "pause"}, [])
     assert run.view()["asked"] == "pause"
     control.end()

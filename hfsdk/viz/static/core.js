@@ -120,6 +120,9 @@ const GONE = ["restarting", "autorestarting", "terminating", "dead"];
 export const KERNEL_GONE =
   "The kernel was restarted or has ended; the session, its models and what they learned are gone with it. ";
 const sessionGone = () => `${KERNEL_GONE}This picture shows how far it was. Run the notebook again from its first cell.`;
+// a kept session has lost nothing with its kernel
+const sessionKept = (name) =>
+  `The kernel was restarted or has ended; the session ${JSON.stringify(name)} goes on without it, and so does its run. This picture stays as it was then: hf.Session.attach(${JSON.stringify(name)}) comes back to the session, and session.watch() to its run.`;
 export function frame(el, name, model) {
   const root = H("div", { class: `hf hf-${name}` }, el);
   const bar = H("div", { class: "hf-bar" }, root);
@@ -132,7 +135,9 @@ export function frame(el, name, model) {
   const lose = () => {
     if (f.lost) return;
     f.lost = true;
-    root.insertBefore(H("p", { class: "hf-lost hf-bad", role: "status" }, null, (f.gone || sessionGone)()), host);
+    const kept = model.get("kept_as"),
+      words = kept ? sessionKept(kept) : (f.gone || sessionGone)();
+    root.insertBefore(H("p", { class: `hf-lost${kept ? "" : " hf-bad"}`, role: "status" }, null, words), host);
     if (f.onlost) f.onlost();
   };
   const heard = (_, status) => {

@@ -231,7 +231,7 @@ function render({ model, el }) {
     if (end > 0) {
       const rows = [...new Set(s.calls.map((c) => c.row))].sort((a, b) => a - b),
         height = rows.length * 18 + 18,
-        W = 780,
+        W = Math.max(340, Math.min(780, f.root.clientWidth - 16 || 780)),
         L = 84,
         scale = (W - L) / end;
       const svg = S(
@@ -330,9 +330,8 @@ function render({ model, el }) {
     if (follow && view.steps.length) selected = view.steps[view.steps.length - 1].step;
     f.title.textContent = view.predicted ? "train (simulated)" : "train";
     const asked = { pause: ", pauses after this step", stop: ", stopping" }[view.live && !f.lost && view.asked] || "";
-    state.textContent =
-      `${view.steps_done} of ${view.steps_asked} steps, ${f.lost ? "unfinished" : view.state}${asked}` +
-      (view.error ? `: ${view.error}` : "");
+    const now = f.lost ? (model.get("kept_as") ? " when the kernel ended" : ", unfinished") : `, ${view.state}`;
+    state.textContent = `${view.steps_done} of ${view.steps_asked} steps${now}${asked}` + (view.error ? `: ${view.error}` : "");
     state.classList.toggle("hf-bad", view.state === "failed");
     drawButtons();
     done.style.width = `${view.steps_asked ? (100 * view.steps_done) / view.steps_asked : 0}%`;

@@ -466,7 +466,7 @@ function render({ model, el }) {
     }
     const [a, b] = range();
     info.textContent =
-      `${view.marks.length} spans` +
+      `${view.marks.length} span${view.marks.length === 1 ? "" : "s"}` +
       (shapes.length < view.marks.length ? `, ${shapes.length} in view` : "") +
       `, ${fmtSeconds(b - a)}` +
       (window_ ? ` of ${fmtSeconds(total())}` : "") +

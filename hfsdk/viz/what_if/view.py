@@ -129,7 +129,7 @@ class LiveWhatIf:
         self._settled: str | None = None
         self._handle: Any = None
         self._request, self._closed = 0, False
-        self.widget = widget_class("what_if")(view=self._view(), key=self._key)
+        self.widget = widget_class("what_if")(view=self._view(), key=self._key, kept_as=getattr(what_if, "kept_as", ""))
         self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
         self.widget.observe(lambda change: None if change["new"] else self.close(), "comm")
         self._unsubscribe = what_if.subscribe(self.changed)
