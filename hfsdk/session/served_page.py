@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from html import escape
 from http import HTTPStatus
 
-from hfsdk.core.errors import HfsdkError
+from hfsdk.core.errors import HfsdkError, OptionError
+from hfsdk.core.trace import Trace
 from hfsdk.session.attach import sessions
 from hfsdk.session.session import Session
 
@@ -19,7 +21,8 @@ UNSEEN_S = 30.0
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1rem auto; max-width: 1100px; padding: 0 .8rem }
 body { color: #1c1c1c; background: #fff }
-h1 { font-size: 1.2rem } h2 { font-size: 1rem; margin: 1.4rem 0 .3rem } section { overflow-x: auto }
+h1 { font-size: 1.1rem; margin: .6rem 0 } h2 { font-size: 1rem; margin: 1rem 0 .3rem } section { overflow-x: auto }
+@media (scripting: enabled) { .hf-picture:not([data-ready]) { visibility: hidden } }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #161616 } a { color: #8ab4f8 } }
 """
 
@@ -55,14 +58,13 @@ class Pages:
         if session is None or session.status == "closed":
             session = self._looking[name] = Session.attach(name, self._address, read_only=True)
         from hfsdk.viz.drawn import picture_of
-        from hfsdk.viz.hooks import run_picture
 
         parts = []
         if session.run is not None:
-            parts.append(("the run", run_picture(session.run).to_html()))
+            parts.append(("the run", picture_of(session.run).to_html()))
         if session.placement.view()["devices"]:
             parts.append(("who lives where", picture_of(session.placement).to_html()))
-        trace = session.trace.snapshot()
+        trace = _last_step(session)
         if len(trace):
             parts.append(("where the time goes", picture_of(trace).to_html()))
         text = "".join(f"<h2>{title}</h2><section>{html}</section>" for title, html in parts)
@@ -82,6 +84,16 @@ class Pages:
             for session in self._looking.values():
                 session.detach()
             self._looking.clear()
+
+
+def _last_step(session: Session) -> Trace:
+    """Return the trace of the run's last whole step, while it is kept; without one what there is of the current step."""
+    ended = list(session.run.view()["trace_steps"].values()) if session.run is not None else []
+    trace: Trace = session.trace.snapshot()
+    if ended:
+        with suppress(OptionError):
+            trace = session.trace[ended[-1]].snapshot()
+    return trace
 
 
 def _html(title: str, body: str) -> str:

@@ -43,7 +43,7 @@ REMEMBERED = 1024
 
 HEADERS = (
     ("Content-Type", "text/html; charset=utf-8"), ("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer"),
-    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline'"),
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline' blob:"),
     ("X-Frame-Options", "DENY"), ("X-Content-Type-Options", "nosniff"),
 )  # fmt: skip
 

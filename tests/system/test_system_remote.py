@@ -168,6 +168,7 @@ def test_nobody_without_the_token_gets_anything(far, thin):
         assert "who lives where" in text
         assert "HttpOnly" in answer.headers["Set-Cookie"]
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "script-src 'unsafe-inline' blob:" in answer.headers["Content-Security-Policy"], "pictures are modules"
     with pytest.raises(urllib.error.HTTPError) as unknown:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/none?token={token}")
     assert unknown.value.code == 404
