@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Lab:
     """A JupyterLab server of its own: own configuration, settings, trust database and process group."""
 
-    def __init__(self, root: Path, dark: bool = False) -> None:
+    def __init__(self, root: Path, dark: bool = False, state: Path | None = None) -> None:
         self.root = root
         self._tmp = Path(tempfile.mkdtemp(prefix="hfsdk-lab-"))
         with socket.socket() as probe:
@@ -59,6 +59,8 @@ class Lab:
         env |= {f"JUPYTERLAB_{k}_DIR": str(self._tmp / v) for k, v in own.items()}
         env |= {f"JUPYTER_{k}_DIR": str(self._tmp / k.lower()) for k in ("CONFIG", "DATA", "RUNTIME")}
         env["IPYTHONDIR"] = str(self._tmp / "ipython")
+        if state is not None:
+            env["XDG_STATE_HOME"] = str(state)  # where kept sessions are found again
         self._log = (self._tmp / "lab.log").open("w")
         self._process = subprocess.Popen(
             [
@@ -113,9 +115,21 @@ class Notebook:
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets", timeout=60_000)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         if kernel:
-            idle = "() => window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel?.status === 'idle'"
-            self.page.wait_for_function(idle, timeout=60_000)
+            self.idle()
         return self
+
+    def idle(self) -> None:
+        """Wait for the kernel."""
+        self.page.wait_for_function(f"() => {KERNEL.replace('.', '?.')}?.status === 'idle'", timeout=60_000)
+
+    def run(self, *cells: int) -> None:
+        """Start these cells, one after the other; :meth:`wait` waits for them."""
+        self.page.evaluate(
+            """(cells) => { window.__done = false; const { content } = window.jupyterapp.shell.currentWidget; (async () => {
+            for (const cell of cells) { content.activeCellIndex = cell; content.deselectAll();
+            await window.jupyterapp.commands.execute('notebook:run-cell'); } window.__done = true; })(); }""",
+            list(cells),
+        )
 
     def run_all(self) -> None:
         """Start all cells; :meth:`wait` waits for them."""
@@ -130,6 +144,17 @@ class Notebook:
             '[data-mime-type="application/vnd.jupyter.stderr"], [data-mime-type="application/vnd.jupyter.error"]'
         )
         assert errors.all_inner_texts() == []
+
+    def kill_kernel(self) -> None:
+        """Kill the kernel's process as the system does it when memory runs out; return when JupyterLab says that it restarts it."""
+        os.kill(int(python(self, "__import__('os').getpid()")), signal.SIGKILL)
+        self.page.wait_for_selector('.jp-Dialog:has-text("appears to have died")', timeout=30_000)
+
+    def accept_restart(self) -> None:
+        """Close what JupyterLab says of that, and wait for the new kernel."""
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+        self.page.wait_for_selector(".jp-Dialog", state="detached")
+        self.idle()
 
     def save(self) -> None:
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save').then(() => true)")
@@ -186,3 +211,20 @@ def browser() -> Iterator[Any]:
             yield chromium
         finally:
             chromium.close()
+
+
+@contextlib.contextmanager
+def open_alone(path: Path, width: int, height: int, dark: bool = False, state: Path | None = None) -> Iterator[Notebook]:
+    """Yield a notebook in a JupyterLab and a chromium of its own, with nothing beside it."""
+    lab = Lab(path.parent, dark=dark, state=state)
+    try:
+        with browser() as chromium:
+            size = {"width": width, "height": height}
+            notebook = Notebook(lab, chromium.new_page(viewport=size, color_scheme="dark" if dark else "light")).open(path.name)
+            notebook.page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+            try:
+                yield notebook
+            finally:
+                notebook.close()
+    finally:
+        lab.close()
