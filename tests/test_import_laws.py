@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 NOUNS = [
     *["text", "field_texts", "completion", "guided", "asked_from", "credit", "errors", "exiting", "bounds", "scalars", "rules"],
     *["other_names", "checks"],
-    *["system", "files", "functions", "reward_arguments", "prompt_data"],
+    *["system", "store", "files", "functions", "reward_arguments", "prompt_data"],
     *["table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "learning_rates", "roles"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],
     *["pending", "column_refs", "tokens", "batch", "call_events", "microbatch", "rollout_weights"],
@@ -40,6 +40,7 @@ HOMES = {
     "tensorboard": ["session/tracking.py"],
     "wandb": ["session/tracking.py"],
     "mlflow": ["session/tracking.py"],
+    "fsspec": ["core/store.py"],
     "torch": [
         *(f"engine/{room}/*" for room in ("calls", "process", "weights", "training", "generation", "worker", "ray")),
         *["algorithms/*", "assets/*", "testing/*"],
@@ -59,6 +60,7 @@ HEAVY = [
     "tensorboard",
     "wandb",
     "mlflow",
+    "fsspec",
 ]
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import CheckpointError, OptionError, OutputError
+from hfsdk.core.store import AnyPath, StorePath, is_address
 from hfsdk.core.system import can_start_threads
 
 SAVE = "save.json"
@@ -73,14 +74,18 @@ def beside(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_file(path: Path, content: str | bytes) -> None:
-    """Write a whole file beside its place and rename it.
+def write_file(path: AnyPath, content: str | bytes) -> None:
+    """Write a whole file beside its place and rename it; an object of a store is put there as it is.
 
     Raises:
         OSError: it cannot be written; what was there before stays.
     """
+    data = content.encode() if isinstance(content, str) else content
+    if isinstance(path, StorePath):
+        path.write_bytes(data)
+        return
     with beside(path) as partial:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.write_bytes(data)
 
 
 def export(path: str | Path, content: str | bytes, what: str, notice: Callable[[str], object] | None = None) -> Path:
@@ -113,27 +118,32 @@ def export(path: str | Path, content: str | bytes, what: str, notice: Callable[[
     return target
 
 
-def is_strangers(path: Path) -> bool:
+def is_strangers(path: AnyPath) -> bool:
     """Whether there is something that this process did not write for the user, or that was changed since."""
     there = _state_of(path)
     return there is not None and there != _written.get(os.path.abspath(path))
 
 
-def is_ours(path: Path) -> None:
+def is_ours(path: AnyPath) -> None:
     """Note that this process wrote a file for the user."""
     _written[os.path.abspath(path)] = _state_of(path) or (0, 0)
 
 
-def _state_of(path: Path) -> tuple[int, int] | None:
+def _state_of(path: AnyPath) -> tuple[int, int] | None:
     try:
+        if isinstance(path, StorePath):
+            content = path.read_bytes()
+            return len(content), zlib.crc32(content)
         found = path.lstat()
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
 
 
-def why_unwritten(folder: Path, error: BaseException | str) -> str:
+def why_unwritten(folder: AnyPath, error: BaseException | str) -> str:
     """Say why files in a folder could not be written, and what to do; torch's own words for a full disk name neither."""
+    if isinstance(folder, StorePath):
+        return str(error)
     told = error
     while isinstance(told, BaseException) and not isinstance(told, OSError) and (told.__cause__ or told.__context__):
         told = told.__cause__ or told.__context__ or told
@@ -162,10 +172,12 @@ def as_path(path: Any, what: str) -> Path:
     """Return a path as it was given.
 
     Raises:
-        OptionError: it is none: neither a text nor a path, empty, or with a zero character.
+        OptionError: it is none: neither a text nor a path, empty, with a zero character, or the address of a store.
     """
     if not isinstance(path, str | Path) or not str(path) or "\0" in str(path):
         raise OptionError(f"{what} goes to a path, e.g. 'runs/1' or a pathlib.Path; got {type(path).__name__} {str(path)[:100]!r}")
+    if is_address(path):
+        raise OptionError(f"{what} goes to a path; {str(path)[:100]!r} is of an object store, to which session.save alone writes")
     return Path(path)
 
 
@@ -181,17 +193,22 @@ class FileSum:
     """``None`` where a version of hfsdk wrote it that kept none."""
 
     @classmethod
-    def of(cls, path: Path) -> FileSum:
+    def of(cls, path: AnyPath) -> FileSum:
         """Read a file.
 
         Raises:
             OSError: it cannot be read.
         """
         total = crc = 0
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                total, crc = total + len(block), zlib.crc32(block, crc)
+        for block in path.blocks() if isinstance(path, StorePath) else _blocks(path):
+            total, crc = total + len(block), zlib.crc32(block, crc)
         return cls(total, crc)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
 
 
 def parse_files(files: Any) -> dict[str, FileSum]:
@@ -216,7 +233,7 @@ def parse_files(files: Any) -> dict[str, FileSum]:
     return sums
 
 
-def check_files(folder: Path, files: Mapping[str, FileSum], parts: Collection[str] | None = None) -> None:
+def check_files(folder: AnyPath, files: Mapping[str, FileSum], parts: Collection[str] | None = None) -> None:
     """Compare files with what was noted when they were written: all sizes first, then every byte, several files at a time.
 
     Args:
@@ -227,8 +244,9 @@ def check_files(folder: Path, files: Mapping[str, FileSum], parts: Collection[st
     Raises:
         CheckpointError: names the first that is missing or different.
     """
+    sizes = folder.sizes() if isinstance(folder, StorePath) else None
     for name, noted in files.items():
-        _check_size(folder, name, noted)
+        _check_size(folder, name, noted, sizes)
     chosen = [name for name in files if files[name].crc32 is not None and (parts is None or name in parts)]
     with _mapped() as mapped:
         for failure in mapped(lambda name: _difference(folder, name, files[name]), chosen):
@@ -246,10 +264,13 @@ def _mapped() -> Iterator[Callable[..., Iterator[str]]]:
         yield threads.map
 
 
-def _check_size(folder: Path, name: str, noted: FileSum) -> None:
+def _check_size(folder: AnyPath, name: str, noted: FileSum, sizes: Mapping[str, int] | None) -> None:
     path = folder / name
     try:
-        there, size = path.is_file(), path.stat().st_size if path.is_file() else 0
+        if sizes is not None:
+            there, size = name in sizes, sizes.get(name, 0)
+        else:
+            there, size = path.is_file(), path.stat().st_size if path.is_file() else 0
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     if not there:
@@ -259,10 +280,12 @@ def _check_size(folder: Path, name: str, noted: FileSum) -> None:
         raise CheckpointError(f"the checkpoint is damaged: {path} has {found}; take another copy")
 
 
-def _difference(folder: Path, name: str, noted: FileSum) -> str:
+def _difference(folder: AnyPath, name: str, noted: FileSum) -> str:
     path = folder / name
     try:
         read = FileSum.of(path)
+    except CheckpointError as error:
+        return str(error)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror or error}"
     if read == noted:

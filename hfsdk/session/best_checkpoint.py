@@ -20,7 +20,7 @@ class BestCheckpoint:
     """The step after which it was measured and saved; -1 before the first."""
     start: float
     """The held-out score before the first step."""
-    folder: Path
+    folder: Path | str
     """Where it is: ``session.load(run.best.folder)``."""
 
     @property

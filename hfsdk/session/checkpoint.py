@@ -13,6 +13,9 @@ that the folder holds a complete save at every moment; older states are removed 
 the way to the disk.
 
 Nothing is removed or replaced but what the folder's own index, or the note of a save that was killed, names.
+
+A store renames nothing: there a save is written under its name, which no other save has ever (``state-3-5f0c9a2e``), and is one
+when ``session.json`` names it.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ from hfsdk.core.arguments import Folder
 from hfsdk.core.builtin import Method
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
-from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, existing_parent, is_ours, why_unwritten, write_file
+from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, is_ours, why_unwritten, write_file
 from hfsdk.core.methods import LOAD_STATE, SAVE_STATE
 from hfsdk.core.pending import Awaited
-from hfsdk.core.roles import state_bytes
+from hfsdk.core.store import AnyPath, StorePath
 from hfsdk.core.system import can_start_threads
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import messages as m
@@ -47,24 +50,25 @@ from hfsdk.session.checkpoint_index import (
     Index,
     Listed,
     Save,
+    files_in,
     folder_of,
     index_bytes,
+    new_state,
     read_index,
     save_bytes,
     split,
     states_in,
     tell_of_anothers,
+    tell_of_unfinished,
 )
 from hfsdk.session.checkpoint_roles import check_roles, identity
 from hfsdk.session.client import ControllerClient, uninterrupted
-from hfsdk.session.folder_lock import FolderLock
+from hfsdk.session.folder_lock import lock_of
+from hfsdk.session.save_space import SPARE_BYTES, num_bytes
 from hfsdk.session.saveable import Saveable
 
 if TYPE_CHECKING:
     from hfsdk.models import ModelHandle
-
-SPARE_BYTES = 1 << 20
-"""What a save takes beside the numbers: indexes of files, the history."""
 
 POLL_S = 0.02
 """How often workers are asked whether their files are written."""
@@ -88,9 +92,11 @@ class Saving(Awaited):
         self._looked = False
         self._trained = session.trained()
         self._calls: list[int] = []
-        self._lock = FolderLock(self.folder)
+        self._lock = lock_of(self.folder)
         self._names: list[str] = []
         """Of folders that are not a save yet, or no longer: what a save after a kill may remove."""
+        self._in_doubt = False
+        """Whether a store was given the new index and has not answered: the next save sees which one is there."""
 
     def _begin(self) -> None:
         """Check what can be known before the ranks copy, make the new state's folder, and call them.
@@ -107,11 +113,11 @@ class Saving(Awaited):
         self._need_no_weights_there()
         tell_of_anothers(self.folder, self._session.context.notice)
         self._remove_what_is_left()
+        tell_of_unfinished(self._index, self._names, self._session.context.notice)
         self._check_space()
         self._check_host_memory()
         number = 1 + max(states_in(self.folder), default=0)
-        self._state = self.folder / f"state-{number}"
-        self._building = self.folder / f"{self._state.name}.partial"
+        self._state, self._building = new_state(self.folder, number)
         self._names = [*self._names, self._building.name, self._state.name]
         self._lock.note(self._names)
         self._building.mkdir()
@@ -149,9 +155,9 @@ class Saving(Awaited):
         Raises:
             CheckpointError: says how much is needed and free.
         """
-        if self._session.context.simulated:
-            return  # its files hold a number
-        needed = sum(_num_bytes(handle, handle.version > 0) for handle in self._trained)
+        if self._session.context.simulated or isinstance(self.folder, StorePath):
+            return  # its files hold a number; what a store takes it does not say
+        needed = sum(num_bytes(handle, handle.version > 0) for handle in self._trained)
         free = shutil.disk_usage(self.folder).free
         if free < needed + SPARE_BYTES:
             raise CheckpointError(
@@ -237,21 +243,29 @@ class Saving(Awaited):
             while (written := client.send(m.Saved(handle.name))) is None:
                 time.sleep(POLL_S)
             files |= {f"{handle.name}/{name}": found for name, found in written.items()}
-        for path in sorted(self._building.rglob("*")):  # of a simulated session, which counts none
-            name = path.relative_to(self._building).as_posix()
-            if path.is_file() and name not in files:
-                files[name] = FileSum.of(path)
+        for name in files_in(self._building):  # of a simulated session, which counts none
+            if name not in files:
+                files[name] = FileSum.of(self._building / name)
         updates = {name: _updates(result) for name, result in results.items()}
         roles = {h.name: {**identity(h), "num_updates": updates[h.name]} for h in self._trained}
         content = save_bytes(files, roles, self._kept)
         older = self._older()
-        listed = Listed(self._state.name, FileSum(len(content), zlib.crc32(content)))
+        total = FileSum(len(content), zlib.crc32(content))
+        listed = Listed(self._state.name, total)
         write_file(self._building / SAVE, content)
-        write_file(self._building / INDEX, index_bytes([*older, listed]))
-        self._building.rename(self._state)
+        if isinstance(self._building, Path):
+            write_file(self._building / INDEX, index_bytes([*older, listed]))
+            self._building.rename(self._state)
+        else:
+            check_files(self._building, {**files, SAVE: total}, parts=())  # that all nodes wrote into this store
         self._names = [*self._names, *(one.state for one in self._index.saves if one not in older)]
         self._lock.note(self._names)  # what the index names is kept all the same: it says until then that they are needed
-        os.replace(self._state / INDEX, self.folder / INDEX)
+        if isinstance(self._state, Path):
+            os.replace(self._state / INDEX, self.folder / INDEX)
+        else:
+            self._in_doubt = True
+            write_file(self.folder / INDEX, index_bytes([*older, listed]))
+            self._in_doubt = False
         is_ours(self.folder / INDEX)
         for handle in self._trained:
             client.send(m.Recover(handle.name, str(self._state), updates[handle.name]))
@@ -271,13 +285,20 @@ class Saving(Awaited):
 
     def _remove_what_is_left(self) -> None:
         """Remove the folders that were noted and that the index does not name; what resists stays noted."""
+        if self._in_doubt:
+            return
         with contextlib.suppress(CheckpointError, OSError):
             named = {one.state for one in read_index(self.folder).saves} if (self.folder / INDEX).exists() else set()
             for name in self._names:
                 path = self.folder / name
-                if name not in named and not path.is_symlink():
+                if name in named or path.is_symlink():
+                    continue
+                if isinstance(path, StorePath):
+                    path.remove()
+                else:
                     shutil.rmtree(path, ignore_errors=True)
-            self._names = [name for name in self._names if name not in named and (self.folder / name).is_dir()]
+            late = self._failure is not None and isinstance(self.folder, StorePath)  # ranks may send until they hear of it
+            self._names = [name for name in self._names if name not in named and (late or (self.folder / name).is_dir())]
 
     def _release(self) -> None:
         try:
@@ -319,31 +340,6 @@ class Saving(Awaited):
         return printable(f"<{state}: {self.folder}>")
 
 
-def check_space(session: Saveable, folder: Path, num_saves: int, keep: int) -> None:
-    """Refuse a run whose saves would not fit, before it begins; the one before stays until a new one is complete.
-
-    Raises:
-        CheckpointError: says how much the saves take and how much is free.
-    """
-    if session.context.simulated or not num_saves:
-        return
-    each = sum(_num_bytes(handle, stepped=True) for handle in session.trained())
-    there = len(states_in(folder)) if folder.is_dir() else 0
-    more = max(1, min(num_saves, keep + 1 - there))
-    needed, free = more * each + SPARE_BYTES, shutil.disk_usage(existing_parent(folder)).free
-    if free < needed:
-        raise CheckpointError(
-            f"the saves of this run would not fit into {folder}: each takes {each / 1e6:,.1f} MB, with keep={keep} there are up to "
-            f"{keep + 1} at a time, and the disk has {free / 1e6:,.1f} MB free. Free some space, or give a folder on another disk."
-        )
-
-
-def _num_bytes(handle: ModelHandle, stepped: bool) -> int:
-    """Return the bytes of a role's state in a save."""
-    assert handle.role.model is not None
-    return handle.role.model.num_parameters() * state_bytes(handle.role.dtype, stepped)
-
-
 _PASSING = (Saving._begin.__code__, Saving._complete.__code__, ControllerClient.settle.__code__)
 """Where a Ctrl-C ends a save: what these had begun is undone, and that is not interrupted."""
 
@@ -374,7 +370,7 @@ def load_session(session: Saveable, folder: str | Path) -> None:
         session.take(save.session)
 
 
-def _checked_save(session: Saveable, root: Path, state: str, trained: Sequence[ModelHandle]) -> Save:
+def _checked_save(session: Saveable, root: AnyPath, state: str, trained: Sequence[ModelHandle]) -> Save:
     """Return the save that is asked for (the last one for ``""``) once all of it was compared.
 
     Raises:
@@ -411,7 +407,7 @@ def _others(index: Index, damaged: Listed) -> str:
 
 
 @contextlib.contextmanager
-def _disk_errors(folder: Path, writes: bool = True) -> Iterator[None]:
+def _disk_errors(folder: AnyPath, writes: bool = True) -> Iterator[None]:
     """Tell what the disk refuses as a CheckpointError."""
     what = "save to" if writes else "load from"
     try:

@@ -15,26 +15,33 @@ from __future__ import annotations
 import json
 import math
 import re
+import secrets
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from hfsdk.core.checks import is_whole
-from hfsdk.core.errors import CheckpointError, OptionError
+from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, is_ours, is_strangers, parse_files
+from hfsdk.core.store import AnyPath, StorePath, is_address, store_path
 from hfsdk.engine.controller.lineage import MAIN
 
-STATE = re.compile(r"state-([0-9]{1,18})")
-"""Name of a save's folder; ``.partial`` behind it while it is built."""
+STATE = re.compile(r"state-([0-9]{1,18})(-[0-9a-f]{8})?")
+"""Name of a save's folder; ``.partial`` behind it while it is built. In a store a random end makes it one that none had before."""
 
 BEST = "best"
 """Name of the folder, in a run's, of its best save."""
 
 MOST_BYTES = 1 << 30
 """Largest index that is written and read; a history of 100,000 steps has about 150 MB."""
+
+_told: set[AnyPath] = set()
+"""Unfinished saves that were told of."""
 
 MOST = 2**62
 """Of a counter or a place in a stream."""
@@ -54,7 +61,7 @@ class Listed:
 class Save:
     """One complete save; everything in it has been checked but for the files themselves."""
 
-    folder: Path
+    folder: AnyPath
     files: Mapping[str, FileSum]
     roles: Mapping[str, Mapping[str, Any]]
     session: Mapping[str, Any]
@@ -74,7 +81,7 @@ class Save:
 class Index:
     """The complete saves in a folder, the oldest first."""
 
-    root: Path
+    root: AnyPath
     saves: tuple[Listed, ...] = ()
     old: Mapping[str, Any] | None = None
     """The content of a ``session.json`` of format 2."""
@@ -107,16 +114,18 @@ class Index:
         return _save(folder, file, _parse(file, content))
 
 
-def folder_of(folder: Any, what: str) -> Path:
-    """Return a folder as an absolute path.
+def folder_of(folder: Any, what: str) -> AnyPath:
+    """Return a folder as an absolute path, or as a place in a store.
 
     Raises:
-        OptionError: it is no path, or the address of an object store.
+        OptionError: it is no path and no address, or a package is missing.
         CheckpointError: there can be none of this name.
     """
+    if isinstance(folder, str) and folder.startswith("file://"):
+        folder = url2pathname(urlsplit(folder).path)
+    if isinstance(folder, str) and is_address(folder):
+        return store_path(folder)
     given = as_path(folder, what)
-    if "://" in str(folder):
-        raise OptionError(f"{what} goes to a folder, and not yet to an object store; save to a folder, and copy it to {folder}")
     try:
         found = given.expanduser().resolve()
         found.is_dir()
@@ -125,13 +134,13 @@ def folder_of(folder: Any, what: str) -> Path:
     return found
 
 
-def split(folder: Path) -> tuple[Path, str]:
+def split(folder: AnyPath) -> tuple[AnyPath, str]:
     """Return the folder of saves and the save in it that a path means: ``"runs/a/state-2"``, or ``"runs/a"`` for the last."""
     one = STATE.fullmatch(folder.name) and (folder.parent / INDEX).is_file() and not (folder / INDEX).is_file()
     return (folder.parent, folder.name) if one else (folder, "")
 
 
-def read_index(root: Path) -> Index:
+def read_index(root: AnyPath) -> Index:
     """Read and check ``session.json``.
 
     Raises:
@@ -194,7 +203,7 @@ def index_bytes(saves: Iterable[Listed]) -> bytes:
 # -- reading
 
 
-def _read(file: Path, missing: str) -> bytes:
+def _read(file: AnyPath, missing: str) -> bytes:
     try:
         if not file.is_file():
             raise CheckpointError(missing)
@@ -209,14 +218,14 @@ def _read(file: Path, missing: str) -> bytes:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def _parse(file: Path, content: bytes) -> Any:
+def _parse(file: AnyPath, content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{file} is damaged: {str(error)[:200]}") from None
 
 
-def _save(folder: Path, file: Path, content: Any) -> Save:
+def _save(folder: AnyPath, file: AnyPath, content: Any) -> Save:
     with _checking(file):
         _need(isinstance(content, dict), "it", "an object")
         try:
@@ -239,7 +248,7 @@ class _WrongError(Exception):
 
 
 @contextmanager
-def _checking(file: Path) -> Iterator[None]:
+def _checking(file: AnyPath) -> Iterator[None]:
     """Tell what is wrong inside as damage of a file."""
     try:
         yield
@@ -324,13 +333,42 @@ def _check_row(row: Mapping[str, Any], branches: set[str]) -> None:
         _need(fits, f"a row's {key}", "a number")
 
 
-def states_in(root: Path) -> Sequence[int]:
+def files_in(folder: AnyPath) -> list[str]:
+    """Return every file of a folder, those of its folders included, by its path in it."""
+    if isinstance(folder, StorePath):
+        return sorted(folder.sizes())
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def states_in(root: AnyPath) -> Sequence[int]:
     """Return the numbers of all folders that look like saves, complete or not, ours or not."""
     found = (STATE.match(path.name) for path in root.iterdir())
     return [int(match[1]) for match in found if match]
 
 
-def tell_of_anothers(root: Path, notice: Callable[[str], None]) -> None:
+def new_state(root: AnyPath, number: int) -> tuple[AnyPath, AnyPath]:
+    """Return where a new save will be, and where it is built."""
+    if isinstance(root, StorePath):
+        state = root / f"state-{number}-{secrets.token_hex(4)}"
+        return state, state
+    return root / f"state-{number}", root / f"state-{number}.partial"
+
+
+def tell_of_unfinished(index: Index, ours: Collection[str], notice: Callable[[str], None]) -> None:
+    """Say of a store, once, what is there of saves that no index names: nobody knows whether they are still being written."""
+    if not isinstance(index.root, StorePath):
+        return
+    named = {*ours, *(one.state for one in index.saves)}
+    left = [path for path in index.root.iterdir() if STATE.fullmatch(path.name) and path.name not in named and path not in _told]
+    _told.update(left)
+    if left:
+        notice(
+            f"{index.root} has objects of unfinished saves, {', '.join(path.name for path in left)}: another process saves there "
+            "now, or was killed while it did. hfsdk leaves them; if nothing saves there, remove them with the store's own tools"
+        )
+
+
+def tell_of_anothers(root: AnyPath, notice: Callable[[str], None]) -> None:
     """Say, once, that a folder has a save which this process neither made nor loaded: the next one there may remove it."""
     index = root / INDEX
     with suppress(CheckpointError):  # of one that cannot be read saving itself tells

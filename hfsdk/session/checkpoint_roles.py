@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from hfsdk.core.errors import CheckpointError
+from hfsdk.core.store import AnyPath
 from hfsdk.models import ModelHandle
 
 
@@ -19,7 +19,7 @@ def identity(handle: ModelHandle) -> dict[str, Any]:
     return {"kind": role.kind, "model": model, "name": str(role.model), "layout": str(role.train), "dtype": role.dtype}
 
 
-def check_roles(root: Path, saved: Mapping[str, Any], trained: Sequence[ModelHandle]) -> None:
+def check_roles(root: AnyPath, saved: Mapping[str, Any], trained: Sequence[ModelHandle]) -> None:
     """Check that the roles of a checkpoint are those of the session.
 
     Raises:

@@ -4,6 +4,8 @@ A process that is killed leaves the lock open; what it had not finished stands i
 that and nothing else::
 
     folder/.hfsdk-saving      {"pid": 4711, "host": "node3", "left": ["state-3.partial", "state-3"]}
+
+A store has no locks. Threads of this process take turns there too; other processes write under other names.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.errors import CheckpointError
+from hfsdk.core.store import AnyPath, StorePath
 
 LOCK = ".hfsdk-saving"
 
-OURS = re.compile(r"state-[0-9]{1,18}(\.partial)?")
+OURS = re.compile(r"state-[0-9]{1,18}(-[0-9a-f]{8}|\.partial)?")
 """What a save may remove where the lock's file names it."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -128,6 +131,41 @@ class FolderLock:
         with contextlib.suppress(OSError):
             if fd >= 0:
                 os.close(fd)
+
+
+_left: dict[str, list[str]] = {}
+"""What this process could not remove from a store, by address."""
+
+
+class StoreTurn:
+    """A turn at an address, with what a `FolderLock` has; ``left`` is what this process could not remove before."""
+
+    def __init__(self, folder: StorePath) -> None:
+        self._folder = str(folder)
+        self._turns = _turns.setdefault(self._folder, Turns())
+        self._held = False
+        self.left: list[str] = []
+
+    def acquire(self) -> None:
+        """Wait for the threads that came before."""
+        self._turns.take(self)
+        self._held, self.left = True, _left.get(self._folder, [])
+
+    def note(self, left: Iterable[str]) -> None:
+        """Remember what the next save may remove."""
+        _left[self._folder] = list(left)
+
+    def release(self, *, keep: bool = False) -> None:
+        """Let the next one in; ``keep``: something could not be removed."""
+        if self._held and not keep:
+            _left.pop(self._folder, None)
+        self._held = False
+        self._turns.give(self)
+
+
+def lock_of(folder: AnyPath) -> FolderLock | StoreTurn:
+    """Return what a save to a folder, or to a store, waits for and holds."""
+    return StoreTurn(folder) if isinstance(folder, StorePath) else FolderLock(folder)
 
 
 def _lock(fd: int) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 from hfsdk.core.checks import Count, NonNegative, check_fields, shown
 from hfsdk.core.errors import CallError, CheckpointError, OptionError
 from hfsdk.core.field_texts import documented
+from hfsdk.core.store import AnyPath
 from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP, BestCheckpoint
 from hfsdk.session.checkpoint_index import BEST, folder_of, read_index, split
 from hfsdk.session.evaluation import evaluate
@@ -94,7 +95,7 @@ class Keeper:
         best: the best so far; ``None`` before anything was measured.
     """
 
-    def __init__(self, parts: Parts, wanted: KeepBest, tokens: int, temperature: float, folder: Path, resumed: bool) -> None:
+    def __init__(self, parts: Parts, wanted: KeepBest, tokens: int, temperature: float, folder: AnyPath, resumed: bool) -> None:
         self._parts, self._wanted, self._tokens, self._temperature, self._folder = parts, wanted, tokens, temperature, folder
         self._resumed = resumed
         self.best: BestCheckpoint | None = None
@@ -182,6 +183,6 @@ class Keeper:
         return float(int.from_bytes(hashlib.sha256(what.encode()).digest()[:6], "big"))
 
 
-def _within(folder: str | Path, root: Path) -> bool:
+def _within(folder: str | Path, root: AnyPath) -> bool:
     """Whether a checkpoint is a save of the run in ``root``."""
     return split(folder_of(folder, "a checkpoint"))[0].resolve() in (root.resolve(), (root / BEST).resolve())

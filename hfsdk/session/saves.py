@@ -8,10 +8,12 @@ from typing import Literal, Protocol, overload
 from hfsdk.core.checks import Count, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.files import INDEX, is_ours
-from hfsdk.session.checkpoint import Saving, check_space, load_session
+from hfsdk.core.store import any_path
+from hfsdk.session.checkpoint import Saving, load_session
 from hfsdk.session.checkpoint_index import BEST, folder_of, split, tell_of_anothers
 from hfsdk.session.pending_save import PendingSave
 from hfsdk.session.running import CurrentRun
+from hfsdk.session.save_space import check_space
 from hfsdk.session.saveable import Saveable
 
 
@@ -19,12 +21,12 @@ class Save(Protocol):
     """How a session saves: :meth:`Saves.save`."""
 
     @overload
-    def __call__(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path: ...
+    def __call__(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path | str: ...
 
     @overload
     def __call__(self, folder: str | Path, *, keep: int = 1, wait: Literal[False]) -> Saving: ...
 
-    def __call__(self, folder: str | Path, *, keep: int = 1, wait: bool = True) -> Path | Saving:
+    def __call__(self, folder: str | Path, *, keep: int = 1, wait: bool = True) -> Path | str | Saving:
         """Save everything into a folder."""
         ...
 
@@ -36,13 +38,13 @@ class Saves:
         self._session, self._pending, self._run = session, pending, run
 
     @overload
-    def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path: ...
+    def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[True] = True) -> Path | str: ...
 
     @overload
     def save(self, folder: str | Path, *, keep: int = 1, wait: Literal[False]) -> Saving: ...
 
     @checked
-    def save(self, folder: str | Path, *, keep: Count = 1, wait: bool = True) -> Path | Saving:
+    def save(self, folder: str | Path, *, keep: Count = 1, wait: bool = True) -> Path | str | Saving:
         """Save everything: weights, optimizers, schedules, the prompts' places, counters, history.
 
         The folder holds the last complete save at every moment, also when this one is interrupted or its processes are killed.
@@ -68,7 +70,7 @@ class Saves:
         if context.far is not None:
             if not wait:
                 raise OptionError("from outside the cluster a save is waited for; leave wait=False out")
-            return Path(context.far.saves("save", str(folder), keep))
+            return any_path(context.far.saves("save", str(folder), keep))
         self._pending.take()
         saving = Saving(self._session, folder, keep)
         if wait:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.errors import OptionError
+from hfsdk.core.store import is_address
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.keep_best import KeepBest
 from hfsdk.session.on_death import check_on_death
@@ -56,5 +57,7 @@ class WantedRun:
 
     def from_anywhere(self) -> WantedRun:
         """Return the same with folders that mean the same in another process."""
-        folder, resume = (None if path is None else Path(path).absolute() for path in (self.folder, self.resume))
+        folder, resume = (
+            path if path is None or is_address(path) else Path(path).absolute() for path in (self.folder, self.resume)
+        )
         return replace(self, folder=folder, resume=resume)

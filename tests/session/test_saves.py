@@ -25,7 +25,7 @@ import hfsdk as hf
 from hfsdk.core.rows import Rows
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import HostRoom
-from hfsdk.session import checkpoint, checkpoint_index
+from hfsdk.session import checkpoint, checkpoint_index, save_space
 from hfsdk.session.folder_lock import LOCK, FolderLock
 from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
@@ -275,8 +275,8 @@ def test_a_run_whose_saves_would_not_fit_is_refused_before_its_first_step(
     assert session.run is None
     enough = states * each + checkpoint.SPARE_BYTES
     monkeypatch.setattr("hfsdk.session.checkpoint.shutil.disk_usage", lambda folder: type("Usage", (), {"free": enough}))
-    checkpoint.check_space(parts_of(session).saved, tmp_path, steps, keep)
-    checkpoint.check_space(parts_of(session).saved, tmp_path / "not" / "made", 1, keep)
+    save_space.check_space(parts_of(session).saved, tmp_path, steps, keep)
+    save_space.check_space(parts_of(session).saved, tmp_path / "not" / "made", 1, keep)
 
 
 # -- what an index may say

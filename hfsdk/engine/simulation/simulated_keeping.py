@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from hfsdk.core.errors import CheckpointError
+from hfsdk.core.store import any_path
 
 CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""
@@ -18,8 +18,11 @@ def write_checkpoint(folder: str, role: str, num_updates: int) -> None:
         CheckpointError: it cannot be written.
     """
     try:
-        (Path(folder) / role).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / role / CHECKPOINT).write_text(json.dumps({"num_updates": num_updates}), encoding="utf-8")
+        place = any_path(folder) / role
+        place.mkdir(parents=True, exist_ok=True)
+        (place / CHECKPOINT).write_bytes(json.dumps({"num_updates": num_updates}).encode())
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"cannot save to {folder}: {error.strerror or error}") from error
 
@@ -30,10 +33,10 @@ def read_checkpoint(folder: str, role: str) -> int:
     Raises:
         CheckpointError: there is none of a simulated session.
     """
-    files = [Path(folder) / role / CHECKPOINT, Path(folder) / CHECKPOINT]  # the second is where all roles had it before
+    files = [any_path(folder) / role / CHECKPOINT, any_path(folder) / CHECKPOINT]  # the second is where all roles had it before
     file = next((path for path in files if path.is_file()), files[0])
     try:
-        num_updates = json.loads(file.read_text(encoding="utf-8"))["num_updates"]
+        num_updates = json.loads(file.read_bytes())["num_updates"]
         if type(num_updates) is not int or not 0 <= num_updates < 2**62:
             raise ValueError("num_updates is no whole number of at least 0")
         return num_updates

@@ -9,6 +9,9 @@ which only the first needs the other ranks::
     Saving       every rank, on its thread     __<rank>_0.distcp, then written-<rank>.pkl (which byte range holds what; checksum)
     finish_save  rank 0, when all are written  .metadata and, last, metadata.json: now it is a checkpoint
 
+In an object store (``hfsdk.core.store``) the numbers are sent as they are written, and read by ranges; what Megatron writes itself,
+small files, lies in a temporary folder of the rank first.
+
 Megatron writes in processes that it forks, and spawns one more for their results. Ours hold gloo's threads, Ray's and vLLM's,
 whose locks a fork would copy in any state; hence the thread, which runs no collective.
 
@@ -22,8 +25,9 @@ import contextlib
 import io
 import json
 import pickle
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,13 +46,15 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, Metadata
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageWriterTransforms, _write_item
 from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from hfsdk.core.errors import CheckpointError
+from hfsdk.core.errors import CheckpointError, HfsdkError
 from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files, why_unwritten
+from hfsdk.core.store import AnyPath, StorePath
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.weights.role_state import Shard, StatePiece, Summary
 from hfsdk.engine.weights.shares import StateShare, fill, pieces
@@ -57,17 +63,23 @@ from hfsdk.engine.weights.summed_file import SummedFile
 SUMMARY = "hfsdk"
 """Key of the summary in ``common.pt``."""
 
+GROUP_BYTES = 1 << 26
+"""Asked of a store at a time: so much, and what the last piece has."""
+
 
 class StateWriter(threading.Thread):
     """A rank's share of a save, written in the background.
 
     Attributes:
         error: what went wrong, once the thread has ended.
+        here: the folder that Megatron writes into: the role's own, or a temporary one where that is in a store.
     """
 
-    def __init__(self, role: str, folder: Path, rank: int, num_ranks: int) -> None:
+    def __init__(self, role: str, folder: AnyPath, rank: int, num_ranks: int) -> None:
         super().__init__(name=f"hfsdk-save-{role}", daemon=True)
         self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
+        self._temporary = None if isinstance(folder, Path) else tempfile.TemporaryDirectory(prefix="hfsdk-save-")
+        self.here = folder if isinstance(folder, Path) else Path(self._temporary.name)
         self.error: CheckpointError | None = None
         self.metadata: Any = None
         """Which pieces there are, over all ranks; on rank 0."""
@@ -84,6 +96,13 @@ class StateWriter(threading.Thread):
             self.error = _unwritable(self.folder, error)
         finally:
             self.writer = None if self.rank else self.writer  # its tensors go
+            if self.rank or self.error:
+                self.clean()
+
+    def clean(self) -> None:
+        """Remove the temporary folder, if there is one."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def written(self) -> bool:
         """Return whether this rank's files are complete.
@@ -117,7 +136,9 @@ def one_checksum() -> Iterator[None]:
 
 
 class _Writer(FileSystemWriterAsync):
-    """Keeps the plan and its tensors until :meth:`write`, which needs no other process."""
+    """Keeps the plan and its tensors until :meth:`write`, which needs no other process; ``folder``: where that writes."""
+
+    folder: AnyPath
 
     def prepare_write_data(self, plan: Any, planner: Any) -> None:
         self._items = [(item, planner.resolve_data(item)) for item in plan.items]
@@ -126,7 +147,7 @@ class _Writer(FileSystemWriterAsync):
     def write(self) -> tuple[list[Any], str, FileSum]:
         """Write the file; return where in it each item lies, its name, and what it must be when it is read again."""
         results = []
-        with one_checksum(), SummedFile(Path(self.checkpoint_dir) / self._file) as file:
+        with one_checksum(), SummedFile(self.folder / self._file) as file:
             for item, tensor in self._items:
                 # torch.save stores whole storages, and the pieces are views; one copy at a time
                 copy, transforms = tensor.clone(), _StorageWriterTransforms()
@@ -146,6 +167,7 @@ class _InThread(TorchDistSaveShardedStrategy):
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
         by_key, *_ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
         writer = _Writer(checkpoint_dir)
+        writer.folder = self._saving.folder
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         converted = mcore_to_pyt_state_dict(by_key)
         planned, *_ = save_state_dict_async_plan(converted, writer, self._groups.world, 0, planner)
@@ -153,7 +175,7 @@ class _InThread(TorchDistSaveShardedStrategy):
         return AsyncRequest(None, (), [])
 
 
-def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, folder: Path) -> StateWriter:
+def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, folder: AnyPath) -> StateWriter:
     """Agree with the role's ranks on who writes what, and start writing.
 
     Args:
@@ -170,18 +192,22 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
     problem = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, HfsdkError) as error:
         problem = str(error)
     _agree(groups, folder, problem)
     sharded = {str(i): _sharded(piece) for i, piece in enumerate(pieces(share, shard)) if piece.first}
     content = {SUMMARY: asdict(share.summary), "pieces": sharded}
     try:
         dist_checkpointing.save(
-            content, str(folder), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
+            content, str(saving.here), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
         )  # the planner checks that the pieces cover every tensor once; Megatron's own check takes the default group
     except Exception as error:
         problem = str(error)
-    _agree(groups, folder, problem)
+    try:
+        _agree(groups, folder, problem)
+    except CheckpointError:
+        saving.clean()
+        raise
     saving.start()
     return saving
 
@@ -199,15 +225,20 @@ def finish_save(saving: StateWriter) -> dict[str, FileSum]:
         saving.writer.finish(saving.metadata, [results for results, *_ in written])
         for part in parts:
             part.unlink()
-        save_config(CheckpointingConfig("torch_dist", 1), str(saving.folder))
+        save_config(CheckpointingConfig("torch_dist", 1), str(saving.here))
         sums = {name: FileSum(num_bytes, crc32) for _, name, num_bytes, crc32 in written}
-        small = [path for path in saving.folder.iterdir() if path.name not in sums]
+        small = [path for path in saving.here.iterdir() if path.name not in sums]
+        if isinstance(saving.folder, StorePath):
+            for path in small:
+                (saving.folder / path.name).write_bytes(path.read_bytes())
         return sums | {path.name: FileSum.of(path) for path in small}
     except OSError as error:
         raise _unwritable(saving.folder, error) from error
+    finally:
+        saving.clean()
 
 
-def read_checked(folder: Path, groups: RoleGroups, *, checked: bool) -> Summary:
+def read_checked(folder: AnyPath, groups: RoleGroups, *, checked: bool) -> Summary:
     """Return what a folder's checkpoint holds, after its ranks have compared its files with their checksums; collective.
 
     Args:
@@ -220,10 +251,14 @@ def read_checked(folder: Path, groups: RoleGroups, *, checked: bool) -> Summary:
     """
     problem, summary = None, None
     try:
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder.name}'s checkpoint is gone: there is no {folder}. Put it back, or load another with session.load(...)."
+            )
         if not checked:
             _check_share(folder, groups)
         summary = read_summary(folder)
-    except CheckpointError as error:
+    except HfsdkError as error:
         problem = str(error)
     problems = [text for text in groups.gather_objects(problem) if text]
     if problems or summary is None:
@@ -231,7 +266,7 @@ def read_checked(folder: Path, groups: RoleGroups, *, checked: bool) -> Summary:
     return summary
 
 
-def _check_share(folder: Path, groups: RoleGroups) -> None:
+def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
     state = folder.parent
     file = state / SAVE
     index: dict[str, Any] = {}
@@ -250,14 +285,14 @@ def _check_share(folder: Path, groups: RoleGroups) -> None:
     check_files(state, mine, parts=sorted(mine)[groups.rank :: groups.mesh.layout.size])
 
 
-def read_summary(folder: Path) -> Summary:
+def read_summary(folder: AnyPath) -> Summary:
     """Return what a folder's checkpoint holds.
 
     Raises:
         CheckpointError: there is none, or it is of something else.
     """
     try:
-        common = torch.load(folder / "common.pt", map_location="cpu", weights_only=True)
+        common = torch.load(io.BytesIO((folder / "common.pt").read_bytes()), map_location="cpu", weights_only=True)
         saved = common[SUMMARY]
         step = None if saved["step"] is None else float(saved["step"])
         return Summary(int(saved["num_updates"]), tuple(map(str, saved["kinds"])), step)
@@ -269,7 +304,7 @@ def read_summary(folder: Path) -> Summary:
         raise CheckpointError(f"{folder} holds no state of a role that can be read: {_first_line(error)}") from error
 
 
-def load(folder: Path, share: StateShare, shard: Shard) -> None:
+def load(folder: AnyPath, share: StateShare, shard: Shard) -> None:
     """Fill a rank's share (see :meth:`hfsdk.engine.weights.shares.StateShare.blank`) from a checkpoint of any layout.
 
     Collective over the pool, whose world is the role's: torch plans reading over the default group.
@@ -313,15 +348,48 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _unpickled(path: Path) -> Any:
+def _unpickled(path: AnyPath) -> Any:
     return _Unpickler(io.BytesIO(path.read_bytes())).load()
 
 
 class _Reader(FileSystemReader):
     """Reads a checkpoint's index by :class:`_Unpickler`, and files of its own folder alone; payloads are tensors alone."""
 
+    def __init__(self, folder: AnyPath) -> None:
+        super().__init__(str(folder))
+        self._folder = folder
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        if not isinstance(self._folder, StorePath):
+            return super().read_data(plan, planner)
+        group, size = [], 0
+        for item in sorted(plan.items, key=lambda item: self._place(item)):
+            group.append(item)
+            size += self._place(item)[2]
+            if size >= GROUP_BYTES:
+                self._read(group, planner)
+                group, size = [], 0
+        self._read(group, planner)
+        done = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _place(self, item: Any) -> tuple[str, int, int]:
+        found = self.storage_data[item.storage_index]
+        return found.relative_path, found.offset, found.length
+
+    def _read(self, items: Sequence[Any], planner: Any) -> None:
+        """Read what is wanted, a piece of several items once."""
+        places = sorted({self._place(item) for item in items})
+        read = dict(zip(places, self._folder.ranges(places), strict=True))
+        for item in items:
+            tensor = torch.load(io.BytesIO(read[self._place(item)]), map_location="cpu", weights_only=True)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths))
+            planner.commit_tensor(item, target)
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = _unpickled(Path(self.path) / ".metadata")
+        metadata = _unpickled(self._folder / ".metadata")
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(".metadata is no index of a checkpoint")
         for name, tensor in metadata.state_dict_metadata.items():
@@ -345,15 +413,16 @@ def _sharded(piece: StatePiece) -> ShardedTensor:
     )  # fmt: skip
 
 
-def _agree(groups: RoleGroups, folder: Path, problem: str | None) -> None:
+def _agree(groups: RoleGroups, folder: AnyPath, problem: str | None) -> None:
     problems = [text for text in groups.gather_objects(problem) if text]
     if problems:
         raise _unwritable(folder, problems[0])
 
 
-def _unwritable(folder: Path, why: BaseException | str) -> CheckpointError:
+def _unwritable(folder: AnyPath, why: BaseException | str) -> CheckpointError:
     reason = why_unwritten(folder, why)
-    return CheckpointError(f"cannot save to {folder}: {reason}. Nothing of this save is left, and the one before it is untouched.")
+    left = "The save" if isinstance(folder, StorePath) else "Nothing of this save is left, and the one"
+    return CheckpointError(f"cannot save to {folder}: {reason}. {left} before it is untouched.")
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""A file whose checksum is made on its way to the disk, and of which a few places are read back once they are there."""
+"""A file whose checksum is made on its way to the disk or the store, and of which a few places are read back from there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import io
 import os
 import sys
 import zlib
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Self
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import FileSum
+from hfsdk.core.store import AnyPath, StorePath, Upload
 
 SAMPLE_BYTES = 1 << 16
 """Longest stretch that is read back from one place."""
@@ -32,14 +33,14 @@ class SummedFile(io.RawIOBase):
         sum: what the file must be when it is read again.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         """Open a new file.
 
         Raises:
             OSError: it exists, or cannot be made.
         """
         self.path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = path.write() if isinstance(path, StorePath) else path.open("xb", buffering=0)
         self._failure: OSError | None = None
         self._samples: list[tuple[int, int, int]] = []
         self._stride, self._writes = 1, 0
@@ -107,18 +108,32 @@ class SummedFile(io.RawIOBase):
             if error is None:
                 self.flush()
                 self.check()
-                os.fsync(self._file.fileno())
+                if isinstance(self._file, Upload):
+                    self._file.close()
+                else:
+                    os.fsync(self._file.fileno())
                 self._read_back()
         finally:
             self._piece.clear()
-            self._file.close()
+            if isinstance(self._file, Upload):
+                self._file.discard()  # nothing where it is complete
+            else:
+                self._file.close()
 
     def _read_back(self) -> None:
-        """Compare samples with what was written, from the disk where its pages can be let go."""
+        """Compare samples with what was written."""
+        for (at, _, crc), sample in zip(self._samples, self._samples_there(), strict=True):
+            if zlib.crc32(sample) != crc:
+                raise CheckpointError(f"{self.path} reads back otherwise than written, at byte {at}; is the disk damaged?")
+
+    def _samples_there(self) -> Iterator[bytes]:
+        """Read the samples: from the store, or from the disk where its pages can be let go."""
+        if isinstance(self.path, StorePath):
+            yield from self.path.parent.ranges([(self.path.name, at, length) for at, length, _ in self._samples])
+            return
         with self.path.open("rb", buffering=0) as file:
-            for at, length, crc in self._samples:
+            for at, length, _ in self._samples:
                 if sys.platform == "linux":
                     os.posix_fadvise(file.fileno(), at, length, os.POSIX_FADV_DONTNEED)
                 file.seek(at)
-                if zlib.crc32(file.read(length)) != crc:
-                    raise CheckpointError(f"{self.path} reads back otherwise than written, at byte {at}; is the disk damaged?")
+                yield file.read(length)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hfsdk.core.arguments import Folder, StateMove
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.store import any_path
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.training import megatron_checkpoint
@@ -94,7 +94,7 @@ class RoleStates:
     def save(self, folder: str) -> dict[str, Any]:
         """Copy this rank's share and leave the writing to a thread, which ``Worker.saved`` asks."""
         name, trainer = self._spec.name, self._trainer
-        saving = megatron_checkpoint.begin_save(name, trainer.share(), trainer.shard, self._groups, Path(folder) / name)
+        saving = megatron_checkpoint.begin_save(name, trainer.share(), trainer.shard, self._groups, any_path(folder) / name)
         self._worker.saves[name] = saving
         return {"num_updates": trainer.num_updates}
 
@@ -105,11 +105,7 @@ class RoleStates:
             CheckpointError: it is gone, or not whole.
         """
         trainer, name = self._trainer, self._spec.name
-        folder = Path(asked.folder) / name
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{name}'s checkpoint is gone: there is no {folder}. Put it back, or load another with session.load(...)."
-            )
+        folder = any_path(asked.folder) / name
         share = trainer.blank_share(megatron_checkpoint.read_checked(folder, self._groups, checked=asked.checked))
         megatron_checkpoint.load(folder, share, trainer.shard)
         trainer.take_share(share)
