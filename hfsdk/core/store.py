@@ -127,7 +127,7 @@ class StorePath(str):
         size = self.stat().st_size
         for start in range(0, size, BLOCK_BYTES):
             with _asking(self, "read") as store:
-                block = bytes(store.cat_file(str(self), start, min(size, start + BLOCK_BYTES)))
+                block = bytes(store.cat_file(str(self), start=start, end=min(size, start + BLOCK_BYTES)))
             yield block
 
     def ranges(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
@@ -279,7 +279,7 @@ def _asking(path: StorePath, done: str, *, missing: bool = True) -> Iterator[Any
         if missing and isinstance(error, FileNotFoundError):
             raise FileNotFoundError(str(path)) from None
         _stores.pop(protocol, None)
-        why = _without_secrets(f"{type(error).__name__}: {error}".splitlines()[0])[:MOST_CHARACTERS]
+        why = _without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:MOST_CHARACTERS].rstrip(".")
         raise CheckpointError(
             f"{path} cannot be {done} from {platform.node()}: {why}. See that the address is right, and that this node reaches the "
             "store, with credentials that may do that"

@@ -9,6 +9,7 @@ import torch
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import FileSum
+from hfsdk.core.store import StorePath
 from hfsdk.engine.weights import summed_file
 from hfsdk.engine.weights.summed_file import PIECE_BYTES, SummedFile
 
@@ -82,3 +83,17 @@ def test_what_reads_back_otherwise_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(summed_file.os, "fsync", fsync)
     with pytest.raises(CheckpointError, match="reads back otherwise than written, at byte 0"), SummedFile(tmp_path / "a") as file:
         file.write(b"something")
+
+
+def test_an_object_is_summed_as_it_is_sent(monkeypatch):
+    path = StorePath("memory://bucket/file")
+    with SummedFile(path) as file:
+        for _ in range(5):
+            file.write(b"abc" * 500_000)
+    assert file.sum == FileSum(7_500_000, zlib.crc32(b"abc" * 2_500_000)) == FileSum.of(path)
+    assert path.parent.ranges([("file", 3, 3), ("file", 0, 1)]) == [b"abc", b"a"]
+    file = SummedFile(path)
+    file.write(b"x" * 10)
+    monkeypatch.setattr(StorePath, "ranges", lambda self, places: [b"y" * 10])
+    with pytest.raises(CheckpointError, match="reads back otherwise"):
+        file.__exit__(None, None, None)

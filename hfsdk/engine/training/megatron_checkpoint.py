@@ -10,7 +10,7 @@ which only the first needs the other ranks::
     finish_save  rank 0, when all are written  .metadata and, last, metadata.json: now it is a checkpoint
 
 In an object store (``hfsdk.core.store``) the numbers are sent as they are written, and read by ranges; what Megatron writes itself,
-small files, lies in a temporary folder of the rank first.
+small files, is in a temporary folder for a moment.
 
 Megatron writes in processes that it forks, and spawns one more for their results. Ours hold gloo's threads, Ray's and vLLM's,
 whose locks a fork would copy in any state; hence the thread, which runs no collective.
@@ -27,6 +27,7 @@ import json
 import pickle
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -72,14 +73,13 @@ class StateWriter(threading.Thread):
 
     Attributes:
         error: what went wrong, once the thread has ended.
-        here: the folder that Megatron writes into: the role's own, or a temporary one where that is in a store.
+        small: what Megatron has written of a save to a store, on rank 0.
     """
 
     def __init__(self, role: str, folder: AnyPath, rank: int, num_ranks: int) -> None:
         super().__init__(name=f"hfsdk-save-{role}", daemon=True)
         self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
-        self._temporary = None if isinstance(folder, Path) else tempfile.TemporaryDirectory(prefix="hfsdk-save-")
-        self.here = folder if isinstance(folder, Path) else Path(self._temporary.name)
+        self.small: dict[str, bytes] = {}
         self.error: CheckpointError | None = None
         self.metadata: Any = None
         """Which pieces there are, over all ranks; on rank 0."""
@@ -95,14 +95,7 @@ class StateWriter(threading.Thread):
         except Exception as error:  # whatever it is, the user is told by the thread that waits
             self.error = _unwritable(self.folder, error)
         finally:
-            self.writer = None if self.rank else self.writer  # its tensors go
-            if self.rank or self.error:
-                self.clean()
-
-    def clean(self) -> None:
-        """Remove the temporary folder, if there is one."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
+            self.writer = None  # its tensors go
 
     def written(self) -> bool:
         """Return whether this rank's files are complete.
@@ -198,16 +191,15 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
     sharded = {str(i): _sharded(piece) for i, piece in enumerate(pieces(share, shard)) if piece.first}
     content = {SUMMARY: asdict(share.summary), "pieces": sharded}
     try:
-        dist_checkpointing.save(
-            content, str(saving.here), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
-        )  # the planner checks that the pieces cover every tensor once; Megatron's own check takes the default group
+        with _nearby(folder) as here:
+            dist_checkpointing.save(
+                content, str(here), _InThread(groups, saving), validate_access_integrity=False, async_sharded_save=True
+            )  # the planner checks that the pieces cover every tensor once; Megatron's own check takes the default group
+            if isinstance(folder, StorePath):
+                saving.small = {path.name: path.read_bytes() for path in here.iterdir()}
     except Exception as error:
         problem = str(error)
-    try:
-        _agree(groups, folder, problem)
-    except CheckpointError:
-        saving.clean()
-        raise
+    _agree(groups, folder, problem)
     saving.start()
     return saving
 
@@ -218,24 +210,34 @@ def finish_save(saving: StateWriter) -> dict[str, FileSum]:
     Raises:
         CheckpointError: it cannot be written.
     """
-    assert saving.writer is not None
     parts = [saving.folder / f"written-{rank}.pkl" for rank in range(saving.num_ranks)]
     try:
         written = [_unpickled(part) for part in parts]
-        saving.writer.finish(saving.metadata, [results for results, *_ in written])
-        for part in parts:
-            part.unlink()
-        save_config(CheckpointingConfig("torch_dist", 1), str(saving.here))
         sums = {name: FileSum(num_bytes, crc32) for _, name, num_bytes, crc32 in written}
-        small = [path for path in saving.here.iterdir() if path.name not in sums]
-        if isinstance(saving.folder, StorePath):
-            for path in small:
-                (saving.folder / path.name).write_bytes(path.read_bytes())
-        return sums | {path.name: FileSum.of(path) for path in small}
+        with _nearby(saving.folder) as here:
+            _Writer(str(here)).finish(saving.metadata, [results for results, *_ in written])
+            for part in parts:
+                part.unlink()
+            save_config(CheckpointingConfig("torch_dist", 1), str(here))
+            small = [path for path in here.iterdir() if path.name not in sums]
+            sums |= {path.name: FileSum.of(path) for path in small}
+            if isinstance(saving.folder, StorePath):
+                saving.small |= {path.name: path.read_bytes() for path in small}
+        for name, content in saving.small.items():
+            (saving.folder / name).write_bytes(content)
+        return sums | {name: FileSum(len(content), zlib.crc32(content)) for name, content in saving.small.items()}
     except OSError as error:
         raise _unwritable(saving.folder, error) from error
-    finally:
-        saving.clean()
+
+
+@contextlib.contextmanager
+def _nearby(folder: AnyPath) -> Iterator[Path]:
+    """Give the folder that Megatron writes into: the role's own, or a temporary one where that is in a store."""
+    if isinstance(folder, Path):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="hfsdk-save-") as here:
+        yield Path(here)
 
 
 def read_checked(folder: AnyPath, groups: RoleGroups, *, checked: bool) -> Summary:
