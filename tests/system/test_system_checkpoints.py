@@ -44,6 +44,12 @@ def learn(critic, batch):
     return critic.update(batch, value_loss, mini_batches=2).rows
 
 
+def store(folder):
+    """An address that fsspec reaches by itself: what of an object store matters is that it renames nothing."""
+    pytest.importorskip("fsspec")
+    return f"local://{folder}/store"
+
+
 def opened(name, layout):
     session = hf.Session(devices=2, seed=3, name=name)
     critic = session.critic("tiny", train=layout, optimizer=hf.AdamW(lr=1e-3))
@@ -80,6 +86,13 @@ def test_another_layout_goes_on_alike(home, tmp_path):
                 assert row == pytest.approx(expected, rel=1e-4)
             assert np.abs(there.compute_values(batch)["values"].flat - values).max() <= 1e-4
             other.save(tmp_path / layout)
+            if layout == "dp2":
+                other.save(store(tmp_path))
+            else:
+                other.load(tmp_path / "dp2")
+                weights_there = there.run(fingerprint)
+                other.load(store(tmp_path))
+                assert there.run(fingerprint) == weights_there, "from a store, in another layout than it was saved in"
             there.release()
     session.load(tmp_path / "pp2")  # and back: what it learned there
     assert critic.version == before + 2
@@ -87,6 +100,30 @@ def test_another_layout_goes_on_alike(home, tmp_path):
     assert np.abs(critic.compute_values(mine)["values"].flat - values).max() <= 1e-4
     session.load(tmp_path)
     assert learn(critic, mine) == after, "its own layout: to the bit"
+    assert critic.run(fingerprint) == weights
+
+
+def test_a_store_gives_to_the_bit_what_it_was_given(home, tmp_path):
+    """Every worker sends its share, and reads what it needs."""
+    session, critic, batch = home
+    address = store(tmp_path)
+    assert session.save(address) == address
+    files, state = save_of(tmp_path / "store")
+    assert {name.split("/")[1] for name in files["files"]} == {
+        ".metadata", "common.pt", "metadata.json", "__0_0.distcp", "__1_0.distcp",
+    } == {path.name for path in (state / "critic").iterdir()}  # fmt: skip
+    after = learn(critic, batch)
+    session.load(address)
+    assert learn(critic, batch) == after, "weights and optimizer"
+    weights = critic.run(fingerprint)
+    middle = (state / "critic" / "__1_0.distcp").stat().st_size // 2
+    with (state / "critic" / "__1_0.distcp").open("rb+") as file:
+        file.seek(middle)
+        byte = file.read(1)[0]
+        file.seek(middle)
+        file.write(bytes([byte ^ 8]))
+    with pytest.raises(hf.CheckpointError, match=r"damaged: local://.*__1_0\.distcp has other content"):
+        session.load(address)
     assert critic.run(fingerprint) == weights
 
 
@@ -223,6 +260,7 @@ def test_a_worker_killed_while_it_writes(home, tmp_path):
     """Training goes on while files are written; the last complete save is what comes back."""
     session, critic, batch = home
     session.save(tmp_path)
+    session.save(store(tmp_path / "elsewhere"))  # what comes back
     saved = critic.run(fingerprint)
     critic.run(slow_writes)
     learn(critic, batch)
@@ -233,8 +271,8 @@ def test_a_worker_killed_while_it_writes(home, tmp_path):
     os.kill(pids(session)[1], signal.SIGKILL)
     with pytest.raises(hf.CheckpointError, match="ended while it wrote critic's state; save again"):
         saving.wait(60)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
-    with pytest.raises(hf.WorkerDiedError, match=r"critic comes back with checkpoint .*state-1 \(4 updates lost\)"):
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "session.json", "state-1"]
+    with pytest.raises(hf.WorkerDiedError, match=r"critic comes back with checkpoint local://.*state-1-\w+ \(4 updates lost\)"):
         critic.compute_values(batch).wait(timeout=120)
     assert critic.run(fingerprint) == saved
     session.save(tmp_path)
