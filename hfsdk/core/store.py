@@ -96,10 +96,12 @@ class StorePath(str):
 
     def iterdir(self) -> Iterator[StorePath]:
         """Return what is below it by one slash; nothing where there is nothing."""
-        names: set[str] = set()
+        names: list[str] = []
         with _asking(self, "read") as store, suppress(FileNotFoundError):
-            names = {found.rstrip("/").rpartition("/")[2] for found in store.ls(str(self), detail=False)}
-        return iter([self / name for name in sorted(names - {self.name})])
+            mine = store._strip_protocol(str(self)).rstrip("/")
+            found = {name.rstrip("/") for name in store.ls(str(self), detail=False)} - {mine}
+            names = sorted(name.rpartition("/")[2] for name in found)
+        return iter([self / name for name in names])
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every object below it, by the rest of its name: one question, however many there are."""

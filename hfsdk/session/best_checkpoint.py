@@ -21,7 +21,7 @@ class BestCheckpoint:
     start: float
     """The held-out score before the first step."""
     folder: Path | str
-    """Where it is: ``session.load(run.best.folder)``."""
+    """Where it is, a path or an address in a store: ``session.load(run.best.folder)``."""
 
     @property
     def gain(self) -> float:

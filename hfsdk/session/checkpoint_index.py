@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from hfsdk.core.checks import is_whole
-from hfsdk.core.errors import CheckpointError
+from hfsdk.core.errors import CheckpointError, OptionError
 from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, is_ours, is_strangers, parse_files
 from hfsdk.core.store import AnyPath, StorePath, is_address, store_path
 from hfsdk.engine.controller.lineage import MAIN
@@ -125,6 +125,8 @@ def folder_of(folder: Any, what: str) -> AnyPath:
         folder = url2pathname(urlsplit(folder).path)
     if isinstance(folder, str) and is_address(folder):
         return store_path(folder)
+    if isinstance(folder, Path) and re.match(r"[a-z0-9+.-]{2,}:$", folder.parts[0] if folder.parts else ""):
+        raise OptionError(f"a pathlib.Path loses a slash of an address; give it as a text: {folder.parts[0]}//... (got {folder})")
     given = as_path(folder, what)
     try:
         found = given.expanduser().resolve()

@@ -25,7 +25,7 @@ from typing import Any
 from hfsdk.core.checks import Count, NonNegative, check_fields, shown
 from hfsdk.core.errors import CallError, CheckpointError, OptionError
 from hfsdk.core.field_texts import documented
-from hfsdk.core.store import AnyPath
+from hfsdk.core.store import AnyPath, StorePath
 from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP, BestCheckpoint
 from hfsdk.session.checkpoint_index import BEST, folder_of, read_index, split
 from hfsdk.session.evaluation import evaluate
@@ -98,6 +98,8 @@ class Keeper:
     def __init__(self, parts: Parts, wanted: KeepBest, tokens: int, temperature: float, folder: AnyPath, resumed: bool) -> None:
         self._parts, self._wanted, self._tokens, self._temperature, self._folder = parts, wanted, tokens, temperature, folder
         self._resumed = resumed
+        self._told = str(folder) if isinstance(folder, StorePath) else folder
+        """The same, for who asks where the best is."""
         self.best: BestCheckpoint | None = None
 
     def begin(self) -> None:
@@ -115,7 +117,7 @@ class Keeper:
                     "session.evaluate(prompts).attrs['samples'], and let the reward give a finite score for every text.",
                     role=self._parts.deployment.models.reward.name,
                 )
-            self._save(BestCheckpoint(score, self._parts.context.counters.count("steps") - 1, score, self._folder))
+            self._save(BestCheckpoint(score, self._parts.context.counters.count("steps") - 1, score, self._told))
         else:
             self._count(self.best)
 
@@ -128,7 +130,7 @@ class Keeper:
         """Save what the step of this row left, if that is the best so far; between two steps."""
         score = row.get(COLUMN)
         if score is not None and self.best is not None and score > self.best.score:
-            self._save(BestCheckpoint(score, row["step"], self.best.start, self._folder))
+            self._save(BestCheckpoint(score, row["step"], self.best.start, self._told))
 
     def _score(self) -> float:
         found = evaluate(
@@ -167,7 +169,7 @@ class Keeper:
         same = self._resumed or all(counters.get(name) == saved.get(name) for name in (SCORE, STEP, START))
         if SCORE not in saved:
             return None
-        best = BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._folder)
+        best = BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._told)
         alike = saved.get(MEASURE, self._measure()) == self._measure()  # older saves do not say
         if same and alike:
             return best

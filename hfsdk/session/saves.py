@@ -50,19 +50,21 @@ class Saves:
         The folder holds the last complete save at every moment, also when this one is interrupted or its processes are killed.
         Only what earlier saves wrote there is removed; where that is a save of another process, which this one has not loaded, a
         notice says so. Threads that save take turns; a folder that another process is saving to
-        is refused.
+        is refused (a store has no locks: there the save that ends last counts).
 
         Args:
-            folder: where; it may hold other files as well.
+            folder: where; it may hold other files as well. Or an address in an object store, e.g. ``"s3://bucket/runs/1"``, which
+                fsspec and the protocol's package reach from every node; see docs/clusters.md.
             keep: how many complete saves the folder holds when this one is complete, this one included; older ones are removed.
             wait: whether the save is complete on return. Otherwise the roles' pools are held only while they copy their state,
                 the files are written in the background, and what is returned can be waited for. A later save, ``load``,
                 ``place`` and ``close`` wait for it.
 
         Raises:
-            OptionError: ``folder`` is no path, ``keep`` is below 1, ``wait`` is no bool, or a step of a run is under way.
-            CheckpointError: the folder cannot be written, has too little space, is saved to by another process, or holds a
-                ``session.json`` that hfsdk did not write; also where the save before it failed and nobody has looked.
+            OptionError: ``folder`` is no path, ``keep`` is below 1, ``wait`` is no bool, the store's package is missing, or a step
+                of a run is under way.
+            CheckpointError: the folder or store cannot be written, has too little space, is saved to by another process, or holds
+                a ``session.json`` that hfsdk did not write; also where the save before it failed and nobody has looked.
         """
         context = self._session.context
         context.client.check_open()
@@ -101,7 +103,8 @@ class Saves:
         anything of the session is replaced. Nothing in a checkpoint is run.
 
         Args:
-            folder: for the last save in it; of those that ``save(folder, keep=3)`` kept, ``"folder/state-2"`` is an earlier one.
+            folder: a path or an address, for the last save in it; of those that ``save(folder, keep=3)`` kept,
+                ``"folder/state-2"`` is an earlier one.
 
         Raises:
             OptionError: ``folder`` is no path, or a step of a run is under way.

@@ -78,7 +78,8 @@ def train(  # noqa: D417
         metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
         stop: called with each step's row of metrics; true ends the run.
         save_every: save to ``folder`` after every so many steps; 0 is never.
-        folder: where to save. A save there of another process that this one has not loaded is replaced; a notice says so first.
+        folder: where to save, a path or an address. A save there of another process that this one has not loaded is replaced; a
+            notice says so first.
         keep: how many of these saves the folder holds, as in :meth:`save`.
         resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
         keep_best: held-out prompts: of all the run goes through, its start included, the checkpoint whose responses to them score

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -253,6 +254,11 @@ def test_other_files_do_not_go_there(simulated):
         simulated.report("s3://bucket/report.html")
     with pytest.raises(hf.OptionError, match="of an object store"):
         simulated.models.actor.save_pretrained("s3://bucket/model")
+
+
+def test_an_address_that_a_path_has_spoilt_is_told(simulated):
+    with pytest.raises(hf.OptionError, match=r"a pathlib\.Path loses a slash of an address; give it as a text: s3://"):
+        simulated.save(Path("s3://bucket/run"))
 
 
 def test_a_file_address_is_a_path(tmp_path):

@@ -220,9 +220,9 @@ def finish_save(saving: StateWriter) -> dict[str, FileSum]:
                 part.unlink()
             save_config(CheckpointingConfig("torch_dist", 1), str(here))
             small = [path for path in here.iterdir() if path.name not in sums]
-            sums |= {path.name: FileSum.of(path) for path in small}
-            if isinstance(saving.folder, StorePath):
-                saving.small |= {path.name: path.read_bytes() for path in small}
+            if isinstance(saving.folder, Path):
+                return sums | {path.name: FileSum.of(path) for path in small}
+            saving.small |= {path.name: path.read_bytes() for path in small}
         for name, content in saving.small.items():
             (saving.folder / name).write_bytes(content)
         return sums | {name: FileSum(len(content), zlib.crc32(content)) for name, content in saving.small.items()}
@@ -272,8 +272,12 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
     state = folder.parent
     file = state / SAVE
     index: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # gone or damaged since: the save tells of itself
+    try:
         index = json.loads((state.parent / INDEX).read_bytes())
+    except CheckpointError:  # of a store that does not answer
+        raise
+    except (OSError, ValueError, RecursionError):
+        pass  # gone or damaged since: the save tells of itself
     try:
         if index.get("format") == WITHOUT_CHECKSUMS and index.get("state") == state.name:
             return
@@ -281,6 +285,8 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
         if state.name in listed:
             check_files(state, {SAVE: listed[state.name]})
         noted = parse_files(json.loads(file.read_bytes())["files"])
+    except CheckpointError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint is damaged: {file} cannot be read: {error}") from None
     mine = {name: found for name, found in noted.items() if name.split("/")[0] == folder.name}
