@@ -143,7 +143,7 @@ def _state_of(path: AnyPath) -> tuple[int, int] | None:
 def why_unwritten(folder: AnyPath, error: BaseException | str) -> str:
     """Say why files in a folder could not be written, and what to do; torch's own words for a full disk name neither."""
     if isinstance(folder, StorePath):
-        return str(error)
+        return str(error).rstrip(".")
     told = error
     while isinstance(told, BaseException) and not isinstance(told, OSError) and (told.__cause__ or told.__context__):
         told = told.__cause__ or told.__context__ or told

@@ -284,7 +284,7 @@ def _asking(path: StorePath, done: str, *, missing: bool = True) -> Iterator[Any
         why = _without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:MOST_CHARACTERS].rstrip(".")
         raise CheckpointError(
             f"{path} cannot be {done} from {platform.node()}: {why}. See that the address is right, and that this node reaches the "
-            "store, with credentials that may do that"
+            "store, with credentials that may do that."
         ) from None
 
 
