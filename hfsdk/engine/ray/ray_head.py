@@ -3,7 +3,8 @@
 ::
 
     kernel 1 -- starts -->  python -m hfsdk.engine.ray.ray_head      its Ray is as that of any session: own folder, user's token
-                              | writes <state>/hfsdk/head.json       0600, with its address; locked as long as it lives
+                              | writes <state>/hfsdk/head.json       0600, with its address
+                              | locks  <state>/hfsdk/head.alone      as long as it lives: there is one at a time
     kernel 1, 2 -- join -->   GCS, raylet, keepers and their workers
                               ends when no keeper was there for a while
 """
@@ -35,6 +36,9 @@ EMPTY_S = 5.0
 """How long it stays without a keeper."""
 
 LOOK_S = 0.5
+
+MOST_LOGS, LOG_S = 20, 7 * 86_400.0
+"""How many files of what sessions have printed stay after their end, and how long."""
 
 START_TOLERANCE_S = 2.0
 
@@ -88,7 +92,22 @@ def log_file(name: str) -> str:
     """Return where the process that keeps a session writes what it prints."""
     logs = state_folder() / "logs"
     logs.mkdir(mode=0o700, exist_ok=True)
+    _forget_old(logs)
     return str(logs / f"{name.replace('/', '_').replace(':', '-')}.log")
+
+
+def _forget_old(logs: Path) -> None:
+    """Remove what ended sessions have printed: beyond the last ``MOST_LOGS``, and what is older than ``LOG_S``."""
+    found = []
+    for path in logs.glob("*.log"):
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    for number, (written, path) in enumerate(sorted(found, reverse=True)):
+        if number < MOST_LOGS and time.time() - written < LOG_S:
+            continue
+        with contextlib.suppress(OSError), open(path, "rb") as log:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever writes to it holds it
+            path.unlink()
 
 
 def running() -> Head | None:
@@ -110,8 +129,6 @@ def start() -> Head:
     head = running()
     if head is not None:
         return head
-    with contextlib.suppress(FileNotFoundError):
-        (state_folder() / "head.json").unlink()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "hfsdk.engine.ray.ray_head"], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
@@ -122,6 +139,9 @@ def start() -> Head:
             while time.monotonic() < deadline:
                 head = running()
                 if head is not None:
+                    if head.pid != process.pid:  # that of a kernel which was killed meanwhile: ours waits for its end
+                        process.terminate()
+                        process.wait()
                     return head
                 if process.poll() is not None:
                     break
@@ -139,10 +159,24 @@ def start() -> Head:
 @contextmanager
 def staying(*, wait: bool = True) -> Iterator[bool]:
     """Keep the head from ending, and others from starting one, meanwhile; without ``wait`` give whether it could be done."""
-    lock = os.open(state_folder() / "head.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    with _locked("head.lock", fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB) as mine:
+        yield mine
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Keep the head from ending while this process joins it; others may do so too."""
+    with _locked("head.looks", fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def _locked(name: str, how: int) -> Iterator[bool]:
+    """Hold a lock of the state folder meanwhile; give whether it could be had."""
+    lock = os.open(state_folder() / name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, how)
         except BlockingIOError:
             yield False
         else:
@@ -178,27 +212,32 @@ def _hold() -> None:
 
     from hfsdk.engine.ray import ray_start
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    ray_start.start(None)
-    try:
-        me = psutil.Process()
-        head = Head(ray.get_runtime_context().gcs_address, me.pid, me.create_time())
-        _write(head)
-        empty_s = time.monotonic()
-        while True:
-            time.sleep(LOOK_S)
-            if keeper_names():
-                empty_s = time.monotonic()
-            if time.monotonic() - empty_s > EMPTY_S:
-                with staying(wait=False) as alone:
-                    if alone and not keeper_names():
-                        (state_folder() / "head.json").unlink()
-                        return
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            (state_folder() / "head.json").unlink()
-        ray_start.end()
+    with _locked("head.alone", fcntl.LOCK_EX):  # one before this one ends its Ray first
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+        ray_start.start(None)
+        try:
+            me = psutil.Process()
+            _write(Head(ray.get_runtime_context().gcs_address, me.pid, me.create_time()))
+            _await_emptiness()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                (state_folder() / "head.json").unlink()
+            ray_start.end()
+
+
+def _await_emptiness() -> None:
+    """Return when no keeper was there for a while, and nobody is about to join or to start one."""
+    empty_s = time.monotonic()
+    while True:
+        time.sleep(LOOK_S)
+        if keeper_names():
+            empty_s = time.monotonic()
+        if time.monotonic() - empty_s > EMPTY_S:
+            with staying(wait=False) as alone, _locked("head.looks", fcntl.LOCK_EX | fcntl.LOCK_NB) as unseen:
+                if alone and unseen and not keeper_names():
+                    (state_folder() / "head.json").unlink()
+                    return
 
 
 def keeper_names() -> list[str]:
