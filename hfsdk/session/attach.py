@@ -41,6 +41,9 @@ TOKEN = "HFSDK_TOKEN"
 ABOUT_S = 5.0
 """How long a keeper may take to say what it is."""
 
+STARTS_S = 60.0
+"""How long one of the name that is wanted may: it may just be starting."""
+
 
 @dataclass(frozen=True, eq=False)
 class KeptStart(Started):
@@ -82,18 +85,19 @@ def start_keeper(
             f'hf.Session(..., name="exp7", keep=True); got name={shown(name)}'
         )
     address = devices if isinstance(devices, str) else None
-    module = _ray_keeper()
-    for keeper, account in _accounts(module.found(address), name):
-        done_with(keeper)
-        raise OptionError(
-            f"there is a session {name!r} already ({account.words}); hf.Session.attach({name!r}) goes on with it, "
-            f"hf.sessions()[{name!r}].close() ends it"
-        )
+
+    def refuse(keepers: Sequence[RayKeeper]) -> None:
+        for _, account in _accounts(keepers, name):
+            raise OptionError(
+                f"there is a session {name!r} already ({account.words}); hf.Session.attach({name!r}) goes on with it, "
+                f"hf.sessions()[{name!r}].close() ends it"
+            )
+
     wanted = k.KeepOptions(
         name=name, version=package_version(), seed=seed, devices=None if isinstance(devices, str) else devices,
         own_machine=address is None, unattended_s=unattended_s, price_per_device_hour=price, runtime=dict(options),
     )  # fmt: skip
-    keeper, notices = module.start(name, address, make_keeper, wanted)
+    keeper, notices = _ray_keeper().start(name, address, make_keeper, wanted, refuse)
     return _attached(keeper, read_only=False, take_over=False, notices=notices)
 
 
@@ -107,15 +111,15 @@ def attach_link(name: str, address: str | None, token: str | None, *, read_only:
     """
     if is_remote(name):
         return _attached(_remote(name, token), read_only=read_only, take_over=take_over)
-    known = list(_accounts(_ray_keeper().found(address), ""))
-    mine = [(keeper, account) for keeper, account in known if account.name == name]
-    if not mine:
-        for keeper, _ in known[:1]:
-            done_with(keeper)
-        there = ", ".join(account.name for _, account in known) or "none"
+    keepers = _ray_keeper().found(address)
+    mine = next(_accounts(keepers, name), None)
+    if mine is None:
+        there = ", ".join(account.name for _, account in _accounts(keepers, "")) or "none"
+        if keepers:
+            done_with(keepers[0])
         where = "on this machine" if address is None else f"on the cluster at {address}"
         raise OptionError(f"there is no session {name!r} {where} (there: {there}); hf.sessions() lists them")
-    keeper, account = mine[0]
+    keeper, account = mine
     if account.version != package_version():
         done_with(keeper)
         raise OptionError(
@@ -140,15 +144,21 @@ def _remote(name: str, token: str | None) -> RemoteKeeper:
 
 def keeper_of(name: str, address: str | None) -> RayKeeper | None:
     """Return the keeper of an open session of this name; ``None`` without one. Whoever has it calls :func:`done_with`, once."""
-    for keeper, account in _accounts(_ray_keeper().found(address), name):
-        if account.name == name:
-            return keeper
+    keepers = _ray_keeper().found(address)
+    for keeper, _ in _accounts(keepers, name):
+        return keeper
+    for keeper in keepers[:1]:
+        done_with(keeper)
     return None
 
 
 def _attached(keeper: RayKeeper | RemoteKeeper, *, read_only: bool, take_over: bool, notices: Sequence[str] = ()) -> KeptStart:
     here = k.Kernel.here() if keeper.near else k.Kernel.elsewhere()
-    answer = keeper.ask(k.Hello(here, package_version(), read_only, take_over)).unpack()
+    try:
+        answer = keeper.ask(k.Hello(here, package_version(), read_only, take_over)).unpack()
+    except HfsdkError:
+        done_with(keeper)
+        raise
     if isinstance(answer, k.Refused):
         done_with(keeper)
         name = keeper.name.partition(":")[0]
@@ -243,12 +253,14 @@ class KeptSession(k.Account):
     @checked
     def close(self) -> None:
         """End the session, with its workers, whoever has it."""
-        for keeper, _ in _accounts(_ray_keeper().found(self.address or None), self.name):
-            try:
+        keepers = _ray_keeper().found(self.address or None)
+        try:
+            for keeper, _ in _accounts(keepers, self.name):
                 keeper.ask(k.End()).unpack()
-            finally:
+                return
+        finally:
+            for keeper in keepers[:1]:
                 done_with(keeper)
-            return
 
     def __repr__(self) -> str:
         return f"KeptSession({self.name!r}: {self.words})"
@@ -304,8 +316,9 @@ def sessions(address: Name | None = None) -> Sessions:
         PlacementError: there is no such cluster.
         ModelNotFoundError: Ray is not installed here.
     """
-    known = list(_accounts(_ray_keeper().found(address), ""))
-    for keeper, _ in known[:1]:
+    keepers = _ray_keeper().found(address)
+    known = list(_accounts(keepers, ""))
+    for keeper in keepers[:1]:
         done_with(keeper)
     names = [field.name for field in fields(k.Account)]
     return Sessions([
@@ -314,20 +327,28 @@ def sessions(address: Name | None = None) -> Sessions:
 
 
 def _accounts(keepers: Sequence[RayKeeper], name: str) -> Iterator[tuple[RayKeeper, k.Account]]:
-    """Give the keepers of open sessions, of one name or all, with what they say of themselves."""
-    given = False
+    """Give the keepers of open sessions, of one name or all, with what they say of themselves.
+
+    Raises:
+        OptionError: one of that name does not answer.
+    """
     for keeper in keepers:
         if name and keeper.name.partition(":")[0] != name:
             continue
         try:
-            account: k.Account = keeper.ask(k.About(), ABOUT_S).unpack()
-        except (TimeoutError, HfsdkError):
+            account: k.Account = keeper.ask(k.About(), STARTS_S if name else ABOUT_S).unpack()
+        except HfsdkError:
             continue
+        except TimeoutError as error:
+            if not name:
+                continue
+            done_with(keeper)
+            raise OptionError(
+                f"the session {name!r} is being started, or its process hangs: {error}. Try again, or end it (its log is in "
+                "~/.local/state/hfsdk/logs, and its processes are named ray::KeeperProcess)."
+            ) from None
         if not account.closed:
-            given = True
             yield keeper, account
-    if not given and keepers:
-        done_with(keepers[0])
 
 
 def done_with(keeper: RayKeeper | RemoteKeeper) -> None:

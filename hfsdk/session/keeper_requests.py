@@ -14,6 +14,9 @@ from hfsdk.session.shared_state import Note
 
 _STARTED = time.time()
 
+START_TOLERANCE_S = 2.0
+"""Start times of a process are equal within this much: they are counted from a boot time that is read from the clock."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -44,7 +47,7 @@ class Kernel:
             return None
         try:
             process = psutil.Process(self.pid)
-            return process.create_time() == self.started and bool(process.status() != psutil.STATUS_ZOMBIE)
+            return abs(process.create_time() - self.started) < START_TOLERANCE_S and bool(process.status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
 

@@ -87,6 +87,10 @@ class FarKeeper(Protocol):
         """Have done with the cluster in this process."""
         ...
 
+    def forgo(self) -> None:
+        """The keeper has ended: this process need not stay with its cluster."""
+        ...
+
 
 class KeptLink:
     """See the module's text.
@@ -240,6 +244,7 @@ class KeptLink:
             return
         self._lost = self._what_is_lost(why) if self._keeper.near else why  # from afar the server says it, or refuses
         self._over.set()
+        self._keeper.forgo()
         self._closed(self._lost)
         self._forgone(self._lost)
         with self._advanced:

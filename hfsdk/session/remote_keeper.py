@@ -17,12 +17,9 @@ from urllib.parse import urlsplit
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError
 from hfsdk.core.runtime import Pick
 from hfsdk.core.table import Table
-from hfsdk.engine.calls import messages as m
-from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
-from hfsdk.session import keeper_requests as k
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.wire import PORT, PROTOCOL, answer_of, msgpack, request_bytes
+from hfsdk.session.wire import ANEW, PORT, PROTOCOL, answer_of, may_repeat, msgpack, request_bytes
 
 SCHEMES = {"hfsdk": "ws", "hfsdks": "wss"}
 
@@ -30,14 +27,6 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses before the connection is tried again, the last one from then on."""
 
 CONNECT_S = 10.0
-
-ANEW = (
-    "the server was started anew while this was under way, so that it is not known whether it was done; look at the session before "
-    "you do it again"
-)
-
-AGAIN = (k.Listen, k.About, k.Everything, k.LastStep, k.Leave)
-"""Requests that may be asked of a server that was started anew; and questions."""
 
 
 def is_remote(name: str) -> bool:
@@ -132,6 +121,9 @@ class RemoteKeeper:
         """Not from here: the server fetches."""
         raise NotImplementedError
 
+    def forgo(self) -> None:
+        """Nothing: a kernel elsewhere is on no cluster."""
+
     def leave(self) -> None:
         """Have done with the server."""
         self._over.set()
@@ -144,7 +136,7 @@ class RemoteKeeper:
             raise self._failed
         with self._lock:
             self._number += 1
-            waiting = _Waiting(request, request_bytes(self._number, request))
+            waiting = _Waiting(request, request_bytes(self._number, min(self._waiting, default=self._number), request))
             self._waiting[self._number] = waiting
             connection = self._connection
         if connection is not None:
@@ -185,13 +177,13 @@ class RemoteKeeper:
                 "same version."
             )
         with suppress(WebSocketException):  # as above; whoever listens finds out
-            connection.send(msgpack().encode({"client": self._id, "version": self._version}))
+            connection.send(msgpack().encode({"client": self._id, "version": self._version, "next": self._number + 1}))
         with self._lock:
             anew, self._server = bool(self._server) and self._server != said["server"], said["server"]
             waiting = sorted(self._waiting.items())
             self._connection = connection
         for number, one in waiting:
-            if anew and not _may_repeat(one.request):
+            if anew and not may_repeat(one.request):
                 self._take(number, Reply(errors=(HfsdkError(ANEW),)))
             else:
                 with suppress(WebSocketException):
@@ -243,8 +235,3 @@ class RemoteKeeper:
             waiting, self._waiting = list(self._waiting.values()), {}
         for one in waiting:
             one.answer(Reply(errors=(error,)))
-
-
-def _may_repeat(request: Any) -> bool:
-    looks = isinstance(request, k.Ask) and isinstance(request.message, (q.Query, m.Wait, m.Fetch, m.Logs))
-    return looks or isinstance(request, AGAIN)

@@ -44,7 +44,8 @@ class Pages:
                     return HTTPStatus.OK, _html("kept sessions", self._list())
                 return HTTPStatus.OK, _html(name, self._of(name))
         except HfsdkError as error:
-            self._looking.pop(name, None)
+            with self._lock:
+                self._leave(name)
             return HTTPStatus.NOT_FOUND, _html("not found", f"<p>{escape(str(error))}</p>")
 
     def _list(self) -> str:
@@ -56,6 +57,7 @@ class Pages:
         self._asked_s[name] = time.monotonic()
         session = self._looking.get(name)
         if session is None or session.status == "closed":
+            self._leave(name)
             session = self._looking[name] = Session.attach(name, self._address, read_only=True)
         from hfsdk.viz.drawn import picture_of
 
@@ -70,13 +72,17 @@ class Pages:
         text = "".join(f"<h2>{title}</h2><section>{html}</section>" for title, html in parts)
         return text or f"<p>{escape(repr(session))}</p>"
 
+    def _leave(self, name: str) -> None:
+        session = self._looking.pop(name, None)
+        if session is not None:
+            session.detach()
+
     def rest(self) -> None:
         """Leave sessions that have ended, or whose page nobody has asked for lately."""
         with self._lock:
             for name, session in list(self._looking.items()):
                 if session.status == "closed" or time.monotonic() - self._asked_s.get(name, 0.0) > UNSEEN_S:
-                    session.detach()
-                    del self._looking[name]
+                    self._leave(name)
 
     def close(self) -> None:
         """Leave the sessions."""

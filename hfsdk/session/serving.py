@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import hmac
 import importlib
+import logging
 import os
 import secrets
 import ssl
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from http.cookies import SimpleCookie
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.core.errors import HfsdkError, OptionError, SessionClosedError
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.replies import Reply, errors_of
 from hfsdk.session import keeper_requests as k
 from hfsdk.session.attach import done_with, keeper_of, package_version
 from hfsdk.session.served_page import Pages
-from hfsdk.session.wire import PORT, PROTOCOL, answer_bytes, msgpack, request_of
+from hfsdk.session.wire import ANEW, PORT, PROTOCOL, answer_bytes, may_repeat, msgpack, request_of
 
 AT_ONCE = 64
 """Requests that are answered at once; one that waits for events takes a second."""
@@ -38,8 +38,11 @@ AT_ONCE = 64
 IDLE_S = 2.0
 """How long the server uses Ray after the last kernel: the Ray of kept sessions ends with the last of them."""
 
-REMEMBERED = 1024
-"""Answers of a kernel that are kept for the case that it asks again, having lost its connection."""
+REMEMBERED_S = 600.0
+"""How long what a kernel has asked is known after its connection was lost; later it is told that this is not known any more."""
+
+HELLO_S = 20.0
+"""How long a kernel that has shown the token may take to say which it is."""
 
 HEADERS = (
     ("Content-Type", "text/html; charset=utf-8"), ("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer"),
@@ -88,19 +91,37 @@ class ServeOptions:
 
 
 class Answers:
-    """What a kernel has asked, by number: asked again, it is not done again."""
+    """What a kernel has asked, by number: asked again, it is not done again.
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[int, Future[Reply]] = OrderedDict()
+    Attributes:
+        users: connections of the kernel.
+        left_s: when the last of them ended.
+    """
+
+    def __init__(self, following: int) -> None:
+        self._known: dict[int, Future[Reply]] = {}
         self._lock = threading.Lock()
+        self._following = following
+        self.users, self.left_s = 0, 0.0
 
-    def once(self, number: int, start: Callable[[], Future[Reply]]) -> Future[Reply]:
-        """Return the answer to come: that of before, where there was one."""
+    def once(self, number: int, answered: int, request: k.Request, start: Callable[[], Future[Reply]]) -> Future[Reply]:
+        """Return the answer to come: that of before, where there was one.
+
+        Args:
+            number: of the request.
+            answered: all answers below have come to the kernel, and are forgotten.
+            request: it may not be done again where it was asked before all that is known here.
+            start: does it.
+        """
         with self._lock:
+            for one in [one for one in self._known if one < answered]:
+                del self._known[one]
             if number not in self._known:
+                if number < self._following and not may_repeat(request):
+                    unknown: Future[Reply] = Future()
+                    unknown.set_result(Reply(errors=(HfsdkError(ANEW),)))
+                    return unknown
                 self._known[number] = start()
-                while len(self._known) > REMEMBERED:
-                    self._known.popitem(last=False)
             return self._known[number]
 
 
@@ -121,11 +142,13 @@ class Keepers:
         """Return the keeper of a session, for one more kernel; ``None`` where there is none."""
         with self._lock:
             keeper = self._known.get(name)
-            if keeper is None or not keeper.lives():
-                keeper = self._known[name] = keeper_of(name, self._address)
+            if keeper is not None and not keeper.lives():
+                done_with(self._known.pop(name))
+                keeper = None
+            keeper = keeper or keeper_of(name, self._address)
             if keeper is None:
-                del self._known[name]
                 return None
+            self._known[name] = keeper
             self._users[name] = self._users.get(name, 0) + 1
             return keeper
 
@@ -157,7 +180,7 @@ class Server:
 
         self._options, self._id = options, secrets.token_hex(8)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hfsdk-serve")
-        self._kernels: OrderedDict[str, Answers] = OrderedDict()
+        self._kernels: dict[str, Answers] = {}
         self._lock = threading.Lock()
         self._pages, self._keepers = Pages(options.address), Keepers(options.address)
         self._over = threading.Event()
@@ -167,7 +190,7 @@ class Server:
             context.load_cert_chain(options.certificate, options.key)
         self._server = serve(
             self._talk, options.host, options.port, ssl=context, process_request=self._admit, max_size=None, compression=None,
-            ping_interval=10, ping_timeout=20,
+            ping_interval=10, ping_timeout=20, logger=_silent(),
         )  # fmt: skip
         self.port = int(self._server.socket.getsockname()[1])
 
@@ -180,6 +203,7 @@ class Server:
         while not self._over.wait(IDLE_S / 2):
             self._keepers.rest()
             self._pages.rest()
+            self._forget()
 
     def close(self) -> None:
         """End."""
@@ -192,13 +216,16 @@ class Server:
 
     def _admit(self, connection: Any, request: Any) -> Any:
         """Let nobody in without the token; answer a browser with a page."""
-        url = urlsplit(request.path)
-        name, query = url.path.strip("/"), parse_qs(url.query)
-        cookie = SimpleCookie(request.headers.get("Cookie", "")).get("hfsdk")
-        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        is_kernel = "upgrade" in request.headers.get("Connection", "").lower()
+        try:
+            url = urlsplit(request.path)
+            name, query = url.path.strip("/"), parse_qs(url.query)
+            cookie = SimpleCookie(request.headers.get("Cookie", "")).get("hfsdk")
+            bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            is_kernel = "upgrade" in request.headers.get("Connection", "").lower()
+        except (ValueError, LookupError, CookieError):  # damaged, or said twice
+            return self._respond(connection, HTTPStatus.BAD_REQUEST, "what came is no request\n")
         shown = bearer if is_kernel else (query.get("token", [""])[0] or (cookie.value if cookie else "") or bearer)
-        if not hmac.compare_digest(shown.encode(), self._options.token.encode()):
+        if not hmac.compare_digest(shown.encode(errors="replace"), self._options.token.encode()):
             return self._respond(connection, HTTPStatus.UNAUTHORIZED, "the token is missing, or not this server's\n")
         if is_kernel:
             return None
@@ -227,8 +254,13 @@ class Server:
         name = urlsplit(connection.request.path).path.strip("/")
         with suppress(ConnectionClosed):
             connection.send(msgpack().encode({"version": package_version(), "server": self._id, "protocol": PROTOCOL}))
-            hello = msgpack().decode(connection.recv())
-            if hello.get("version") != package_version():
+            try:
+                hello = msgpack().decode(connection.recv(HELLO_S))
+                client, theirs, following = str(hello["client"]), hello["version"], int(hello["next"])
+            except (TimeoutError, ValueError, TypeError, LookupError):
+                connection.close(1002, "this is no kernel")
+                return
+            if theirs != package_version():
                 connection.close(1002, "another version of hfsdk")
                 return
             keeper = self._keepers.enter(name)
@@ -236,17 +268,31 @@ class Server:
                 connection.close(1011, f"there is no session {name!r}"[:120])
                 return
             try:
-                self._serve(connection, keeper, self._answers(f"{name}/{hello['client']}"))
+                answers = self._answers(f"{name}/{client}", following)
+                try:
+                    self._serve(connection, keeper, answers)
+                finally:
+                    self._left(answers)
             finally:
                 self._keepers.leave(name)
 
-    def _answers(self, kernel: str) -> Answers:
+    def _answers(self, kernel: str, following: int) -> Answers:
         with self._lock:
-            answers = self._kernels.setdefault(kernel, Answers())
-            self._kernels.move_to_end(kernel)
-            while len(self._kernels) > AT_ONCE:
-                self._kernels.popitem(last=False)
+            answers = self._kernels.setdefault(kernel, Answers(following))
+            answers.users += 1
             return answers
+
+    def _left(self, answers: Answers) -> None:
+        with self._lock:
+            answers.users -= 1
+            answers.left_s = time.monotonic()
+
+    def _forget(self) -> None:
+        """Forget what kernels have asked that were not there for long."""
+        with self._lock:
+            for kernel, answers in list(self._kernels.items()):
+                if not answers.users and time.monotonic() - answers.left_s > REMEMBERED_S:
+                    del self._kernels[kernel]
 
     def _serve(self, connection: Any, keeper: Any, answers: Answers) -> None:
         from websockets.exceptions import ConnectionClosed
@@ -261,9 +307,20 @@ class Server:
                     connection.close(1011, str(reply.errors[0])[:120])
 
         for frame in connection:
-            number, request = request_of(frame)
-            future = answers.once(number, lambda request=request: self._pool.submit(_reply, keeper, request))  # type: ignore[misc]
+            try:
+                number, answered, request = request_of(frame)
+            except Exception:  # whatever it unpickles to
+                connection.close(1002, "what came is no request")
+                return
+            future = answers.once(number, answered, request, lambda request=request: self._pool.submit(_reply, keeper, request))  # type: ignore[misc]
             future.add_done_callback(lambda done, number=number: answer(number, done))  # type: ignore[misc]
+
+
+def _silent() -> logging.Logger:
+    """Return where the protocol tells of strangers: nowhere, for anybody could fill a disk with it."""
+    logger = logging.getLogger("hfsdk.serve")
+    logger.setLevel(logging.CRITICAL)
+    return logger
 
 
 def _reply(keeper: Any, request: k.Request) -> Reply:

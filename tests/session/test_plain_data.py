@@ -176,4 +176,4 @@ def test_a_pickle_that_a_server_sends_stays_bytes():
 
 
 def test_requests_have_their_number():
-    assert request_of(request_bytes(2**40, q.StateOf(3))) == (2**40, q.StateOf(3))
+    assert request_of(request_bytes(2**40, 7, q.StateOf(3))) == (2**40, 7, q.StateOf(3))

@@ -8,9 +8,12 @@ On one machine the cluster is a Ray of hfsdk's own, which a process of its own h
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -35,6 +38,12 @@ ASKED_AT_ONCE = 64
 SWITCH_S = 0.00005
 """How long a thread of a keeper computes while others want to: they are many, and each has little to do before somebody waits."""
 
+ASKED_S = 20.0
+"""How long a keeper waits to be told what it keeps: whoever started it may have been killed before."""
+
+GIVE_UP_S = 5.0
+"""How long one that could not be begun stays: that is answered first."""
+
 START_S = 120.0
 """How long a keeper may take to start."""
 
@@ -49,21 +58,40 @@ class KeeperProcess(LoggedProcess):
         from hfsdk.engine.worker import environment  # here, for whoever asks a keeper loads no engine
 
         super().__init__(log_file, environment.of_process(1))
+        fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_SH)  # so long the file is not removed
         os.chdir(folder)
         sys.setswitchinterval(SWITCH_S)
         sys.path += [place for place in path if place not in sys.path]
         self._keeper: Any = None
+        self._asked, self._begun = threading.Event(), threading.Event()
+        threading.Thread(target=self._end_unless_begun, name="hfsdk-begin", daemon=True).start()
+
+    def _end_unless_begun(self) -> None:
+        """End where whoever started this process was killed before it said what to build, or where that failed."""
+        if not self._asked.wait(ASKED_S):
+            os._exit(1)
+        self._begun.wait()
+        if self._keeper is None:
+            time.sleep(GIVE_UP_S)
+            os._exit(1)
 
     def begin(self, make: Callable[..., Any], options: Any) -> Reply:
         """Build what answers."""
 
         def begun() -> None:
-            self._keeper = make(options)
+            try:
+                self._keeper = make(options)
+            finally:
+                self._begun.set()
 
+        self._asked.set()
         return Reply.of(begun)
 
     def ask(self, request: Any) -> Reply:
-        """Answer one request."""
+        """Answer one request, as soon as there is what answers."""
+        self._begun.wait()
+        if self._keeper is None:
+            return Reply(errors=(SessionClosedError("the session could not be started"),))
         reply: Reply = self._keeper.answer(request)
         return reply
 
@@ -142,8 +170,14 @@ class RayKeeper:
         """Have done with Ray in this process, unless another session uses it."""
         ray_start.leave(self.user)
 
+    def forgo(self) -> None:
+        """The keeper has ended: whatever Ray this process uses next need not be its cluster's."""
+        ray_start.forgo(self.user)
 
-def start(name: str, address: str | None, make: Callable[..., Any], options: Any) -> tuple[RayKeeper, list[str]]:
+
+def start(
+    name: str, address: str | None, make: Callable[..., Any], options: Any, refuse: Callable[[list[RayKeeper]], None]
+) -> tuple[RayKeeper, list[str]]:
     """Start a keeper on this process's node; return it, and what the user has to know about who can reach it.
 
     Args:
@@ -151,12 +185,18 @@ def start(name: str, address: str | None, make: Callable[..., Any], options: Any
         address: of a cluster, ``"auto"``, or ``None`` for this machine alone.
         make: makes what answers, in the keeper's process, of ``options``.
         options: picklable.
+        refuse: given the keepers there are, raises where there may not be this one too.
 
     Raises:
         PlacementError: there is no such cluster, this process uses another one, or the keeper cannot start.
     """
     with ray_head.staying() if address is None else nullcontext():
         user, notices = _enter(address, begin=True)
+        try:
+            refuse(_keepers(user))
+        except BaseException:
+            ray_start.leave(user)
+            raise
         return _start(name, user, make, options), notices
 
 
@@ -190,15 +230,21 @@ def found(address: str | None) -> list[RayKeeper]:
 
     Whoever has done with them calls :meth:`RayKeeper.leave`, once.
     """
-    if address is None and ray_head.running() is None:
-        return []
-    user, _ = _enter(address, begin=False)
+    with ray_head.looking() if address is None else nullcontext():
+        if address is None and ray_head.running() is None:
+            return []
+        user, _ = _enter(address, begin=False)
+        keepers = _keepers(user)
+        if not keepers:
+            ray_start.leave(user)
+        return keepers
+
+
+def _keepers(user: str) -> list[RayKeeper]:
     keepers = []
     for name in ray_head.keeper_names():
         with suppress(ValueError):  # it has ended meanwhile
             keepers.append(RayKeeper(ray.get_actor(name, namespace=NAMESPACE), name, user))
-    if not keepers:
-        ray_start.leave(user)
     return keepers
 
 

@@ -54,6 +54,9 @@ _lock = threading.RLock()
 _own_ray: set[str] = set()
 """Job ids of the open sessions of this process on a Ray that hfsdk started or joined; the last one to close ends or leaves it."""
 
+_forgone: set[str] = set()
+"""Those of them whose session has ended by itself, perhaps with its cluster: they need not stay for a new session."""
+
 _folder: OwnFolder | None = None
 """Where the Ray that hfsdk started lives; ``None`` without one."""
 
@@ -78,6 +81,8 @@ def enter(job_id: str, num_devices: int | None, address: str | None, *, near: bo
     """
     notices: list[str] = []
     with _lock:
+        for user in list(_forgone):
+            leave(user)
         if not ray.is_initialized():
             own_folders.clear_left(tempfile.gettempdir())
             notices = start(num_devices) if address in (None, "local") else join(str(address), near=near)
@@ -101,10 +106,18 @@ def owns(job_id: str) -> bool:
 def leave(job_id: str) -> None:
     """Have a session done with Ray; the last one ends it, or disconnects from the cluster."""
     with _lock:
+        _forgone.discard(job_id)
         if job_id in _own_ray:
             _own_ray.discard(job_id)
             if not _own_ray:
                 end()
+
+
+def forgo(job_id: str) -> None:
+    """A session has ended by itself: the next one of this process may be on another Ray, also before anybody has left this one."""
+    with _lock:
+        if job_id in _own_ray:
+            _forgone.add(job_id)
 
 
 def start(num_cpus: int | None) -> list[str]:
@@ -284,6 +297,7 @@ def end() -> None:
     global _folder
     with _lock, held():
         _own_ray.clear()
+        _forgone.clear()
         ray.shutdown()
         _silence(False)
         if _folder is not None:
