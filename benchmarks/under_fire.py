@@ -1,4 +1,4 @@
-"""A campaign against hfsdk: kills, interrupts, damaged files, full disks, bad input, many at once; what holds, and what does not.
+"""A campaign against hfsdk: kills, interrupts, damage, full disks, bad input, lost kernels and lines; what holds, what does not.
 
     python benchmarks/under_fire.py --seed 1 --minutes 10 --check --json one.json
     python benchmarks/under_fire.py --seed 1 --only kills --trial 12        # try one of them once more
@@ -9,7 +9,8 @@ one that was recorded), every error a typed one; nothing may take longer than it
 
 Targets, for 60 minutes in all, in one run or the sum of several (half of the share of a shorter run): worker kills >= 60, of them
 in place >= 20; interrupts >= 500, of them in start-ups >= 50; driver kills >= 30, of them in or near a save >= 20; damaged files
->= 60; fuzzed calls >= 10,000; nothing of it fails.
+>= 60; trials with kept sessions >= 35, in them kernels killed >= 30; from afar >= 100, in them connections cut >= 100; fuzzed calls
+>= 10,000; nothing of it fails.
 """
 
 from __future__ import annotations

@@ -48,9 +48,10 @@ class Job:
 
 LANES = (
     (
-        Job({"kills": 0.64, "cells": 0.11, "damage": 0.07, "disk": 0.06, "numbers": 0.06, "together": 0.06}, 0.72),
-        Job({"drivers": 1.0}, 0.21),
-        Job({"openings": 1.0}, 0.07),
+        Job({"kills": 0.64, "cells": 0.11, "damage": 0.07, "disk": 0.06, "numbers": 0.06, "together": 0.06}, 0.49),
+        Job({"drivers": 1.0}, 0.16),
+        Job({"openings": 1.0}, 0.05),
+        Job({"attach": 0.6, "serve": 0.4}, 0.3),
     ),
     (Job({"lines": 1.0}, 0.07), Job({"starts": 1.0}, 0.12), Job({"kernel": 1.0}, 0.08), Job({"fuzz": 1.0}, 0.35)),
 )

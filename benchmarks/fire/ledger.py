@@ -49,8 +49,15 @@ KINDS = (
     Kind("disk", "a full disk, or a limit on the size of files"),
     Kind("together", "several threads, sessions and processes at once"),
     Kind("numbers", "NaN in used weights, empty responses, batches of one, uneven dp"),
+    Kind(
+        "attach", "SIGKILL of a kernel that has a kept session, of its keeper and workers; taking over, closing", 35, "kernel", 30
+    ),
+    Kind("serve", "kept sessions from afar: cut connections, a server that is killed, garbage", 100, "cut", 100),
     Kind("fuzz", "a public call with hypothesis's values", 10_000),
 )
+WORDS = {"in places": "in `place`", "in saves": "in or near a save", "in kernels": "kernels", "in cuts": "cuts"}
+"""How tags are said in docs/reliability.md."""
+
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 INTERRUPTS = ("cells", "lines", "starts", "openings", "kernel")
@@ -170,7 +177,8 @@ class Ledger:
             tried, failed = self.tried(kind.name), self.num_failed(kind.name)
             tags = [kind.tag] if kind.tag else [STARTS_TAG] if kind.name in ("cells", "lines", "kernel") else []
             some = [f"{self.tried(kind.name, tag=tag):,} of them in {tag}s" for tag in tags if self.tried(kind.name, tag=tag)]
-            some = [text.replace("in places", "in `place`").replace("in saves", "in or near a save") for text in some]
+            for told, words in WORDS.items():
+                some = [text.replace(told, words) for text in some]
             words = f"{kind.what} ({', '.join(some)})" if some else kind.what
             lines.append(f"| {words} | {tried:,} | {tried - failed:,} | {failed:,} |")
         return "\n".join(lines)

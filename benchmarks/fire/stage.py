@@ -6,7 +6,6 @@ step is bit-equal to the one that was recorded when the stage was set up.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hfsdk as hf
+from fire.state_digest import of_parts, parts_of_rank
 from fire.trials import TrialError
 from hfsdk.algorithms import ppo
 from hfsdk.core.alternative import Alternative
@@ -109,26 +109,7 @@ class Stage:
 
     def digests(self) -> dict[str, str]:
         """Return a digest of each trained role's whole state, whatever its layout: weights, moments, step counts."""
-        return {handle.name: self._digest(handle) for handle in (self.actor, self.critic)}
-
-    @staticmethod
-    def _digest(handle: Any) -> str:
-        import numpy as np
-
-        def export(rank: Any) -> Any:
-            summary, packed = rank._hosted.states.export().packed()
-            return summary.num_updates, [(p.kind, p.tensor, p.shape, p.start, bits) for p, bits, _ in packed]
-
-        found: dict[Any, Any] = {}
-        parts = handle.run(export)
-        for _, pieces in parts:
-            for kind, tensor, shape, start, bits in pieces:
-                whole = found.setdefault((str(kind), tensor), np.full(shape, np.nan, np.float32))
-                whole[tuple(slice(a, a + n) for a, n in zip(start, bits.shape, strict=True))] = bits
-        digest = hashlib.sha256(str(parts[0][0]).encode())
-        for key in sorted(found):
-            digest.update(str(key).encode() + found[key].tobytes())
-        return digest.hexdigest()
+        return {handle.name: of_parts(handle.run(parts_of_rank)) for handle in (self.actor, self.critic)}
 
     def persistent(self) -> Any:
         """Return what a checkpoint keeps besides weights, without what counts calls."""

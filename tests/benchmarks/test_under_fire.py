@@ -34,6 +34,7 @@ def full(ledger):
     counts = {k.name: k.target or 1 for k in ledger.KINDS}
     trials = [{"kind": name, "count": count} for name, count in counts.items()]
     trials += [{"kind": "kills", "count": 20, "tags": ("place",)}, {"kind": "drivers", "count": 20, "tags": ("save",)}]
+    trials += [{"kind": "attach", "count": 30, "tags": ("kernel",)}, {"kind": "serve", "count": 100, "tags": ("cut",)}]
     return [*trials, {"kind": "lines", "count": 500}, {"kind": "starts", "count": 50, "tags": ("start-up",)}]
 
 

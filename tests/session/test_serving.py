@@ -1,4 +1,4 @@
-"""What the server of kept sessions remembers: each request once, no answer for longer than it is needed, no keeper that has ended."""
+"""What the server of kept sessions remembers: each request once, answers no longer than needed, no keeper that has ended."""
 
 from concurrent.futures import Future
 
