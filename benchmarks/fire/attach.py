@@ -120,18 +120,20 @@ def _kernel_in_start(stage: KeptStage, note: Note) -> None:
 
 
 def _keeper(stage: KeptStage, note: Note) -> None:
-    """Kill the keeper in a run; who has the session is told, with the save, and nothing is left; then from the save."""
-    saved, idle = note.rng.random() < 0.7, note.rng.random() < 0.4
+    """Kill the keeper in a run, or the process that holds its Ray; who has the session is told, with the save, and nothing is left; then from the save."""
+    saved, idle, who = note.rng.random() < 0.7, note.rng.random() < 0.4, note.rng.choice(["keeper", "keeper", "head"])
+    pid = stage.pids[0] if who == "keeper" else json.loads((stage.state / "hfsdk" / "head.json").read_text())["pid"]
     options = f", folder={stage.saves!r}, save_every=1" if saved else ""
     stage.kernel.run(f"run = c.train(session, wait=False{options})")
     at = note.rng.uniform(0.0, 4.0)
     time.sleep(at)
-    note.doing(f"SIGKILL of the keeper {at:.2f} s after a run began")
-    _kill(stage.pids[0])
+    note.doing(f"SIGKILL of the {who} {at:.2f} s after a run began")
+    _kill(pid)
     stage.ended()
     complete = saved and json.loads((Path(stage.saves) / "session.json").read_text()) if _is_saved(stage) else None
-    if idle:  # its Ray has ended when it looks again
+    if idle:  # its Ray has ended when it looks again, perhaps so long that Ray would end who still used it
         stage.all_ended()
+        time.sleep(note.rng.choice([0.0, 0.0, 65.0]))
     _is_told(stage, stage.kernel, "session.models.actor.run(c.nothing)", stage.saves if complete and not idle else "")
     stage.kernel.run("session.detach()")
     stage.begin()

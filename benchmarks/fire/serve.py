@@ -288,10 +288,10 @@ def _garbage(place: Place, note: Note) -> None:
     """Strangers come in crowds while a kernel works: nothing of theirs is unpickled, and the kernel is served."""
     kernel, mark = place.attach(), place.stage.folder / "unpickled"
     note.tags.append("strangers")
-    note.count, kinds = note.rng.randint(20, 60), list(strangers.STRANGERS)
-    note.doing(f"{note.count} strangers: {', '.join(kinds)}, and some with the token that make no sense")
+    num, kinds = note.rng.randint(20, 60), list(strangers.STRANGERS)
+    note.doing(f"{num} strangers: {', '.join(kinds)}, and some with the token that make no sense")
     threads = []
-    for _ in range(note.count):
+    for _ in range(num):
         dice = random.Random(note.rng.random())
         if dice.random() < 0.3:
             data = strangers.known(dice, place.token, package_version())
@@ -320,9 +320,9 @@ def _slow_loris(place: Place, note: Note) -> None:
     """Hundreds of lines that say half a request: a kernel is served, and the lines are ended."""
     kernel = place.attach()
     note.tags.append("strangers")
-    note.count = note.rng.choice([100, 300])
-    note.doing(f"{note.count} lines that say half a request")
-    lines = strangers.slow(place.port, note.count)
+    num = note.rng.choice([100, 300])
+    note.doing(f"{num} lines that say half a request")
+    lines = strangers.slow(place.port, num)
     for _ in range(5):
         _served(kernel)
     if not strangers.are_ended(lines, 25.0):

@@ -242,7 +242,9 @@ class KeptLink:
     def _lose(self, why: str) -> None:
         if self._lost:
             return
-        self._lost = self._what_is_lost(why) if self._keeper.near else why  # from afar the server says it, or refuses
+        saved = self._last_save()
+        near = self._keeper.near  # from afar the server says what has ended, or refuses
+        self._lost = self._what_is_lost(why, saved) if near else f"{why}. {saved}" if saved else why
         self._over.set()
         self._keeper.forgo()
         self._closed(self._lost)
@@ -250,15 +252,17 @@ class KeptLink:
         with self._advanced:
             self._advanced.notify_all()
 
-    def _what_is_lost(self, why: str) -> str:
+    def _last_save(self) -> str:
         saved = self._saved()
         if saved is None:
-            kept = "Nothing of it was saved by a run (session.train(..., folder=..., save_every=10) saves)."
-        else:
-            kept = (
-                f"Its run was saved after step {saved['step']}: make the session and its roles again, and "
-                f"session.load({saved['folder']!r})."
-            )
+            return ""
+        return (
+            f"Its run was saved after step {saved['step']}: make the session and its roles again, and "
+            f"session.load({saved['folder']!r})."
+        )
+
+    def _what_is_lost(self, why: str, saved: str) -> str:
+        kept = saved or "Nothing of it was saved by a run (session.train(..., folder=..., save_every=10) saves)."
         return (
             f"the process that kept session {self.name!r} has ended ({why}), and its workers with it: weights, batches and what "
             f"was trained since the last save are gone. {kept}"

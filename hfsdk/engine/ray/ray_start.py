@@ -43,6 +43,9 @@ ENVIRONMENT = {
 }
 """Settings of a Ray of our own, where the environment has none: no usage report; no metrics page, which would answer anybody."""
 
+FORGO_S = 5.0
+"""How long a session that has ended by itself uses its Ray."""
+
 _raylet: Any = ray._raylet  # compiled, without types
 
 _NODE_START = ray._private.node.Node.__init__.__code__
@@ -114,10 +117,18 @@ def leave(job_id: str) -> None:
 
 
 def forgo(job_id: str) -> None:
-    """A session has ended by itself: the next one of this process may be on another Ray, also before anybody has left this one."""
+    """A session has ended by itself: have done with its Ray soon, when nobody waits for its answers any more.
+
+    That Ray may end too, and a process that uses one that has ended is ended by it, a minute later. The next session of this process
+    may be on another Ray, also before.
+    """
     with _lock:
-        if job_id in _own_ray:
-            _forgone.add(job_id)
+        if job_id not in _own_ray or job_id in _forgone:
+            return
+        _forgone.add(job_id)
+    timer = threading.Timer(FORGO_S, leave, (job_id,))
+    timer.daemon = True
+    timer.start()
 
 
 def start(num_cpus: int | None) -> list[str]:
