@@ -120,7 +120,7 @@ def _kernel_in_start(stage: KeptStage, note: Note) -> None:
 
 
 def _keeper(stage: KeptStage, note: Note) -> None:
-    """Kill the keeper in a run, or the process that holds its Ray; who has the session is told, with the save, and nothing is left; then from the save."""
+    """Kill the keeper in a run, or what holds its Ray; who has the session is told, with the save; then from the save."""
     saved, idle, who = note.rng.random() < 0.7, note.rng.random() < 0.4, note.rng.choice(["keeper", "keeper", "head"])
     pid = stage.pids[0] if who == "keeper" else json.loads((stage.state / "hfsdk" / "head.json").read_text())["pid"]
     options = f", folder={stage.saves!r}, save_every=1" if saved else ""

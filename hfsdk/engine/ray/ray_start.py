@@ -119,8 +119,8 @@ def leave(job_id: str) -> None:
 def forgo(job_id: str) -> None:
     """A session has ended by itself: have done with its Ray soon, when nobody waits for its answers any more.
 
-    That Ray may end too, and a process that uses one that has ended is ended by it, a minute later. The next session of this process
-    may be on another Ray, also before.
+    That Ray may end too, and a process that uses one that has ended is ended by it, a minute later. The next session of this
+    process may be on another Ray, also before.
     """
     with _lock:
         if job_id not in _own_ray or job_id in _forgone:
