@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import tarfile
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -109,6 +110,31 @@ def test_a_source_package_of_another_hash_runs_nothing(empty_home, tmp_path, mon
         with pytest.raises(ModelNotFoundError, match=r"vaderSentiment==3\.3\.2"):
             cache.fetch(reviews.SOURCE)
     assert canary.exists() == believed
+
+
+@pytest.mark.parametrize(
+    ("there", "can"),
+    [
+        ({"setuptools": "78.1.1"}, True), ({"setuptools": "70.1"}, True), ({"setuptools": "65.5.0"}, False),
+        ({"setuptools": "65.5.0", "wheel": "0.45"}, True), ({}, False),
+    ],
+)  # fmt: skip
+def test_what_cannot_open_the_reviews_package_is_said(empty_home, monkeypatch, there, can):
+    """A fresh environment of Python 3.11 has a setuptools that asks for the package wheel; one of 3.12 has none."""
+
+    def version(name):
+        if name not in there:
+            raise PackageNotFoundError(name)
+        return there[name]
+
+    def fetch(source):
+        raise ModelNotFoundError("it was asked for")
+
+    monkeypatch.setattr(reviews, "version", version)
+    monkeypatch.setattr(reviews, "find_spec", there.get)
+    monkeypatch.setattr(reviews, "fetch", fetch)
+    with pytest.raises(ModelNotFoundError, match="asked for" if can else r"pip install 'setuptools>=70\.1'"):
+        reviews.reviews_file()
 
 
 def test_atomic_folder_appears_whole_or_not_at_all(tmp_path):

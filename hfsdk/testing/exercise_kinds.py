@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.util import find_spec
 from numbers import Real
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -121,6 +122,7 @@ class Code:
         return all(_equal(result, function(*deepcopy(case))) for case, result in zip(self.cases, results, strict=True))
 
 
+NEEDS_TORCH = "A loss is looked at with torch, which is not installed here; pip install torch, or ask where the engines are."
 ONE_NUMBER = "It returns one number. Return a value per token: the engine averages."
 
 
@@ -137,6 +139,8 @@ class Loss:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
         if not callable(answer):
             return f"The answer is a function of out and b; this is {shown(answer)}."
+        if find_spec("torch") is None:  # a kernel without engines
+            return NOTHING_YET if _called(answer, (None, None)) is None else NEEDS_TORCH
         result = _called(_value_and_gradient, (answer,))
         if isinstance(result, _Raised):
             return f"Called as a loss it raises {result}."

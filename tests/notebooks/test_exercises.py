@@ -195,6 +195,12 @@ def test_a_loss_may_return_metrics_too():
     assert hf.testing.exercise("01.3", lambda out, b: (SOLUTIONS["01.3"](out, b), {}))
 
 
+def test_without_torch_a_loss_is_open_or_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert hf.testing.exercise("01.3", lambda out, b: None).blank
+    assert "pip install torch" in hf.testing.exercise("01.3", lambda out, b: out.log_probs).text
+
+
 def test_numbers_may_be_numpys():
     assert hf.testing.exercise("00.1", np.int64(4))
     assert hf.testing.exercise("04.1", np.float32(0.25))
