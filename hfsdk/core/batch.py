@@ -216,7 +216,7 @@ class Batch(Guided, Offering, Pending):
         """Return a token column (or a text column) as one string per sample; waits."""
         values = self[column]
         if isinstance(values, Ragged):
-            return [self._client.decode(row.tolist()) for row in values]
+            return self._client.texts([row.tolist() for row in values])
         return [str(v) for v in values]
 
     @checked
@@ -235,7 +235,7 @@ class Batch(Guided, Offering, Pending):
         data: dict[str, Any] = {}
         for name, column in table.items():
             if isinstance(column, Ragged) and name in SEQUENCES:
-                data[name] = [self._client.decode(row.tolist()) for row in column]
+                data[name] = self._client.texts([row.tolist() for row in column])
                 data[f"{name}_tokens"] = column.lengths
             elif isinstance(column, Ragged):
                 data[name] = [float(row.mean()) if len(row) else float("nan") for row in column]
@@ -254,7 +254,7 @@ class Batch(Guided, Offering, Pending):
             "sample": np.repeat(np.arange(self.num_rows), lengths),
             "position": np.concatenate([np.arange(n) for n in lengths]) if self.num_rows else [],
             "token_id": response.flat,
-            "token": [text for row in response for text in self._client.token_texts(row.tolist())],
+            "token": self._client.token_texts(response.flat.tolist()),
         }
         for name, column in table.items():
             if isinstance(column, Ragged) and name not in SEQUENCES and np.array_equal(column.lengths, lengths):
@@ -339,11 +339,11 @@ class Batch(Guided, Offering, Pending):
             table = few._client.fetch({n: few._refs[n] for n in ready})
         except SimulatedValueError:
             return []
+        texts = {n: self._client.texts([row.tolist() for row in table.ragged(n)]) for n in set(SEQUENCES) & set(ready)}
         samples = []
         for i in range(few.num_rows):
             entry: dict[str, Any] = {"prompt": None, "response": None, "score": None}
-            for name in set(SEQUENCES) & set(ready):
-                entry[name] = self._client.decode(table.ragged(name)[i].tolist())
+            entry |= {name: column[i] for name, column in texts.items()}
             if "scores" in ready:
                 entry["score"] = float(np.asarray(table["scores"])[i])
             samples.append(entry)

@@ -109,8 +109,8 @@ class Client(Protocol):
         """Run a function over columns in a CPU task."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn token ids into text."""
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Turn rows of token ids into one text each."""
         ...
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:

@@ -164,6 +164,13 @@ def is_token_ids(prompt: Any) -> bool:
     return len(prompt) <= MOST_ROWS and all(is_whole(token) for token in prompt)
 
 
+def foresee(tokenizer: Any, asked: Iterable[tuple[str, Any]]) -> None:
+    """Tell a tokenizer what it will be asked, as (what, value): one that is elsewhere then has it all with one message."""
+    tell = getattr(tokenizer, "foresee", None)
+    if tell is not None:
+        tell(list(asked))
+
+
 def as_values(values: list[Any]) -> Any:
     """Keep the data's own values as they are: numbers as an array, everything else as objects."""
     numbers = all(isinstance(v, (bool, int, float, np.number)) for v in values)

@@ -15,7 +15,7 @@ from hfsdk.core.columns import COLUMNS, OF_RESPONSE
 from hfsdk.core.errors import ColumnError, LayoutError, OptionError
 from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD
 from hfsdk.core.pending import ColumnRef
-from hfsdk.core.prompt_data import as_values, is_conversation, is_token_ids, left_out, read_source
+from hfsdk.core.prompt_data import as_values, foresee, is_conversation, is_token_ids, left_out, read_source
 from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Ragged, Table
@@ -264,6 +264,9 @@ class ActorModel(TrainedHandle):
             raise type(error)(f"{self.name}.generate cannot take these prompts: {error}") from None
         if not rows:
             raise OptionError(f"{self.name}.generate got no prompts; give a batch, texts, or token ids")
+        if any(isinstance(row, str) or is_conversation(row) for row in rows):
+            chats = (("encode_chat", [dict(turn) for turn in row]) for row in rows if is_conversation(row))
+            foresee(self._client.need_tokenizer(), [*chats, *(("encode", row) for row in rows if isinstance(row, str) and row)])
         ids = [self._token_ids(row, i) for i, row in enumerate(rows)]
         vocab = self._need_model(GENERATE.name).vocab_size
         for i, tokens in enumerate(ids):

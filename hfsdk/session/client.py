@@ -31,6 +31,7 @@ from hfsdk.core.errors import OptionError, SessionClosedError, SimulatedValueErr
 from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import method_of
 from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
+from hfsdk.core.prompt_data import foresee
 from hfsdk.core.runtime import Kept
 from hfsdk.core.table import Column, Table
 from hfsdk.engine.calls import messages as m
@@ -294,9 +295,11 @@ class ControllerClient:
         message = m.Submit.of("session", kind, Arguments(function=function), inputs, num_rows)
         return self.submit(message)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn token ids into text as a reward function sees it: without special tokens."""
-        return self.need_tokenizer().decode(token_ids, special=False)
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Turn rows of token ids into texts as a reward function sees them: without special tokens."""
+        tokenizer = self.need_tokenizer()
+        foresee(tokenizer, (("decode_plain", [int(token) for token in row]) for row in rows))
+        return [tokenizer.decode(row, special=False) for row in rows]
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Turn token ids into one text per token."""

@@ -30,7 +30,7 @@ from hfsdk.core.checks import Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
-from hfsdk.core.prompt_data import as_values, columns_of, is_conversation
+from hfsdk.core.prompt_data import as_values, columns_of, foresee, is_conversation
 from hfsdk.core.table import Ragged, Table
 from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
@@ -82,16 +82,30 @@ class _Examples(RowStream):
             raise OptionError(f"{what} is {shown(value)}; examples are texts, token ids or lists of messages")
         if self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with a model; declare one first, e.g. session.actor(...)")
-        if not chat:
-            return self._tokenizer.encode(value) if value else []
-        told = [turn["content"] for turn in value if turn["role"] == "assistant"]
-        if len(told) == len(value) == 1:
-            return self._tokenizer.encode(told[0])
-        if told and value[-1]["role"] == "assistant":
+        if chat and len(value) > 1 and value[-1]["role"] == "assistant":
             raise OptionError(
                 f"{what} is {shown(value)}; a prompt ends before the assistant's message, and a response is that alone"
             )
-        return self._tokenizer.encode_chat([dict(turn) for turn in value])
+        asked = self._asked(value)
+        return [] if asked is None else getattr(self._tokenizer, asked[0])(asked[1])
+
+    def _foresee(self, rows: Sequence[int]) -> None:
+        """Say which texts of these rows will be encoded: a tokenizer elsewhere is then asked once."""
+        if self._tokenizer is not None:
+            texts = (value for row in rows for value, _ in self._texts(row))
+            foresee(self._tokenizer, (asked for value in texts if (asked := self._asked(value)) is not None))
+
+    @staticmethod
+    def _asked(value: Any) -> tuple[str, Any] | None:
+        """Return what the tokenizer is asked of a value; nothing of token ids and of an empty text."""
+        if not is_conversation(value):
+            return ("encode", value) if isinstance(value, str) and value else None
+        alone = len(value) == 1 and value[0]["role"] == "assistant"
+        return ("encode", value[0]["content"]) if alone else ("encode_chat", [dict(turn) for turn in value])
+
+    def _texts(self, row: int) -> list[tuple[Any, str]]:
+        """Return the texts of a row, or their token ids, each with its name."""
+        raise NotImplementedError
 
     def _example(self, prompt: list[int], response: list[int], what: str) -> Example:
         if not prompt:
@@ -138,6 +152,7 @@ class Demonstrations(_Examples):
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` positions from ``first`` on; does not advance."""
         rows = [self.row_at(p) for p in range(first, first + count)]
+        self._foresee(rows)
         examples = [self._demonstration(row) for row in rows]
         taken = ("prompt", "completion") if "completion" in self._data else ("text",)
         extra = {n: as_values([v[row] for row in rows]) for n, v in self._data.items() if n not in taken}
@@ -145,11 +160,14 @@ class Demonstrations(_Examples):
 
     def _demonstration(self, row: int) -> Example:
         what = f"row {row} of the data"
-        if "completion" in self._data:
-            prompt = self._ids(self._data["prompt"][row], f"the prompt of {what}")
-            return self._example(prompt, self._ids(self._data["completion"][row], f"the completion of {what}"), what)
-        ids = self._ids(self._data["text"][row], what)
-        return self._example(ids[:1], ids[1:], what)
+        ids = [self._ids(value, name) for value, name in self._texts(row)]
+        return self._example(ids[0], ids[1], what) if len(ids) == 2 else self._example(ids[0][:1], ids[0][1:], what)
+
+    def _texts(self, row: int) -> list[tuple[Any, str]]:
+        what = f"row {row} of the data"
+        if "completion" not in self._data:
+            return [(self._data["text"][row], what)]
+        return [(self._data[name][row], f"the {name} of {what}") for name in ("prompt", "completion")]
 
 
 class Pairs(_Examples):
@@ -192,6 +210,7 @@ class Pairs(_Examples):
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` pairs from ``first`` on, two rows each; does not advance."""
         rows = [self.row_at(p) for p in range(first, first + count)]
+        self._foresee(rows)
         examples = [example for row in rows for example in self._pair(row)]
         columns: dict[str, Any] = {
             "chosen": np.tile(np.array([1.0, 0.0], dtype=np.float32), count), "group": np.repeat(np.arange(count), 2),
@@ -233,14 +252,15 @@ class Pairs(_Examples):
         return common
 
     def _pair(self, row: int) -> list[Example]:
-        prompt, examples = self._prompt(row), []
-        ids = self._ids(prompt, f"the prompt of pair {row}")
-        implicit = "prompt" not in self._data and "chosen_prompt" not in self._data
-        for side in ("chosen", "rejected"):
-            text = self._data[side][row]
-            what = f"the {side} response of pair {row}"
-            examples.append(self._example(ids, self._ids(text[len(prompt) :] if implicit else text, what), what))
-        return examples
+        (prompt, what), *sides = self._texts(row)
+        ids = self._ids(prompt, what)
+        return [self._example(ids, self._ids(text, what), what) for text, what in sides]
+
+    def _texts(self, row: int) -> list[tuple[Any, str]]:
+        prompt = self._prompt(row)
+        after = len(prompt) if "prompt" not in self._data and "chosen_prompt" not in self._data else None
+        sides = [(self._data[side][row], f"the {side} response of pair {row}") for side in ("chosen", "rejected")]
+        return [(prompt, f"the prompt of pair {row}"), *((text[after:] if after else text, what) for text, what in sides)]
 
 
 def _last_message_apart(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:

@@ -47,7 +47,7 @@ def near_the_models(
 class FarTokenizer(FolderTokenizer):
     """The tokenizer of a folder that is near the session's workers: texts go there, and what they are comes back."""
 
-    MOST_KNOWN = 65536
+    MOST_KNOWN, AT_ONCE = 65536, 4096
 
     def __init__(self, folder: str | Path, ask: Callable[[str, str, Any], Any]) -> None:
         super().__init__(folder)
@@ -61,6 +61,16 @@ class FarTokenizer(FolderTokenizer):
                 self._known.clear()
             self._known[key] = self._ask(str(self.folder), what, value)
         return self._known[key]
+
+    def foresee(self, asked: Sequence[tuple[str, Any]]) -> None:
+        """Have the answers to several questions come in one message; they are then known when they are asked for."""
+        new = list({key: one for one in asked if (key := (one[0], repr(one[1]))) not in self._known}.items())
+        for first in range(0, len(new) if len(new) > 1 else 0, self.AT_ONCE):
+            part = new[first : first + self.AT_ONCE]
+            if len(self._known) + len(part) > self.MOST_KNOWN:
+                self._known.clear()
+            answers = self._ask(str(self.folder), "several", [one for _, one in part])
+            self._known |= {key: answer for (key, _), answer in zip(part, answers, strict=True)}
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
@@ -89,6 +99,8 @@ class FarTokenizer(FolderTokenizer):
 
 def text_of(folder: str, what: str, value: Any, tokenizer: Callable[[str], FolderTokenizer]) -> Any:
     """Answer a :class:`FarTokenizer`, near the folder."""
+    if what == "several":
+        return [text_of(folder, asked, one, tokenizer) for asked, one in value]
     if what == "eos":
         from hfsdk.engine.weights.model_folders import eos_token_ids
 

@@ -19,7 +19,7 @@ from hfsdk.core.checks import Count, Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Client, ColumnRef
-from hfsdk.core.prompt_data import Message, as_values, is_conversation, read_source, size_of
+from hfsdk.core.prompt_data import Message, as_values, foresee, is_conversation, read_source, size_of
 from hfsdk.core.table import Ragged, Table
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tokenizer import Tokenizer
@@ -83,6 +83,7 @@ class PromptStream(RowStream):
         """Return the batch of ``count`` positions from ``first`` on; does not advance."""
         positions = np.arange(first, first + count, dtype=np.int64)
         rows = [self.row_at(int(p)) for p in positions]
+        self._foresee([row for row in rows if row not in self._ids])
         columns: dict[str, Any] = {
             "prompt": Ragged.of([self.token_ids(row) for row in rows], np.int32), "position": positions,
         }  # fmt: skip
@@ -109,6 +110,15 @@ class PromptStream(RowStream):
         return f"PromptStream({what}, next is batch {self.position})"
 
     # -- inside
+
+    def _foresee(self, rows: Sequence[int]) -> None:
+        """Say which prompts will be encoded: a tokenizer elsewhere is then asked once."""
+        if self._tokenizer is not None:
+            foresee(self._tokenizer, (asked for row in rows if (asked := self._asked(self._prompts[row])) is not None))
+
+    def _asked(self, prompt: Any) -> tuple[str, Any] | None:
+        turns = self._turns(prompt)
+        return ("encode_chat", [dict(turn) for turn in turns]) if turns else ("encode", prompt) if isinstance(prompt, str) else None
 
     def _encode(self, row: int) -> list[int]:
         prompt, options = self._prompts[row], self.options
@@ -150,12 +160,16 @@ class PromptStream(RowStream):
         """Find empty prompts, and encode those that could be too long: a token is at least one byte."""
         if not self._prompts:
             raise OptionError("the data has no prompts; give at least one")
+        long: list[int] = []
         for row, prompt in enumerate(self._prompts):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
                 raise OptionError(f"prompt {row} of the data is empty ({shown(prompt)}); leave such rows out")
             limit = self._context - (CHAT_OVERHEAD_BYTES if self._turns(prompt) else 2)
             if size_of(prompt) >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
-                self._encode(row)
+                long.append(row)
+        self._foresee(long)
+        for row in long:
+            self._encode(row)
         most = self.options.max_prompt_tokens
         if most is not None and most >= self._context:
             raise OptionError(f"max_prompt_tokens={most} leaves no room in the actor's context of {self._context}")

@@ -174,4 +174,4 @@ def test_cells_are_named_by_their_number():
 def test_texts_without_a_tokenizer_say_what_to_do(controller):
     client = ControllerClient(controller)
     with pytest.raises(hf.OptionError, match=r"call session\.actor"):
-        client.decode([1, 2])
+        client.texts([[1, 2]])

@@ -61,8 +61,8 @@ class LocalClient:
             self.most_rows = max(self.most_rows, len(found[name]))
         return Table(found)
 
-    def decode(self, token_ids: Any) -> str:
-        return self.tokenizer.decode(token_ids, special=False)
+    def texts(self, rows: Any) -> list[str]:
+        return [self.tokenizer.decode(row, special=False) for row in rows]
 
     def token_texts(self, token_ids: Any) -> list[str]:
         return self.tokenizer.pieces(token_ids)
