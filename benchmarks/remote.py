@@ -24,7 +24,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,23 @@ def heard(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def line_to(state: Path) -> Iterator[tuple[Proxy, str]]:
+    """Serve the sessions kept in a state folder; give the throttled proxy to them, and the token."""
+    server = start("-m", "hfsdk.serve", "--port", "0")
+    assert server.stdout is not None
+    try:
+        port = int(server.stdout.readline().partition("/NAME")[0].rpartition(":")[2])
+        proxy = Proxy(port, ROUND_TRIP_S / 2, BYTES_PER_S)
+        try:
+            yield proxy, (state / "hfsdk" / "serve-token").read_text()
+        finally:
+            proxy.close()
+    finally:
+        server.terminate()
+        server.communicate()
+
+
 def main() -> int:
     made = parser(__doc__)
     made.add_argument("--be", nargs="+", help="be one of the processes")
@@ -132,16 +150,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as state:
         os.environ["XDG_STATE_HOME"] = state
         near = heard(start(__file__, "--be", "begin"))
-        server = start("-m", "hfsdk.serve", "--port", "0")
-        assert server.stdout is not None
-        port = int(server.stdout.readline().partition("/NAME")[0].rpartition(":")[2])
-        proxy = Proxy(port, ROUND_TRIP_S / 2, BYTES_PER_S)
-        token = (Path(state) / "hfsdk" / "serve-token").read_text()
-        far = heard(start(__file__, "--be", "kernel", f"hfsdk://127.0.0.1:{proxy.port}/{NAME}", token))
-        sent = proxy.num_bytes
-        proxy.close()
-        server.terminate()
-        server.communicate()
+        with line_to(Path(state)) as (proxy, token):
+            far = heard(start(__file__, "--be", "kernel", f"hfsdk://127.0.0.1:{proxy.port}/{NAME}", token))
+            sent = proxy.num_bytes
     report = Report("remote", "one worker process of one thread; a proxy of 50 ms and 20 Mbit/s")
     report.add("attach, the imports of a fresh kernel included", far["attach_s"], "s", at_most=ATTACH_S)
     report.add("a call near the session", near["near_s"] * 1e3, "ms")

@@ -54,7 +54,7 @@ def test_every_module_beside_the_package_can_be_imported():
     "name",
     [
         "parity", "learning", "additions_task", "overhead", "long_run", "reshard", "snapshot", "saving", "calibrate", "trl_ppo",
-        "validate_perf", "hybridflow_paper", "planner", "what_if", "under_fire", "recipe", "learning_rates",
+        "validate_perf", "hybridflow_paper", "planner", "what_if", "under_fire", "recipe", "learning_rates", "remote_notebook",
     ],
 )  # fmt: skip
 def test_help_says_what_it_is(name):

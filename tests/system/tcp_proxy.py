@@ -70,7 +70,8 @@ class Lines:
             return
         self.connections += 1
         self._open.add((writer, back))
-        await asyncio.gather(self._pass_on(reader, back), self._pass_on(there, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
+            await asyncio.gather(self._pass_on(reader, back), self._pass_on(there, writer))
         self._open.discard((writer, back))
 
     async def _pass_on(self, reader, writer):

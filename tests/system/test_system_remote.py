@@ -147,6 +147,32 @@ def test_a_thin_kernel_declares_writes_texts_and_saves(far, thin, tmp_path):
     thin.run("critic.release(); session.detach()")
 
 
+def test_notebook_01_runs_from_outside(far, thin, state):
+    """Its cells as they stand, but for the one that opens the session; in fewer steps. ``benchmarks/remote_notebook.py`` does it
+    in an environment of its own, and compares the numbers."""
+    _, port, token = far
+    near = Kernel(state)
+    near.run("import hfsdk as hf\nhf.Session(devices=2, seed=0, name='notebook', keep=True).detach()")
+    assert near.end() == 0
+    proxy = Proxy(port, delay_s=0.025, bytes_per_s=20e6 / 8)
+    cells = json.loads((ROOT / "notebooks" / "01_ppo_step_by_step.ipynb").read_text())["cells"]
+    sources = [
+        "".join(cell["source"])
+        for cell in cells
+        if cell["cell_type"] == "code" and "stored" not in cell["metadata"].get("tags", ())
+    ]
+    opens, attaches = "hf.Session(devices=2, wait=True, seed=0)", f"hf.Session.attach('hfsdk://127.0.0.1:{proxy.port}/notebook'"
+    try:
+        assert sum(source.count(opens) + source.count("steps=10") for source in sources) == 2
+        thin.run("import sys; sys.modules.update(dict.fromkeys(['vaderSentiment', 'datasets']))")
+        for source in sources:
+            source = source.replace(opens, f"{attaches}, token={token!r}, wait=True)")
+            thin.run(source.replace("steps=10", "steps=2"))
+        assert thin.run("[len(run.rows), session.status]") == [2, "closed"]
+    finally:
+        proxy.close()
+
+
 def test_nobody_without_the_token_gets_anything(far, thin):
     _, port, token = far
     for shown, words in ((token[:-1] + "x", "token is not this server's"), ("", "asks for its server's token")):
