@@ -1,5 +1,6 @@
 """Pictures of a kernel that is killed in training and of the next one: ``python scripts/screenshot_attach.py FOLDER [--dark]``."""
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -47,5 +48,6 @@ def main(folder: str, *, dark: bool = False) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends then, too
     words = [word for word in sys.argv[1:] if word != "--dark"]
     main(words[0], dark="--dark" in sys.argv)
