@@ -47,7 +47,7 @@ LINUX_PATHS = {
 
 TEXT_CALLS = {"open": 1, "read_text": 0, "write_text": 1, "fdopen": 1}
 """Calls that decode or encode text, and how many arguments stand before the mode or the encoding."""
-NO_TEXT = ("os", "tarfile", "zipfile", "self._weights")
+NO_TEXT = ("os", "tarfile", "zipfile", "self._weights", "store")
 """Whose ``open`` is another."""
 STARTS = ("run", "Popen", "check_output")
 """Calls of ``subprocess`` that decode what they are told to."""
