@@ -22,8 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, OptionError
@@ -122,7 +121,7 @@ def folder_of(folder: Any, what: str) -> AnyPath:
         CheckpointError: there can be none of this name.
     """
     if isinstance(folder, str) and folder.startswith("file://"):
-        folder = url2pathname(urlsplit(folder).path)
+        folder = re.sub("^/(?=[A-Za-z]:)", "", unquote(urlsplit(folder).path))
     if isinstance(folder, str) and is_address(folder):
         return store_path(folder)
     if isinstance(folder, Path) and re.match(r"[a-z0-9+.-]{2,}:$", folder.parts[0] if folder.parts else ""):
