@@ -44,7 +44,7 @@ CELLS: Mapping[str, tuple[str, float, tuple[str, ...]]] = {
 
 def trial(stage: KeptStage, note: Note) -> None:
     """Do one of ``TRIALS``; afterwards a kernel has the session, its state is known and its next step the recorded one."""
-    name = note.rng.choices(list(TRIALS), [share for share, _ in TRIALS.values()])[0]
+    name = note.rng.choices(list(TRIALS), [share for share, _ in TRIALS.values()])[0] if note.number else "a kernel in a cell"
     note.doing(f"preparing {name}")
     try:
         TRIALS[name][1](stage, note)

@@ -79,7 +79,6 @@ class KeptStage:
         run, at = self.kernel.run, repr(self.checkpoint)
         run(f"session.save({at})")
         self.states[run("c.digest(session)")] = "the checkpoint"
-        run("session.place(c.POOLS)")  # once before it counts: what was never done is slower
         run(f"c.arrange(session, {at})")
         self.step = run("c.step(session)")
         self.states[run("c.digest(session)")] = "after the step by hand"

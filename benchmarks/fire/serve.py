@@ -126,7 +126,8 @@ class Place:
 
 def trial(stage: KeptStage, note: Note) -> None:
     """Do one of ``TRIALS``; afterwards a kernel on the machine has the session again, as known as ever."""
-    name, thin = note.rng.choices(list(TRIALS), [share for share, _ in TRIALS.values()])[0], note.rng.random() < 0.7
+    name = note.rng.choices(list(TRIALS), [share for share, _ in TRIALS.values()])[0] if note.number else "cuts"
+    thin = note.rng.random() < 0.7
     note.doing(f"preparing {name}")
     stage.kernel.run("session.detach()")
     place = None

@@ -212,7 +212,10 @@ def _hold() -> None:
 
     from hfsdk.engine.ray import ray_start
 
+    starter = os.getppid()
     with _locked("head.alone", fcntl.LOCK_EX):  # one before this one ends its Ray first
+        if os.getppid() != starter:  # killed meanwhile
+            return
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
         ray_start.start(None)
