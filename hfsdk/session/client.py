@@ -377,6 +377,17 @@ def _slice(deadline: float | None) -> float:
     return SLICE_S if deadline is None else max(0.0, min(SLICE_S, deadline - time.monotonic()))
 
 
+_HELD: list[list[Any]] = []
+"""Of every :func:`uninterrupted` that goes on in the main thread, the innermost last."""
+
+
+def let_through() -> None:
+    """Raise an interrupt that is held back, where the moment that it waits for may never end."""
+    if threading.current_thread() is threading.main_thread() and _HELD and _HELD[-1]:
+        _HELD[-1].clear()
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def uninterrupted() -> Iterator[list[Any]]:
     """Hold back an interrupt for the moment in which a call is handed over, or a rewind done: nothing is lost or half done.
@@ -389,9 +400,11 @@ def uninterrupted() -> Iterator[list[Any]]:
         yield caught
         return
     signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    _HELD.append(caught)
     try:
         yield caught
     finally:
+        _HELD.pop()
         signal.signal(signal.SIGINT, previous)
     if caught:
         previous(*caught[-1])

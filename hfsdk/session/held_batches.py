@@ -34,8 +34,8 @@ class HeldBatches(Mapping[str, Batch]):
         self._earlier.pop(name, None)
 
     def _all(self) -> dict[str, Batch]:
-        ipython = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
+        ask = getattr(sys.modules.get("IPython"), "get_ipython", None)  # another thread may be about to import it
+        shell = ask() if ask is not None else None
         names: Mapping[str, Any] = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
         now = {
             name: value for name, value in list(names.items())

@@ -5,6 +5,7 @@ A lost connection comes back by itself: what was not answered is asked again, an
 
 from __future__ import annotations
 
+import math
 import secrets
 import ssl
 import threading
@@ -14,12 +15,13 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError
 from hfsdk.core.runtime import Pick
 from hfsdk.core.table import Table
 from hfsdk.engine.calls.replies import Reply
-from hfsdk.session.client import ControllerClient
-from hfsdk.session.wire import ANEW, PORT, PROTOCOL, answer_of, may_repeat, msgpack, request_bytes
+from hfsdk.session.client import ControllerClient, let_through
+from hfsdk.session.wire import ANEW, NO_SESSION, PORT, PROTOCOL, answer_of, may_repeat, msgpack, request_bytes
 
 SCHEMES = {"hfsdk": "ws", "hfsdks": "wss"}
 
@@ -27,6 +29,9 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses before the connection is tried again, the last one from then on."""
 
 CONNECT_S = 10.0
+
+LOST_S = 3.0
+"""After so long without a connection whoever waits is told, and an interrupt ends the waiting at once."""
 
 
 def is_remote(name: str) -> bool:
@@ -38,7 +43,7 @@ class _Waiting:
     """A request that is not answered."""
 
     def __init__(self, request: Any, frame: bytes) -> None:
-        self.request, self.frame = request, frame
+        self.request, self.frame, self.sent = request, frame, False
         self.done = threading.Event()
         self.reply: Reply | None = None
 
@@ -70,6 +75,7 @@ class RemoteKeeper:
                 f"hfsdk://127.0.0.1:{url.port or PORT}/{self.name}"
             )
         host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+        self._address = address
         self._url = f"{SCHEMES[url.scheme]}://{host}:{url.port or PORT}/{self.name}"
         self._token, self._version, self._id = token, version, secrets.token_hex(8)
         self.client: ControllerClient | None = None
@@ -80,6 +86,7 @@ class RemoteKeeper:
         self._server = ""
         self._over = threading.Event()
         self._failed: HfsdkError | None = None
+        self._lost_s, self._said_lost, self._answered = math.inf, False, False
         self._connect()
         threading.Thread(target=self._run, name="hfsdk-remote", daemon=True).start()
 
@@ -106,8 +113,19 @@ class RemoteKeeper:
                 raise self._failed
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"no answer within {timeout_s} s")
+            if time.monotonic() - self._lost_s >= LOST_S and threading.current_thread() is threading.main_thread():
+                self._say_lost()
+                let_through()
         assert waiting.reply is not None
         return waiting.reply
+
+    def _say_lost(self) -> None:
+        if not self._said_lost:
+            self._said_lost = True
+            warn_user(
+                f"the connection to {self._address} is lost, and tried again: what was asked is done when it is back. Ctrl-C ends "
+                "the waiting."
+            )
 
     def tell(self, request: Any) -> None:
         """Ask, and wait for nothing."""
@@ -139,6 +157,7 @@ class RemoteKeeper:
             waiting = _Waiting(request, request_bytes(self._number, min(self._waiting, default=self._number), request))
             self._waiting[self._number] = waiting
             connection = self._connection
+            waiting.sent = connection is not None
         if connection is not None:
             with suppress(Exception):  # it is lost: the thread that listens finds out, and sends it again
                 connection.send(waiting.frame)
@@ -163,29 +182,30 @@ class RemoteKeeper:
             connection = connect(
                 self._url, ssl=context, additional_headers={"Authorization": f"Bearer {self._token}"}, max_size=None,
                 compression=None, open_timeout=CONNECT_S, ping_interval=10, ping_timeout=20, proxy=None,
-            )  # fmt: skip
+            ).__enter__()  # fmt: skip  # a connection, in every version of the package; used without it is deprecated
             said = msgpack().decode(connection.recv(CONNECT_S))
         except InvalidStatus as error:
             text = "the token is not this server's" if error.response.status_code == 401 else str(error)
-            raise SessionClosedError(f"{self._url}: {text}") from None
+            raise SessionClosedError(f"{self._address}: {text}") from None
         except WebSocketException as error:  # cut in the middle of it
             raise OSError(str(error)) from error
         if said.get("version") != self._version or said.get("protocol") != PROTOCOL:
             connection.close()
             raise SessionClosedError(
-                f"the server at {self._url} is hfsdk {said.get('version')}, and this is {self._version}; nothing was sent. Use the "
-                "same version."
+                f"the server of {self._address} is hfsdk {said.get('version')}, and this is {self._version}; nothing was sent. Use "
+                "the same version."
             )
         with suppress(WebSocketException):  # as above; whoever listens finds out
             connection.send(msgpack().encode({"client": self._id, "version": self._version, "next": self._number + 1}))
         with self._lock:
             anew, self._server = bool(self._server) and self._server != said["server"], said["server"]
             waiting = sorted(self._waiting.items())
-            self._connection = connection
+            self._connection, self._lost_s, self._said_lost = connection, math.inf, False
         for number, one in waiting:
-            if anew and not may_repeat(one.request):
+            if anew and one.sent and not may_repeat(one.request):
                 self._take(number, Reply(errors=(HfsdkError(ANEW),)))
             else:
+                one.sent = True
                 with suppress(WebSocketException):
                     connection.send(one.frame)
 
@@ -198,7 +218,7 @@ class RemoteKeeper:
                 if self._connection is None:
                     self._connect()
                 for frame in self._connection:
-                    tries = 0
+                    tries, self._answered = 0, True
                     number, reply = answer_of(frame, self.client)
                     self._take(number, reply)
             except SessionClosedError as error:
@@ -214,14 +234,20 @@ class RemoteKeeper:
             if self._failed is not None:
                 return
             with self._lock:
+                if self._connection is not None:
+                    self._lost_s = time.monotonic()
                 self._connection = None
             self._over.wait(RETRY_S[min(tries, len(RETRY_S) - 1)])
             tries += 1
 
     def _end_of(self, connection: Any) -> None:
         """See why the server has ended the connection."""
-        if connection.close_code in (1002, 1011) and not self._over.is_set():
-            self._fail(SessionClosedError(f"the server at {self._url} says: {connection.close_reason}"))
+        if self._over.is_set():
+            return
+        if connection.close_code == NO_SESSION and not self._answered:
+            self._fail(OptionError(f"{connection.close_reason} at {self._address}; hf.sessions() on the cluster lists them"))
+        elif connection.close_code in (1002, 1011, NO_SESSION):
+            self._fail(SessionClosedError(f"the server of {self._address} says: {connection.close_reason}"))
 
     def _take(self, number: int, reply: Reply) -> None:
         with self._lock:

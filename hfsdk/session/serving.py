@@ -30,7 +30,7 @@ from hfsdk.engine.calls.replies import Reply, errors_of
 from hfsdk.session import keeper_requests as k
 from hfsdk.session.attach import done_with, keeper_of, package_version
 from hfsdk.session.served_page import Pages
-from hfsdk.session.wire import ANEW, PORT, PROTOCOL, answer_bytes, may_repeat, msgpack, request_of
+from hfsdk.session.wire import ANEW, NO_SESSION, PORT, PROTOCOL, answer_bytes, may_repeat, msgpack, request_of
 
 AT_ONCE = 64
 """Requests that are answered at once; one that waits for events takes a second."""
@@ -265,7 +265,7 @@ class Server:
                 return
             keeper = self._keepers.enter(name)
             if keeper is None:
-                connection.close(1011, f"there is no session {name!r}"[:120])
+                connection.close(NO_SESSION, f"there is no session {name!r}"[:120])
                 return
             try:
                 answers = self._answers(f"{name}/{client}", following)

@@ -31,6 +31,9 @@ PROTOCOL = 2
 PORT = 8267
 """Of the server, where none is said."""
 
+NO_SESSION = 4404
+"""With what the server closes a connection to a session that is not there."""
+
 NUMBER_BYTES = 8
 
 ANEW = (

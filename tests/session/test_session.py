@@ -6,7 +6,9 @@ import gc
 import inspect
 import json
 import shutil
+import sys
 import warnings
+from types import ModuleType
 
 import pytest
 from fakes import CPU2, session_over
@@ -478,3 +480,9 @@ def test_the_facade_passes_on_with_its_own_name():
             session.train()
         assert "compute_values" not in session.actor.__doc__
         assert str(inspect.signature(session.place)).startswith("(what: ")
+
+
+def test_batches_are_found_while_another_thread_imports_ipython(session, actor, monkeypatch):
+    """The module is there then, and has nothing in it yet."""
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    assert list(session.batches) == []

@@ -182,8 +182,13 @@ def test_nobody_without_the_token_gets_anything(far, thin):
         thin.run(attach(1, token))
     with pytest.raises(KernelError, match="hfsdks://"):
         thin.run(f"hf.Session.attach('hfsdk://example.org:{port}/far', token='x' * 20)")
-    with pytest.raises(KernelError, match="there is no session 'none'"):
+    with pytest.raises(KernelError, match="there is no session 'none' at hfsdk://") as nowhere:
         thin.run(attach(port, token).replace("/far", "/none"))
+    assert nowhere.value.kind == "OptionError"
+    with pytest.raises(KernelError, match=r"the server of hfsdk://\S+ is hfsdk [0-9.]+, and this is 99; nothing was sent"):
+        thin.run(
+            f"import hfsdk.session.attach as a\nthis, a.package_version = a.package_version, lambda: '99'\n{attach(port, token)}"
+        )
     page = f"http://127.0.0.1:{port}/far"
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(page)
@@ -260,6 +265,35 @@ def test_a_server_that_starts_anew_is_found_again(far, state, thin):
     try:
         second.stdout.readline()
         assert thin.run("session.status") in ("idle", "working")
+        thin.run("session.detach()")
+    finally:
+        second.terminate()
+        second.communicate()
+
+
+def test_an_interrupt_ends_the_waiting_for_a_server_that_is_gone(far, state, thin):
+    """Whoever waits is told, too; what is asked when the server is there again is done."""
+    _, _, token = far
+    first = serve(state)
+    port = int(first.stdout.readline().split("/NAME")[0].rpartition(":")[2])
+    thin.run(attach(port, token, ", take_over=True") + "\nactor = session.models.actor")
+    assert thin.run("actor.run(lambda rank: 1)") == [1]
+    first.kill()
+    first.communicate()
+    thin.run(
+        "import warnings; told = warnings.catch_warnings(record=True); said = told.__enter__(); warnings.simplefilter('always')"
+    )
+    thin.send("actor.run(lambda rank: 1)")
+    time.sleep(5)
+    thin.interrupt()
+    with pytest.raises(KernelError) as ended:
+        thin.answer()
+    assert ended.value.kind == "KeyboardInterrupt"
+    assert "is lost" in thin.run("str([str(one.message) for one in said])")
+    second = serve(state, "--port", str(port))
+    try:
+        second.stdout.readline()
+        assert thin.run("actor.run(lambda rank: 2)") == [2]
         thin.run("session.detach()")
     finally:
         second.terminate()
