@@ -127,14 +127,16 @@ class _Comparison:
         """Run what is to be run, and go back to where the session was; an interrupt ends it early.
 
         Raises:
+            OptionError: there is no such snapshot; nothing has changed.
             KeyboardInterrupt: no run was finished by then.
             CallError: a call failed.
         """
         parts, before, here = self.parts, self.parts.runs.run, None
+        asked = None if snapshot is None else parts.snapshots.find(snapshot)
         with uninterrupted() as held:  # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
             try:
                 here = parts.snapshots.snapshot("compare")
-                start = here if snapshot is None else parts.snapshots.find(snapshot)
+                start = here if asked is None else asked
                 self._take_finished(start)
                 with runs_bar(tuple(self.unfinished), self.steps, shown) as bar:
                     while self.unfinished and not held and self._run_next(start, bar):

@@ -56,6 +56,14 @@ def numbers(experiment):
     return [{k: v for k, v in row.items() if k not in MEASURED} for row in experiment.rows]
 
 
+def test_a_snapshot_that_is_not_there_changes_nothing(session, prompts):
+    before = session._parts.context.counters.all()
+    with pytest.raises(hf.OptionError, match="there is no snapshot 'before'"):
+        compare(session, prompts, snapshot="before")
+    assert session._parts.context.counters.all() == before
+    assert session.snapshots == {}
+
+
 @pytest.mark.parametrize("step", [7, 8, 9], ids=["first of a run", "middle of a run", "last of a run"])
 def test_an_interrupt_returns_the_finished_runs_and_resume_runs_the_others(session, prompts, step):
     whole = compare(session, prompts)
