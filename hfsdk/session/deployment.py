@@ -44,6 +44,7 @@ class Deployment:
         specs: roles as they were placed, shadows included, by name.
         asked: what ``place`` was asked for last.
         loaded: names of the roles that are, or are being, loaded.
+        absent: numbers of the nodes that the placement goes without, since they have left the cluster (:mod:`shrinking`).
         host: what handles see of their session.
     """
 
@@ -57,6 +58,7 @@ class Deployment:
         self._before: dict[str, Any] | None = None
         """The placement's picture data before the last move."""
         self.loaded: set[str] = set()
+        self.absent: frozenset[int] = frozenset()
 
     # -- roles
 
@@ -198,7 +200,15 @@ class Deployment:
         self.place_as(placement, declared, fresh=fresh, asked=what)
         return self.live()
 
-    def place_as(self, placement: Placement, declared: Sequence[RoleSpec], *, fresh: bool, asked: Asked | None = None) -> None:
+    def place_as(
+        self,
+        placement: Placement,
+        declared: Sequence[RoleSpec],
+        *,
+        fresh: bool,
+        asked: Asked | None = None,
+        absent: frozenset[int] = frozenset(),
+    ) -> None:
         """Put the roles on devices as :meth:`place` does, in layouts that may be others than they were declared with.
 
         Args:
@@ -206,6 +216,7 @@ class Deployment:
             declared: the roles with these layouts.
             fresh: as in :meth:`place`.
             asked: what was asked for; by default what was before.
+            absent: numbers of the nodes that this goes without.
 
         Raises: as :meth:`place`.
         """
@@ -222,6 +233,7 @@ class Deployment:
         with uninterrupted():  # the controller and the handles go over together; loading then goes on by itself
             self._client.send(m.Place(placement, tuple(roles), fresh, wait=False))
             self.asked, self.placement, self._before = self.asked if asked is None else asked, placement, before
+            self.absent = absent
             named = self.specs = {role.name: role for role in roles}
             for handle in handles:
                 shadow = named.get(f"{handle.name}.rollout")

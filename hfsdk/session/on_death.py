@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hfsdk.core.checks import check_options
-from hfsdk.core.errors import HfsdkError, LostColumnError, OptionError, WorkerDiedError
+from hfsdk.core.errors import HfsdkError, LostColumnError, OptionError, PlacementError, WorkerDiedError
 from hfsdk.core.methods import RESTORE as RESTORED
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.keep_best import Keeper
@@ -75,6 +75,8 @@ class Restorer:
     keep: int
     smaller: Smaller | None = None
     """Where it goes on without a node, if it may."""
+    in_vain: frozenset[int] | None = None
+    """What was missing when the roles could not move back."""
 
     def begin(self) -> None:
         """Save the start, for a death before the first save."""
@@ -84,8 +86,11 @@ class Restorer:
         self.control.record.saved = {"folder": str(self.folder), "step": parts.context.next_step() - 1}
 
     def is_death(self, error: HfsdkError) -> bool:
-        """Whether an error tells of a worker that died, or of a node that has left."""
-        return is_death(error) or (self.smaller is not None and not self.smaller.missing() <= self.smaller.absent)
+        """Whether an error tells of a worker that died, or of a node that has left and is not gone without yet."""
+        if self.control.is_stop(error):
+            return False
+        left = isinstance(error, PlacementError) and self.smaller is not None and not self.smaller.missing() <= self.smaller.absent
+        return is_death(error) or left
 
     def go_back(self, error: HfsdkError) -> None:
         """Restore the last save: roles, prompts, counters and history; of the run, the steps until then are left.
@@ -94,23 +99,27 @@ class Restorer:
             HfsdkError: ``error`` itself, where there were as many deaths before; or what the save cannot be loaded by.
         """
         record, parts, begun, begun_ns = self.control.record, self.parts, time.monotonic(), time.time_ns()
-        died_in = parts.context.next_step()
+        died_in, before = parts.context.next_step(), parts.deployment.absent
         while True:
             if len(record.restores) == self.most:
                 parts.context.notice(f"the run went on after {self.most} deaths of workers, and may after no more (max_restores)")
                 raise error
             text = textwrap.shorten(str(error).split("\n", 1)[0], MOST_CHARACTERS, placeholder=" ...")
+            missing = self._missing()
+            if self.smaller is not None and missing:
+                self.smaller.fit(missing)  # what fits nowhere is told as that
             record.restores.append(Restored(died_in, died_in, 0.0, text))
-            missing = self.smaller.missing() if self.smaller is not None else frozenset()
             try:
                 with self._seen():
-                    changed = self._go_elsewhere(missing)
+                    if self.smaller is not None and missing != self.smaller.absent:
+                        self.smaller.move(missing, fresh=True)
                     parts.saves.load(self.folder)
                 break
             except HfsdkError as again:  # another one died meanwhile
                 if not self.is_death(again):
+                    record.restores.pop()
                     raise
-                if self.smaller is not None and self.smaller.missing() != missing:
+                if self._missing() != missing:
                     record.restores.pop()  # the same death: that its node had left was not known yet
                 else:
                     error = again
@@ -122,35 +131,45 @@ class Restorer:
         restored = record.restores[-1] = Restored(died_in, back_to, seconds, text)
         parts.client.send(m.Note(RESTORED.name, begun_ns, seconds, str(restored)))
         parts.context.notice(f"{restored} ({len(record.restores)} of {self.most} restores)")
-        if changed:
-            self._tell_resized(changed, back_to, seconds)
+        if self.smaller is not None and self.smaller.absent != before:
+            self._tell_resized(self.smaller, before, back_to, seconds)
 
     def grow(self) -> None:
         """Between two steps: where nodes that had left are there again, have the roles move there with what they have learned.
+
+        Where they cannot, the run goes on as it was, until other nodes are there.
 
         Raises:
             WorkerDiedError: a worker ended meanwhile.
         """
         if self.smaller is None or not self.smaller.absent:
             return
-        missing, begun, begun_ns = self.smaller.missing(), time.monotonic(), time.time_ns()
-        if not missing < self.smaller.absent:
+        missing, before = self.smaller.missing(), self.smaller.absent
+        if not missing < before or missing == self.in_vain:
             return
+        begun, begun_ns = time.monotonic(), time.time_ns()
         with self.control.saving():
-            changed = self.smaller.move(missing, fresh=False)
+            try:
+                self.smaller.move(missing, fresh=False)
+            except HfsdkError as error:
+                if is_death(error) or self.control.is_stop(error):
+                    raise
+                self.in_vain = missing
+                self.parts.context.notice(
+                    f"a node came back, and the run cannot go on over it: {str(error).rstrip('.')}. It goes on without."
+                )
+                self.smaller.move(before, fresh=False)
+                return
         seconds = time.monotonic() - begun
-        resized = self._tell_resized(changed, self.parts.context.next_step() - 1, seconds)
+        resized = self._tell_resized(self.smaller, before, self.parts.context.next_step() - 1, seconds)
         self.parts.client.send(m.Note(RESTORED.name, begun_ns, seconds, str(resized)))
 
-    def _go_elsewhere(self, missing: frozenset[int]) -> str:
-        """Place the roles where nodes are, if others are there than before; return in words what has changed."""
-        if self.smaller is None or missing == self.smaller.absent:
-            return ""
-        return self.smaller.move(missing, fresh=True)
+    def _missing(self) -> frozenset[int]:
+        return self.smaller.missing() if self.smaller is not None else frozenset()
 
-    def _tell_resized(self, why: str, step: int, seconds: float) -> Resized:
-        assert self.smaller is not None
-        resized = Resized(step, self.smaller.num_devices(), self.parts.context.cluster.num_devices, seconds, why)
+    def _tell_resized(self, smaller: Smaller, before: frozenset[int], step: int, seconds: float) -> Resized:
+        why, of_devices = smaller.changes(before), self.parts.context.cluster.num_devices
+        resized = Resized(step, smaller.num_devices(), of_devices, seconds, why)
         self.control.record.resized.append(resized)
         self.parts.context.notice(str(resized))
         return resized

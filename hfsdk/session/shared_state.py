@@ -153,6 +153,7 @@ def _deployment(parts: Parts) -> Entries:
         asked = asked.placement
     return {
         "placement": deployment.placement, "specs": dict(deployment.specs), "asked": asked, "loaded": frozenset(deployment.loaded),
+        "absent": deployment.absent,
     }  # fmt: skip
 
 
@@ -162,6 +163,7 @@ def _take_deployment(parts: Parts, entries: Entries, gone: Sequence[Any]) -> Non
     deployment.specs = dict(entries.get("specs", deployment.specs))
     deployment.asked = entries.get("asked", deployment.asked)
     deployment.loaded = set(entries.get("loaded", deployment.loaded))
+    deployment.absent = entries.get("absent", deployment.absent)
 
 
 # -- what was trained

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hfsdk.core.cluster import ClusterSpec
@@ -41,16 +42,12 @@ class Fit:
 
 
 class Smaller:
-    """See the module's text.
-
-    Attributes:
-        absent: numbers of the nodes without which the roles are placed now.
-    """
+    """See the module's text."""
 
     def __init__(self, parts: Parts, algorithm: Algorithm, prompts: RowStream) -> None:
         self._parts, self._algorithm, self._prompts = parts, algorithm, prompts
-        self._fits: dict[frozenset[int], Fit] = {}
-        self.absent: frozenset[int] = frozenset()
+        self._fits: dict[ClusterSpec, Fit] = {}
+        """By what is left of the cluster."""
 
     def prepare(self) -> None:
         """Plan for every node but this one to leave, and tell what is planned.
@@ -60,37 +57,40 @@ class Smaller:
         """
         nodes, told = self._nodes(), []
         for number, node in enumerate(nodes):
-            if node.here:
-                continue
-            try:
-                fit = self._fit(frozenset({number}))
-            except HfsdkError as error:
-                raise PlacementError(f"shrink=True, and without {node.name} the run cannot go on: {error}") from error
-            told.append(f"without {node.name} {_words(fit)}")
+            if not node.here:
+                told.append(f"without {node.name} {_words(self.fit(frozenset({number})))}")
         nothing = "every device is on this node, without which there is no session; it does nothing"
         self._parts.context.notice("shrink=True: " + ("; ".join(told) or nothing))
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """Numbers of the nodes without which the roles are placed now."""
+        return self._parts.deployment.absent
 
     def missing(self) -> frozenset[int]:
         """Return the numbers of the nodes that have left."""
         return frozenset(number for number, node in enumerate(self._nodes()) if not node.present)
 
-    def move(self, absent: frozenset[int], *, fresh: bool) -> str:
-        """Place the roles without some nodes; return in words what has changed.
+    def move(self, absent: frozenset[int], *, fresh: bool) -> None:
+        """Place the roles without some nodes.
 
         Args:
             absent: numbers of the nodes.
             fresh: whether the roles start again from their initial weights, as where a save is loaded next.
 
-        Raises: as :meth:`hfsdk.session.deployment.Deployment.place`.
+        Raises: as :meth:`hfsdk.session.deployment.Deployment.place`; ``absent`` is the new one where roles were on their way.
         """
-        deployment, names = self._parts.deployment, [node.name for node in self._nodes()]
-        left, back = sorted(absent - self.absent), sorted(self.absent - absent)
+        deployment = self._parts.deployment
         if absent:
-            fit = self._fit(absent)
-            deployment.place_as(fit.placement, fit.declared, fresh=fresh)
+            fit = self.fit(absent)
+            deployment.place_as(fit.placement, fit.declared, fresh=fresh, absent=absent)
         else:
             deployment.place(deployment.asked, fresh=fresh)
-        self.absent = absent
+
+    def changes(self, before: frozenset[int]) -> str:
+        """Return in words which nodes have left or come back since others were absent."""
+        names = [node.name for node in self._nodes()]
+        left, back = sorted(self.absent - before), sorted(before - self.absent)
         left_words = f"{listed([names[k] for k in left])} left the cluster" if left else ""
         back_words = f"{listed([names[k] for k in back])} came back" if back else ""
         return " and ".join(filter(None, (left_words, back_words)))
@@ -104,18 +104,25 @@ class Smaller:
 
     # -- planning
 
-    def _fit(self, absent: frozenset[int]) -> Fit:
-        """Return where the roles live without some nodes; planned once."""
-        if absent not in self._fits:
-            cluster = self._parts.context.cluster
-            kept = [number for number in range(len(cluster.node_devices)) if number not in absent]
-            if not kept:
-                raise PlacementError("no node is left")
-            cores = tuple(cluster.node_cores[number] for number in kept) if cluster.node_cores else ()
-            rest = replace(cluster, node_devices=tuple(cluster.node_devices[number] for number in kept), node_cores=cores)
-            numbers = [device for device in range(cluster.num_devices) if cluster.node_of(device) in kept]
-            self._fits[absent] = _renumbered(self._planned(rest), numbers)
-        return self._fits[absent]
+    def fit(self, absent: frozenset[int]) -> Fit:
+        """Return where the roles live without some nodes; planned once for nodes that are alike.
+
+        Raises:
+            PlacementError: they fit nowhere.
+        """
+        cluster = self._parts.context.cluster
+        kept = [number for number in range(len(cluster.node_devices)) if number not in absent]
+        gone = listed([node.name for number, node in enumerate(self._nodes()) if number in absent])
+        if not kept:
+            raise PlacementError(f"shrink=True, and without {gone} no node is left")
+        cores = tuple(cluster.node_cores[number] for number in kept) if cluster.node_cores else ()
+        rest = replace(cluster, node_devices=tuple(cluster.node_devices[number] for number in kept), node_cores=cores)
+        if rest not in self._fits:
+            try:
+                self._fits[rest] = self._planned(rest)
+            except HfsdkError as error:
+                raise PlacementError(f"shrink=True, and without {gone} the run cannot go on: {error}") from error
+        return _renumbered(self._fits[rest], [d for d in range(cluster.num_devices) if cluster.node_of(d) in kept])
 
     def _planned(self, cluster: ClusterSpec) -> Fit:
         """Return the best placement on a smaller cluster, with tp and pp as declared where these fit."""
@@ -128,7 +135,7 @@ class Smaller:
 
     def _searched(self, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> Fit:
         try:
-            plan = self._parts.plans.on(cluster, self._algorithm, self._workload(), roles)
+            plan = self._parts.plans.on(cluster, self._algorithm, self._workload, roles)
         except OptionError:  # a step that cannot be run without values, or that generates nothing
             placement = Placement.of("colocate", [role.name for role in roles], cluster.num_devices)
             fits = placed(roles, placement, cluster)
@@ -136,6 +143,7 @@ class Smaller:
             return Fit(placement, tuple(roles))
         return Fit(plan.placement, tuple(with_layouts(plan.layouts, roles)))
 
+    @cached_property
     def _workload(self) -> Workload:
         size = self._prompts.batch_size
         batch = self._prompts.rows(0, size)

@@ -8,6 +8,7 @@ import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.runtime import NodeStatus
 from hfsdk.engine.calls import messages as m
+from hfsdk.session.plans import Plans
 from tests.session.fakes import FakeController, session_over
 from tests.session.test_on_death import DIED, Dies
 from tests.session.test_training import TEXTS
@@ -156,3 +157,80 @@ def test_what_fits_nowhere_is_refused_before_anything_runs(session, prompts, tmp
     with pytest.raises(hf.PlacementError, match="shrink=True, and without node 1 the run cannot go on: the actor needs 9 GB"):
         train(session, Dies(()), prompts, tmp_path)
     assert not controller.sent(m.Submit)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("leaves_again", [False, True], ids=["it does not start", "it leaves again"])
+def test_a_node_over_which_the_run_cannot_go_on_leaves_the_run_as_it_was(
+    session, prompts, tmp_path, controller, monkeypatch, leaves_again
+):
+    waits, failed = controller._awaitloads, []
+
+    def fails(message):
+        if len(controller.sent(m.Place)) == 3:
+            failed.append(len(controller.messages))
+            controller.nodes = (HERE, LEFT) if leaves_again else (HERE, THERE)
+            raise LOST if leaves_again else hf.PlacementError("the 2 workers of pool 'all' did not start")
+        waits(message)
+
+    monkeypatch.setattr(controller, "_awaitloads", fails)
+    run = train(session, Leaves(controller, 2, back=4), prompts, tmp_path)
+    assert run.state == "finished"
+    assert len(failed) == 1, "it is not tried at every step"
+    assert [(pools, fresh) for pools, _, fresh in places(controller)] == [
+        ([(0, 1, 2, 3)], False), ([(0, 1)], True), ([(0, 1, 2, 3)], False), ([(0, 1)], False),
+    ]  # fmt: skip
+    assert [r.num_devices for r in run.resized] == [2]
+    assert len(run.restores) == 1
+    assert any("the run cannot go on over it" in text for text in session.messages)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_next_run_goes_back_to_all_nodes_too(session, prompts, tmp_path, controller):
+    train(session, Leaves(controller, 3), prompts, tmp_path)
+    assert places(controller)[-1][0] == [(0, 1)]
+    controller.nodes = (HERE, THERE)
+    run = train(session, Dies(()), prompts, tmp_path)
+    assert [r.num_devices for r in run.resized] == [4]
+    assert places(controller)[-1][0] == [(0, 1, 2, 3)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_error_of_the_users_is_no_death_though_a_node_is_away(session, prompts, tmp_path, controller):
+    with pytest.raises(hf.OptionError, match="mine"):
+        train(session, Leaves(controller, 3, error=hf.OptionError("mine")), prompts, tmp_path)
+    assert session.run.restores == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nodes_without_which_it_fits_nowhere_are_told_and_are_no_restore(controller, length_reward, tmp_path, monkeypatch):
+    controller.nodes = (HERE, THERE, NodeStatus("node 2", False, True))
+
+    class BothLeave(Dies):
+        def maybe(self):
+            if self.num + 1 in self.attempts:
+                monkeypatch.setattr("hfsdk.session.plans.Plans.on", nowhere)
+                controller.nodes = (HERE, LEFT, NodeStatus("node 2", False, False))
+            super().maybe()
+
+    def nowhere(*given):
+        raise hf.DeviceMemoryError("the actor needs 9 GB")
+
+    with session_over(controller, ClusterSpec.parse("3x2 cpu")) as session:
+        session.actor("tiny", optimizer=hf.AdamW(lr=1e-5))
+        session.reward(length_reward)
+        with pytest.raises(hf.PlacementError, match="without node 1, node 2 the run cannot go on: the actor needs 9 GB"):
+            train(session, BothLeave({3}), session.prompts(TEXTS, batch_size=2), tmp_path)
+        assert session.run.restores == []
+
+
+def test_alike_nodes_are_planned_for_once(controller, length_reward, tmp_path, monkeypatch):
+    controller.nodes = (HERE, THERE, NodeStatus("node 2", False, True))
+    planned, plan = [], Plans.on
+    monkeypatch.setattr(Plans, "on", lambda plans, *given: planned.append(given[0]) or plan(plans, *given))
+    with session_over(controller, ClusterSpec.parse("3x2 cpu")) as session:
+        session.actor("tiny", optimizer=hf.AdamW(lr=1e-5))
+        session.reward(length_reward)
+        with pytest.warns(UserWarning, match="without node 1 .* without node 2"):
+            train(session, Dies(()), session.prompts(TEXTS, batch_size=2), tmp_path)
+    assert len(planned) == 1
