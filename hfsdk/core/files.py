@@ -121,12 +121,19 @@ def export(path: str | Path, content: str | bytes, what: str, notice: Callable[[
 def is_strangers(path: AnyPath) -> bool:
     """Whether there is something that this process did not write for the user, or that was changed since."""
     there = _state_of(path)
-    return there is not None and there != _written.get(os.path.abspath(path))
+    return there is not None and there != _written.get(_key(path))
 
 
-def is_ours(path: AnyPath) -> None:
-    """Note that this process wrote a file for the user."""
-    _written[os.path.abspath(path)] = _state_of(path) or (0, 0)
+def is_ours(path: AnyPath, content: bytes | None = None) -> None:
+    """Note that this process wrote a file for the user; an object of a store need not be read where its content is given."""
+    if isinstance(path, StorePath) and content is not None:
+        _written[_key(path)] = len(content), zlib.crc32(content)
+    else:
+        _written[_key(path)] = _state_of(path) or (0, 0)
+
+
+def _key(path: AnyPath) -> str:
+    return path if isinstance(path, StorePath) else os.path.abspath(path)
 
 
 def _state_of(path: AnyPath) -> tuple[int, int] | None:

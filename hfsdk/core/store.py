@@ -137,6 +137,9 @@ class StorePath(str):
         paths, starts = [f"{self}/{name}" for name, *_ in places], [start for _, start, _ in places]
         with _asking(self, "read") as store:
             read = store.cat_ranges(paths, starts, [start + length for _, start, length in places], on_error="raise")
+            for part in read:
+                if isinstance(part, Exception):  # as older versions of fsspec give it
+                    raise part
         for (name, start, length), part in zip(places, read, strict=True):
             if len(part) != length:
                 raise CheckpointError(f"{self}/{name} ends before byte {start + length}; it is damaged, take another copy")
@@ -231,6 +234,10 @@ def store_path(address: str) -> StorePath:
     if known is None or "::" in address:
         raise OptionError(
             f"an address in an object store is one like 's3://bucket/runs/1'; got {_without_secrets(address)[:100]!r}"
+        )
+    if any(sign in address for sign in "*[]"):
+        raise OptionError(
+            f"an address in an object store has no '*', '[' or ']', which fsspec takes for patterns; got {address[:100]!r}"
         )
     if "?" in address or "#" in address or re.match(r"[^/]*:[^/]*@", known[2]):
         raise OptionError(

@@ -145,7 +145,7 @@ def _remote(name: str, token: str | None) -> RemoteKeeper:
 def keeper_of(name: str, address: str | None) -> RayKeeper | None:
     """Return the keeper of an open session of this name; ``None`` without one. Whoever has it calls :func:`done_with`, once."""
     keepers = _ray_keeper().found(address)
-    for keeper, _ in _accounts(keepers, name):
+    for keeper, _ in _accounts(keepers, name, ABOUT_S):
         return keeper
     for keeper in keepers[:1]:
         done_with(keeper)
@@ -326,7 +326,7 @@ def sessions(address: Name | None = None) -> Sessions:
     ])  # fmt: skip
 
 
-def _accounts(keepers: Sequence[RayKeeper], name: str) -> Iterator[tuple[RayKeeper, k.Account]]:
+def _accounts(keepers: Sequence[RayKeeper], name: str, most_s: float = STARTS_S) -> Iterator[tuple[RayKeeper, k.Account]]:
     """Give the keepers of open sessions, of one name or all, with what they say of themselves.
 
     Raises:
@@ -336,7 +336,7 @@ def _accounts(keepers: Sequence[RayKeeper], name: str) -> Iterator[tuple[RayKeep
         if name and keeper.name.partition(":")[0] != name:
             continue
         try:
-            account: k.Account = keeper.ask(k.About(), STARTS_S if name else ABOUT_S).unpack()
+            account: k.Account = keeper.ask(k.About(), most_s if name else ABOUT_S).unpack()
         except HfsdkError:
             continue
         except TimeoutError as error:

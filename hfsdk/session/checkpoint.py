@@ -252,9 +252,10 @@ class Saving(Awaited):
         older = self._older()
         total = FileSum(len(content), zlib.crc32(content))
         listed = Listed(self._state.name, total)
+        index = index_bytes([*older, listed])
         write_file(self._building / SAVE, content)
         if isinstance(self._building, Path):
-            write_file(self._building / INDEX, index_bytes([*older, listed]))
+            write_file(self._building / INDEX, index)
             self._building.rename(self._state)
         else:
             check_files(self._building, {**files, SAVE: total}, parts=())  # that all nodes wrote into this store
@@ -264,9 +265,9 @@ class Saving(Awaited):
             os.replace(self._state / INDEX, self.folder / INDEX)
         else:
             self._in_doubt = True
-            write_file(self.folder / INDEX, index_bytes([*older, listed]))
+            write_file(self.folder / INDEX, index)
             self._in_doubt = False
-        is_ours(self.folder / INDEX)
+        is_ours(self.folder / INDEX, index)
         for handle in self._trained:
             client.send(m.Recover(handle.name, str(self._state), updates[handle.name]))
 

@@ -350,8 +350,9 @@ class KeptLink:
             return
         self._left = True
         self._over.set()
-        with suppress(HfsdkError, TimeoutError):
-            self._keeper.ask(k.Leave(self.turn, k.NO_NEWS if self._lost else self.news()), LEAVE_S)
+        with suppress(HfsdkError, TimeoutError):  # one that has ended is not asked: this process may be on another cluster
+            if not (self._lost and self._keeper.near):
+                self._keeper.ask(k.Leave(self.turn, k.NO_NEWS if self._lost else self.news()), LEAVE_S)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(LEAVE_S)

@@ -183,22 +183,39 @@ class RemoteKeeper:
                 self._url, ssl=context, additional_headers={"Authorization": f"Bearer {self._token}"}, max_size=None,
                 compression=None, open_timeout=CONNECT_S, ping_interval=10, ping_timeout=20, proxy=None,
             ).__enter__()  # fmt: skip  # a connection, in every version of the package; used without it is deprecated
-            said = msgpack().decode(connection.recv(CONNECT_S))
         except InvalidStatus as error:
             text = "the token is not this server's" if error.response.status_code == 401 else str(error)
             raise SessionClosedError(f"{self._address}: {text}") from None
         except WebSocketException as error:  # cut in the middle of it
             raise OSError(str(error)) from error
-        if said.get("version") != self._version or said.get("protocol") != PROTOCOL:
+        try:
+            self._greet(connection)
+        except BaseException:
             connection.close()
+            raise
+
+    def _greet(self, connection: Any) -> None:
+        """Hear which server this is, say who asks, and ask again what is not answered."""
+        from websockets.exceptions import WebSocketException
+
+        try:
+            said = msgpack().decode(connection.recv(CONNECT_S))
+            server = said["server"]
+        except WebSocketException as error:
+            raise OSError(str(error)) from error
+        except (ValueError, TypeError, LookupError):
+            raise SessionClosedError(f"what answers at {self._address} is no server of hfsdk's") from None
+        if said.get("version") != self._version or said.get("protocol") != PROTOCOL:
             raise SessionClosedError(
                 f"the server of {self._address} is hfsdk {said.get('version')}, and this is {self._version}; nothing was sent. Use "
                 "the same version."
             )
-        with suppress(WebSocketException):  # as above; whoever listens finds out
-            connection.send(msgpack().encode({"client": self._id, "version": self._version, "next": self._number + 1}))
         with self._lock:
-            anew, self._server = bool(self._server) and self._server != said["server"], said["server"]
+            following = min((number for number, one in self._waiting.items() if not one.sent), default=self._number + 1)
+        with suppress(WebSocketException):  # as above; whoever listens finds out
+            connection.send(msgpack().encode({"client": self._id, "version": self._version, "next": following}))
+        with self._lock:
+            anew, self._server = bool(self._server) and self._server != server, server
             waiting = sorted(self._waiting.items())
             self._connection, self._lost_s, self._said_lost = connection, math.inf, False
         for number, one in waiting:

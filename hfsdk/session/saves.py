@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol, overload
 
 from hfsdk.core.checks import Count, checked
-from hfsdk.core.errors import OptionError
+from hfsdk.core.errors import CheckpointError, OptionError
 from hfsdk.core.files import INDEX, is_ours
 from hfsdk.core.store import any_path
 from hfsdk.session.checkpoint import Saving, load_session
@@ -119,4 +120,5 @@ class Saves:
         load_session(self._session, folder)
         root, _ = split(folder_of(folder, "a checkpoint"))
         for one in (root, root / BEST):  # its run goes on, with the best there was
-            is_ours(one / INDEX)
+            with suppress(CheckpointError):  # of a store that went away: all is loaded
+                is_ours(one / INDEX)

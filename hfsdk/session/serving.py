@@ -139,13 +139,22 @@ class Keepers:
         self._lock = threading.Lock()
 
     def enter(self, name: str) -> Any:
-        """Return the keeper of a session, for one more kernel; ``None`` where there is none."""
+        """Return the keeper of a session, for one more kernel; ``None`` where there is none.
+
+        Raises:
+            HfsdkError: the cluster is not there, or the session does not answer.
+        """
         with self._lock:
             keeper = self._known.get(name)
             if keeper is not None and not keeper.lives():
                 done_with(self._known.pop(name))
                 keeper = None
-            keeper = keeper or keeper_of(name, self._address)
+        new = keeper_of(name, self._address) if keeper is None else None  # others are answered meanwhile
+        with self._lock:
+            known = self._known.get(name)
+            if new is not None and known is not None:  # another kernel was quicker
+                done_with(new)
+            keeper = known or new
             if keeper is None:
                 return None
             self._known[name] = keeper
@@ -263,7 +272,11 @@ class Server:
             if theirs != package_version():
                 connection.close(1002, "another version of hfsdk")
                 return
-            keeper = self._keepers.enter(name)
+            try:
+                keeper = self._keepers.enter(name)
+            except HfsdkError as error:
+                connection.close(1011, str(error)[:120])
+                return
             if keeper is None:
                 connection.close(NO_SESSION, f"there is no session {name!r}"[:120])
                 return

@@ -12,7 +12,7 @@ START = """
 import sys, time
 from hfsdk.engine.ray import ray_keeper
 from hfsdk.session.keeper_requests import About
-ray_keeper.ASKED_S, ray_keeper.GIVE_UP_S = 0.5, 0.5
+ray_keeper.START_S, ray_keeper.GIVE_UP_S = 0.5, 0.5
 process = ray_keeper.KeeperProcess(sys.argv[1], sys.argv[2], [])
 """
 
@@ -26,7 +26,7 @@ def ended(tmp_path, more):
 
 def test_one_that_is_never_told_what_it_keeps_ends(tmp_path):
     status, _, said = ended(tmp_path, "time.sleep(100)")
-    assert (status, said) == (1, "")
+    assert (status, said) == (1, "whoever started this process has not said what it keeps: it ends\n")
 
 
 def test_one_that_cannot_begin_says_so_and_ends(tmp_path):

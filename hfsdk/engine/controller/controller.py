@@ -162,8 +162,9 @@ class Controller:
             self._raise_unseen(self._homes.role(name))
 
     def _overlook(self, message: m.Overlook) -> None:
+        dead = self._homes.dead_pools()
         with self._lock:
-            self._homes.close_dead()
+            self._homes.close_dead(dead)
             for role in self._roles.values():
                 role.unseen = None
 

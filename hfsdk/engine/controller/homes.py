@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from hfsdk.core.call_events import Listener
@@ -379,10 +379,14 @@ class Homes:
         words = "; ".join(lost) or "no trained role lived there"
         return WorkerDiedError(f"{error.message} The pool is started again at the next call; {words}.", **error.fields())
 
-    def close_dead(self) -> None:
-        """Note the loss of open pools of which a worker has ended or hangs; under the controller's lock, while nothing runs."""
-        for pool in [pool for pool in self.open_pools.values() if not pool.within]:
-            if not self._runtime.devices(pool):
+    def dead_pools(self) -> list[Pool]:
+        """Ask for the open pools of which a worker has ended or hangs; while nothing runs, and without the controller's lock."""
+        return [pool for pool in list(self.open_pools.values()) if not pool.within and not self._runtime.devices(pool)]
+
+    def close_dead(self, pools: Sequence[Pool]) -> None:
+        """Note the loss of pools; under the controller's lock."""
+        for pool in pools:
+            if self.open_pools.get(pool.name) == pool:
                 self.pool_lost(pool, WorkerDiedError(f"a worker of pool {pool.name!r} ended or hangs."))
 
     def come_back(self, record: RoleRecord) -> str:

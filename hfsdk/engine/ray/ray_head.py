@@ -105,7 +105,7 @@ def _forget_old(logs: Path) -> None:
     for number, (written, path) in enumerate(sorted(found, reverse=True)):
         if number < MOST_LOGS and time.time() - written < LOG_S:
             continue
-        with contextlib.suppress(OSError), open(path, "rb") as log:
+        with contextlib.suppress(OSError), open(path, "rb+") as log:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever writes to it holds it
             path.unlink()
 

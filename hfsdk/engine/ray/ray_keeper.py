@@ -38,14 +38,11 @@ ASKED_AT_ONCE = 64
 SWITCH_S = 0.00005
 """How long a thread of a keeper computes while others want to: they are many, and each has little to do before somebody waits."""
 
-ASKED_S = 20.0
-"""How long a keeper waits to be told what it keeps: whoever started it may have been killed before."""
-
 GIVE_UP_S = 5.0
 """How long one that could not be begun stays: that is answered first."""
 
 START_S = 120.0
-"""How long a keeper may take to start."""
+"""How long a keeper may take to start, and waits to be told what it keeps: whoever started it may have been killed before."""
 
 ANSWER_S = 10.0
 """How long a keeper may take to say what it holds."""
@@ -58,7 +55,8 @@ class KeeperProcess(LoggedProcess):
         from hfsdk.engine.worker import environment  # here, for whoever asks a keeper loads no engine
 
         super().__init__(log_file, environment.of_process(1))
-        fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_SH)  # so long the file is not removed
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_SH)  # so long the file is not removed
         os.chdir(folder)
         sys.setswitchinterval(SWITCH_S)
         sys.path += [place for place in path if place not in sys.path]
@@ -68,7 +66,8 @@ class KeeperProcess(LoggedProcess):
 
     def _end_unless_begun(self) -> None:
         """End where whoever started this process was killed before it said what to build, or where that failed."""
-        if not self._asked.wait(ASKED_S):
+        if not self._asked.wait(START_S):
+            print("whoever started this process has not said what it keeps: it ends", flush=True)
             os._exit(1)
         self._begun.wait()
         if self._keeper is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ class RayPools:
         self._stores = itertools.count()
         self.open: dict[str, PoolState] = {}
         self.devices: dict[int, DeviceWorker] = {}
+        self._looking = threading.Lock()
         self.links = RayLinks(partial(self._meeting_place, link=True), options.collective_s)
 
     def join(self, pool: Pool) -> None:
@@ -100,10 +102,11 @@ class RayPools:
 
     def look(self) -> frozenset[str]:
         """Put other nodes in place of those that left; return Ray's names of the nodes that are there."""
-        known, (self.nodes, alive) = self.nodes, present(self.nodes, self._cluster)
-        for device, (old, new) in enumerate(zip(known, self.nodes, strict=True)):
-            if old != new:
-                self.devices.pop(device, None)  # its process ended with the node
+        with self._looking:
+            known, (self.nodes, alive) = self.nodes, present(self.nodes, self._cluster)
+            for device, (old, new) in enumerate(zip(known, self.nodes, strict=True)):
+                if old != new:
+                    self.devices.pop(device, None)  # its process ended with the node
         return alive
 
     def _living_worker(self, device: int) -> DeviceWorker:
