@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.engine.process.lives import is_there
 from hfsdk.session.shared_state import Note
 
 _STARTED = time.time()
-
-START_TOLERANCE_S = 2.0
-"""Start times of a process are equal within this much: they are counted from a boot time that is read from the clock."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ class Kernel:
         if self.host != socket.gethostname():
             return None
         try:
-            process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.started) < START_TOLERANCE_S and bool(process.status() != psutil.STATUS_ZOMBIE)
+            return is_there(self.pid, self.started)
         except psutil.Error:
             return False
 

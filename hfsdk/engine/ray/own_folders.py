@@ -29,12 +29,10 @@ from pathlib import Path
 import psutil
 
 from hfsdk.core.errors import PlacementError
+from hfsdk.engine.process.lives import START_TOLERANCE_S, is_there
 
 PREFIX = "hfsdk-"
 OWNER = "owner.json"
-
-START_TOLERANCE_S = 2.0
-"""Start times of a process are equal within this much: they are counted from a boot time that is read from the clock."""
 
 END_S = 5.0
 """How long processes that were killed may take to be gone."""
@@ -148,12 +146,7 @@ def _lives(owner: int) -> bool:
     known = json.loads(os.read(owner, 4096))
     if known.get("host", socket.gethostname()) != socket.gethostname():
         return True  # as far as can be told from here
-    try:
-        process = psutil.Process(int(known["pid"]))
-        same = abs(process.create_time() - float(known["started"])) < START_TOLERANCE_S
-        return same and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return is_there(int(known["pid"]), float(known["started"]))
 
 
 def end_processes(path: Path) -> list[int]:

@@ -28,6 +28,7 @@ from pathlib import Path
 import psutil
 
 from hfsdk.core.errors import PlacementError
+from hfsdk.engine.process.lives import is_there
 
 START_S = 240.0
 """How long it may take to start: Ray tries several times on a busy machine."""
@@ -39,8 +40,6 @@ LOOK_S = 0.5
 
 MOST_LOGS, LOG_S = 20, 7 * 86_400.0
 """How many files of what sessions have printed stay after their end, and how long."""
-
-START_TOLERANCE_S = 2.0
 
 NAMESPACE = "hfsdk"
 """Of the keepers' names in Ray."""
@@ -59,9 +58,7 @@ class Head:
     def lives(self) -> bool:
         """Whether the process is there."""
         try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < START_TOLERANCE_S
-            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+            return is_there(self.pid, self.started)
         except psutil.Error:
             return False
 
