@@ -26,25 +26,34 @@ WITH_WORKERS = ("system", "numerics")
 """Folders of tests that share sessions of workers."""
 ALONE = ("test_system_kept.py", "test_system_remote.py", "test_system_nodes.py", "test_system_node_gone.py")
 """Files there whose sessions are in processes of their own."""
+LONG_FIRST = ("system", "numerics", "viz", "notebooks")
+"""Folders that take long: were they last, one process would wait for the other."""
+
+
+def _folder(nodeid):
+    return nodeid.split("::")[0].split("/")[1]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With two processes (``-n 2``) one runs the tests that share sessions of workers, the other those that need none.
-
-    Whichever is done first goes on with those of the engine and those that are alone, file by file: each starts what it needs.
-    """
+    """With two processes (``-n 2``) each takes what is next: tests that share workers or a browser together, others by files."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.split("::")[0]
-            folder = file.split("/")[1]
-            if folder == "engine" or file.endswith(ALONE):
-                return file
-            return "workers" if folder in WITH_WORKERS else "others"
+            file, folder = nodeid.split("::")[0], _folder(nodeid)
+            if folder in WITH_WORKERS and not file.endswith(ALONE):
+                return "workers"
+            return folder if folder == "viz" else file
 
+    config.option.loadscopereorder = False  # by the order below, and not by how many tests there are
     return ByFolder(config, log)
+
+
+def pytest_collection_modifyitems(items):
+    """Put folders that take long first; what needs no order keeps its own."""
+    rank = {folder: number for number, folder in enumerate(LONG_FIRST)}
+    items.sort(key=lambda item: rank.get(_folder(item.nodeid), len(rank)))
 
 
 def pytest_runtest_setup(item):
