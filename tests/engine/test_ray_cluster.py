@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("ray")
 from hfsdk.core.call_flow import Call
 from hfsdk.core.cluster import DEVICES, SHARED_MEMORY, ClusterSpec
-from hfsdk.engine.ray.ray_cluster import _cores, _device
+from hfsdk.core.errors import PlacementError
+from hfsdk.engine.ray import ray_cluster
+from hfsdk.engine.ray.ray_cluster import Node, _cores, _device, check_present, present
 from hfsdk.engine.ray.ray_worker import said_in, write_begin
 
 
@@ -36,6 +38,40 @@ def test_nodes_have_their_devices_links():
     mixed = ClusterSpec.of([h100, a100])
     assert mixed.intra_node == DEVICES["A100-80GB"].link
     assert mixed.links_of([0])[0] == DEVICES["H100"].link
+
+
+def rays(ray_id, address, alive=True, **resources):
+    return {"NodeID": ray_id, "NodeManagerAddress": address, "Alive": alive, "Resources": resources}
+
+
+HERE, THERE = Node(0, "a", "10.0.0.1", True), Node(1, "b", "10.0.0.2", False)
+A100, H100 = {"accelerator_type:A100": 1.0}, {"accelerator_type:H100": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "others", "taken"),
+    [
+        ("cpu", [], None),
+        ("cpu", [rays("c", "10.0.0.3", CPU=2.0), rays("d", "10.0.0.2", CPU=8.0)], "d"),  # at the same address
+        ("cpu", [rays("c", "10.0.0.3", CPU=2.0)], "c"),
+        ("cpu", [rays("c", "10.0.0.2", CPU=1.0), rays("d", "10.0.0.2", False, CPU=2.0)], None),  # too small; gone as well
+        ("A100-80GB", [rays("c", "10.0.0.2", GPU=2.0, **H100), rays("d", "10.0.0.4", GPU=2.0, **A100)], "d"),
+        ("A100-80GB", [rays("c", "10.0.0.2", CPU=8.0)], None),
+    ],
+)
+def test_a_node_like_it_takes_the_place_of_one_that_left(monkeypatch, kind, others, taken):
+    first = rays("a", "10.0.0.1", CPU=2.0, GPU=2.0, **A100)
+    monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: [first, rays("b", "10.0.0.2", False), *others])
+    cluster, known = ClusterSpec.of([(DEVICES[kind],) * 2] * 2), (HERE, HERE, THERE, THERE)
+    nodes, alive = present(known, cluster)
+    assert nodes[:2] == (HERE, HERE), "a node of the session is taken for no other"
+    if taken is None:
+        assert nodes == known
+        with pytest.raises(PlacementError, match=r"devices 2, 3 are on node 1 \(10.0.0.2\), which has left"):
+            check_present(nodes, alive, [1, 2])
+    else:
+        assert {(node.number, node.ray_id, node.here) for node in nodes[2:]} == {(1, taken, False)}
+        check_present(nodes, alive, [0, 1, 2, 3])
 
 
 def test_what_a_dead_worker_wrote_is_of_the_call():
