@@ -26,8 +26,8 @@ WITH_WORKERS = ("system", "numerics")
 """Folders of tests that share sessions of workers."""
 ALONE = ("test_system_kept.py", "test_system_remote.py", "test_system_nodes.py", "test_system_node_gone.py")
 """Files there whose sessions are in processes of their own."""
-LONG_FIRST = ("system", "numerics", "viz", "notebooks")
-"""Folders that take long: were they last, one process would wait for the other."""
+LONG_FIRST = {"numerics": 0, "system": 0, "viz": 1, "notebooks": 2}
+"""Folders that take long: were they last, one process would wait for the other. The rest is after these."""
 
 
 def _folder(nodeid):
@@ -52,8 +52,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection_modifyitems(items):
     """Put folders that take long first; what needs no order keeps its own."""
-    rank = {folder: number for number, folder in enumerate(LONG_FIRST)}
-    items.sort(key=lambda item: rank.get(_folder(item.nodeid), len(rank)))
+    items.sort(key=lambda item: LONG_FIRST.get(_folder(item.nodeid), len(LONG_FIRST)))
 
 
 def pytest_runtest_setup(item):
