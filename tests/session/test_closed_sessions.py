@@ -81,7 +81,7 @@ def test_columns_that_were_looked_at_stay_and_others_say_what_to_do(session, act
     session.close()
     assert batch["response"] == before
     assert batch[[1, 0]]["response"][1].tolist() == before[0].tolist(), "rows of what was brought whole"
-    assert batch.text() == [parts_of(session).client.decode(row.tolist()) for row in before]
+    assert batch.text() == parts_of(session).client.texts(before)
     assert batch[:1]["prompt"] == few
     assert batch["prompt"] == batch["prompt"], "the user's own prompts"
     states = {state["name"]: state["state"] for state in batch.column_states()}

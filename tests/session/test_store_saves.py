@@ -221,7 +221,7 @@ def test_anothers_save_is_told_of_once(simulated, memory, monkeypatch):
         ("s3:///", "one like 's3://bucket/runs/1'"), ("simplecache::memory://x", "one like"), ("a/b://c", "one like"),
         ("nothing://x/y", "knows no nothing://; s3://, gs:// and abfs:// are"),
         ("memory://x?token=abc", "no password and no"), ("memory://me:abc@x/y", "no password and no"), ("://", "one like"),
-        ("memory://x/lr[1e-5]", "an address has none of them"),
+        ("memory://x/lr[1e-5]", "takes for patterns"),
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(simulated, address, words):
