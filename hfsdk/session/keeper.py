@@ -193,6 +193,8 @@ class Keeper:
         if isinstance(message, m.Close):
             return self._end()
         reply = self.send(message, KERNEL)
+        if ask.turn != self._turn and isinstance(message, k.HELD):  # of a kernel that has gone meanwhile
+            self.release((reply,), KERNEL)
         ended: tuple[int, ...] = ()
         if isinstance(message, m.Wait) and reply:
             ended = message.call_ids
@@ -213,7 +215,7 @@ class Keeper:
     def send(self, message: m.Message | q.Query[Any], who: str) -> Any:
         """Have the controller handle a message of the kernel, or of the run here."""
         reply = self._controller.send(message)
-        if isinstance(message, (m.Submit, m.Put, m.PutAway)):
+        if isinstance(message, k.HELD):
             self.hold(reply, who)
         return reply
 

@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.engine.calls import messages as m
 from hfsdk.engine.process.lives import is_there
 from hfsdk.session.shared_state import Note
 
 _STARTED = time.time()
+
+HELD = (m.Submit, m.Put, m.PutAway)
+"""Messages whose sender holds the columns of the call that they make."""
 
 
 @dataclass(frozen=True)
