@@ -1,10 +1,17 @@
 """What the system tests ask of a session: what runs where, and functions slow enough to stop in the middle."""
 
 import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
@@ -16,6 +23,9 @@ OPENINGS = [
     "dull", "it is hard to say what the point of all this might be , but", "a small", "this is the kind of movie that",
 ]  # fmt: skip
 """Prompts of very different lengths."""
+
+SCRIPT_S = 420
+"""How long a script on nodes of its own may take; on a quiet machine it takes about a fifth."""
 
 
 def lengths_reward(completions):
@@ -170,3 +180,27 @@ def own_processes(pids_then):
 
 def column(values):
     return hf.Ragged.of(values)
+
+
+def told_by(script):
+    """Run a script of this folder on nodes of its own; return what it told as lines of JSON ``[name, value, seconds]``, by name."""
+    torch = pytest.importorskip("torch")
+    for package in ("ray", "vllm", "megatron.core"):
+        pytest.importorskip(package)
+    if torch.cuda.is_available():
+        pytest.skip("the nodes of this test have processors only")
+    path = Path(__file__).with_name(script)
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(path.parents[2])}, cwd=path.parent,  # Ray puts the working directory on workers' path
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=SCRIPT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        err += f"\nit took longer than {SCRIPT_S} s"
+    lines = [line for line in out.splitlines() if line.startswith('["')]  # raylets say there that a worker was killed
+    found = {name: value for name, value, _ in map(json.loads, lines)}
+    assert process.returncode == 0, f"it came as far as {list(found)}\n{err[-4000:]}"
+    return found

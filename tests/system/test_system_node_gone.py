@@ -1,43 +1,16 @@
 """A node of two leaves in the middle of a run and comes back: node_gone.py tells what became of the run."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from system_helpers import told_by
 
 from hfsdk.session.run_record import MEASURED
 
 pytestmark = pytest.mark.slow
 
-RUN_S = 420
-"""On a quiet machine about a fifth of it."""
-
 
 @pytest.fixture(scope="module")
 def told():
-    torch = pytest.importorskip("torch")
-    for package in ("ray", "vllm", "megatron.core"):
-        pytest.importorskip(package)
-    if torch.cuda.is_available():
-        pytest.skip("the nodes of this test have processors only")
-    script = Path(__file__).with_name("node_gone.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(script.parents[2])}, cwd=script.parent,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=RUN_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        err += f"\nit took longer than {RUN_S} s"
-    found = {name: value for name, value, _ in (json.loads(line) for line in out.splitlines() if line.startswith('["'))}
-    assert process.returncode == 0, f"it came as far as {list(found)}\n{err[-4000:]}"
-    return found
+    return told_by("node_gone.py")
 
 
 def test_the_run_goes_on_over_one_node_and_over_both_again(told):

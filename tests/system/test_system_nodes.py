@@ -1,15 +1,10 @@
 """Two nodes: a session on the Ray cluster of another process. One run (two_nodes.py) tells everything these tests look at."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from system_helpers import own_processes, until
+from system_helpers import own_processes, told_by, until
 
 from hfsdk.engine.process import rendezvous
 from hfsdk.engine.weights import model_folders
@@ -17,33 +12,10 @@ from hfsdk.engine.weights.model_folders import Manifest, Receiver
 
 pytestmark = pytest.mark.slow
 
-RUN_S = 420
-"""On a quiet machine about a fifth of it."""
-
 
 @pytest.fixture(scope="module")
 def told():
-    torch = pytest.importorskip("torch")
-    for package in ("ray", "vllm", "megatron.core"):
-        pytest.importorskip(package)
-    if torch.cuda.is_available():
-        pytest.skip("the nodes of this test have processors only")
-    script = Path(__file__).with_name("two_nodes.py")
-    env = os.environ | {"PYTHONPATH": str(script.parents[2])}
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
-        cwd=script.parent,  # Ray puts the working directory on the workers' path
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=RUN_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        err += f"\nit took longer than {RUN_S} s"
-    lines = [line for line in out.splitlines() if line.startswith('["')]  # raylets say there that a worker was killed
-    found = {name: value for name, value, _ in map(json.loads, lines)}
-    assert process.returncode == 0, f"it came as far as {list(found)}\n{err[-4000:]}"
-    return found
+    return told_by("two_nodes.py")
 
 
 def test_devices_are_those_of_the_cluster(told):
