@@ -24,7 +24,7 @@ OPENINGS = [
 ]  # fmt: skip
 """Prompts of very different lengths."""
 
-SCRIPT_S = 420
+SCRIPT_S = 900
 """How long a script on nodes of its own may take; on a quiet machine it takes about a fifth."""
 
 
@@ -191,16 +191,18 @@ def told_by(script):
         pytest.skip("the nodes of this test have processors only")
     path = Path(__file__).with_name(script)
     process = subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, "-X", "faulthandler", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(path.parents[2])}, cwd=path.parent,  # Ray puts the working directory on workers' path
     )  # fmt: skip
     try:
         out, err = process.communicate(timeout=SCRIPT_S)
     except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # it tells where each of its threads is
+        time.sleep(1.0)
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         err += f"\nit took longer than {SCRIPT_S} s"
     lines = [line for line in out.splitlines() if line.startswith('["')]  # raylets say there that a worker was killed
-    found = {name: value for name, value, _ in map(json.loads, lines)}
-    assert process.returncode == 0, f"it came as far as {list(found)}\n{err[-4000:]}"
-    return found
+    told = [json.loads(line) for line in lines]
+    assert process.returncode == 0, f"it came as far as {[(name, seconds) for name, _, seconds in told]}\n{err[-6000:]}"
+    return {name: value for name, value, _ in told}
