@@ -152,6 +152,10 @@ class NonFiniteLossError(CallError):
     """The loss or a gradient was NaN or infinite; that optimizer step was refused on every rank."""
 
 
+class WeightMismatchError(CallError):
+    """Weights that moved are not those that left, by their fingerprints; nothing was generated or computed with them."""
+
+
 class WorkerDiedError(CallError):
     """A worker process ended or hung; its pool was killed and rebuilt."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.resharding.proof import Proof, WrongBox
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan, size_text
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class TransportReport:
     received_from: tuple[int, ...]
     """Bytes received from every rank."""
     seconds: float
+    proof: Proof | None = None
+    """Of the boxes that it took; ``None`` on a rank that only gives, and where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,27 @@ class ReshardReport:
         """Of the slowest rank; with the rollout apart, of the slowest that gives and then of the slowest that takes."""
         first = self.plan.train.size if self.plan.apart else 0
         return sum(max(rank.seconds for rank in ranks) for ranks in (self.ranks[:first], self.ranks[first:]) if ranks)
+
+    @property
+    def wrong(self) -> tuple[WrongBox, ...]:
+        """Boxes whose values are not those that left, of all ranks."""
+        return tuple(box for rank in self.ranks if rank.proof is not None for box in rank.proof.wrong)
+
+    @property
+    def verified(self) -> bool:
+        """Whether every box is proven: its fingerprint is the same where it left and where it is, or it never moved.
+
+        ``False`` where one is wrong, and in a simulated session, in which nothing moved.
+        """
+        takers = [rank for number, rank in enumerate(self.ranks) if self.plan.bytes_needed(number)]
+        return not (self.predicted or self.wrong) and all(rank.proof is not None for rank in takers)
+
+    def boxes(self) -> dict[str, int]:
+        """Return how many boxes are ``proven``, ``unproven`` and ``wrong``."""
+        proofs = [rank.proof for rank in self.ranks if rank.proof is not None]
+        wrong = sum(len(proof.wrong) for proof in proofs)
+        proven = sum(proof.num_boxes for proof in proofs) - wrong
+        return {"proven": proven, "unproven": len(self.plan.moves) - proven - wrong, "wrong": wrong}
 
     def bytes_by_link(self) -> dict[str, tuple[int, int]]:
         """Return (planned, measured) bytes of each way a piece goes."""

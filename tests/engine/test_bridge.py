@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -88,10 +89,10 @@ def exported(trained, shadow, full):
 
     def keep(boxes):
         found = []
-        for key, bits, dtype in boxes:
+        for key, bits, dtype, fingerprint in boxes:
             copy = bits.copy()
             copy.flags.writeable = False
-            found.append((key, copy, dtype))
+            found.append((key, copy, dtype, fingerprint))
         return found
 
     bundles, reports = [], []
@@ -125,7 +126,8 @@ def test_a_rollout_gets_what_the_plan_says(model, dtype, train, rollout):
     for rank in range(shadow.rollout.size):
         mine, number = weights.of_rank(rank), trained.train.size + rank
         local = blank(boxes_of(shadow, rank), full, trained.model, shadow.rollout.tp)
-        received = bridge.take(Route.between(trained, shadow, target=rank), mine, lambda local=local: local)
+        received, proof = bridge.take(Route.between(trained, shadow, target=rank), mine, lambda local=local: local)
+        assert sum(proof.proven) == proof.num_boxes == sum(len(bundle.content) for bundle in mine.bundles)
         assert list(received) == plan.matrix[:, number].tolist()
         assert sum(received) == sum(bundle.num_bytes for bundle in mine.bundles) == plan.bytes_needed(number)
         check_taken(shadow, rank, local, full)
@@ -139,7 +141,9 @@ def test_a_critic_that_infers_gets_a_training_layout(model, dtype, train):
     weights, _ = exported(trained, shadow, full)
     for rank in range(2):
         local = blank(boxes_of(shadow, rank), full, trained.model, 1)
-        received = bridge.take(Route.between(trained, shadow, target=rank), weights.of_rank(rank), lambda local=local: local)
+        mine = weights.of_rank(rank)
+        received, proof = bridge.take(Route.between(trained, shadow, target=rank), mine, lambda local=local: local)
+        assert sum(proof.proven) == proof.num_boxes == sum(len(bundle.content) for bundle in mine.bundles)
         assert sum(received) == sum(tensor.nbytes for tensor in full.values())
         assert local[SCALAR_HEAD].dtype == torch.float32
         check_taken(shadow, rank, local, full)
@@ -202,3 +206,42 @@ def test_what_is_not_as_planned_is_said_before_anything_is_written():
     local = cut(boxes_of(trained, 0), full, trained.model, 2)
     with pytest.raises(RuntimeError, match=rf"actor rank 0 has \d+ bytes for rank 0 of its shadow; .* says {half.planned[2]}$"):
         bridge.give(half, local, lambda boxes: boxes, torch.bfloat16)
+
+
+def one_number(bits):
+    bits.reshape(-1)[bits.size // 2] += 1
+
+
+def two_rows(bits):
+    bits[[0, 1]] = bits[[1, 0]]
+
+
+def stride(bits):
+    bits[:] = bits.reshape(-1).reshape(bits.shape, order="F")
+
+
+def older(bits):
+    bits[:] = np.roll(bits, 7)
+
+
+@pytest.mark.parametrize("harm", [one_number, two_rows, stride, older])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_box_that_is_not_what_left_is_found_and_named(dtype, harm):
+    trained, shadow = roles("untied", "tp2", "tp1 dp2", dtype)
+    full, route = full_of("untied", dtype), Route.between(trained, shadow, target=1)
+    weights = exported(trained, shadow, full)[0].of_rank(1)
+    content = weights.bundles[1].content
+    number = next(i for i, (_, bits, *_) in enumerate(content) if bits.ndim == 2 and min(bits.shape) > 1)
+    (local, start, size), bits, *rest = content[number]
+    bits = bits.copy()
+    harm(bits)
+    harmed = [*content[:number], ((local, start, size), bits, *rest), *content[number + 1 :]]
+    bundles = (weights.bundles[0], replace(weights.bundles[1], content=harmed), *weights.bundles[2:])
+    places = blank(boxes_of(shadow, 1), full, trained.model, 1)
+    _, proof = bridge.take(route, replace(weights, bundles=bundles), lambda: places)
+    (wrong,) = proof.wrong
+    assert sum(proof.proven) + 1 == proof.num_boxes
+    move = next(m for m in route.moves if (m.source, m.source_local, m.source_start, m.size) == (1, local, start, size))
+    assert (wrong.tensor, wrong.size, wrong.source, wrong.target) == (move.tensor, move.size, 1, move.target)
+    assert wrong.left != wrong.arrived
+    assert re.search(rf"^{re.escape(move.tensor)}\[.*\] from rank 1 to rank 3: 0x[0-9a-f]{{16}} left, 0x", str(wrong))

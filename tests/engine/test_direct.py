@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -63,7 +64,9 @@ class End:
 
     def go(self, group):
         NEVER.agree(group, self.way.problem(self.sources, self.targets))
-        return self.way.move(self.sources, self.targets, group)
+        sums = self.way.fingerprints(self.sources)
+        report = self.way.move(self.sources, self.targets, group)
+        return replace(report, proof=self.way.proof(sums, self.targets, group))
 
     def check(self, report):
         """What arrived, and what was counted on the way."""
@@ -71,8 +74,10 @@ class End:
         if self.gives:
             assert report.bytes_sent == sum(route.planned) == sum(bundle.num_bytes for bundle in self.way.given())
             assert report.bytes_received == 0
+            assert report.proof is None
         else:
             assert list(report.received_from) == list(route.planned)
+            assert sum(report.proof.proven) == report.proof.num_boxes == sum(move.target == self.rank for move in route.moves)
             check_taken(self.shadow, self.rank - self.first, self.targets, self.full)
         if self.plan is not None:
             assert (report.bytes_sent, report.bytes_received) == (

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,10 +30,12 @@ from hfsdk.core.runtime import Bundle, Weights
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.shadow_plan import plan_between
+from hfsdk.engine.weights import fingerprints
 from hfsdk.engine.weights.on_host import copy_on_host
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard, StatePiece, slices
 from hfsdk.resharding.box_moves import Move, moves_between
-from hfsdk.resharding.boxes import Box, Offsets
+from hfsdk.resharding.boxes import Box, Offsets, vllm_boxes
+from hfsdk.resharding.proof import Proof, Witness
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import TransportReport
 
@@ -62,7 +65,7 @@ def unpacked(holders: Iterable[Packed]) -> Iterator[list[StatePiece]]:
         yield [replace(piece, data=torch.from_numpy(bits).view(dtype)) for packed in holders for piece, bits, dtype in packed]
 
 
-def num_bytes_of(packed: Packed | Boxes) -> int:
+def num_bytes_of(packed: Packed) -> int:
     """Return the bytes of the values."""
     return sum(int(bits.nbytes) for _, bits, _ in packed)
 
@@ -72,8 +75,8 @@ def num_bytes_of(packed: Packed | Boxes) -> int:
 Key = tuple[str, Offsets, Offsets]
 """A box of a local tensor of the rank that gives it: (name, start, size)."""
 
-Boxes = Sequence[tuple[Key, Any, torch.dtype]]
-"""What a bundle holds: (a box, its bits as a numpy array, their dtype)."""
+Boxes = Sequence[tuple[Key, Any, torch.dtype, int]]
+"""What a bundle holds: (a box, its bits as a numpy array, their dtype, its fingerprint)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,14 @@ class Route:
     """Those of this rank."""
     planned: tuple[int, ...]
     """Bytes that go between this rank and every other one, by the plan."""
+    boxes: tuple[Box, ...] = ()
+    """What this rank holds, if it gives, or needs, if it takes."""
+
+    @cached_property
+    def witness(self) -> Witness:
+        """What this rank can tell of what it gives or takes."""
+        gives = self.rank < self.num_sources
+        return Witness(self.moves, self.rank, self.boxes if gives else (), () if gives else self.boxes)
 
     @classmethod
     def between(cls, trained: RoleSpec, shadow: RoleSpec, *, source: int | None = None, target: int | None = None) -> Route:
@@ -113,7 +124,8 @@ class Route:
             for move in moves:
                 size = DTYPE_BYTES["fp32" if move.source_local == SCALAR_HEAD else trained.dtype]
                 planned[move.source + move.target - rank] += size * move.numel
-        return cls(name, rank, num_sources, num_ranks, moves, tuple(planned))
+        boxes = boxes_of(trained)[rank] if source is not None else needed_by(shadow, rank - num_sources)
+        return cls(name, rank, num_sources, num_ranks, moves, tuple(planned), boxes)
 
     def check(self, peer: int, counted: int) -> None:
         """Compare the bytes that went between this rank and another with the plan's.
@@ -142,6 +154,14 @@ def boxes_of(role: RoleSpec) -> list[tuple[Box, ...]]:
     return [Shard(spec=role.model, layout=mesh.layout, at=mesh.coordinates(r), scalar=scalar).boxes for r in mesh.ranks]
 
 
+def needed_by(shadow: RoleSpec, rank: int) -> tuple[Box, ...]:
+    """Return what a rank of a shadow takes."""
+    if shadow.rollout is None:
+        return boxes_of(shadow)[rank]
+    assert shadow.model is not None
+    return tuple(vllm_boxes(shadow.model, shadow.rollout.tp, rank % shadow.rollout.tp))
+
+
 @torch.no_grad()
 def give(
     route: Route, tensors: Mapping[str, torch.Tensor], keep: Callable[[Any], Any], dtype: torch.dtype | None = None
@@ -165,9 +185,13 @@ def give(
     for key, these in needed_by.items():
         together[tuple(sorted(these))].append(key)
     bundles, counted = [], dict.fromkeys(range(route.num_sources, route.num_ranks), 0)
+    sums = fingerprints.of_given(route.witness, tensors, dtype or {name: tensor.dtype for name, tensor in tensors.items()})
     for ranks, keys in together.items():
-        boxes = [(key, *_bits(tensors[key[0]][slices(key[1], key[2])], dtype)) for key in keys]
-        num_bytes = num_bytes_of(boxes)
+        boxes = [
+            (key, *_bits(tensors[key[0]][slices(key[1], key[2])], dtype), int(sums[route.witness.number(route.rank, key)]))
+            for key in keys
+        ]
+        num_bytes = sum(int(bits.nbytes) for _, bits, _, _ in boxes)
         for rank in ranks:
             counted[rank] += num_bytes
         targets = tuple(rank - route.num_sources for rank in ranks)
@@ -190,8 +214,10 @@ def _as_numpy(held: torch.Tensor) -> Any:
 
 
 @torch.no_grad()
-def take(route: Route, weights: Weights, targets: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[int, ...]:
-    """Write what was given to a rank into its local tensors; return the bytes received from every rank of the plan.
+def take(
+    route: Route, weights: Weights, targets: Callable[[], Mapping[str, torch.Tensor]]
+) -> tuple[tuple[int, ...], Proof]:
+    """Write what was given to a rank into its local tensors; return the bytes received from every rank of the plan, and a proof.
 
     Nothing is written, and ``targets`` not called, unless what came is what was planned.
 
@@ -201,7 +227,7 @@ def take(route: Route, weights: Weights, targets: Callable[[], Mapping[str, torc
     places = {(move.source, (move.source_local, move.source_start, move.size)): move for move in route.moves}
     received = [0] * route.num_ranks
     came = [(bundle.source, box) for bundle in weights.bundles for box in bundle.content]
-    for source, (key, bits, _) in came:
+    for source, (key, bits, _, _) in came:
         if (source, key) not in places:
             raise RuntimeError(f"{route.name} got {key} from rank {source}, which the plan does not send there")
         received[source] += int(bits.nbytes)
@@ -210,8 +236,11 @@ def take(route: Route, weights: Weights, targets: Callable[[], Mapping[str, torc
     local = targets()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is mapped is read-only, of which torch would warn
-        for source, (key, bits, dtype) in came:
+        for source, (key, bits, dtype, _) in came:
             move = places[source, key]
             target = local[move.target_local][slices(move.target_start, move.size)]
             target.copy_(torch.from_numpy(bits).view(dtype))
-    return tuple(received)
+    given: dict[int, dict[int, int]] = defaultdict(dict)
+    for source, (key, _, _, left) in came:
+        given[source][route.witness.number(source, key)] = left
+    return tuple(received), fingerprints.compared(route.witness, local, given, route.num_ranks)

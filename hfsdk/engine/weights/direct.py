@@ -26,10 +26,11 @@ from hfsdk.core.runtime import Bundle
 from hfsdk.engine.calls.shadow_plan import plan_between
 from hfsdk.engine.process import rendezvous
 from hfsdk.engine.process.safepoint import PeerFailed
-from hfsdk.engine.weights import transport
+from hfsdk.engine.weights import fingerprints, transport
 from hfsdk.engine.weights.bridge import Route, boxes_of
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
 from hfsdk.resharding.box_moves import Move, moves_between
+from hfsdk.resharding.proof import Proof, Witness
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import TransportReport
 
@@ -51,19 +52,24 @@ class Way:
     """Of this rank: its number in the link, and what goes between it and every other one."""
     plan: ReshardPlan | None
     """For a shadow that generates."""
+    witness: Witness
+    """What is given and taken."""
     parts: tuple[tuple[str, tuple[Move, ...]], ...] = ()
     """For one that infers, which has no such plan: (dtype, moves of all ranks); a scalar head is fp32 whatever the model is."""
 
     @classmethod
     def between(cls, trained: RoleSpec, shadow: RoleSpec, route: Route) -> Way:
         """Plan as both sides do, each for itself, for the rank of ``route``."""
+        held, needed = (route.boxes, ()) if route.rank < route.num_sources else ((), route.boxes)
         if shadow.rollout is not None:
-            return cls(route, plan_between(trained, shadow))
+            plan = plan_between(trained, shadow)
+            return cls(route, plan, Witness(plan.moves, route.rank, held, needed))
         nodes = (*trained.nodes, *shadow.nodes) or (0,) * route.num_ranks
         moves = moves_between(boxes_of(trained), boxes_of(shadow), nodes)
         head = tuple(move for move in moves if move.source_local == SCALAR_HEAD)
         rest = tuple(move for move in moves if move.source_local != SCALAR_HEAD)
-        return cls(route, None, ((trained.dtype, rest), ("fp32", head)) if head else ((trained.dtype, rest),))
+        parts = ((trained.dtype, rest), ("fp32", head)) if head else ((trained.dtype, rest),)
+        return cls(route, None, Witness(moves, route.rank, held, needed), parts)
 
     def problem(self, sources: Tensors, targets: Tensors) -> Exception | None:
         """Return what keeps this rank from giving or taking; ``None`` if nothing does."""
@@ -95,6 +101,27 @@ class Way:
             self.route.check(peer, count)
         return report
 
+    def fingerprints(self, sources: Tensors) -> fingerprints.Sums:
+        """Return the fingerprints of what this rank is to give."""
+        if self.plan is not None:
+            return fingerprints.of_given(self.witness, sources, transport.TORCH_DTYPES[self.plan.dtype])
+        travels = {move.source_local: transport.TORCH_DTYPES[dtype] for dtype, moves in self.parts for move in moves}
+        return fingerprints.of_given(self.witness, sources, travels)
+
+    def proof(self, sums: fingerprints.Sums, targets: Tensors, group: ProcessGroup) -> Proof | None:
+        """Compare what has arrived on this rank with what left; ``None`` on a rank that gives. Collective over the link.
+
+        Args:
+            sums: :meth:`fingerprints`, from before the move.
+            targets: the local tensors of a rank that takes.
+            group: the link's.
+        """
+        counts = [self.witness.num_given(rank) for rank in range(self.route.num_ranks)]
+        given = fingerprints.gathered(sums, counts, group)
+        if self.route.rank < self.route.num_sources:
+            return None
+        return fingerprints.compared(self.witness, targets, given, self.route.num_ranks)
+
     def given(self) -> list[Bundle]:
         """Return what this rank gave to every other, by the bytes alone: nothing of it stands anywhere."""
         first, rank = self.route.num_sources, self.route.rank
@@ -113,6 +140,8 @@ class _Use:
     """What a call does with a link."""
 
     call_id: int
+    gpu: int | None
+    limit_s: float
     group: ProcessGroup | None = None
     """``None`` until the ranks have met."""
 
@@ -142,13 +171,12 @@ class DirectLinks:
         Raises:
             PeerFailed: the link was cut meanwhile.
         """
-        use = self._in_use = _Use(call_id)
+        use = self._in_use = _Use(call_id, gpu, link.limit_s)
         is_cut: Callable[[], bool] = lambda: self._cut_call == call_id  # noqa: E731
         try:
             use.group = self._join(link, rank, gpu, is_cut)
             yield use.group
-            if gpu is not None:
-                _await_stream(gpu, link.limit_s, is_cut)
+            self.settle()
             if is_cut():
                 raise PeerFailed
             use.group.allreduce([torch.zeros(1)]).wait()  # nobody goes on, perhaps to wait for its own pool, before all can
@@ -168,6 +196,17 @@ class DirectLinks:
             if is_cut():  # while they connected
                 raise PeerFailed
         return self._joined[link.number][1]
+
+    def settle(self) -> None:
+        """Wait until what was begun over the link in use is over.
+
+        Raises:
+            PeerFailed: the link was cut.
+            RuntimeError: it took longer than the link's limit.
+        """
+        use = self._in_use
+        if use is not None and use.gpu is not None:
+            _await_stream(use.gpu, use.limit_s, lambda: self._cut_call == use.call_id)
 
     def cut(self, call_id: int) -> None:
         """End what a call waits for, or will wait for, on its link; from another thread."""

@@ -27,6 +27,7 @@ from hfsdk.engine.weights.shares import StateShare
 from hfsdk.engine.weights.transport import TORCH_DTYPES
 from hfsdk.resharding.box_moves import Move, moves_between
 from hfsdk.resharding.boxes import Box
+from hfsdk.resharding.proof import Witness
 
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -74,4 +75,10 @@ def way_of_state(role: str, rank: int, given: Sequence[Inventory], taken: Sequen
             if rank in (move.source, move.target):
                 mine.append(move)
                 planned[move.source + move.target - rank] += DTYPE_BYTES[dtype] * move.numel
-    return Way(Route(role, rank, len(given), num_ranks, tuple(mine), tuple(planned)), None, tuple(parts))
+    sides = [*((one, ()) for one in map(_boxes, given)), *(((), one) for one in map(_boxes, taken))]
+    witness = Witness([move for _, moves in parts for move in moves], rank, *sides[rank])
+    return Way(Route(role, rank, len(given), num_ranks, tuple(mine), tuple(planned)), None, witness, tuple(parts))
+
+
+def _boxes(one: Inventory) -> tuple[Box, ...]:
+    return tuple(box for boxes in one.boxes.values() for box in boxes)

@@ -71,7 +71,7 @@ class HostedRole:
         self.rollout_group = _replica_group(spec)
         self.last_transport: TransportReport | None = None
         self.transition = Transition(spec, worker, self.groups, self._trainer, self.rollout)
-        self.shadow = ShadowWeights(spec, worker, self.groups.rank, self._trainer, self.rollout)
+        self.shadow = ShadowWeights(spec, worker, self.groups, self._trainer, self.rollout)
         self._states = RoleStates(spec, worker, self.groups, self._trainer, self.transition) if self._trainer is not None else None
         self._eos = eos_token_ids(spec.folder)
         if spec.restore:
@@ -117,7 +117,7 @@ class HostedRole:
         """Carry out one method."""
         try:
             if method_of(method).needs:
-                self.transition.to_training()
+                self.transition.to_training(safe)
             with self._trainer.during(method) if self._trainer is not None else nullcontext():
                 return HANDLERS[method](self, table, given, safe)
         except NonFiniteRows as bad:
@@ -129,7 +129,10 @@ class HostedRole:
     def _generate(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         assert self.rollout is not None
         asked = _as(given, Generation)
-        self.last_transport = self.transition.to_rollout(safe) or self.last_transport
+        try:
+            self.transition.to_rollout(safe)
+        finally:
+            self.last_transport = self.transition.last_report or self.last_transport
         copies = table.row_ids % asked.copies
         positions = np.asarray(table["position"])
         seeds = np.array([sample_seed(asked.seed, int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
@@ -247,8 +250,10 @@ class HostedRole:
 
     def take_weights(self, weights: Weights, version: int, safe: SafePoint) -> TransportReport:
         """Take the trained role's weights, before a call that needs them."""
-        self.last_transport = self.shadow.take(weights, version, safe)
-        return self.last_transport
+        try:
+            return self.shadow.take(weights, version, safe)
+        finally:
+            self.last_transport = self.shadow.last_report or self.last_transport
 
     def _take_weights(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         """A call that is over when the weights that came with it are taken."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -85,7 +85,10 @@ class RoleHost(Protocol):
         """Have every rollout here that sleeps give up its memory."""
         ...
 
-    def exchange(self, way: Way, link: Link, sources: Tensors, targets: Tensors, safe: SafePoint) -> TransportReport:
+    def exchange(
+        self, way: Way, link: Link, sources: Tensors, targets: Tensors, safe: SafePoint,
+        told: Callable[[TransportReport], None] | None = None,
+    ) -> TransportReport:  # fmt: skip
         """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools."""
         ...
 

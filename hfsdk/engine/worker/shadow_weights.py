@@ -12,9 +12,11 @@ from hfsdk.core.runtime import Weights
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.process.safepoint import SafePoint
+from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import bridge, transport
 from hfsdk.engine.weights.direct import NOTHING, Way
+from hfsdk.engine.weights.fingerprints import MOVE_AGAIN, mismatch
 from hfsdk.engine.worker.role_host import ObjectsGoneError, RoleHost
 from hfsdk.resharding.reshard_report import TransportReport
 
@@ -25,14 +27,18 @@ class ShadowWeights:
     Attributes:
         version: of the weights that a shadow has.
         num_updates: optimizer steps that they have seen.
+        last_report: of the last time that it took some, also where they were wrong.
     """
 
-    def __init__(self, spec: RoleSpec, worker: RoleHost, rank: int, trainer: Trainer | None, rollout: Rollout | None) -> None:
-        self._spec, self._worker, self._rank = spec, worker, rank
+    def __init__(
+        self, spec: RoleSpec, worker: RoleHost, groups: RoleGroups, trainer: Trainer | None, rollout: Rollout | None
+    ) -> None:
+        self._spec, self._worker, self._groups, self._rank = spec, worker, groups, groups.rank
         self._trainer, self._rollout = trainer, rollout
         self.version = self.num_updates = 0
         self._planned: tuple[RoleSpec, RoleSpec, bridge.Route] | None = None
         self._last_way: Way | None = None
+        self.last_report: TransportReport | None = None
 
     def give(self, shadow: RoleSpec, link: Link | None, safe: SafePoint) -> tuple[Any, TransportReport]:
         """Give a shadow what each of its ranks needs, over a link or in the store; return references to it, and what it came to."""
@@ -54,21 +60,26 @@ class ShadowWeights:
 
         Raises:
             LostColumnError: a worker that sent some of them ended.
+            WeightMismatchError: they are not those that left; nothing uses them.
         """
         start, given = time.perf_counter(), self._mapped(weights)
         route = self._route(given.role, self._spec, target=self._rank)
+        self.version = -1  # nobody uses weights of which a part is new
         if given.link is not None:
-            self.version = -1  # nobody uses weights of which a part is new
             report = self._take_directly(self._way(given.role, self._spec, route), given.link, safe)
         else:
             if self._rollout is not None:
-                received = bridge.take(route, given, self._rollout.weight_targets)
-                self._rollout.finish_update()
+                received, proof = bridge.take(route, given, self._rollout.weight_targets)
             else:
                 assert self._trainer is not None
                 with self._trainer.on_device("weights"):
-                    received = bridge.take(route, given, self._trainer.local_tensors)
-            report = TransportReport(0, sum(received), 0, 0, received, time.perf_counter() - start)
+                    received, proof = bridge.take(route, given, self._trainer.local_tensors)
+            report = TransportReport(0, sum(received), 0, 0, received, time.perf_counter() - start, proof)
+            self.last_report = report
+            safe.agree(self._groups.world, mismatch(self._spec.name, proof, MOVE_AGAIN))
+            if self._rollout is not None:
+                self._rollout.finish_update()
+        self.last_report = report
         self.version, self.num_updates = version, given.num_updates
         return report
 
@@ -86,10 +97,13 @@ class ShadowWeights:
         if self._rollout is None:
             assert self._trainer is not None
             with self._trainer.on_device("weights"):
-                return self._worker.exchange(way, link, NOTHING, self._trainer.local_tensors(), safe)
-        report = self._worker.exchange(way, link, NOTHING, self._rollout.weight_targets(), safe)
+                return self._worker.exchange(way, link, NOTHING, self._trainer.local_tensors(), safe, self._keep)
+        report = self._worker.exchange(way, link, NOTHING, self._rollout.weight_targets(), safe, self._keep)
         self._rollout.finish_update()
         return report
+
+    def _keep(self, report: TransportReport) -> None:
+        self.last_report = report
 
     def _way(self, trained: RoleSpec, shadow: RoleSpec, route: bridge.Route) -> Way:
         if self._last_way is None or self._last_way.route is not route:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from hfsdk.core.errors import CallError
+from hfsdk.core.errors import CallError, WeightMismatchError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
-from hfsdk.engine.weights import transport
+from hfsdk.engine.weights import fingerprints, transport
 from hfsdk.engine.weights.residency import Residency
 from hfsdk.engine.worker.role_host import RoleHost
+from hfsdk.resharding.boxes import megatron_boxes, vllm_boxes
+from hfsdk.resharding.proof import Witness
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import Resident, TransportReport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DAMAGED = "The trainer's weights of this rank are damaged: session.load(...) a checkpoint, or rewind to a snapshot, before you go on."
+"""What to do where the weights were nowhere else."""
 
 
 class Transition:
@@ -25,6 +35,7 @@ class Transition:
         plan: what goes from the trainer to the rollout; ``None`` where one of them is missing.
         residency: which of the two has the weights, where they share memory.
         stale: whether the rollout's weights are older than the trainer's.
+        last_report: of the last time that the rollout took some, also where they were wrong.
     """
 
     def __init__(
@@ -35,6 +46,10 @@ class Transition:
         self.plan: ReshardPlan | None = None
         self.residency: Residency | None = None
         self.stale = True
+        self.last_report: TransportReport | None = None
+        self._witness: Witness | None = None
+        self._given: fingerprints.Sums | None = None
+        """Fingerprints of what this rank gave last."""
         if trainer is None or rollout is None or spec.train is None or spec.rollout is None:
             return
         assert spec.model is not None
@@ -43,12 +58,21 @@ class Transition:
             trainer.keep_weights()  # the transition itself leaves no weight there twice
             parameters = dict(trainer.model.named_parameters())
             self.residency = Residency(self.plan, worker.setup.rank, parameters, rollout.parameters())
+        self._witness = self._witness_of(self.plan, rollout)
+
+    def _witness_of(self, plan: ReshardPlan, rollout: Rollout) -> Witness:
+        rank = self._worker.setup.rank
+        at = plan.train_at(rank)
+        assert at is not None
+        held, needed = megatron_boxes(plan.spec, plan.train, at.tp, at.pp), vllm_boxes(plan.spec, rollout.tp, rollout.tp_rank)
+        return Witness(plan.moves, rank, held, needed, () if self.residency is None else self.residency.shared)
 
     def to_rollout(self, safe: SafePoint) -> TransportReport | None:
         """Give the rollout the trainer's weights (section 5.2, step 1); ``None`` if it has them, or they are another role's.
 
         Raises:
             CallError: ranks differ in what they would move.
+            WeightMismatchError: what arrived is not what left; the rollout does not generate with it.
             Cancelled, PeerFailed: as at any safe point.
         """
         plan, trainer, rollout = self.plan, self._trainer, self._rollout
@@ -56,7 +80,7 @@ class Transition:
             return None
         if not self._lacks_weights(rollout):
             return None
-        self._take_back()
+        self._take_back(safe)
         rank, world = self._worker.setup.rank, self._groups.world
         self._together(rollout, rollout.wake_weights, safe)
         with trainer.on_device("weights"), self._worker.recorder.span("reshard") as attrs:
@@ -64,21 +88,47 @@ class Transition:
             if self.residency is None:
                 targets = rollout.weight_targets()
                 self._agree(plan, transport.problem(plan, rank, sources, targets), trainer.num_updates, safe)
+                given = self._fingerprints(plan, sources)
                 report = transport.execute(plan, rank, sources, targets, world, checked=True)
             else:
                 targets = {name: parameter.data for name, parameter in rollout.parameters().items()}
                 self._agree(plan, transport.problem(plan, rank, sources, targets), trainer.num_updates, safe)
+                given = self._fingerprints(plan, sources)
                 report = self.residency.to_rollout(world)
+            report = self._compare(plan, report, given, targets, safe)
             rollout.finish_update()
             attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared)
         self.stale = False
         self._together(rollout, rollout.wake_cache, safe)
         return report
 
-    def to_training(self) -> None:
-        """Give the trainer its weights back, if they are with the rollout, and the memory of the rollouts here that sleep."""
+    def _fingerprints(self, plan: ReshardPlan, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
+        assert self._witness is not None
+        return fingerprints.of_given(self._witness, sources, transport.TORCH_DTYPES[plan.dtype])
+
+    def _compare(
+        self, plan: ReshardPlan, report: TransportReport, sums: fingerprints.Sums, targets: Mapping[str, Tensor], safe: SafePoint
+    ) -> TransportReport:
+        """Compare what is in the rollout's parameters with what left, before they are packed; return the report with the proof."""
+        assert self._witness is not None
+        counts = [self._witness.num_given(rank) for rank in range(plan.num_ranks)]
+        given = fingerprints.gathered(sums, counts, self._groups.world)
+        proof = fingerprints.compared(self._witness, targets, given, plan.num_ranks)
+        self._given, self.last_report = sums, replace(report, proof=proof)
+        safe.agree(self._groups.world, fingerprints.mismatch(f"{self._spec.name}'s rollout", proof, fingerprints.MOVE_AGAIN))
+        return self.last_report
+
+    def to_training(self, safe: SafePoint | None = None) -> None:
+        """Give the trainer its weights back, if they are with the rollout, and the memory of the rollouts here that sleep.
+
+        Args:
+            safe: where the call may stop; without it what comes back is not compared with what left.
+
+        Raises:
+            WeightMismatchError: what came back is not what left.
+        """
         self._worker.rest()
-        self._take_back()
+        self._take_back(safe)
 
     def census(self) -> Resident:
         """Return what there is of the weights now, and how often."""
@@ -95,10 +145,21 @@ class Transition:
         """Let go of both."""
         self._trainer = self._rollout = self.residency = None
 
-    def _take_back(self) -> None:
-        if self.residency is not None and self.residency.generating:
-            with self._worker.recorder.span("reshard") as attrs:
-                attrs.update(bytes=0, bytes_copied=self.residency.to_training())
+    def _take_back(self, safe: SafePoint | None) -> None:
+        if self.residency is None or not self.residency.generating:
+            return
+        plan, trainer = self.plan, self._trainer
+        assert plan is not None
+        assert trainer is not None
+        with self._worker.recorder.span("reshard") as attrs:
+            attrs.update(bytes=0, bytes_copied=self.residency.to_training())
+            if safe is None or self._given is None:
+                return
+            error, given = None, self._given
+            if bool((self._fingerprints(plan, trainer.local_tensors()) != given).any()):
+                error = WeightMismatchError(f"weights that {self._spec.name}'s rollout gave back are not those it got. {DAMAGED}")
+            self._given = None
+            safe.agree(self._groups.world, error)
 
     def _lacks_weights(self, rollout: Rollout) -> bool:
         """Whether the rollout's weights are old or not there, on any rank: one may have slept while another did not."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -155,11 +156,36 @@ class Worker:
         assert self._links is not None  # it is in a pool
         return self._links
 
-    def exchange(self, way: Way, link: rendezvous.Link, sources: Tensors, targets: Tensors, safe: SafePoint) -> TransportReport:
-        """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools."""
+    def exchange(
+        self, way: Way, link: rendezvous.Link, sources: Tensors, targets: Tensors, safe: SafePoint,
+        told: Callable[[TransportReport], None] | None = None,
+    ) -> TransportReport:  # fmt: skip
+        """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools.
+
+        Args:
+            way: what goes where.
+            link: over which.
+            sources: local tensors to give from.
+            targets: local tensors to take into.
+            safe: where the call may stop.
+            told: called with the report, also where weights did not arrive as they left.
+
+        Raises:
+            WeightMismatchError: on the rank where they did not.
+        """
+        from hfsdk.engine.weights.fingerprints import MOVE_AGAIN, mismatch
+
         with self.links.using(link, way.route.rank, self._running_call, self._gpu) as group:
             safe.agree(group, way.problem(sources, targets))
-            return way.move(sources, targets, group)
+            sums = way.fingerprints(sources)
+            report = way.move(sources, targets, group)
+            self.links.settle()
+            proof = way.proof(sums, targets, group)
+            report = replace(report, proof=proof)
+            if told is not None:
+                told(report)
+            safe.agree(group, mismatch(way.route.name, proof, MOVE_AGAIN))
+            return report
 
     def drop_link(self, number: int) -> None:
         """Leave a link, as the other pool is gone."""

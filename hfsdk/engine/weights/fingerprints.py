@@ -1,0 +1,217 @@
+"""Fingerprints of weights: sums that do not depend on the layout, so that both sides of a move can be compared.
+
+Of a box of a Hugging Face tensor x, with the bits of a number read as a whole number, two sums modulo 2^32::
+
+    F_l(box) = sum over i, j in the box of  bits(x[i, j]) * r_l[i] * c_l[j]      l = 0, 1; i, j count in the whole tensor
+
+r and c are odd numbers, hashed from i and j. The sums of boxes that do not overlap add up to that of the whole, whoever holds them
+and in whatever order; what two ranks hold alike has the same sum. One number that changes is always found, as its change, below
+2^32, is multiplied by odd numbers; rows that changed places, a stride, a box of an older version are missed once in 2^64. (Additive
+hashes of sets: Bellare and Micciancio, EUROCRYPT 1997.)
+
+Of a row c_l is multiplied and summed in one product of a matrix and a vector of whole numbers, so a fingerprint costs what reading
+the weights twice costs. bf16 is read two numbers at a time: c_l[2k + 1] = 2^16 c_l[2k].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hfsdk.core.errors import WeightMismatchError
+from hfsdk.engine.weights.role_state import slices
+from hfsdk.resharding.boxes import Offsets
+from hfsdk.resharding.proof import Proof, Witness, WrongBox
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+LANES = 2
+LANE_MASK = 2**32 - 1
+GPU_NUMBERS = 2**24
+"""Numbers that are multiplied at a time where there is no product of whole numbers (CUDA)."""
+
+Sums = npt.NDArray[np.uint64]
+"""Fingerprints; the first lane in the lower 32 bits."""
+
+Given = Mapping[int, Sums | Mapping[int, int]]
+
+_multipliers: dict[tuple[str, int, str], Tensor] = {}
+
+
+@torch.no_grad()
+def fingerprints(boxes: Iterable[tuple[Tensor, Offsets]]) -> Sums:
+    """Return the fingerprint of each box, given as (its values, where it begins in the whole tensor); one or two dimensions."""
+    found = [_lanes(values.detach(), start) for values, start in boxes]
+    if not found:
+        return np.zeros(0, dtype=np.uint64)
+    lanes = torch.stack([torch.stack(pair) for pair in found]).cpu().numpy().astype(np.uint64) & np.uint64(LANE_MASK)
+    return _joined(lanes[:, 0], lanes[:, 1])
+
+
+def added(sums: Iterable[int]) -> int:
+    """Return the fingerprint of boxes together that do not overlap."""
+    low = high = 0
+    for one in sums:
+        low, high = low + (one & LANE_MASK), high + (one >> 32)
+    return (high & LANE_MASK) << 32 | low & LANE_MASK
+
+
+def _joined(low: Sums, high: Sums) -> Sums:
+    joined: Sums = (high << np.uint64(32)) | low
+    return joined
+
+
+def _lanes(values: Tensor, start: Offsets) -> list[Tensor]:
+    matrix = values if values.dim() == 2 else values.view(1, -1)
+    row, column = (start[0] if values.dim() == 2 else 0), start[-1]
+    words = _whole_words(matrix, column)
+    rows = range(row, row + len(matrix))
+    found = []
+    for lane in range(LANES):
+        if words is not None:
+            step = matrix.shape[1] // words.shape[1]
+            of_column = _odd("column", lane, column // step, words.shape[1], values.device)
+            sums = _times(words, of_column)
+        else:
+            sums = _times(_as_words(matrix), _of_halves(lane, column, matrix.shape[1], values.device))
+        found.append((sums * _odd("row", lane, rows.start, len(rows), values.device)).sum())
+    return found
+
+
+def _whole_words(matrix: Tensor, column: int) -> Tensor | None:
+    """Return a matrix as words of 32 bits, without a copy; ``None`` where a row begins or ends inside one."""
+    if matrix.element_size() == 4:
+        return matrix.view(torch.int32)
+    even = not (column % 2 or matrix.shape[1] % 2 or matrix.storage_offset() % 2 or (len(matrix) > 1 and matrix.stride(0) % 2))
+    return matrix.view(torch.int32) if even and matrix.stride(1) == 1 else None
+
+
+def _as_words(matrix: Tensor) -> Tensor:
+    return matrix.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
+
+
+def _of_halves(lane: int, column: int, count: int, device: torch.device) -> Tensor:
+    """Return the multipliers of numbers of 16 bits, one each."""
+    first, last = column // 2, (column + count + 1) // 2
+    pairs = _odd("column", lane, first, last - first, device)
+    return torch.stack([pairs, pairs << 16], 1).flatten()[column - 2 * first :][:count]
+
+
+def _times(words: Tensor, multipliers: Tensor) -> Tensor:
+    """Return the product of a matrix and a vector of whole numbers, modulo 2^32."""
+    return torch.mv(words, multipliers) if words.device.type == "cpu" else _times_in_steps(words, multipliers)
+
+
+def _times_in_steps(words: Tensor, multipliers: Tensor) -> Tensor:
+    """Do so where torch has no such product."""
+    step = max(1, GPU_NUMBERS // max(words.shape[1], 1))
+    sums = [(words[first : first + step] * multipliers).sum(1) for first in range(0, len(words), step)]
+    return torch.cat(sums).to(torch.int32)  # the sums are of 64 bits; the lower half is the sum modulo 2^32
+
+
+def _odd(axis: str, lane: int, first: int, count: int, device: torch.device) -> Tensor:
+    """Return odd numbers of 32 bits for some rows or columns."""
+    known = _multipliers.get((axis, lane, str(device)))
+    if known is None or len(known) < first + count:
+        size = 1 << max(10, (first + count - 1).bit_length())
+        known = torch.from_numpy(_hashed(axis, lane, size)).to(device)
+        _multipliers[axis, lane, str(device)] = known
+    return known[first : first + count]
+
+
+def _hashed(axis: str, lane: int, count: int) -> npt.NDArray[np.int32]:
+    """Return numbers of 32 bits by splitmix64 (Steele, Lea and Flood, OOPSLA 2014), made odd."""
+    at = np.arange(1, count + 1, dtype=np.uint64) + (np.uint64(lane + LANES * (axis == "row")) << np.uint64(48))
+    mixed = at * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    odd: npt.NDArray[np.int32] = (mixed.astype(np.uint32) | np.uint32(1)).view(np.int32)
+    return odd
+
+
+# ---- of a plan
+
+
+def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: Mapping[str, torch.dtype] | torch.dtype) -> Sums:
+    """Return the fingerprints of the boxes that this rank gives, by their numbers; of those that stay where they are, 0.
+
+    Args:
+        witness: which they are.
+        sources: the local tensors.
+        dtype_of: what they travel in: one for all, or by local name.
+    """
+    found = np.zeros(witness.num_given(witness.rank), dtype=np.uint64)
+    if witness.gives:
+        boxes = (
+            (sources[box.local][slices(box.local_start, box.size)].to(_dtype(dtype_of, box.local)), box.start)
+            for box in witness.gives.values()
+        )
+        found[list(witness.gives)] = fingerprints(boxes)
+    return found
+
+
+def _dtype(dtype_of: Mapping[str, torch.dtype] | torch.dtype, local: str) -> torch.dtype:
+    return dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local]
+
+
+def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_ranks: int) -> Proof:
+    """Compare what this rank has taken with what left.
+
+    Args:
+        witness: what it takes.
+        targets: its local tensors, as they are now.
+        given: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
+        num_ranks: of the plan.
+    """
+    views = ((targets[t.move.target_local][slices(t.move.target_start, t.move.size)], t.start) for t in witness.takes)
+    there = fingerprints(views)
+    proven, wrong = [0] * num_ranks, []
+    for taken, arrived in zip(witness.takes, there.tolist(), strict=True):
+        move, left = taken.move, int(given[taken.move.source][taken.number])
+        if left == arrived:
+            proven[move.source] += 1
+        else:
+            wrong.append(WrongBox(move.tensor, taken.start, move.size, move.source, move.target, left, arrived))
+    return Proof(tuple(proven), witness.num_shared, tuple(wrong))
+
+
+def gathered(sums: Sums, counts: Sequence[int], group: ProcessGroup) -> dict[int, Sums]:
+    """Return the fingerprints of every rank of a group, by rank; collective. The group may be one that torch has not made.
+
+    Args:
+        sums: this rank's.
+        counts: how many every rank has, by rank.
+        group: gloo for tensors on the host.
+    """
+    if len(counts) == 1:
+        return {0: sums}
+    mine = torch.zeros(max(counts), dtype=torch.int64)
+    mine[: len(sums)] = torch.from_numpy(sums.view(np.int64))
+    found = [torch.empty_like(mine) for _ in counts]
+    group.allgather([found], [mine]).wait()
+    return {rank: one.numpy().view(np.uint64)[:count] for rank, (one, count) in enumerate(zip(found, counts, strict=True))}
+
+
+MOVE_AGAIN = "Run the call again: they are moved anew. If it comes back, look at the memory and the links of these ranks."
+"""What to do where the weights that left are still there."""
+
+
+def mismatch(role: str, proof: Proof | None, advice: str) -> WeightMismatchError | None:
+    """Return the error of weights that are not those that left; ``None`` where all are.
+
+    Args:
+        role: whose.
+        proof: of this rank; ``None`` where it has taken nothing.
+        advice: what to do.
+    """
+    if proof is None or not proof.wrong:
+        return None
+    more = f" (and {len(proof.wrong) - 1} more of its boxes)" if len(proof.wrong) > 1 else ""
+    return WeightMismatchError(f"the weights of {role} that arrived are not those that left: {proof.wrong[0]}{more}. {advice}")
