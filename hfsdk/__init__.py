@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         SimulatedValueError,
         StaleBatchError,
         UnsupportedModelError,
+        WeightMismatchError,
         WorkerDiedError,
     )
     from hfsdk.core.experiment import Experiment
@@ -83,7 +84,7 @@ _NAMES = {
         "CallCancelledError CallError CheckpointError ColumnError DependencyError DeviceMemoryError HfsdkError InvariantWarning "
         "LayoutError LostColumnError ModelNotFoundError NonFiniteLossError OptionError OutputError PlacementError "
         "RewardFunctionError SessionClosedError SessionInUseError SimulatedValueError StaleBatchError "
-        "UnsupportedModelError WorkerDiedError"
+        "UnsupportedModelError WeightMismatchError WorkerDiedError"
     ),
     "core.experiment": "Experiment",
     "core.history": "History",
@@ -170,6 +171,7 @@ __all__ = [
     "Trace",
     "TransferProtocol",
     "UnsupportedModelError",
+    "WeightMismatchError",
     "WandB",
     "WorkerDiedError",
     "Workload",

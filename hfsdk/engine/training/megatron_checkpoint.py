@@ -303,7 +303,8 @@ def read_summary(folder: AnyPath) -> Summary:
         common = torch.load(io.BytesIO((folder / "common.pt").read_bytes()), map_location="cpu", weights_only=True)
         saved = common[SUMMARY]
         step = None if saved["step"] is None else float(saved["step"])
-        return Summary(int(saved["num_updates"]), tuple(map(str, saved["kinds"])), step)
+        sums = {str(name): (str(dtype), int(one)) for name, (dtype, one) in saved.get("fingerprints", {}).items()}
+        return Summary(int(saved["num_updates"]), tuple(map(str, saved["kinds"])), step, sums)
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} holds no state of a role, it has no common.pt: a simulated session saved it, or the copy lacks a part"

@@ -14,8 +14,8 @@ piece ``main`` of it. How a rank's part is cut into pieces, and filled from them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -100,6 +100,8 @@ class Summary:
     """The optimizer's tensors that there are: none for a frozen role, no moments before the first step."""
     step: float | None = None
     """AdamW's step count, one number for all parameters; ``None`` before the first step."""
+    fingerprints: Mapping[str, tuple[str, int]] = field(default_factory=dict, compare=False)
+    """(dtype, fingerprint) of the weights, by Hugging Face name; empty where they were not taken."""
 
 
 def copy_shared(target: torch.Tensor, box: Box, offered: Iterable[StatePiece]) -> int:

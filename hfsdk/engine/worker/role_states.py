@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hfsdk.core.arguments import Folder, StateMove
-from hfsdk.core.errors import CheckpointError
+from hfsdk.core.errors import CheckpointError, WeightMismatchError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.store import any_path
 from hfsdk.engine.process.rendezvous import Link
@@ -16,8 +18,10 @@ from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import bridge, shares
 from hfsdk.engine.weights.direct import NOTHING
+from hfsdk.engine.weights.fingerprints import added, fingerprints
 from hfsdk.engine.weights.moves import Inventory, inventory, way_of_state
-from hfsdk.engine.weights.role_state import Summary
+from hfsdk.engine.weights.role_state import Summary, slices
+from hfsdk.engine.weights.shares import StateShare
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import RoleHost
 from hfsdk.engine.worker.transition import Transition
@@ -34,13 +38,63 @@ class RoleStates:
     def export(self) -> KeptShare:
         """Return a copy of this rank's share of the state; in pieces any layout reads it."""
         self._transition.to_training()
-        return KeptShare(self._trainer.share(), self._trainer.shard)
+        return KeptShare(self._share(), self._trainer.shard)
+
+    def _share(self) -> StateShare:
+        """Return a copy of this rank's share, with the fingerprints of the role's weights."""
+        sums = self._agreed(self._fingerprints())
+        share = self._trainer.share()
+        return replace(share, summary=replace(share.summary, fingerprints=sums))
+
+    def _fingerprints(self) -> list[dict[str, tuple[str, int]]]:
+        """Return (dtype, fingerprint) of each Hugging Face tensor, by the role's replicas."""
+        trainer, shard = self._trainer, self._trainer.shard
+        with trainer.on_device("weights"):
+            tensors = trainer.local_tensors()
+            told = [box for box in shard.boxes if shard.is_first(box)]
+            sums = fingerprints((tensors[box.local][slices(box.local_start, box.size)], box.start) for box in told).tolist()
+            dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in told]
+        mine = [(box.tensor, dtype, one) for box, dtype, one in zip(told, dtypes, sums, strict=True)]
+        parts: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in range(self._groups.dp_size)]
+        for dp, boxes in self._groups.gather_objects((self._groups.dp_rank, mine)):
+            for tensor, dtype, one in boxes:
+                parts[dp][tensor, dtype].append(one)
+        return [{tensor: (dtype, added(these)) for (tensor, dtype), these in of_replica.items()} for of_replica in parts]
+
+    @staticmethod
+    def _agreed(replicas: Sequence[Mapping[str, tuple[str, int]]]) -> dict[str, tuple[str, int]]:
+        """Return those that all replicas have alike; of a state made of different ones nothing could be said."""
+        first, *others = replicas
+        return {tensor: one for tensor, one in first.items() if all(other.get(tensor) == one for other in others)}
+
+    def _check(self, known: Mapping[str, tuple[str, int]], source: str) -> None:
+        """Compare the weights with the fingerprints that came with them; on all ranks alike.
+
+        Raises:
+            WeightMismatchError: they differ.
+        """
+        if not known:
+            return
+        for dp, of_replica in enumerate(self._fingerprints()):
+            wrong = [
+                (tensor, left, of_replica[tensor][1]) for tensor, (dtype, left) in known.items()
+                if tensor in of_replica and of_replica[tensor][0] == dtype and of_replica[tensor][1] != left
+            ]  # fmt: skip
+            if wrong:
+                tensor, left, there = wrong[0]
+                ranks = [rank for rank in self._groups.mesh.ranks if self._groups.mesh.coordinates(rank).dp == dp]
+                more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+                raise WeightMismatchError(
+                    f"{tensor}{more} of {self._spec.name} on ranks {ranks} is not what {source} had: {left:#018x} left, "
+                    f"{there:#018x} is there. Load a save, or rewind to a snapshot."
+                )
 
     def restore(self, kept: KeptShare) -> None:
         """Take a state back of which this rank, in this layout, kept its share."""
         self._transition.to_training()
         self._trainer.take_share(kept.share)
-        self._transition.stale = True
+        self._transition.replaced()
+        self._check(kept.share.summary.fingerprints, "the snapshot")
 
     def restore_parts(self, parts: Sequence[tuple[Summary, bridge.Packed]]) -> None:
         """Take over a state that the ranks of another place or layout have packed (``KeptShare.packed``).
@@ -59,15 +113,18 @@ class RoleStates:
         if problems:
             raise CheckpointError(problems[0])
         self._trainer.take_share(share)
-        self._transition.stale = True
+        self._transition.replaced()
+        self._check(parts[0][0].fingerprints, "the place that it comes from")
 
     # -- straight to another pool
 
     def offer(self) -> Inventory:
         """Say what this rank gives of the state to another pool."""
         self._transition.to_training()
+        sums = self._agreed(self._fingerprints())
         with self._trainer.giving_share() as share:
-            return inventory(share, self._trainer.shard, gives=True)[0]
+            offered = inventory(share, self._trainer.shard, gives=True)[0]
+        return replace(offered, summary=replace(offered.summary, fingerprints=sums))
 
     def need(self, summary: Summary) -> Inventory:
         """Say what this rank takes of a state that comes from another pool."""
@@ -86,7 +143,8 @@ class RoleStates:
         with self._trainer.taking_share(move.given[0].summary) as share:
             targets = inventory(share, self._trainer.shard, gives=False)[1]
             report = self._worker.exchange(way, link, NOTHING, targets, safe)
-        self._transition.stale = True
+        self._transition.replaced()
+        self._check(move.given[0].summary.fingerprints, "the place that it comes from")
         return report
 
     # -- in a checkpoint
@@ -94,7 +152,7 @@ class RoleStates:
     def save(self, folder: str) -> dict[str, Any]:
         """Copy this rank's share and leave the writing to a thread, which ``Worker.saved`` asks."""
         name, trainer = self._spec.name, self._trainer
-        saving = megatron_checkpoint.begin_save(name, trainer.share(), trainer.shard, self._groups, any_path(folder) / name)
+        saving = megatron_checkpoint.begin_save(name, self._share(), trainer.shard, self._groups, any_path(folder) / name)
         self._worker.saves[name] = saving
         return {"num_updates": trainer.num_updates}
 
@@ -103,11 +161,13 @@ class RoleStates:
 
         Raises:
             CheckpointError: it is gone, or not whole.
+            WeightMismatchError: what was loaded is not what was saved.
         """
         trainer, name = self._trainer, self._spec.name
         folder = any_path(asked.folder) / name
         share = trainer.blank_share(megatron_checkpoint.read_checked(folder, self._groups, checked=asked.checked))
         megatron_checkpoint.load(folder, share, trainer.shard)
         trainer.take_share(share)
-        self._transition.stale = True
+        self._transition.replaced()
+        self._check(share.summary.fingerprints, "the save")
         return {"num_updates": trainer.num_updates}

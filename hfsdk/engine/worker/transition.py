@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hfsdk.core.errors import CallError, WeightMismatchError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.generation.rollout import Rollout
-from hfsdk.engine.process.safepoint import SafePoint
+from hfsdk.engine.process.safepoint import PeerFailed, SafePoint
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import fingerprints, transport
@@ -50,6 +50,8 @@ class Transition:
         self._witness: Witness | None = None
         self._given: fingerprints.Sums | None = None
         """Fingerprints of what this rank gave last."""
+        self._damaged: Exception | None = None
+        """Why the trainer's weights must not be used, until there are others."""
         if trainer is None or rollout is None or spec.train is None or spec.rollout is None:
             return
         assert spec.model is not None
@@ -146,6 +148,8 @@ class Transition:
         self._trainer = self._rollout = self.residency = None
 
     def _take_back(self, safe: SafePoint | None) -> None:
+        if self._damaged is not None and safe is not None:
+            raise self._damaged
         if self.residency is None or not self.residency.generating:
             return
         plan, trainer = self.plan, self._trainer
@@ -153,13 +157,21 @@ class Transition:
         assert trainer is not None
         with self._worker.recorder.span("reshard") as attrs:
             attrs.update(bytes=0, bytes_copied=self.residency.to_training())
-            if safe is None or self._given is None:
+            given, self._given = self._given, None
+            if safe is None or given is None:
                 return
-            error, given = None, self._given
+            error = None
             if bool((self._fingerprints(plan, trainer.local_tensors()) != given).any()):
                 error = WeightMismatchError(f"weights that {self._spec.name}'s rollout gave back are not those it got. {DAMAGED}")
-            self._given = None
-            safe.agree(self._groups.world, error)
+            try:
+                safe.agree(self._groups.world, error)
+            except (WeightMismatchError, PeerFailed) as found:
+                self._damaged = found
+                raise
+
+    def replaced(self) -> None:
+        """Know that the trainer has other weights now, all of them."""
+        self.stale, self._damaged = True, None
 
     def _lacks_weights(self, rollout: Rollout) -> bool:
         """Whether the rollout's weights are old or not there, on any rank: one may have slept while another did not."""

@@ -1,0 +1,110 @@
+"""Proof of weights in a session: every way that weights go is proven, and what is planted on the way is found and named."""
+
+import numpy as np
+import pytest
+from system_helpers import OPENINGS
+
+import hfsdk as hf
+
+PARAMETER = "model.layers.1.mlp.down_proj.weight"
+PROMPTS = [text + " " for text in OPENINGS[:4]]
+
+
+def plant(rank, harm="number"):
+    """On rank 1: what was written into one parameter is another thing when the transport is over."""
+    import torch
+
+    from hfsdk.engine.weights import transport
+
+    if rank.rank != 1:
+        return
+    before = transport._Run.all
+
+    def all_and_harm(self, rounds):
+        before(self, rounds)
+        transport._Run.all = before  # once
+        with torch.no_grad():
+            target = self.targets[PARAMETER]
+            if harm == "number":
+                target[3, 5] += 1e-7
+            elif harm == "stride":
+                target.copy_(target.t().reshape(target.shape).clone())
+            else:
+                target[:8].mul_(0.999)  # as of an older version
+
+    transport._Run.all = all_and_harm
+
+
+def plant_in_state(rank):
+    """On rank 0: a state that was taken over changes in one number."""
+    from hfsdk.engine.training.megatron_shares import ShareOfModel
+
+    if rank.rank != 0:
+        return
+    before = ShareOfModel.write
+
+    def write_and_harm(self, share):
+        before(self, share)
+        ShareOfModel.write = before
+        dict(self._model.named_parameters())["decoder.layers.1.mlp.linear_fc2.weight"].data[2, 3] += 1.0
+
+    ShareOfModel.write = write_and_harm
+
+
+@pytest.fixture(scope="module", params=["packed", "shared"])
+def session(request, ray_here):
+    with hf.Session(devices=2, seed=5, name=f"proof {request.param}") as session:
+        session.actor("tiny", train="tp2", rollout="tp1", cpu_weights=request.param, optimizer=hf.AdamW(lr=1e-3))
+        yield session
+
+
+@pytest.fixture(scope="module")
+def actor(session):
+    return session.models.actor
+
+
+def greedy(actor):
+    return actor.generate(PROMPTS, max_new_tokens=4, temperature=0.0)["response"].flat
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", ["number", "stride", "older"])
+def test_what_is_planted_on_the_way_is_found_and_named(session, actor, harm):
+    expected = greedy(actor)
+    good = session.snapshot("good")
+    assert np.array_equal(greedy(actor), expected)
+    report = actor.last_reshard
+    assert report.verified
+    assert report.boxes() == {"proven": len(report.plan.moves), "unproven": 0, "wrong": 0}
+    actor.run(plant, harm)
+    with pytest.raises(hf.WeightMismatchError, match=rf"{PARAMETER}\[.*\] from rank \d to rank 1: 0x\w{{16}} left, 0x\w{{16}}"):
+        greedy(actor)
+    report = actor.last_reshard
+    assert not report.verified
+    assert {(wrong.tensor, wrong.target) for wrong in report.wrong} == {(PARAMETER, 1)}
+    assert report.boxes()["wrong"] == len(report.wrong)
+    own = {wrong.source for wrong in report.wrong} == {0, 1}  # half of the parameter is rank 1's own
+    if own and actor.census().to_pandas()["moment"][1] == "generating":  # and was nowhere else
+        for _ in range(2):
+            with pytest.raises(hf.WeightMismatchError, match=r"weights that actor's rollout gave back are not those it got\. The tr"):
+                greedy(actor)
+        session.rewind(good)
+    assert own == (harm != "number")
+    assert np.array_equal(greedy(actor), expected)
+    assert actor.last_reshard.verified
+
+
+@pytest.mark.slow
+def test_a_state_that_is_not_what_it_was_is_found(session, actor, tmp_path):
+    session.save(tmp_path)
+    actor.run(plant_in_state)
+    with pytest.raises(hf.WeightMismatchError, match=rf"{PARAMETER} of actor on ranks \[0, 1\] is not what the save had: 0x\w+ left"):
+        session.load(tmp_path)
+    session.load(tmp_path)
+    snapshot = session.snapshot("before")
+    actor.run(plant_in_state)
+    with pytest.raises(hf.WeightMismatchError, match="is not what the snapshot had"):
+        session.rewind(snapshot)
+    session.rewind(snapshot)
+    greedy(actor)
+    assert actor.last_reshard.verified
