@@ -51,6 +51,29 @@ def plant_in_state(rank):
     ShareOfModel.write = write_and_harm
 
 
+def plant_in_kernel(rank):
+    """On rank 0: vLLM packs another weight than it was given."""
+    from hfsdk.engine.generation import cpu_support_vllm
+
+    if rank.rank != 0:
+        return
+    before = cpu_support_vllm._dispatch
+
+    def dispatch():
+        cpu_support_vllm._dispatch = before
+        pack, seen = before(), []
+
+        def pack_another(layer, freed):
+            seen.append(layer)
+            if len(seen) == 3:
+                layer.weight.data[1, 2] += 0.5
+            pack(layer, freed)
+
+        return pack_another
+
+    cpu_support_vllm._dispatch = dispatch
+
+
 @pytest.fixture(scope="module", params=["packed", "shared"])
 def session(request, ray_here):
     with hf.Session(devices=2, seed=5, name=f"proof {request.param}") as session:
@@ -108,3 +131,14 @@ def test_a_state_that_is_not_what_it_was_is_found(session, actor, tmp_path):
     session.rewind(snapshot)
     greedy(actor)
     assert actor.last_reshard.verified
+
+
+@pytest.mark.slow
+def test_a_kernel_that_packs_another_weight_is_found(actor):
+    if actor.census().to_pandas()["moment"][0] != "both":
+        return  # nothing is packed
+    expected = greedy(actor)
+    actor.run(plant_in_kernel)
+    with pytest.raises(hf.WeightMismatchError, match=r"model\.layers\.\d\.\S+: the packed weight does not multiply as the plain one"):
+        greedy(actor)
+    assert np.array_equal(greedy(actor), expected)

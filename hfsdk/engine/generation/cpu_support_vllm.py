@@ -29,6 +29,7 @@ import functools
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,9 +37,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.core.errors import WeightMismatchError
 from hfsdk.engine.process import gpus
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 SEGMENTS = Path("/dev/shm")
@@ -46,6 +49,9 @@ SEGMENTS = Path("/dev/shm")
 
 GIVE_BACK_EVERY = 16
 """Updates of packed weights after which what they left free in the heap is returned to the system; that takes about 4 ms."""
+
+PACKED_ROUNDING = {4: 1e-4, 2: 0.03}
+"""By the bytes of a number: how far a packed layer's product may be from the plain one's, relative to its largest number."""
 
 _SEGMENT_PREFIX = "hfsdk."
 
@@ -292,6 +298,8 @@ class CpuWeights:
         self.packs = mode == "packed"
         self.packed_bytes = 0
         """Bytes of weights held in packed kernels (besides the plain parameters)."""
+        self.probe_s = 0.0
+        """Seconds that it took so far to try packed layers."""
         self._num_packed = 0
 
     def open(self) -> None:
@@ -307,18 +315,50 @@ class CpuWeights:
         self.packed_bytes = 0
 
     def close(self) -> None:
-        """Pack every layer's plain weight and free it, except where a table needs it."""
+        """Pack every layer's plain weight and free it, except where a table needs it; each is tried on a row of signs.
+
+        Raises:
+            WeightMismatchError: a packed layer does not multiply as its plain weight did.
+        """
+        import torch
+
         self.packed_bytes = 0
-        dispatch = _dispatch()
-        for layer in self._tied:
+        dispatch, wrong = _dispatch(), set()
+        for layer, freed in [*((layer, False) for layer in self._tied), *((layer, True) for layer, *_ in self._linears)]:
             self.packed_bytes += layer.weight.nbytes
-            dispatch(layer, False)
-        for layer, _, _ in self._linears:
-            self.packed_bytes += layer.weight.nbytes
-            dispatch(layer, True)
+            begun = time.perf_counter()
+            probe = _signs(layer.weight.shape[1], layer.weight.dtype)
+            plain = torch.nn.functional.linear(probe, layer.weight)
+            self.probe_s += time.perf_counter() - begun
+            dispatch(layer, freed)
+            begun = time.perf_counter()
+            if not _alike(layer.cpu_linear(probe, layer.weight, None), plain):
+                wrong.add(id(layer))
+            self.probe_s += time.perf_counter() - begun
         self._num_packed += 1
         if self._num_packed % GIVE_BACK_EVERY == 0:
             _give_back()
+        if wrong:
+            names = [name for name, module in self._model.named_modules() if id(module) in wrong]
+            raise WeightMismatchError(
+                f"{', '.join(names[:3])}{' and more' * (len(names) > 3)}: the packed weight does not multiply as the plain one did. "
+                'Run the call again; if it comes back, leave the weights plain with RolloutOptions(cpu_weights="shared").'
+            )
+
+
+@functools.cache
+def _signs(count: int, dtype: torch.dtype) -> Tensor:
+    """Return a row of random signs, exact in every dtype."""
+    import torch
+
+    return (torch.randint(0, 2, (1, count), generator=torch.Generator().manual_seed(0)) * 2 - 1).to(dtype)
+
+
+def _alike(packed: Tensor, plain: Tensor) -> bool:
+    """Whether two products are the same but for the order of their sums; of a weight that is not finite nothing can be said."""
+    most = plain.abs().max().float()
+    rounding = PACKED_ROUNDING[packed.element_size()]
+    return not bool(most.isfinite()) or bool((packed.float() - plain.float()).abs().max() <= rounding * most)
 
 
 def _give_back() -> None:

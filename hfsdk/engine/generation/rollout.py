@@ -216,6 +216,11 @@ class Rollout:
         return plain + packed + self.kv_cache_bytes
 
     @property
+    def probe_s(self) -> float:
+        """Seconds that it took so far to try packed layers."""
+        return self._weights.probe_s if self._weights else 0.0
+
+    @property
     def away_bytes(self) -> int:
         """Bytes of the device that others have while this rollout sleeps, as measured; torch counts them as allocated all along."""
         return 0 if self._sleep is None else self._sleep.away_bytes

@@ -18,6 +18,7 @@ from hfsdk.engine.weights import bridge, transport
 from hfsdk.engine.weights.direct import NOTHING, Way
 from hfsdk.engine.weights.fingerprints import MOVE_AGAIN, mismatch
 from hfsdk.engine.worker.role_host import ObjectsGoneError, RoleHost
+from hfsdk.engine.worker.transition import put_into_use
 from hfsdk.resharding.reshard_report import TransportReport
 
 
@@ -78,7 +79,7 @@ class ShadowWeights:
             self.last_report = report
             safe.agree(self._groups.world, mismatch(self._spec.name, proof, MOVE_AGAIN))
             if self._rollout is not None:
-                self._rollout.finish_update()
+                put_into_use(self._rollout, self._groups.world, safe)
         self.last_report = report
         self.version, self.num_updates = version, given.num_updates
         return report
@@ -99,7 +100,7 @@ class ShadowWeights:
             with self._trainer.on_device("weights"):
                 return self._worker.exchange(way, link, NOTHING, self._trainer.local_tensors(), safe, self._keep)
         report = self._worker.exchange(way, link, NOTHING, self._rollout.weight_targets(), safe, self._keep)
-        self._rollout.finish_update()
+        put_into_use(self._rollout, self._groups.world, safe)
         return report
 
     def _keep(self, report: TransportReport) -> None:

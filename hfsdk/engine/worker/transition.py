@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,9 +24,24 @@ from hfsdk.resharding.reshard_report import Resident, TransportReport
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 DAMAGED = "The trainer's weights of this rank are damaged: session.load(...) a checkpoint, or rewind to a snapshot, before you go on."
 """What to do where the weights were nowhere else."""
+
+
+def put_into_use(rollout: Rollout, group: ProcessGroup, safe: SafePoint) -> None:
+    """Have a rollout use the weights that were written; on all ranks, or on none.
+
+    Raises:
+        WeightMismatchError: a packed layer does not multiply as its weight did.
+    """
+    error = None
+    try:
+        rollout.finish_update()
+    except WeightMismatchError as found:
+        error = found
+    safe.agree(group, error)
 
 
 class Transition:
@@ -48,6 +64,8 @@ class Transition:
         self.stale = True
         self.last_report: TransportReport | None = None
         self._witness: Witness | None = None
+        self._proof_s = 0.0
+        """Seconds that proofs have taken since the transition began."""
         self._given: fingerprints.Sums | None = None
         """Fingerprints of what this rank gave last."""
         self._damaged: Exception | None = None
@@ -85,6 +103,7 @@ class Transition:
         self._take_back(safe)
         rank, world = self._worker.setup.rank, self._groups.world
         self._together(rollout, rollout.wake_weights, safe)
+        self._proof_s = -rollout.probe_s
         with trainer.on_device("weights"), self._worker.recorder.span("reshard") as attrs:
             sources = trainer.local_tensors()
             if self.residency is None:
@@ -98,25 +117,33 @@ class Transition:
                 given = self._fingerprints(plan, sources)
                 report = self.residency.to_rollout(world)
             report = self._compare(plan, report, given, targets, safe)
-            rollout.finish_update()
-            attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared)
+            put_into_use(rollout, self._groups.world, safe)
+            attrs.update(
+                bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared,
+                proof_s=self._proof_s + rollout.probe_s,
+            )  # fmt: skip
         self.stale = False
         self._together(rollout, rollout.wake_cache, safe)
         return report
 
     def _fingerprints(self, plan: ReshardPlan, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
         assert self._witness is not None
-        return fingerprints.of_given(self._witness, sources, transport.TORCH_DTYPES[plan.dtype])
+        begun = time.perf_counter()
+        sums = fingerprints.of_given(self._witness, sources, transport.TORCH_DTYPES[plan.dtype])
+        self._proof_s += time.perf_counter() - begun
+        return sums
 
     def _compare(
         self, plan: ReshardPlan, report: TransportReport, sums: fingerprints.Sums, targets: Mapping[str, Tensor], safe: SafePoint
     ) -> TransportReport:
         """Compare what is in the rollout's parameters with what left, before they are packed; return the report with the proof."""
         assert self._witness is not None
+        begun = time.perf_counter()
         counts = [self._witness.num_given(rank) for rank in range(plan.num_ranks)]
         given = fingerprints.gathered(sums, counts, self._groups.world)
         proof = fingerprints.compared(self._witness, targets, given, plan.num_ranks)
         self._given, self.last_report = sums, replace(report, proof=proof)
+        self._proof_s += time.perf_counter() - begun
         safe.agree(self._groups.world, fingerprints.mismatch(f"{self._spec.name}'s rollout", proof, fingerprints.MOVE_AGAIN))
         return self.last_report
 
@@ -156,6 +183,7 @@ class Transition:
         assert plan is not None
         assert trainer is not None
         with self._worker.recorder.span("reshard") as attrs:
+            self._proof_s = 0.0
             attrs.update(bytes=0, bytes_copied=self.residency.to_training())
             given, self._given = self._given, None
             if safe is None or given is None:
@@ -163,6 +191,7 @@ class Transition:
             error = None
             if bool((self._fingerprints(plan, trainer.local_tensors()) != given).any()):
                 error = WeightMismatchError(f"weights that {self._spec.name}'s rollout gave back are not those it got. {DAMAGED}")
+            attrs["proof_s"] = self._proof_s
             try:
                 safe.agree(self._groups.world, error)
             except (WeightMismatchError, PeerFailed) as found:
