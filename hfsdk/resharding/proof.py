@@ -98,7 +98,7 @@ class Witness:
         self.rank = rank
         numbers: dict[int, dict[Key, int]] = defaultdict(dict)
         mine, taken = {}, []
-        before, after = _by_local(held), _by_local(needed)
+        before, self._after = _by_local(held), _by_local(needed)
         self.num_shared = 0
         for move in moves:
             of_source = numbers[move.source]
@@ -110,10 +110,14 @@ class Witness:
             if move.target == rank:
                 self.num_shared += stays
                 if not stays:
-                    taken.append(Taken(move, _where(after, move.tensor, move.target_local, move.target_start), number))
+                    taken.append(Taken(move, self.start_of(move), number))
         self.gives: Mapping[int, Given] = mine
         self.takes: Sequence[Taken] = tuple(taken)
         self._numbers = numbers
+
+    def start_of(self, move: Move) -> Offsets:
+        """Return where a box that this rank takes begins in the Hugging Face tensor."""
+        return _where(self._after, move.tensor, move.target_local, move.target_start)
 
     def num_given(self, source: int) -> int:
         """Return how many boxes a rank gives, the shared ones included."""

@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+from collections import Counter
+from dataclasses import replace
 from html import escape
 from xml.etree import ElementTree
 
 import pytest
 
 import hfsdk as hf
+from hfsdk.resharding.boxes import vllm_boxes
+from hfsdk.resharding.proof import Proof, Witness, WrongBox
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import ReshardReport, TransportReport
 from hfsdk.viz.frame import bytes_text
@@ -32,12 +36,22 @@ SPEC = hf.ModelSpec(
 QKV = "model.layers.0.self_attn.qkv_proj.weight"
 
 
-def report(plan):
+def report(plan, wrong=()):
+    """What a transition reports of which all boxes are proven, but for some moves that are wrong."""
     ranks = []
     for rank in range(plan.num_ranks):
         came = tuple(0 if s == rank else int(plan.matrix[s, rank]) for s in range(plan.num_ranks))
-        ranks.append(TransportReport(plan.bytes_sent(rank), sum(came), plan.bytes_copied(rank), 0, came, 0.25))
+        mine = [move for move in plan.moves if move.target == rank]
+        harmed = [WrongBox(m.tensor, start_of(plan, m), m.size, m.source, rank, 1, 2) for m in mine if m in wrong]
+        proven = Counter(move.source for move in mine if move not in wrong)
+        proof = Proof(tuple(proven[source] for source in range(plan.num_ranks)), 0, tuple(harmed))
+        ranks.append(TransportReport(plan.bytes_sent(rank), sum(came), plan.bytes_copied(rank), 0, came, 0.25, proof))
     return ReshardReport(plan, tuple(ranks))
+
+
+def start_of(plan, move):
+    at = plan.rollout_at(move.target)
+    return Witness([], move.target, (), vllm_boxes(plan.spec, plan.rollout.tp, at.tp)).start_of(move)
 
 
 @pytest.mark.parametrize(("train", "rollout"), [("tp4", "tp2"), ("tp2 pp2", "tp2"), ("dp4", "tp4"), ("tp4 pp2 dp4", "tp4 dp8")])
@@ -206,3 +220,24 @@ def test_one_rank_has_a_picture_and_other_things_have_none():
     picture = hf.viz.reshard_picture(ReshardPlan.between(nasty, "tp2", "dp2"))
     ElementTree.fromstring(picture.to_svg())
     assert picture.to_html().count("</script") == 1
+
+
+def test_boxes_are_proven_unproven_or_wrong():
+    plan = ReshardPlan.between(SPEC, "tp4", "tp2")
+    harmed = next(move for move in plan.moves if "layers.1.mlp.down_proj" in move.tensor and move.source != move.target)
+    found = report(plan, wrong=[harmed])
+    variant = reshard_view(found)["variants"][0]
+    assert variant["boxes"] == [len(plan.moves) - 1, 0, 1] == list(found.boxes().values())
+    assert not found.verified
+    assert [sum(column) for column in zip(*(rank["boxes"] for rank in variant["ranks"]), strict=True)] == variant["boxes"]
+    assert variant["wrong"] == [str(found.wrong[0])]
+    (down,) = (p for p in variant["parameters"] if p["name"].endswith("0.mlp.down_proj.weight"))
+    wrong = [(rank, piece[7]) for rank, pieces in zip(down["ranks"], down["after"], strict=True) for piece in pieces if piece[11] == 2]
+    assert wrong == [(harmed.target, harmed.source)], "of layers that move alike the worst is drawn"
+    assert "boxes: " in hf.viz.reshard_picture(found).to_text()
+    assert str(found.wrong[0]) in hf.viz.reshard_picture(found).to_html()
+    whole = report(plan)
+    assert whole.verified
+    assert reshard_view(plan)["variants"][0]["boxes"] is None
+    silent = ReshardReport(plan, tuple(replace(rank, proof=None) for rank in whole.ranks))
+    assert (silent.verified, silent.boxes()["unproven"]) == (False, len(plan.moves))

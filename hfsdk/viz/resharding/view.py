@@ -6,6 +6,7 @@ shown box by box, and the matrix brings ranks together; nothing is counted twice
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypedDict
@@ -23,11 +24,15 @@ from hfsdk.viz.plain import plain
 
 MOST_RANKS = 32
 """A matrix of more ranks brings together those of a node, or equal runs of them."""
+MOST_WRONG = 8
+"""So many wrong boxes are named."""
 BOX_RANKS = 8
 """So many ranks are shown box by box."""
 
 IN_PLACE, COPIED, SAME_NODE, NETWORK = range(4)
 WAYS = ("same in both, may stay in place", "copied on its rank", "moved within a node", "moved across the network")
+PROVEN, UNPROVEN, WRONG = range(3)
+PROOFS = ("proven", "unproven", "wrong")
 TEXT_RANKS = 16
 """So many ranks have a line of text."""
 BAR_RANKS = 32
@@ -62,13 +67,16 @@ class RankView(TypedDict):
     own_measured: int | None
     sources: list[int]
     """Ranks that it receives from."""
+    boxes: list[int] | None
+    """How many boxes it took that are proven, unproven and wrong; ``None`` of a plan."""
 
 
 class ParameterView(TypedDict):
     """One parameter of the rollout, box by box.
 
     A box is [tensor, first row, first column, rows, columns, row here, column here]; a piece of ``after`` adds the rank it comes
-    from, its way (an index into ``ways``), and the row and column there.
+    from, its way (an index into ``ways``), the row and column there, and its proof (an index into ``proofs``; of layers that move
+    alike the worst).
     """
 
     name: str
@@ -102,6 +110,10 @@ class VariantView(TypedDict):
     parameters: list[ParameterView]
     moved: int
     redundant: int
+    boxes: list[int] | None
+    """How many boxes are proven, unproven and wrong; ``None`` of a plan."""
+    wrong: list[str]
+    """The first of those that are wrong: where, from which rank to which, both fingerprints."""
 
 
 class ReshardView(TypedDict):
@@ -113,6 +125,7 @@ class ReshardView(TypedDict):
     dtype_bytes: int
     by: str
     ways: list[str]
+    proofs: list[str]
     variants: list[VariantView]
 
 
@@ -134,7 +147,7 @@ def reshard_view(*given: ReshardPlan | ReshardReport) -> ReshardView:
     title = variants[0]["title"] if len(given) == 1 else _both_title(plan, variants)
     view: ReshardView = {
         "picture": "reshard", "title": title, "summary": variants[0]["summary"], "dtype_bytes": DTYPE_BYTES[plan.dtype], "by": by,
-        "ways": list(WAYS), "variants": variants,
+        "ways": list(WAYS), "proofs": list(PROOFS), "variants": variants,
     }  # fmt: skip
     cleaned: ReshardView = plain(view)
     return cleaned
@@ -174,8 +187,10 @@ def _variant(given: ReshardPlan | ReshardReport) -> VariantView:
         "grouping": plan.grouping, "title": data["title"], "summary": data["summary"], "groups": groups, "far": far,
         "num_ranks": plan.num_ranks, "ranks": [_rank(plan, report, number, row) for number, row in enumerate(bars)],
         "matrix": _together(data["matrix"], bucket, len(groups)), "measured": measured, "links": links, "ladder": data["ladder"],
-        "parameters": _parameters(plan, bucket, len(groups)), "moved": plan.bytes_moved,
+        "parameters": _parameters(plan, bucket, len(groups), _Proofs(report)), "moved": plan.bytes_moved,
         "redundant": sum(rank["aside"] for rank in data["ranks"]),
+        "boxes": list(report.boxes().values()) if report else None,
+        "wrong": [str(box) for box in report.wrong[:MOST_WRONG]] if report else [],
     }  # fmt: skip
 
 
@@ -185,8 +200,34 @@ def _rank(plan: ReshardPlan, report: ReshardReport | None, number: int, row: Map
         "row": number, "rank": number, "node": plan.nodes[number], "train": _at(plan.train_at(number)),
         "rollout": _at(plan.rollout_at(number)), "held": row["held"], "needed": row["needed"], "own": row["own"],
         "received": row["received"], "aside": row["aside"], "measured": row["measured"], "own_measured": own,
-        "sources": row["from"],
+        "sources": row["from"], "boxes": _boxes_of_rank(report, number) if report else None,
     }  # fmt: skip
+
+
+def _boxes_of_rank(report: ReshardReport, number: int) -> list[int]:
+    proof = report.ranks[number].proof
+    taken = sum(section.count * sum(move.target == number for move in section.moves) for section in report.plan.sections)
+    if proof is None:
+        return [0, taken, 0]
+    return [proof.num_boxes - len(proof.wrong), taken - proof.num_boxes, len(proof.wrong)]
+
+
+class _Proofs:
+    """What is known of each box of a report, layers that move alike together."""
+
+    def __init__(self, report: ReshardReport | None) -> None:
+        self._known = {rank for rank, one in enumerate(report.ranks) if one.proof is not None} if report else set()
+        self._wrong = {(_of_any_layer(box.tensor), box.source, box.target, box.start) for box in (report.wrong if report else ())}
+
+    def of(self, move: Move, start: Sequence[int]) -> int:
+        """Return an index into ``PROOFS``."""
+        if move.target not in self._known:
+            return UNPROVEN
+        return WRONG if (_of_any_layer(move.tensor), move.source, move.target, tuple(start)) in self._wrong else PROVEN
+
+
+def _of_any_layer(tensor: str) -> str:
+    return re.sub(r"\.layers\.\d+\.", ".layers.", tensor)
 
 
 def _at(at: Coordinates | None) -> str:
@@ -217,7 +258,7 @@ def _together(matrix: Sequence[Sequence[int]], bucket: Sequence[int], count: int
 # ---- parameters
 
 
-def _parameters(plan: ReshardPlan, bucket: Sequence[int], count: int) -> list[ParameterView]:
+def _parameters(plan: ReshardPlan, bucket: Sequence[int], count: int, proofs: _Proofs) -> list[ParameterView]:
     """Return the two-dimensional parameters of the rollout: of the first layer, and what is in none."""
     found = []
     for section in _first_sections(plan):
@@ -226,7 +267,7 @@ def _parameters(plan: ReshardPlan, bucket: Sequence[int], count: int) -> list[Pa
             if len(move.size) == 2:
                 moves[move.source_local if plan.to_train else move.target_local].append(move)
         held = _held(plan, section)
-        found += [_parameter(plan, section, name, those, held, bucket, count) for name, those in moves.items()]
+        found += [_parameter(plan, section, name, those, held, bucket, count, proofs) for name, those in moves.items()]
     order = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"]
     return sorted(found, key=lambda p: order.index(_short(p["name"])) if _short(p["name"]) in order else len(order))
 
@@ -267,7 +308,7 @@ def _boxes(plan: ReshardPlan, section: Section, at: Coordinates) -> list[Box]:
 
 def _parameter(
     plan: ReshardPlan, section: Section, name: str, moves: Sequence[Move], held: Mapping[int, list[Box]], bucket: Sequence[int],
-    count: int,
+    count: int, proofs: _Proofs,
 ) -> ParameterView:  # fmt: skip
     tensors = sorted({move.tensor for move in moves}, key=lambda t: [m.tensor for m in moves].index(t))
     ranks = _shown(plan, moves, held)
@@ -280,7 +321,7 @@ def _parameter(
     for rank in ranks:
         in_place = _in_place(plan, name, rank)
         mine = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
-        after.append([_piece(plan, move, held[move.source], tensors, in_place) for move in mine])
+        after.append([_piece(plan, move, held[move.source], tensors, in_place, proofs) for move in mine])
     return {
         "name": name, "note": NOTES.get(_short(name), ""), "count": section.count, "tensors": [_label(t) for t in tensors],
         "ranks": ranks, "before": before, "after": after, "matrix": matrix,
@@ -309,7 +350,9 @@ def _in_place(plan: ReshardPlan, name: str, rank: int) -> bool:
     return name in plan.shared(rank)
 
 
-def _piece(plan: ReshardPlan, move: Move, held: Sequence[Box], tensors: Sequence[str], in_place: bool) -> list[int]:
+def _piece(
+    plan: ReshardPlan, move: Move, held: Sequence[Box], tensors: Sequence[str], in_place: bool, proofs: _Proofs
+) -> list[int]:
     box = next(
         b for b in held
         if b.local == move.source_local and b.tensor == move.tensor
@@ -318,7 +361,10 @@ def _piece(plan: ReshardPlan, move: Move, held: Sequence[Box], tensors: Sequence
     start = [b + s - lo for b, s, lo in zip(box.start, move.source_start, box.local_start, strict=True)]
     near = plan.nodes[move.source] == plan.nodes[move.target]
     way = (IN_PLACE if in_place else COPIED) if move.source == move.target else SAME_NODE if near else NETWORK
-    return [tensors.index(move.tensor), *start, *move.size, *move.target_start, move.source, way, *move.source_start]
+    return [
+        tensors.index(move.tensor), *start, *move.size, *move.target_start, move.source, way, *move.source_start,
+        proofs.of(move, start),
+    ]  # fmt: skip
 
 
 def _label(tensor: str) -> str:
@@ -345,4 +391,8 @@ class ReshardPicture(Picture):
                 )
             if variant["num_ranks"] > TEXT_RANKS:
                 lines.append(f"and {variant['num_ranks'] - TEXT_RANKS} more ranks")
+            if variant["boxes"] is not None:
+                counts = zip(variant["boxes"], self.view["proofs"], strict=True)
+                lines.append("boxes: " + ", ".join(f"{count} {word}" for count, word in counts))
+            lines += [f"wrong: {text}" for text in variant["wrong"]]
         return "\n".join(lines)

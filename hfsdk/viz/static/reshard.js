@@ -5,8 +5,9 @@ import { fmtBytes, fmtCount, frame, H, hatches, inkOn, isMissing, keyboard, S, s
 const PALETTE = ["#6b8e23", "#8c6d46", "#4a90a4", "#a0528d", "#5d6d7e"],
   OWN = "#3b76c4",
   MOVED = "#d64545",
-  ASIDE = "#8a94a0";
-const [T, R0, C0, ROWS, COLS, LR, LC, FROM, WAY, SR, SC] = Array(11).keys();
+  ASIDE = "#8a94a0",
+  PROOF = ["#2e9e5b", "#8a94a0", "#d64545"];
+const [T, R0, C0, ROWS, COLS, LR, LC, FROM, WAY, SR, SC, PROVED] = Array(12).keys();
 const SEE = 88,
   TALL = 150,
   PANEL = 224,
@@ -206,6 +207,7 @@ function render({ model, el }) {
             },
             node,
           );
+        if (there && plan().boxes) proofOf(node, box, b[PROVED]);
         boxText(
           node,
           box,
@@ -216,9 +218,23 @@ function render({ model, el }) {
           ...boxRows(p, b),
           ["from", moved(b) ? `rank ${b[FROM]}` : "its own shard"],
           ["way", view.ways[b[WAY]]],
+          ...(plan().boxes ? [["fingerprints", view.proofs[b[PROVED]]]] : []),
         ]);
       }
     });
+  }
+  function proofOf(node, box, proof) {
+    // a strip at the right; what is wrong is crossed out as well
+    node.dataset.proof = view.proofs[proof];
+    const w = Math.min(4, box.width / 3),
+      right = box.x + box.width;
+    S("rect", { x: right - w, y: box.y, width: w, height: box.height, fill: PROOF[proof], stroke: "#fff", "stroke-width": 0.8, class: "hf-proof" }, node);
+    if (proof < 2) return;
+    const [x1, y1, x2, y2] = [box.x, box.y, right, box.y + box.height];
+    for (const d of [`M${x1} ${y1}L${x2} ${y2}`, `M${x1} ${y2}L${x2} ${y1}`]) {
+      S("path", { d, stroke: "#fff", "stroke-width": 4, fill: "none" }, node);
+      S("path", { d, stroke: PROOF[2], "stroke-width": 2, fill: "none" }, node);
+    }
   }
   const boxRows = (p, b) => [
     ["tensor", p.tensors[b[T]]],
@@ -323,6 +339,7 @@ function render({ model, el }) {
         ["from ranks", r.sources.length ? r.sources.slice(0, 12).join(", ") + (r.sources.length > 12 ? " …" : "") : "none"],
         ["received, measured", fmtBytes(r.measured)],
         ["redundant: kept, not needed", fmtBytes(r.aside)],
+        ...(r.boxes ? view.proofs.map((word, k) => [`boxes ${word}`, fmtCount(r.boxes[k])]) : []),
       ]);
     });
     return 30 + ranks.length * (h + gap);
@@ -607,6 +624,17 @@ function render({ model, el }) {
       `${plan().grouping} grouping: ${fmtBytes(plan().moved)} cross between ranks, ` +
         `${fmtBytes(plan().redundant)} redundant (kept of a training shard, and not part of the rollout's)`,
     );
+    if (plan().boxes) proofs(box);
+  }
+  function proofs(parent) {
+    const key = H("div", { class: "hf-legend hf-proofs", "data-boxes": plan().boxes.join(" ") }, parent);
+    H("span", { class: "hf-dim" }, key, "boxes by fingerprints:");
+    plan().boxes.forEach((count, k) =>
+      swatch(key, `${fmtCount(count)} ${view.proofs[k]}`, (s) =>
+        S("rect", { x: 1, y: 1, width: 14, height: 9, fill: PROOF[k], opacity: count ? null : 0.35 }, s),
+      ),
+    );
+    for (const text of plan().wrong) H("div", { class: "hf-bad hf-wrap" }, parent, text);
   }
 
   function tables() {
