@@ -13,6 +13,9 @@ RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 GAP_TOLERANCE = {"fp32": {"mean": 1e-4, "max": 1e-3}, "bf16": {"mean": 0.05, "max": 1.0}}
 """``|trainer - rollout|`` of a token's log-probability, in nats: rounding alone stays below."""
 
+CHECK: ContextVar[str | None] = ContextVar("check", default="light")
+"""What a run of ``session.train`` checks; ``None`` is nothing."""
+
 WARNED: ContextVar[set[str] | None] = ContextVar("warned", default=None)
 """What a run of ``session.train`` has warned of, so that it does so once; ``None`` outside one, where every step is told."""
 
@@ -71,7 +74,9 @@ def gaps(numbers: Mapping[str, float], dtype: str) -> list[str]:
 
 
 def warn(broken: Sequence[str]) -> None:
-    """Warn of what is broken; within a run of ``session.train`` once of each kind, which is a warning's first word."""
+    """Warn of what is broken, where a run checks at all; within one once of each kind, which is a warning's first word."""
+    if CHECK.get() is None:
+        return
     warned = WARNED.get()
     for text in broken:
         kind = text.split()[0]

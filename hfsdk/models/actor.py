@@ -20,6 +20,7 @@ from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.table import Ragged, Table
 from hfsdk.models.handle import Host, TrainedHandle
+from hfsdk.models.replays import REPLAYED, sample_of
 from hfsdk.models.reward import PART
 from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_plan import ReshardPlan
@@ -108,7 +109,11 @@ class ActorModel(TrainedHandle):
             batch = batch.take(np.repeat(np.arange(len(batch)), n))
         arguments = Generation(sampling=sampling, seed=self._host.seed if seed is None else seed, copies=n)
         lease = self._submit(GENERATE, arguments, {name: refs_of(batch)[name] for name in GENERATE.reads}, len(batch))
-        return with_written(batch, lease, GENERATE.writes)
+        generated = with_written(batch, lease, GENERATE.writes)
+        replayed = REPLAYED.get()
+        if replayed is not None and (rows := sample_of(generated, sampling)) is not None:
+            replayed.append((self.compute_log_probs(rows), self._role.dtype))
+        return generated
 
     @checked
     def chat(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.algorithms import DPO
-from hfsdk.algorithms.invariants import WARNED
+from hfsdk.algorithms.invariants import CHECK, WARNED
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, checked
 from hfsdk.core.errors import DependencyError, HfsdkError, OptionError, SimulatedValueError
@@ -30,6 +30,7 @@ from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
 from hfsdk.session.on_death import RAISE, Restorer, restorer
 from hfsdk.session.progress import Bar, progress_bar
 from hfsdk.session.prompts import PromptStream
+from hfsdk.session.replaying import replaying
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.run_record import NUM_SAMPLES, resources
 from hfsdk.session.running import Run
@@ -62,6 +63,7 @@ def train(  # noqa: D417
     on_death: str = RAISE,
     max_restores: Count = 3,
     shrink: bool = False,
+    check: str | None = "light",
     progress: bool | None = None,
     wait: bool = True,
 ) -> Run:
@@ -95,6 +97,10 @@ def train(  # noqa: D417
             planned for every node before the run begins, and told; when it, or another node like it, is there again, the roles move
             back after the running step (``run.resized``). The samples are those of the undisturbed run, but for the rounding of
             sums over other ranks.
+        check: what is checked in every step. ``"light"``: what must hold before anything is updated (ratio 1, nothing clipped,
+            trainer and rollout apart by rounding alone); ``"full"``: besides, some rows of each generation are replayed through the
+            trainer at once (``replay_gap_max``, in nats; a forward pass of 8 rows); ``None``: none of it. What does not hold is an
+            `InvariantWarning`. That weights arrive as they left is proven whatever this says (``actor.last_reshard.verified``).
         progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
         wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
             ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
@@ -128,6 +134,7 @@ def train(  # noqa: D417
         max_restores,
         shrink,
         wait,
+        check,
     )
     parts.client.check_open()
     if parts.runs.elsewhere is not None:
@@ -162,7 +169,7 @@ def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> R
         smaller.prepare()
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
         after_death = restorer(parts, control, best, wanted.on_death, wanted.max_restores, saving, smaller)
-        loop = _Loop(parts, algorithm, stream, wanted.metrics, wanted.stop, saving, best, after_death, control, run)
+        loop = _Loop(parts, algorithm, stream, wanted.metrics, wanted.stop, saving, best, after_death, control, run, wanted.level)
         try:
             loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wanted.wait, shown)
             interrupts.answer()
@@ -199,6 +206,7 @@ class _Loop:
     after_death: Restorer | None
     control: RunControl
     run: Run
+    level: str | None
     tracking: Tracking | None = None
     watcher: Watcher | None = None
     unsubscribe: Callable[[], None] = lambda: None
@@ -253,7 +261,7 @@ class _Loop:
         failed: Exception | None = None
         done = False
         self.control.calls.take_thread()
-        token = WARNED.set(set())
+        token, level = WARNED.set(set()), CHECK.set(self.level)
         try:
             with progress_bar(self.control.steps, shown and self.watcher is None) as drawn, interrupts.raised():
                 self.go(interrupts, drawn)
@@ -264,6 +272,7 @@ class _Loop:
                 raise
         finally:
             WARNED.reset(token)
+            CHECK.reset(level)
             self.end(failed, done=done)
 
     def go(self, interrupts: Interrupts, bar: Bar) -> None:
@@ -372,13 +381,14 @@ def _one_step(
     started, finished = time.perf_counter(), False
     parts.client.send(m.NextStep(number))
     try:
-        with _first_failure():
+        with _first_failure(), replaying(parts.context.simulated) as replayed:
             step = algorithm.step(parts.deployment.models, next(prompts))
             if step is None:
                 raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
             row: Row = {"step": parts.context.counters.next(STEPS)}
             with suppress(SimulatedValueError):  # shapes and times only: no metrics to show
                 row |= numbers_of(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
+                row |= replayed()
                 for metric in metrics:
                     row |= own_metric(metric, step.batch)
         if parts.context.simulated:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.store import is_address
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
@@ -16,6 +17,8 @@ from hfsdk.session.prompts import PromptStream
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tracking import Tracker
+
+LEVELS = ("light", "full", None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,8 @@ class WantedRun:
     max_restores: int
     shrink: bool
     wait: bool
+    level: str | None
+    """What is checked in each step."""
 
     def check(self, parts: Parts) -> None:
         """Refuse what no run can be made of.
@@ -46,6 +51,8 @@ class WantedRun:
             PlacementError: the session lacks roles that it uses.
         """
         check_algorithm(self.algorithm)
+        if self.level not in LEVELS:
+            raise OptionError(f'check must be "light", "full" or None; got {shown(self.level)}')
         if self.save_every and self.folder is None:
             raise OptionError(f"save_every={self.save_every} needs a folder to save to (folder=...)")
         check_on_death(self.on_death, self.save_every, shrink=self.shrink)

@@ -191,8 +191,9 @@ def told_by(script):
         pytest.skip("the nodes of this test have processors only")
     path = Path(__file__).with_name(script)
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(path.parents[2])}, cwd=path.parent,  # Ray puts the working directory on workers' path
+        [sys.executable, "-X", "faulthandler", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env=os.environ | {"PYTHONPATH": str(path.parents[2])},
+        cwd=path.parent,  # Ray puts the working directory on workers' path
     )  # fmt: skip
     try:
         out, err = process.communicate(timeout=SCRIPT_S)

@@ -109,7 +109,9 @@ def test_what_is_planted_on_the_way_is_found_and_named(session, actor, harm):
     own = {wrong.source for wrong in report.wrong} == {0, 1}  # half of the parameter is rank 1's own
     if own and actor.census().to_pandas()["moment"][1] == "generating":  # and was nowhere else
         for _ in range(2):
-            with pytest.raises(hf.WeightMismatchError, match=r"weights that actor's rollout gave back are not those it got\. The tr"):
+            with pytest.raises(
+                hf.WeightMismatchError, match=r"weights that actor's rollout gave back are not those it got\. The tr"
+            ):
                 greedy(actor)
         session.rewind(good)
     assert own == (harm != "number")
@@ -121,7 +123,9 @@ def test_what_is_planted_on_the_way_is_found_and_named(session, actor, harm):
 def test_a_state_that_is_not_what_it_was_is_found(session, actor, tmp_path):
     session.save(tmp_path)
     actor.run(plant_in_state)
-    with pytest.raises(hf.WeightMismatchError, match=rf"{PARAMETER} of actor on ranks \[0, 1\] is not what the save had: 0x\w+ left"):
+    with pytest.raises(
+        hf.WeightMismatchError, match=rf"{PARAMETER} of actor on ranks \[0, 1\] is not what the save had: 0x\w+ left"
+    ):
         session.load(tmp_path)
     session.load(tmp_path)
     snapshot = session.snapshot("before")
@@ -139,6 +143,52 @@ def test_a_kernel_that_packs_another_weight_is_found(actor):
         return  # nothing is packed
     expected = greedy(actor)
     actor.run(plant_in_kernel)
-    with pytest.raises(hf.WeightMismatchError, match=r"model\.layers\.\d\.\S+: the packed weight does not multiply as the plain one"):
+    with pytest.raises(
+        hf.WeightMismatchError, match=r"model\.layers\.\d\.\S+: the packed weight does not multiply as the plain one"
+    ):
         greedy(actor)
     assert np.array_equal(greedy(actor), expected)
+
+
+def perturb(rank):
+    """What the rollout generates by is another model from the next time that it gets weights: after they were proven."""
+    from hfsdk.engine.generation.rollout import Rollout
+
+    before = Rollout.finish_update
+
+    def finish_update(self):
+        self._model.model.norm.weight.data.mul_(1.5)
+        before(self)
+
+    Rollout.finish_update, Rollout.unperturbed = finish_update, before
+
+
+def undo(rank):
+    from hfsdk.engine.generation.rollout import Rollout
+
+    Rollout.finish_update = Rollout.unperturbed
+
+
+def brevity(completions):
+    return [-len(text) / 64 for text in completions]
+
+
+@pytest.mark.slow
+def test_a_run_checks_as_much_as_it_is_asked_to(session, actor):
+    session.reward(brevity)
+    prompts, algorithm = session.prompts(PROMPTS, batch_size=4), hf.GRPO(max_new_tokens=4, n=2, kl_coef=0.0)
+    with pytest.raises(hf.OptionError, match="or None; got 'heavy'"):
+        session.train(algorithm, prompts, steps=1, check="heavy")
+    run = session.train(algorithm, prompts, steps=1, check="full", progress=False)
+    assert 0.0 <= run.rows[0]["replay_gap_max"] < 1e-3
+    assert "replay_gap_max" not in session.train(algorithm, prompts, steps=1, progress=False).rows[0]
+    if session.name.endswith("shared"):
+        return  # on one storage the trainer would be another model, too
+    actor.run(perturb)
+    with pytest.warns(hf.InvariantWarning) as caught:
+        found = session.train(algorithm, prompts, steps=1, check="full", progress=False).rows[0]
+    first_words = {str(warning.message).split()[0] for warning in caught}
+    assert first_words == {"replay_gap_max", "rollout_gap"}
+    assert found["replay_gap_max"] == pytest.approx(found["rollout_gap_max"]), "all eight rows"
+    session.train(algorithm, prompts, steps=1, check=None, progress=False)  # a warning would be an error
+    actor.run(undo)

@@ -232,7 +232,9 @@ def test_boxes_are_proven_unproven_or_wrong():
     assert [sum(column) for column in zip(*(rank["boxes"] for rank in variant["ranks"]), strict=True)] == variant["boxes"]
     assert variant["wrong"] == [str(found.wrong[0])]
     (down,) = (p for p in variant["parameters"] if p["name"].endswith("0.mlp.down_proj.weight"))
-    wrong = [(rank, piece[7]) for rank, pieces in zip(down["ranks"], down["after"], strict=True) for piece in pieces if piece[11] == 2]
+    wrong = [
+        (rank, piece[7]) for rank, pieces in zip(down["ranks"], down["after"], strict=True) for piece in pieces if piece[11] == 2
+    ]
     assert wrong == [(harmed.target, harmed.source)], "of layers that move alike the worst is drawn"
     assert "boxes: " in hf.viz.reshard_picture(found).to_text()
     assert str(found.wrong[0]) in hf.viz.reshard_picture(found).to_html()

@@ -341,7 +341,7 @@ class CpuWeights:
         if wrong:
             names = [name for name, module in self._model.named_modules() if id(module) in wrong]
             raise WeightMismatchError(
-                f"{', '.join(names[:3])}{' and more' * (len(names) > 3)}: the packed weight does not multiply as the plain one did. "
+                f"{', '.join(names[:3])}{' and more' * (len(names) > 3)}: the packed weight does not multiply as the plain one. "
                 'Run the call again; if it comes back, leave the weights plain with RolloutOptions(cpu_weights="shared").'
             )
 

@@ -214,9 +214,7 @@ def _as_numpy(held: torch.Tensor) -> Any:
 
 
 @torch.no_grad()
-def take(
-    route: Route, weights: Weights, targets: Callable[[], Mapping[str, torch.Tensor]]
-) -> tuple[tuple[int, ...], Proof]:
+def take(route: Route, weights: Weights, targets: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[tuple[int, ...], Proof]:
     """Write what was given to a rank into its local tensors; return the bytes received from every rank of the plan, and a proof.
 
     Nothing is written, and ``targets`` not called, unless what came is what was planned.

@@ -28,6 +28,7 @@ from hfsdk.engine.process import rendezvous
 from hfsdk.engine.process.safepoint import PeerFailed
 from hfsdk.engine.weights import fingerprints, transport
 from hfsdk.engine.weights.bridge import Route, boxes_of
+from hfsdk.engine.weights.fingerprints import Sums
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
 from hfsdk.resharding.box_moves import Move, moves_between
 from hfsdk.resharding.proof import Proof, Witness
@@ -101,14 +102,14 @@ class Way:
             self.route.check(peer, count)
         return report
 
-    def fingerprints(self, sources: Tensors) -> fingerprints.Sums:
+    def fingerprints(self, sources: Tensors) -> Sums:
         """Return the fingerprints of what this rank is to give."""
         if self.plan is not None:
             return fingerprints.of_given(self.witness, sources, transport.TORCH_DTYPES[self.plan.dtype])
         travels = {move.source_local: transport.TORCH_DTYPES[dtype] for dtype, moves in self.parts for move in moves}
         return fingerprints.of_given(self.witness, sources, travels)
 
-    def proof(self, sums: fingerprints.Sums, targets: Tensors, group: ProcessGroup) -> Proof | None:
+    def proof(self, sums: Sums, targets: Tensors, group: ProcessGroup) -> Proof | None:
         """Compare what has arrived on this rank with what left; ``None`` on a rank that gives. Collective over the link.
 
         Args:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-DAMAGED = "The trainer's weights of this rank are damaged: session.load(...) a checkpoint, or rewind to a snapshot, before you go on."
+DAMAGED = (
+    "The trainer's weights of this rank are damaged: session.load(...) a checkpoint, or rewind to a snapshot, before you go on."
+)
 """What to do where the weights were nowhere else."""
 
 
