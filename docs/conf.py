@@ -71,6 +71,7 @@ CONTENTS = {
             "docs/beside",
             "docs/gpu",
             "docs/reliability",
+            "docs/why",
         ],
         "SECURITY",
     ],

@@ -1,0 +1,1 @@
+"""Parts of ``why.py``: each has ``rows()``, its figures."""
