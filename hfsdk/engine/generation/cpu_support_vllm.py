@@ -68,12 +68,14 @@ def environment(num_threads: int = 1) -> dict[str, str]:
 
     ``HF_HUB_OFFLINE`` is left to the user: models are local folders, for which no hub is asked.
     ``OMP_NUM_THREADS`` matters because vLLM's kernels ask OpenMP, not torch, on threads that never set a number; it is
-    read when torch is imported. Dynamo is left alone where there is an NVIDIA driver.
+    read when torch is imported. Dynamo is left alone where there is an NVIDIA driver. FlashInfer's sampler is never used for rows
+    with seeds, nor where log-probs are of what was drawn from; vLLM would import and probe it all the same, and end without it.
     """
     return ({} if gpus.has_driver() else {"TORCHDYNAMO_DISABLE": "1"}) | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "OMP_NUM_THREADS": str(num_threads),
