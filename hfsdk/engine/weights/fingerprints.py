@@ -15,8 +15,10 @@ the weights twice costs. bf16 is read two numbers at a time: c_l[2k + 1] = 2^16 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,6 @@ import torch
 from torch import Tensor
 
 from hfsdk.core.errors import WeightMismatchError
-from hfsdk.engine.weights.role_state import slices
 from hfsdk.resharding.boxes import Offsets
 from hfsdk.resharding.proof import Proof, Witness, WrongBox
 
@@ -39,19 +40,86 @@ GPU_NUMBERS = 2**24
 Sums = npt.NDArray[np.uint64]
 """Fingerprints; the first lane in the lower 32 bits."""
 
+DtypeOf = Mapping[str, torch.dtype] | torch.dtype
+
 Given = Mapping[int, Sums | Mapping[int, int]]
 
 _multipliers: dict[tuple[str, int, str], Tensor] = {}
 
 
-@torch.no_grad()
+LocalBox = tuple[str, Offsets, Offsets, Offsets]
+"""(local tensor, where the box begins in it, its size, where it begins in the whole tensor); one or two dimensions."""
+
+
+class Strips:
+    """Boxes of local tensors whose fingerprints are taken together: those that have the same columns of one tensor in one product.
+
+    On a GPU a box by itself would be a dozen kernels, each of which takes longer to start than to run.
+    """
+
+    def __init__(self, boxes: Sequence[LocalBox]) -> None:
+        self.num_boxes = len(boxes)
+        together: dict[tuple[str, int, int, int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+        for number, (local, at, size, start) in enumerate(boxes):
+            first, count, row = (at[0], size[0], start[0]) if len(size) == 2 else (0, 1, 0)
+            together[local, len(size), at[-1], size[-1], start[-1]].append((number, first, count, row))
+        self._strips: list[tuple[str, int, int, int, int, int, int]] = []
+        self._first, self._last = np.zeros(len(boxes), np.int64), np.zeros(len(boxes), np.int64)
+        rows: list[npt.NDArray[np.int64]] = []
+        offset = 0
+        for (local, dims, column, width, global_column), members in together.items():
+            low, high = min(first for _, first, _, _ in members), max(first + count for _, first, count, _ in members)
+            of_strip = np.zeros(high - low, np.int64)
+            for number, first, count, row in members:
+                of_strip[first - low : first - low + count] = np.arange(row, row + count)
+                self._first[number], self._last[number] = offset + first - low, offset + first - low + count
+            self._strips.append((local, dims, low, high, column, width, global_column))
+            rows.append(of_strip)
+            offset += high - low
+        self._rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        self._there: dict[str, tuple[list[Tensor], Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def of(self, tensors: Mapping[str, Tensor], dtype_of: DtypeOf | None = None) -> Sums:
+        """Return the fingerprint of each box.
+
+        Args:
+            tensors: the local ones.
+            dtype_of: what they are cast to before: one for all, or by local name; by default they stay as they are.
+        """
+        if not self._strips:
+            return np.zeros(0, dtype=np.uint64)
+        sums: list[list[Tensor]] = [[] for _ in range(LANES)]
+        for local, dims, low, high, column, width, global_column in self._strips:
+            held = tensors[local].detach()
+            values = held[low:high, column : column + width] if dims == 2 else held[column : column + width].view(1, -1)
+            cast = values if dtype_of is None else values.to(dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local])
+            for of_lane, row_sums in zip(sums, _row_sums(cast, global_column), strict=True):
+                of_lane.append(row_sums)
+        multipliers, first, last = self._on(sums[0][0].device)
+        lanes = []
+        for of_lane, of_rows in zip(sums, multipliers, strict=True):
+            ends = torch.cumsum(torch.cat(of_lane) * of_rows, 0, dtype=torch.int64)
+            lanes.append(ends[last - 1] - torch.where(first > 0, ends[(first - 1).clamp(min=0)], 0))
+        low_high = torch.stack(lanes).cpu().numpy().astype(np.uint64) & np.uint64(LANE_MASK)
+        joined: Sums = (low_high[1] << np.uint64(32)) | low_high[0]
+        return joined
+
+    def _on(self, device: torch.device) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return, on a device, what rows are multiplied by, and where each box's begin and end."""
+        if str(device) not in self._there:
+            most = int(self._rows.max()) + 1
+            of_rows = [_odd("row", lane, 0, most, device)[torch.from_numpy(self._rows).to(device)] for lane in range(LANES)]
+            ends = (torch.from_numpy(these).to(device) for these in (self._first, self._last))
+            self._there[str(device)] = (of_rows, *ends)
+        return self._there[str(device)]
+
+
 def fingerprints(boxes: Iterable[tuple[Tensor, Offsets]]) -> Sums:
     """Return the fingerprint of each box, given as (its values, where it begins in the whole tensor); one or two dimensions."""
-    found = [_lanes(values.detach(), start) for values, start in boxes]
-    if not found:
-        return np.zeros(0, dtype=np.uint64)
-    lanes = torch.stack([torch.stack(pair) for pair in found]).cpu().numpy().astype(np.uint64) & np.uint64(LANE_MASK)
-    return _joined(lanes[:, 0], lanes[:, 1])
+    given = list(boxes)
+    local = [(str(i), (0,) * values.dim(), tuple(values.shape), start) for i, (values, start) in enumerate(given)]
+    return Strips(local).of({str(i): values for i, (values, _) in enumerate(given)})
 
 
 def added(sums: Iterable[int]) -> int:
@@ -62,26 +130,14 @@ def added(sums: Iterable[int]) -> int:
     return (high & LANE_MASK) << 32 | low & LANE_MASK
 
 
-def _joined(low: Sums, high: Sums) -> Sums:
-    joined: Sums = (high << np.uint64(32)) | low
-    return joined
-
-
-def _lanes(values: Tensor, start: Offsets) -> list[Tensor]:
-    matrix = values if values.dim() == 2 else values.view(1, -1)
-    row, column = (start[0] if values.dim() == 2 else 0), start[-1]
-    words = _whole_words(matrix, column)
-    rows = range(row, row + len(matrix))
-    found = []
-    for lane in range(LANES):
-        if words is not None:
-            step = matrix.shape[1] // words.shape[1]
-            of_column = _odd("column", lane, column // step, words.shape[1], values.device)
-            sums = _times(words, of_column)
-        else:
-            sums = _times(_as_words(matrix), _of_halves(lane, column, matrix.shape[1], values.device))
-        found.append((sums * _odd("row", lane, rows.start, len(rows), values.device)).sum())
-    return found
+def _row_sums(matrix: Tensor, column: int) -> list[Tensor]:
+    """Return, for each lane, the sum over each row of a matrix whose first column is ``column`` of the whole tensor."""
+    words, count, device = _whole_words(matrix, column), matrix.shape[1], matrix.device
+    if words is None:
+        halves = _as_words(matrix)
+        return [_times(halves, _of_halves(lane, column, count, device)) for lane in range(LANES)]
+    step = count // words.shape[1]
+    return [_times(words, _odd("column", lane, column // step, words.shape[1], device)) for lane in range(LANES)]
 
 
 def _whole_words(matrix: Tensor, column: int) -> Tensor | None:
@@ -111,8 +167,8 @@ def _times(words: Tensor, multipliers: Tensor) -> Tensor:
 def _times_in_steps(words: Tensor, multipliers: Tensor) -> Tensor:
     """Do so where torch has no such product."""
     step = max(1, GPU_NUMBERS // max(words.shape[1], 1))
-    sums = [(words[first : first + step] * multipliers).sum(1) for first in range(0, len(words), step)]
-    return torch.cat(sums).to(torch.int32)  # the sums are of 64 bits; the lower half is the sum modulo 2^32
+    sums = [(words[i : i + step] * multipliers).sum(1, dtype=torch.int32) for i in range(0, len(words), step)]
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
 def _odd(axis: str, lane: int, first: int, count: int, device: torch.device) -> Tensor:
@@ -139,7 +195,19 @@ def _hashed(axis: str, lane: int, count: int) -> npt.NDArray[np.int32]:
 # ---- of a plan
 
 
-def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: Mapping[str, torch.dtype] | torch.dtype) -> Sums:
+_of_witness: WeakKeyDictionary[Witness, tuple[Strips, Strips]] = WeakKeyDictionary()
+
+
+def _strips(witness: Witness) -> tuple[Strips, Strips]:
+    """Return what a rank gives and what it takes."""
+    if witness not in _of_witness:
+        gives = [(box.local, box.local_start, box.size, box.start) for box in witness.gives.values()]
+        takes = [(taken.move.target_local, taken.move.target_start, taken.move.size, taken.start) for taken in witness.takes]
+        _of_witness[witness] = Strips(gives), Strips(takes)
+    return _of_witness[witness]
+
+
+def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf) -> Sums:
     """Return the fingerprints of the boxes that this rank gives, by their numbers; of those that stay where they are, 0.
 
     Args:
@@ -148,17 +216,8 @@ def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: Mapping[
         dtype_of: what they travel in: one for all, or by local name.
     """
     found = np.zeros(witness.num_given(witness.rank), dtype=np.uint64)
-    if witness.gives:
-        boxes = (
-            (sources[box.local][slices(box.local_start, box.size)].to(_dtype(dtype_of, box.local)), box.start)
-            for box in witness.gives.values()
-        )
-        found[list(witness.gives)] = fingerprints(boxes)
+    found[list(witness.gives)] = _strips(witness)[0].of(sources, dtype_of)
     return found
-
-
-def _dtype(dtype_of: Mapping[str, torch.dtype] | torch.dtype, local: str) -> torch.dtype:
-    return dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local]
 
 
 def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_ranks: int) -> Proof:
@@ -170,8 +229,7 @@ def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_
         given: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
         num_ranks: of the plan.
     """
-    views = ((targets[t.move.target_local][slices(t.move.target_start, t.move.size)], t.start) for t in witness.takes)
-    there = fingerprints(views)
+    there = _strips(witness)[1].of(targets)
     proven, wrong = [0] * num_ranks, []
     for taken, arrived in zip(witness.takes, there.tolist(), strict=True):
         move, left = taken.move, int(given[taken.move.source][taken.number])

@@ -18,9 +18,9 @@ from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import bridge, shares
 from hfsdk.engine.weights.direct import NOTHING
-from hfsdk.engine.weights.fingerprints import added, fingerprints
+from hfsdk.engine.weights.fingerprints import Strips, added
 from hfsdk.engine.weights.moves import Inventory, inventory, way_of_state
-from hfsdk.engine.weights.role_state import Summary, slices
+from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.weights.shares import StateShare
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import RoleHost
@@ -52,7 +52,7 @@ class RoleStates:
         with trainer.on_device("weights"):
             tensors = trainer.local_tensors()
             told = [box for box in shard.boxes if shard.is_first(box)]
-            sums = fingerprints((tensors[box.local][slices(box.local_start, box.size)], box.start) for box in told).tolist()
+            sums = Strips([(box.local, box.local_start, box.size, box.start) for box in told]).of(tensors).tolist()
             dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in told]
         mine = [(box.tensor, dtype, one) for box, dtype, one in zip(told, dtypes, sums, strict=True)]
         parts: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in range(self._groups.dp_size)]
