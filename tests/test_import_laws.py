@@ -20,7 +20,7 @@ NOUNS = [
     *["text", "field_texts", "completion", "guided", "asked_from", "credit", "errors", "exiting", "bounds", "scalars", "rules"],
     *["other_names", "checks"],
     *["system", "store", "files", "functions", "reward_arguments", "prompt_data"],
-    *["table", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "learning_rates", "roles"],
+    *["table", "unscored", "clock", "rope", "hf_config", "spec", "cluster", "layout", "placement", "learning_rates", "roles"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],
     *["pending", "column_refs", "tokens", "batch", "call_events", "microbatch", "rollout_weights"],
     *["call_flow", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hfsdk.core.errors import SimulatedValueError
+from hfsdk.core.unscored import scored_rows
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
 
 
 def informative_rows(table: Table) -> list[int]:
-    """Return the rows whose group has scores that differ: all the others have advantage 0."""
+    """Return the rows whose group has scores that differ: all the others have advantage 0, or were not scored."""
     from hfsdk.algorithms import groups, tensors
 
-    identical_N = groups.identical_in_group(tensors.finite(table, "scores"), tensors.groups(table))
-    return (~identical_N).nonzero().squeeze(1).tolist()
+    scored = scored_rows(table, table.num_rows)
+    of_scored = table.take(scored)
+    identical_N = groups.identical_in_group(tensors.finite(of_scored, "scores"), tensors.groups(of_scored))
+    return scored[~identical_N.numpy()].tolist()
 
 
 def informative(batch: Batch) -> Batch | None:

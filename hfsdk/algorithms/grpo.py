@@ -97,7 +97,7 @@ class Advantages(AdvantageOptions, BatchFunction):
     needs = ("scores", "group", "response")
     gives = ("advantages",)
 
-    def __call__(self, table: Table) -> dict[str, Column]:
+    def of_scored(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
         from hfsdk.algorithms import groups, tensors
 

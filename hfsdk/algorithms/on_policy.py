@@ -106,8 +106,6 @@ class KLRewardFunction(KLReward, BatchFunction):
 
     dtype: ClassVar[str] = "float64"
     """What the function computes in."""
-    like: ClassVar[str] = "response"
-    """A column it reads that has as many entries as the response has tokens."""
 
     @property
     def reads(self) -> list[str]:

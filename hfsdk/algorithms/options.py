@@ -20,7 +20,7 @@ from hfsdk.core.field_texts import option_lines, options_text
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
-    from hfsdk.core.table import Column, Table
+    from hfsdk.core.table import Array, Column, Ragged, Table
 
 P = ParamSpec("P")
 F = TypeVar("F")
@@ -80,6 +80,8 @@ class BatchFunction(Options):
     takes: ClassVar[tuple[str, ...]] = ()
     """Columns it reads besides where the batch has them."""
     gives: ClassVar[tuple[str, ...]] = ()
+    like: ClassVar[str] = "response"
+    """A column it reads that has as many entries as the response has tokens."""
 
     @property
     def reads(self) -> list[str]:
@@ -92,12 +94,43 @@ class BatchFunction(Options):
         return [*self.gives]
 
     def __call__(self, table: Table) -> dict[str, Column]:
-        """Return the columns `writes`, in float32."""
+        """Return the columns `writes`, in float32.
+
+        A sample that was not scored (:mod:`hfsdk.core.unscored`) takes no part, as if the batch were without it, and stays marked
+        as such in what is written; so a loss leaves it out too.
+
+        Raises:
+            ColumnError: no sample is scored.
+        """
+        from hfsdk.core.unscored import scored_rows
+
+        scored = scored_rows(table, table.num_rows)
+        if len(scored) == table.num_rows:
+            return self.of_scored(table)
+        found, whole = self.of_scored(table.take(scored)), table.ragged(self.like)
+        return {name: _spread(column, scored, whole) for name, column in found.items()}
+
+    def of_scored(self, table: Table) -> dict[str, Column]:
+        """Return the columns `writes` of samples that were all scored, in float32."""
         raise NotImplementedError
 
     def over(self, batch: Batch) -> Batch:
         """Return the batch with the columns that the function writes, in a CPU task over all its rows; returns at once."""
         return batch.map(self, reads=self.reads + [name for name in self.takes if name in batch], writes=self.writes)
+
+
+def _spread(column: Column, scored: Array, whole: Ragged) -> Ragged:
+    """Return a per-token column of the scored rows as one of all rows, as long as those of ``whole``; the others' tokens are marked."""
+    import numpy as np
+
+    from hfsdk.core.table import Ragged
+    from hfsdk.core.unscored import NOT_SCORED
+
+    assert isinstance(column, Ragged)
+    is_scored = np.isin(np.arange(len(whole)), scored)
+    flat = np.full(len(whole.flat), NOT_SCORED, dtype=column.dtype)
+    flat[np.repeat(is_scored, whole.lengths)] = column.flat
+    return whole.map(flat)
 
 
 def _names(kind: type) -> set[str]:

@@ -102,7 +102,7 @@ class Advantages(AdvantageOptions, KLRewardFunction):
         """Columns the function reads."""
         return super().reads + ["finish_reason"] * (self.missing_eos_penalty > 0)
 
-    def __call__(self, table: Table) -> dict[str, Column]:
+    def of_scored(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
         import torch
 

@@ -62,7 +62,7 @@ class Advantages(AdvantageOptions, KLRewardFunction):
     takes = ("token_scores",)
     gives = ("rewards", "returns", "advantages")
 
-    def __call__(self, table: Table) -> dict[str, Column]:
+    def of_scored(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
         from hfsdk.algorithms import rlmath, tensors
 

@@ -113,7 +113,7 @@ class Advantages(GAEOptions, KLRewardFunction):
     needs = ("scores", "costs", "values", "cost_values", "response")
     gives = ("rewards", "returns", "token_costs", "cost_returns", "cost_advantages", "advantages")
 
-    def __call__(self, table: Table) -> dict[str, Column]:
+    def of_scored(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
         from hfsdk.algorithms import rlmath, tensors
 

@@ -11,6 +11,7 @@ import numpy as np
 from hfsdk.algorithms.invariants import RATIO_TOLERANCE, first_numbers, gaps, invariants, warn
 from hfsdk.core.field_texts import documented
 from hfsdk.core.pending import Metrics, Value
+from hfsdk.core.unscored import SCORES, scored_rows
 from hfsdk.models.reward import PART
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class Step:
         before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
         ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
-        statistics = replace(statistics, parts=tuple(name for name in self.batch.columns if name.startswith(PART)))
+        parts = tuple(name for name in self.batch.columns if name.startswith(PART))
+        statistics = replace(statistics, parts=parts, baselines="baseline_scores" in self.batch)
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         rows = [] if self.actor is None else self.actor.rows
         dtype = self.actor.dtype if isinstance(self.actor, Metrics) else "fp32"
@@ -90,6 +92,8 @@ class Statistics:
     """Whether to look at the column ``group``: several responses per prompt."""
     costs: bool = False
     """Whether there is a column ``costs``."""
+    baselines: bool = False
+    """Whether there is a column ``baseline_scores``: a sample whose baseline was not scored is not either."""
     parts: tuple[str, ...] = ()
     """Columns with the scores of a reward's parts."""
 
@@ -98,6 +102,7 @@ class Statistics:
         """Columns the function reads."""
         columns = ["scores", "finish_reason", "rollout_log_probs", "old_log_probs"]
         columns += ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic
+        columns += ["baseline_scores"] * self.baselines
         return columns + ["group"] * self.groups + ["costs"] * self.costs + list(self.parts)
 
     def __call__(self, table: Table) -> dict[str, float]:
@@ -106,17 +111,22 @@ class Statistics:
         ``kl_mean`` is per sequence, in nats, by the k1 estimator, whatever the reward used; ``rollout_gap`` is
         ``|old_log_probs - rollout_log_probs|``, the disagreement of trainer and generating engine, per token;
         ``identical_groups`` is the share of responses whose group has one and the same score: they teach nothing.
+
+        What is said of scores, costs and values is said of the samples that were scored; ``not_scored`` is how many were not, and is
+        there where some were not.
         """
         import torch
 
         from hfsdk.algorithms import groups, rlmath
 
-        def flat(name: str) -> torch.Tensor:
+        def flat(name: str, table: Table = table) -> torch.Tensor:
             return torch.tensor(table.ragged(name).flat, dtype=torch.float32)
 
         old_T = flat("old_log_probs")
         lengths_N = torch.tensor(table.ragged("old_log_probs").lengths)
-        scores_N = torch.tensor(np.asarray(table["scores"]), dtype=torch.float32)
+        scored = scored_rows({name: table[name] for name in SCORES if name in table}, table.num_rows)
+        judged = table if len(scored) == table.num_rows else table.take(scored)
+        scores_N = torch.tensor(np.asarray(judged["scores"]), dtype=torch.float32)
         gap_T = (old_T - flat("rollout_log_probs")).abs()
         numbers = {
             "score_mean": scores_N.mean(),
@@ -131,14 +141,16 @@ class Statistics:
             kl_T = rlmath.kl_estimate(old_T, flat("ref_log_probs"), "k1")
             numbers["kl_mean"] = rlmath.sequence_sum(kl_T, lengths_N).mean()
         if self.critic:
-            numbers["explained_variance"] = rlmath.explained_variance(flat("values"), flat("returns"))
+            numbers["explained_variance"] = rlmath.explained_variance(flat("values", judged), flat("returns", judged))
         if self.groups:
-            group_N = torch.tensor(np.asarray(table["group"], dtype=np.int64))
+            group_N = torch.tensor(np.asarray(judged["group"], dtype=np.int64))
             numbers["identical_groups"] = groups.identical_in_group(scores_N, group_N).double().mean()
         if self.costs:
-            numbers["cost_mean"] = torch.tensor(np.asarray(table["costs"]), dtype=torch.float32).mean()
+            numbers["cost_mean"] = torch.tensor(np.asarray(judged["costs"]), dtype=torch.float32).mean()
         for name in self.parts:
-            numbers[f"score_mean_of_{name.removeprefix(PART)}"] = torch.tensor(np.asarray(table[name]), dtype=torch.float32).mean()
+            numbers[f"score_mean_of_{name.removeprefix(PART)}"] = torch.tensor(np.asarray(judged[name]), dtype=torch.float32).mean()
+        if judged is not table:
+            numbers["not_scored"] = torch.tensor(table.num_rows - len(scored))
         return {name: float(number) for name, number in numbers.items()}
 
 

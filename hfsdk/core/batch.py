@@ -23,6 +23,7 @@ from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
 from hfsdk.core.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
 from hfsdk.core.text import printable
 from hfsdk.core.tokens import Tokens, choose_rows
+from hfsdk.core.unscored import NOT_SCORED, SCORES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -370,7 +371,9 @@ def with_written(batch: Batch, lease: Lease, names: Sequence[str], num_rows: int
 
 
 def _given(name: str, value: Any) -> Column:
-    """Turn what a user gives into a column; token ids are whole numbers."""
+    """Turn what a user gives into a column; token ids are whole numbers, a score may be ``None``."""
+    if name in SCORES and isinstance(value, (list, tuple)) and any(one is None for one in value):
+        value = [NOT_SCORED if one is None else one for one in value]
     try:
         if isinstance(value, Iterator) or len(value) > MOST_ROWS:
             raise TypeError("endless, or too long")

@@ -115,15 +115,23 @@ def plan_update(
     seed: int,
     shuffle: bool = True,
     together: int = 1,
+    rows: Sequence[int] | None = None,
 ) -> tuple[MiniBatchPlan, ...]:
     """Plan an update: ``epochs`` x ``mini_batches`` optimizer steps, in order.
 
     Which rows form a mini-batch depends on ``seed`` and the epoch alone, never on ``dp``. Sizes differ by at most one row (by
     ``together`` rows, which stay in one micro-batch and in order).
 
+    ``rows`` are those that take part, all by default: the plan is that of a batch without the others. Where they are fewer than
+    ``mini_batches``, each is one.
+
     Raises:
         OptionError: more mini-batches than rows, a count below 1, or rows that are not whole sets of ``together``.
     """
+    if rows is not None:
+        return _plan_some(
+            total_lengths, response_lengths, dp, epochs, mini_batches, max_tokens, seed, shuffle, together, np.asarray(rows)
+        )
     if together > 1:
         return _plan_sets(total_lengths, response_lengths, dp, epochs, mini_batches, max_tokens, seed, shuffle, together)
     total = np.asarray(total_lengths, dtype=np.int64)
@@ -143,6 +151,30 @@ def plan_update(
             passes = plan_pass(total, dp, max_tokens, rows)
             plans.append(MiniBatchPlan(epoch, index, rows, passes, int(response[part].sum()), len(rows)))
     return tuple(plans)
+
+
+def _plan_some(
+    total_lengths: TokenCounts, response_lengths: TokenCounts, dp: int, epochs: int, mini_batches: int, max_tokens: int, seed: int,
+    shuffle: bool, together: int, rows: npt.NDArray[np.int64],
+) -> tuple[MiniBatchPlan, ...]:  # fmt: skip
+    """Plan a batch of some rows alone, and put their numbers in; of sets of rows only those that are whole."""
+    sets, counts = np.unique(rows // together, return_counts=True)
+    whole = sets[counts == together]
+    chosen = (whole[:, None] * together + np.arange(together)).ravel()
+    total, response = (np.asarray(lengths, dtype=np.int64)[chosen] for lengths in (total_lengths, response_lengths))
+    fewer = min(mini_batches, len(whole))
+    plans = plan_update(total, response, dp, epochs, fewer, max_tokens, seed, shuffle, together)
+
+    def numbers(places: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(chosen[list(places)].tolist())
+
+    return tuple(
+        replace(
+            plan, rows=numbers(plan.rows),
+            passes=PassPlan(tuple(tuple(numbers(micro) for micro in of_rank) for of_rank in plan.passes.micro_batches)),
+        )
+        for plan in plans
+    )  # fmt: skip
 
 
 def _plan_sets(

@@ -64,6 +64,8 @@ class ColumnInfo:
     num_bytes: int
     lengths: Array | None = None
     """For ragged columns the length of every row of the producer."""
+    unscored: Array | None = None
+    """Numbers of the producer's rows that were not scored (:mod:`hfsdk.core.unscored`); ``None`` where all were."""
 
 
 class Client(Protocol):

@@ -24,6 +24,7 @@ from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.reward_arguments import check_columns
 from hfsdk.core.table import Table
+from hfsdk.core.unscored import NOT_SCORED, is_unscored, scored_rows
 from hfsdk.models.handle import Loss, TrainedHandle
 
 NORMALISATION = "hfsdk_score"
@@ -218,7 +219,10 @@ def names_of(reward: RewardModel) -> tuple[str, ...]:
 
 
 class WeightedScores:
-    """The sum of several columns with one number per sample, each times its weight; runs where the columns are."""
+    """The sum of several columns with one number per sample, each times its weight; runs where the columns are.
+
+    A sample that one of them does not score is not scored.
+    """
 
     def __init__(self, columns: tuple[str, ...], weights: tuple[float, ...]) -> None:
         self.columns, self.weights = columns, weights
@@ -227,7 +231,9 @@ class WeightedScores:
         """Return the column ``scores``, in float32."""
         both = zip(self.columns, self.weights, strict=True)
         numbers = [weight * np.asarray(table[name], dtype=np.float64) for name, weight in both]
-        return {"scores": np.sum(numbers, axis=0).astype(np.float32)}
+        total = np.sum(numbers, axis=0).astype(np.float32)
+        total[np.any([is_unscored(np.asarray(table[name])) for name in self.columns], axis=0)] = NOT_SCORED
+        return {"scores": total}
 
 
 class CostModel(_Scorer):
@@ -290,13 +296,13 @@ class CostModel(_Scorer):
 
 
 class _Moments:
-    """Mean and standard deviation (unbiased) of a column with one number per sample; runs where the column is."""
+    """Mean and standard deviation (unbiased) of a column with one number per scored sample; runs where the column is."""
 
     def __init__(self, column: str) -> None:
         self.column = column
 
     def __call__(self, table: Table) -> tuple[float, float]:
-        numbers = np.asarray(table[self.column], dtype=np.float64)
+        numbers = np.asarray(table[self.column], dtype=np.float64)[scored_rows(table, table.num_rows)]
         return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from hfsdk.core.checks import Count, Index, NonNegative, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Table
+from hfsdk.core.unscored import scored_rows
 from hfsdk.models import ReferenceModel, RewardModel
 from hfsdk.session.prompts import PromptStream
 from hfsdk.session.session_parts import Parts
@@ -45,7 +46,8 @@ def evaluate(  # noqa: D417
 
     Returns:
         One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version and,
-        where the session has a reference, kl_mean (per sequence, nats, k1).
+        where the session has a reference, kl_mean (per sequence, nats, k1). Scores are those of the samples that the reward
+        scored; where it did not score some, ``not_scored`` is how many.
 
     Raises:
         OptionError: ``prompts`` are pairs or demonstrations.
@@ -72,18 +74,21 @@ def evaluate(  # noqa: D417
 
 
 def _summary(table: Table) -> dict[str, float]:
-    scores = np.asarray(table["scores"], dtype=np.float64)
+    scored = scored_rows({"scores": table["scores"]}, table.num_rows)
+    scores = np.asarray(table["scores"], dtype=np.float64)[scored]
     lengths = table.ragged("response").lengths
     deviation = float(scores.std())
     numbers = {
-        "num_prompts": len(scores), "score_mean": float(scores.mean()), "score_std": deviation,
+        "num_prompts": table.num_rows, "score_mean": float(scores.mean()), "score_std": deviation,
         "score_stderr": deviation / float(np.sqrt(len(scores))), "response_tokens_mean": float(lengths.mean()),
         "eos_rate": float(np.mean([str(r) == "stop" for r in table["finish_reason"]])),
         "policy_version": int(np.asarray(table["policy_version"]).max()),
     }  # fmt: skip
     if "ref_log_probs" in table:
         old, ref = table.ragged("old_log_probs"), table.ragged("ref_log_probs")
-        numbers["kl_mean"] = float((old.flat.astype(np.float64) - ref.flat).sum() / len(scores))
+        numbers["kl_mean"] = float((old.flat.astype(np.float64) - ref.flat).sum() / table.num_rows)
+    if len(scores) < table.num_rows:
+        numbers["not_scored"] = table.num_rows - len(scores)
     return numbers
 
 

@@ -1,6 +1,6 @@
 """From a submitted call to one order per rank: pure planning, done by the controller when the inputs' lengths are known.
 
-Which rows a rank gets follows the call's transfer protocol; calls that pass a model over whole sequences are balanced by
+Which rows a rank gets follows the call's transfer protocol; rows that were not scored take no part in a loss; calls that pass a model over whole sequences are balanced by
 tokens and cut into micro-batches here, once, so that all tp and pp ranks of a dp rank run the same ones.
 """
 
@@ -22,6 +22,7 @@ from hfsdk.core.protocol import THREE_D
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Pick, Stored
 from hfsdk.core.table import Array
+from hfsdk.core.unscored import NONE_SCORED
 from hfsdk.engine.calls.messages import Submit
 
 MicroBatches = tuple[tuple[int, ...], ...]
@@ -143,12 +144,25 @@ def _plan_pass(request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int,
     return [shares[dp] for dp in mesh.replicas], [plan.micro_batches[dp] for dp in mesh.replicas]
 
 
+def _scored_rows(request: Submit, stored: Mapping[int, Stored]) -> Array | None:
+    """Return the rows that are scored in all of a call's columns; ``None`` where all are."""
+    scored = np.ones(request.num_rows, dtype=bool)
+    for ref in request.inputs.values():
+        unscored = _info(ref, stored).unscored
+        if unscored is not None:
+            scored &= ~np.isin(np.arange(request.num_rows) if ref.rows is None else ref.rows, unscored)
+    return None if scored.all() else np.flatnonzero(scored)
+
+
 def _plan_update(
     request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int, Stored]
 ) -> tuple[list[Array], tuple[MiniBatchPlan, ...]]:
     arguments = request.arguments
     assert isinstance(arguments, Learning)
     response = input_lengths(request.inputs, "response", stored)
+    scored = _scored_rows(request, stored)
+    if scored is not None and not len(scored):
+        raise ColumnError(NONE_SCORED.format(request.num_rows))
     plan = plan_update(
         input_lengths(request.inputs, "prompt", stored) + response,
         response,
@@ -159,6 +173,7 @@ def _plan_update(
         seed=arguments.seed,
         together=arguments.together,
         shuffle=request.method == UPDATE.name,
+        rows=scored,
     )
     shares = []
     for dp in range(mesh.layout.num_replicas):

@@ -21,6 +21,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Bundle, Kept, Part, RoleState, Stored, Weights
 from hfsdk.core.table import Ragged, Table, kind_of
 from hfsdk.core.trace import Span
+from hfsdk.core.unscored import unscored_or_none
 from hfsdk.engine.calls.messages import Submit
 from hfsdk.engine.calls.queries import Change
 from hfsdk.engine.calls.rerun import Rerun
@@ -276,7 +277,7 @@ def stored_table(name: str, table: Table, parts: tuple[Part, ...]) -> Stored:
             dtype, num_bytes = "text", len(_pickled(column_name, column))
         else:
             dtype, num_bytes = str(column.dtype), int(column.nbytes)
-        columns[column_name] = ColumnInfo(kind_of(column), dtype, num_bytes, lengths)
+        columns[column_name] = ColumnInfo(kind_of(column), dtype, num_bytes, lengths, unscored_or_none(column))
     return Stored(name, table.num_rows, parts, columns)
 
 

@@ -22,6 +22,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import REDUCE
 from hfsdk.core.reward_arguments import GIVEN, arguments_of, check_columns
 from hfsdk.core.table import Column, Ragged, Table, as_column
+from hfsdk.core.unscored import NOT_SCORED, is_unscored
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 """What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
@@ -40,7 +41,7 @@ def run_task(method: str, table: Table, arguments: Arguments, writes: Sequence[s
         given = _rewards(function, shipped.name, table, arguments.tokenizer)
         if arguments.per_token:
             per_token = _check_token_scores(given, shipped.name, table.ragged("response").lengths.tolist())
-            sums = [sum(row) for row in per_token]
+            sums = [NOT_SCORED if given[i] is None else sum(row) for i, row in enumerate(per_token)]
             columns = {arguments.column: np.asarray(sums, dtype=np.float32)}
             return {**columns, f"token_{arguments.column}": Ragged.of(per_token, np.float32)}, None
         scores = check_scores(given, shipped.name, table.num_rows)
@@ -95,7 +96,7 @@ def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: s
 
 
 def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[list[float]]:
-    """Check that a per-token reward function gave one finite number per token of each sample."""
+    """Check that a per-token reward function gave one finite number per token of each sample, or ``None`` for a sample."""
     if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)) or len(scores) != len(lengths):
         got = len(scores) if isinstance(scores, (Sequence, np.ndarray)) else type(scores).__name__
         raise RewardFunctionError(
@@ -103,8 +104,14 @@ def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[
         )
     rows = []
     for i, (row, length) in enumerate(zip(scores, lengths, strict=True)):
+        if row is None:
+            rows.append([float(NOT_SCORED)] * length)
+            continue
         try:
-            rows.append(check_scores(row, name, length))
+            numbers = check_scores(row, name, length)
+            if is_unscored(np.asarray(numbers)).any():
+                raise RewardFunctionError(f"{name} returned None among its completions; give None in place of its whole list")
+            rows.append(numbers)
         except RewardFunctionError as error:
             raise RewardFunctionError(
                 f"sample {i} has {length} tokens (completion_ids[{i}]): {error}".replace("completions", "tokens")
@@ -113,7 +120,7 @@ def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[
 
 
 def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
-    """Check that a reward function gave one finite number per sample.
+    """Check that a reward function gave one finite number per sample, or ``None`` for one that it does not score.
 
     Raises:
         RewardFunctionError: says what it gave, and for which sample.
@@ -127,11 +134,14 @@ def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
         raise RewardFunctionError(f"{name} returned {len(scores)} scores for {num_samples} completions; return one per completion")
     checked = []
     for i, score in enumerate(scores):
+        if score is None:
+            checked.append(float(NOT_SCORED))
+            continue
         if isinstance(score, (str, bytes)) or not isinstance(score, (int, float, np.number, np.bool_)):
-            raise RewardFunctionError(f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number")
+            raise RewardFunctionError(f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number, or None for a sample that is not to be scored")
         number = score if isinstance(score, int) else float(score)  # an int may be too large for a float
         if not abs(number) <= LARGEST_SCORE:  # NaN neither
-            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number (in float32)")
+            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number (in float32), or None for a sample that is not to be scored")
         checked.append(float(number))
     return checked
 

@@ -224,7 +224,7 @@ def store_of(call: Call, answers: Sequence[Answer]) -> Stored | None:
 
 
 def _merge_infos(answers: Sequence[Answer], num_rows: int) -> dict[str, ColumnInfo]:
-    """Put the ranks' descriptions together: total bytes, and lengths in row order."""
+    """Put the ranks' descriptions together: total bytes, lengths in row order, and which rows are not scored."""
     merged = {}
     first = answers[0].columns or {}
     order = np.concatenate([a.rows for a in answers])
@@ -238,7 +238,9 @@ def _merge_infos(answers: Sequence[Answer], num_rows: int) -> dict[str, ColumnIn
                 cache[key] = np.zeros(num_rows, dtype=np.int64)
                 cache[key][order] = np.concatenate([i.lengths for i in infos])
             lengths = cache[key]
-        merged[name] = ColumnInfo(info.kind, info.dtype, sum(i.num_bytes for i in infos), lengths)
+        lacking = [a.rows[i.unscored] for a, i in zip(answers, infos, strict=True) if i.unscored is not None]
+        unscored = np.concatenate(lacking) if lacking else None
+        merged[name] = ColumnInfo(info.kind, info.dtype, sum(i.num_bytes for i in infos), lengths, unscored)
     return merged
 
 

@@ -14,6 +14,7 @@ from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.runtime import Pick, StateGoneError
 from hfsdk.core.table import Column, Ragged, Table, concat, kind_of, take
 from hfsdk.core.trace import Span
+from hfsdk.core.unscored import unscored_or_none
 from hfsdk.engine.worker.role_host import ObjectsGoneError, ObjectStore
 
 NO_ROWS = np.zeros(0, dtype=np.int64)
@@ -48,7 +49,7 @@ class Answer:
                 lengths = lengths if same is None else same
                 known.append(lengths)
             dtype = "text" if isinstance(column, list) else str(column.dtype)
-            described[name] = ColumnInfo(kind_of(column), dtype, _num_bytes(column), lengths)
+            described[name] = ColumnInfo(kind_of(column), dtype, _num_bytes(column), lengths, unscored_or_none(column))
         self.num_bytes = sum(info.num_bytes for info in described.values())
 
 
