@@ -19,7 +19,8 @@ def informative_rows(table: Table) -> list[int]:
     scored = scored_rows(table, table.num_rows)
     of_scored = table.take(scored)
     identical_N = groups.identical_in_group(tensors.finite(of_scored, "scores"), tensors.groups(of_scored))
-    return scored[~identical_N.numpy()].tolist()
+    rows: list[int] = scored[~identical_N.numpy()].tolist()
+    return rows
 
 
 def informative(batch: Batch) -> Batch | None:

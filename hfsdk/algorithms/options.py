@@ -120,7 +120,7 @@ class BatchFunction(Options):
 
 
 def _spread(column: Column, scored: Array, whole: Ragged) -> Ragged:
-    """Return a per-token column of the scored rows as one of all rows, as long as those of ``whole``; the others' tokens are marked."""
+    """Return a per-token column of the scored rows as one of all rows, as long as those of ``whole``, the others' tokens marked."""
     import numpy as np
 
     from hfsdk.core.table import Ragged

@@ -12,7 +12,7 @@ from hfsdk.algorithms.invariants import RATIO_TOLERANCE, first_numbers, gaps, in
 from hfsdk.core.field_texts import documented
 from hfsdk.core.pending import Metrics, Value
 from hfsdk.core.unscored import SCORES, scored_rows
-from hfsdk.models.reward import PART
+from hfsdk.models.reward import FAILURES, PART
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -47,8 +47,8 @@ class Step:
         before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
         ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
-        parts = tuple(name for name in self.batch.columns if name.startswith(PART))
-        statistics = replace(statistics, parts=parts, baselines="baseline_scores" in self.batch)
+        parts, failures = (tuple(n for n in self.batch.columns if n.startswith(start)) for start in (PART, FAILURES))
+        statistics = replace(statistics, parts=parts, failures=failures, baselines="baseline_scores" in self.batch)
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         rows = [] if self.actor is None else self.actor.rows
         dtype = self.actor.dtype if isinstance(self.actor, Metrics) else "fp32"
@@ -96,6 +96,8 @@ class Statistics:
     """Whether there is a column ``baseline_scores``: a sample whose baseline was not scored is not either."""
     parts: tuple[str, ...] = ()
     """Columns with the scores of a reward's parts."""
+    failures: tuple[str, ...] = ()
+    """Columns that say why samples were skipped."""
 
     @property
     def reads(self) -> list[str]:
@@ -103,7 +105,7 @@ class Statistics:
         columns = ["scores", "finish_reason", "rollout_log_probs", "old_log_probs"]
         columns += ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic
         columns += ["baseline_scores"] * self.baselines
-        return columns + ["group"] * self.groups + ["costs"] * self.costs + list(self.parts)
+        return columns + ["group"] * self.groups + ["costs"] * self.costs + [*self.parts, *self.failures]
 
     def __call__(self, table: Table) -> dict[str, float]:
         """Return the numbers of a whole batch.
@@ -112,8 +114,9 @@ class Statistics:
         ``|old_log_probs - rollout_log_probs|``, the disagreement of trainer and generating engine, per token;
         ``identical_groups`` is the share of responses whose group has one and the same score: they teach nothing.
 
-        What is said of scores, costs and values is said of the samples that were scored; ``not_scored`` is how many were not, and is
-        there where some were not.
+        What is said of scores, costs and values is said of the samples that were scored; ``not_scored`` is how many were not,
+        and is there where some were not. ``reward_failures`` are those on which a reward with ``failures="skip"`` failed; the
+        column ``score_failures`` says how.
         """
         import torch
 
@@ -149,6 +152,9 @@ class Statistics:
             numbers["cost_mean"] = torch.tensor(np.asarray(judged["costs"]), dtype=torch.float32).mean()
         for name in self.parts:
             numbers[f"score_mean_of_{name.removeprefix(PART)}"] = torch.tensor(np.asarray(judged[name]), dtype=torch.float32).mean()
+        if self.failures:
+            failed = [any(words) for words in zip(*(table[name] for name in self.failures), strict=True)]
+            numbers["reward_failures"] = torch.tensor(sum(failed))
         if judged is not table:
             numbers["not_scored"] = torch.tensor(table.num_rows - len(scored))
         return {name: float(number) for name, number in numbers.items()}

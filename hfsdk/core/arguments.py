@@ -71,6 +71,17 @@ class Scoring(Arguments):
     """Folder of the tokenizer that makes texts for a function."""
     per_token: bool = False
     """Whether the function scores every response token."""
+    workers: int = 0
+    """Processes in which the function runs on one sample each; 0: on the whole batch, in the process of all functions."""
+    timeout_s: float = 60.0
+    """Most seconds of one sample, with workers."""
+    failures: str = "raise"
+    """``"raise"``, or ``"skip"``: a sample that raises or takes too long is not scored."""
+
+    @property
+    def failures_column(self) -> str:
+        """The column that says why samples were skipped: ``"score_failures"``."""
+        return f"{self.column.removesuffix('s')}_failures"
 
     def normalised(self, raw: Array) -> Array:
         """Return a model's scores as they are written, float32."""

@@ -131,6 +131,13 @@ COMPUTE_SCORES = Method(
             "reward.compute_scores",
             for_rewards=True,
         ),
+        BuiltinColumn(
+            "score_failures",
+            "text",
+            "text",
+            'why the reward failed on a sample and skipped it, with failures="skip"; empty where it did not',
+            "reward.compute_scores",
+        ),
     ),
     writes=("*",),
     arguments=Scoring,
@@ -140,10 +147,24 @@ COMPUTE_COSTS = Method(
     name="compute_costs",
     work="pass",
     reads=SEQUENCES,
-    columns=(BuiltinColumn("costs", "sample", "float32", "one number per sequence, from the cost model", "cost.compute_costs"),),
+    columns=(
+        BuiltinColumn("costs", "sample", "float32", "one number per sequence, from the cost model", "cost.compute_costs"),
+        BuiltinColumn("cost_failures", "text", "text", "as score_failures, of the cost", "cost.compute_costs"),
+    ),
     writes=("*",),
     arguments=Scoring,
     roles="cost",
+)
+PROBE = Method(
+    name="probe",
+    work="task",
+    phase="inspection",
+    reads=SEQUENCES,
+    protocol=None,
+    arguments=Scoring,
+    roles="reward, cost, of a function",
+    needs=(),
+    result="a `SampleOutcome` per sample",
 )
 UPDATE = Method(
     name="update",
@@ -324,6 +345,7 @@ METHODS: dict[str, Method] = {
         COMPUTE_VALUES,
         COMPUTE_SCORES,
         COMPUTE_COSTS,
+        PROBE,
         UPDATE,
         FORWARD_BACKWARD,
         COMPUTE_LOSS,

@@ -216,7 +216,11 @@ class RoleSpec:
     function: Shipped | None = None
     """A reward function in TRL's form, instead of a model."""
     timeout_s: Positive = 60.0
-    """Most seconds one call of ``function`` may take."""
+    """Most seconds one call of ``function`` may take: over a batch or, with ``workers``, over one sample."""
+    workers: Index = 0
+    """Processes in which ``function`` runs on one sample each; 0: on the whole batch, in the process of all functions."""
+    failures: Annotated[str, OneOf("raise", "skip")] = "raise"
+    """What a sample that raises or takes too long does, with workers: ``"raise"``, or it is not scored (``"skip"``)."""
     per_token: bool = False
     """Whether ``function`` gives a list of numbers per completion, one per token, instead of one number."""
     nodes: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,18 +20,25 @@ from hfsdk.core.columns import NOT_FOR_REWARDS
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
 from hfsdk.core.functions import Shipped
-from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES
+from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES, PROBE
 from hfsdk.core.pending import ColumnRef
-from hfsdk.core.reward_arguments import check_columns
+from hfsdk.core.reward_arguments import check_columns, check_reward_function
+from hfsdk.core.reward_probe import RewardProbe, summed
+from hfsdk.core.sample_outcome import SampleOutcome
 from hfsdk.core.table import Table
 from hfsdk.core.unscored import NOT_SCORED, is_unscored, scored_rows
+from hfsdk.engine.calls.messages import Submit
 from hfsdk.models.handle import Loss, TrainedHandle
+from hfsdk.models.probing import samples_of, scored_by_model
 
 NORMALISATION = "hfsdk_score"
 """Key of a folder's ``config.json`` under which a scorer's mean and standard deviation are kept."""
 
 PART = "scores_of_"
 """Beginning of the names of the columns that keep what each part of a weighted sum gave."""
+
+FAILURES = "score_failures"
+"""The column that says why samples were skipped; of a part of a sum, with ``_of_<name>`` behind it."""
 
 SCORER_NUMBERS = ("score_mean", "score_std", "multiplier")
 """Numbers of a scorer that belong to the session's state."""
@@ -45,23 +52,34 @@ class _Scorer(TrainedHandle):
 
     def _score(self, batch: Batch) -> Batch:
         role, per_token = self._role, f"token_{self._writes}"
-        if per_token in batch and self._writes == "scores":  # of an earlier reward: advantages would use them, not these scores
-            batch = batch.drop(per_token)
+        of_earlier = [name for name in (per_token, FAILURES) if name in batch and self._writes == "scores"]
+        batch = batch.drop(*of_earlier)  # of an earlier reward: advantages would use its token scores, not these scores
         if role.function is None:
             return self._forward(
                 batch, self._scoring, Scoring(column=self._writes, normalisation=self.normalisation), [self._writes]
             )
+        arguments, inputs = self._asked_of_function(batch, self._scoring, role.timeout_s, role.function)
+        skipped = [arguments.failures_column] * (role.failures == "skip")
+        method = replace(self._scoring, protocol=None, writes=(self._writes, *[per_token] * role.per_token, *skipped))
+        whole_s = None if role.workers else role.timeout_s  # its workers watch each sample's
+        lease = self._submit(method, arguments, inputs, len(batch), timeout_s=whole_s)
+        return with_written(batch, lease, method.writes)
+
+    def _asked_of_function(
+        self, batch: Batch, method: Method, timeout_s: float, function: Shipped
+    ) -> tuple[Scoring, dict[str, ColumnRef]]:
+        """Return what a call of a function is given, and the columns that it reads."""
+        role = self._role
         arguments = Scoring(
-            column=self._writes, function=role.function, tokenizer=self._client.tokenizer_folder, per_token=role.per_token
-        )
-        method = replace(self._scoring, protocol=None, writes=(self._writes, *[per_token] * role.per_token))
+            column=self._writes, function=function, tokenizer=self._client.tokenizer_folder, per_token=role.per_token,
+            workers=role.workers, timeout_s=timeout_s, failures=role.failures,
+        )  # fmt: skip
         extra = self._extra_columns(batch)
         inputs = self._need(batch, method.reads, method.name) | extra
-        lacking = "" if self._host.simulated else _lacking(role.function, tuple(extra))  # a plan knows no columns of the data
+        lacking = "" if self._host.simulated else _lacking(function, tuple(extra))  # a plan knows no columns of the data
         if lacking:
             raise ColumnError(f"{self.name}: {lacking}")
-        lease = self._submit(method, arguments, inputs, len(batch), timeout_s=role.timeout_s)
-        return with_written(batch, lease, method.writes)
+        return arguments, inputs
 
     def _extra_columns(self, batch: Batch) -> dict[str, ColumnRef]:
         """Return the columns with one entry per sample: the data's own, and those of the generation."""
@@ -71,6 +89,80 @@ class _Scorer(TrainedHandle):
             if name not in NOT_FOR_REWARDS and (info is None or info.kind != "ragged"):
                 found[name] = refs_of(batch)[name]
         return found
+
+    @checked
+    def probe(
+        self,
+        samples: Batch | Sequence[str],
+        /,
+        *,
+        prompts: Sequence[str] | None = None,
+        against: RewardModel | CostModel | Callable[..., Any] | None = None,
+        timeout_s: Positive | None = None,
+        **columns: Any,
+    ) -> RewardProbe:
+        """Run the reward on some samples, one by one, and return what there is to see; waits. Nothing is written into the batch.
+
+        A function is called with lists of length 1 in a process of its own (as with ``workers``, whose processes it uses where
+        there are some): a sample that raises, hangs or takes its process with it is a row of the report with the user's line, and
+        the others go on. Of a model, and of a sum's models, there are scores without seconds. What the report says of a reward's
+        scores: what they follow (length, place, repetition), groups without variance, duplicates, agreement with another reward.
+
+        Args:
+            samples: a batch with prompt and response, or completions as texts (which are tokenized, and read back).
+            prompts: of completions given as texts, one each; empty without.
+            against: another reward, or function, to run on the same samples: the report then says how far the two agree.
+            timeout_s: most seconds of a sample; by default as declared.
+            columns: of completions given as texts: what the function is given besides, e.g. ``answer=[...]``.
+
+        Raises:
+            ColumnError: the batch lacks a column, or one that the function must be given; or numbers of texts differ.
+            OptionError: prompts or columns are given with a batch, or texts are no texts.
+            RewardFunctionError: the function cannot be loaded in its process.
+            SimulatedValueError: the session is simulated and has no scores.
+        """
+        if self._host.simulated:
+            raise SimulatedValueError(f"{self.name}.probe needs scores, and a simulated session has none; probe in a real one")
+        batch, texts = samples_of(self._client, samples, prompts, columns)
+        others: list[SampleOutcome] = []
+        other = ""
+        if against is not None:
+            other, others = self._outcomes_of(against, batch, timeout_s)
+        group = batch.table("group")["group"] if "group" in batch else None
+        return RewardProbe(
+            self.name, *texts, self._outcomes(batch, timeout_s), batch.table("response").ragged("response").lengths,
+            groups=None if group is None else np.asarray(group), timed=self._timed, other=other, other_outcomes=others,
+        )  # fmt: skip
+
+    @property
+    def _timed(self) -> bool:
+        """Whether probing takes the time of a function."""
+        return self._role.function is not None
+
+    def _outcomes(self, batch: Batch, timeout_s: float | None) -> list[SampleOutcome]:
+        """Run each sample; of a model score all at once."""
+        role = self._role
+        if role.function is None:
+            scores = np.asarray(self._score(batch).table(self._writes)[self._writes], dtype=np.float64)
+            return [scored_by_model(float(score)) for score in scores]
+        return self._outcomes_of_function(batch, role.function, timeout_s)
+
+    def _outcomes_of(self, other: Any, batch: Batch, timeout_s: float | None) -> tuple[str, list[SampleOutcome]]:
+        """Return the name of what this reward is held against, and what it gives."""
+        if isinstance(other, _Scorer):
+            return other.name, other._outcomes(batch, timeout_s)
+        check_reward_function(other, self.kind)
+        shipped = Shipped.of(other)
+        return shipped.name, self._outcomes_of_function(batch, shipped, timeout_s, per_token=False, workers=0)
+
+    def _outcomes_of_function(
+        self, batch: Batch, function: Shipped, timeout_s: float | None, **instead: Any
+    ) -> list[SampleOutcome]:
+        """Run each sample through this reward's function, or another in its place."""
+        self._host.ready(self)
+        arguments, inputs = self._asked_of_function(batch, PROBE, timeout_s or self._role.timeout_s, function)
+        message = Submit.of("session", PROBE, replace(arguments, **instead), inputs, len(batch))
+        return list(self._result(self._client.submit(message, waits=True)))
 
     @property
     def normalisation(self) -> tuple[float, float]:
@@ -198,14 +290,25 @@ class RewardSum(RewardModel):
     def compute_scores(self, batch: Batch) -> Batch:
         """Write ``scores``, the weighted sum, and ``scores_of_<name>`` for each part; as ``RewardModel.compute_scores``.
 
-        Of a part that scores per token the sums count.
+        Of a part that scores per token the sums count; one that skips what fails has ``score_failures_of_<name>``. A sample that a
+        part does not score is not scored.
         """
         names = [f"{PART}{part.name}" for part in self.parts]
         for part, name in zip(self.parts, names, strict=True):
             batch = part.compute_scores(batch).alias(name, "scores")
+            if FAILURES in batch:
+                batch = batch.alias(f"{FAILURES}_of_{part.name}", FAILURES).drop(FAILURES)
         if "token_scores" in batch:
             batch = batch.drop("token_scores")
         return batch.map(WeightedScores(tuple(names), self.weights), reads=names, writes=["scores"])
+
+    @property
+    def _timed(self) -> bool:
+        return any(part._timed for part in self.parts)
+
+    def _outcomes(self, batch: Batch, timeout_s: float | None) -> list[SampleOutcome]:
+        parts = zip(self.parts, self.weights, strict=True)
+        return summed({part.name: (weight, part._outcomes(batch, timeout_s)) for part, weight in parts})
 
     def __repr__(self) -> str:
         words = " + ".join(f"{weight:g} {part.name}" for weight, part in zip(self.weights, self.parts, strict=True))

@@ -6,11 +6,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
-from hfsdk.core.checks import Count, Name, Positive, checked, shown
+from hfsdk.core.checks import Count, Name, OneOf, Positive, Within, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
@@ -24,6 +24,9 @@ from hfsdk.session.far import near_the_models
 
 Layouts = str | Layout
 """``"tp2 dp2"``, ``hf.Layout(tp=2)``, or ``"auto"`` (data parallel)."""
+
+Workers = Annotated[int, Within(1, 1024)]
+Failures = Annotated[str, OneOf("raise", "skip")]
 
 S = TypeVar("S", RewardModel, CostModel)
 
@@ -183,6 +186,8 @@ class Declarations:
         weights: Sequence[float] | None = None,
         per_token: bool = False,
         timeout_s: Positive = 60.0,
+        workers: Workers | None = None,
+        failures: Failures = "raise",
         layout: Layouts = "auto",
         dtype: str | None = None,
         optimizer: AdamW | None = None,
@@ -191,9 +196,10 @@ class Declarations:
         name: Name = "reward",
         replace: bool = False,
     ) -> RewardModel:
-        """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float]``, or a model.
+        """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float | None]``, or a model.
 
         A function of one argument, whatever its name, is given the completions there: ``session.reward(hf.data.vader_sentiment)``.
+        ``None`` in its list is a sample that is not scored: it is left out of advantages, losses and statistics, and is never 0.
 
         Called again with a new function, the same handle goes on with it (a new version; no worker restarts). What a function
         keeps between calls (a judge in a global variable) stays in its process, until one that takes too long ends it; what it
@@ -206,7 +212,13 @@ class Declarations:
             per_token: whether the function returns a list of numbers per completion, one for each of ``completion_ids`` (which it
                 gets by that name); they are kept as ``token_scores``, their sums as ``scores``, and `PPO` and
                 `ReinforcePlusPlus` reward each token with its own.
-            timeout_s: most seconds one call of the function may take.
+            timeout_s: most seconds one call of the function may take; with ``workers``, one sample.
+            workers: run samples one by one in so many processes side by side: the function is called with lists of length 1 (so a
+                score may not depend on the other samples), a sample that takes longer than ``timeout_s`` is ended and named, and
+                the others go on. ``None`` calls the function once with the whole batch.
+            failures: with ``workers``, what a sample does on which the function raises, takes too long or ends its process:
+                ``"raise"`` names it in the call's error; ``"skip"`` leaves it out of the loss as not scored, with the reason in
+                the column ``score_failures``.
             layout: of a model's inference or, with an optimizer, of its training.
             dtype: of a model, as in :meth:`actor`.
             optimizer: to train a model here, on pairs (``reward.update(next(pairs), hf.BradleyTerry())``); without a scalar head it
@@ -224,14 +236,15 @@ class Declarations:
         if isinstance(source, (list, tuple)):
             if per_token or optimizer is not None:
                 raise OptionError("a sum of rewards is neither trained nor per token; give optimizer or per_token to its parts")
-            return self._sum_of(source, weights, timeout_s, name, replace)
+            return self._sum_of(source, weights, timeout_s, workers, failures, name, replace)
         if weights is not None:
             raise OptionError("weights go with a list of rewards: session.reward([model, function], weights=[1.0, 0.1])")
         if per_token and (not callable(source) or isinstance(source, ModelHandle)):
             raise OptionError("per_token goes with a function that returns a list of numbers per completion; this is a model")
         return self._scorer(
-            RewardModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace, per_token
-        )
+            RewardModel, source, timeout_s, workers, failures, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace,
+            per_token,
+        )  # fmt: skip
 
     @near_the_models
     @checked
@@ -240,6 +253,8 @@ class Declarations:
         source: Callable[..., Any] | ModelSource,
         *,
         timeout_s: Positive = 60.0,
+        workers: Workers | None = None,
+        failures: Failures = "raise",
         layout: Layouts = "auto",
         dtype: str | None = None,
         optimizer: AdamW | None = None,
@@ -252,7 +267,9 @@ class Declarations:
 
         Args:
             source: a function ``f(prompts, completions, **columns) -> list[float]`` or a model, as in :meth:`reward`.
-            timeout_s: most seconds one call of the function may take.
+            timeout_s: most seconds one call of the function may take; with ``workers``, one sample.
+            workers: as in :meth:`reward`.
+            failures: as in :meth:`reward`; the column is ``cost_failures``.
             layout: of a model's inference or, with an optimizer, of its training.
             dtype: of a model, as in :meth:`actor`.
             optimizer: to train a model here, on pairs (``cost.update(next(pairs), hf.CostLoss())``); ``None`` is frozen.
@@ -263,11 +280,14 @@ class Declarations:
 
         Raises: as in :meth:`reward`.
         """
-        return self._scorer(CostModel, source, timeout_s, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace)
+        return self._scorer(
+            CostModel, source, timeout_s, workers, failures, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace
+        )
 
     def _sum_of(
-        self, sources: Sequence[Any], weights: Sequence[float] | None, timeout_s: float, name: str, replace: bool
-    ) -> RewardModel:
+        self, sources: Sequence[Any], weights: Sequence[float] | None, timeout_s: float, workers: int | None, failures: str,
+        name: str, replace: bool,
+    ) -> RewardModel:  # fmt: skip
         listed = [1.0] * len(sources) if weights is None else weights
         chosen = list(listed) if isinstance(listed, Sequence | np.ndarray) else []
         finite = all(isinstance(weight, (int, float)) and math.isfinite(weight) for weight in chosen)
@@ -288,7 +308,9 @@ class Declarations:
                 own = re.sub(r"[^\w.+-]", "", str(getattr(source, "__name__", ""))) or str(number)
                 taken = {part.name for part in parts}
                 part_name = f"{name}.{own}" if f"{name}.{own}" not in taken else f"{name}.{own}.{number}"
-                source = self.reward(source, timeout_s=timeout_s, name=part_name, replace=replace)
+                source = self.reward(
+                    source, timeout_s=timeout_s, workers=workers, failures=failures, name=part_name, replace=replace
+                )
             parts.append(source)
         names, values = tuple(f"{PART}{part.name}" for part in parts), tuple(float(w) for w in chosen)
         shipped = Shipped.of(WeightedScores(names, values))
@@ -298,14 +320,22 @@ class Declarations:
         return handle
 
     def _scorer(
-        self, cls: type[S], source: Any, timeout_s: float, layout: Layouts, dtype: str | None, optimizer: AdamW | None,
-        micro_batch_tokens: int, offload: bool, name: str, replace: bool, per_token: bool = False,
+        self, cls: type[S], source: Any, timeout_s: float, workers: int | None, failures: str, layout: Layouts, dtype: str | None,
+        optimizer: AdamW | None, micro_batch_tokens: int, offload: bool, name: str, replace: bool, per_token: bool = False,
     ) -> S:  # fmt: skip
         role = RoleSpec(
             name=name, kind=cls.kind, dtype=self._dtype(dtype), micro_batch_tokens=micro_batch_tokens,
-            offload=offload, seed=self._context.seed, timeout_s=timeout_s, per_token=per_token,
+            offload=offload, seed=self._context.seed, timeout_s=timeout_s, per_token=per_token, workers=workers or 0,
+            failures=failures,
         )  # fmt: skip
-        if callable(source) and not isinstance(source, ModelHandle):
+        is_function = callable(source) and not isinstance(source, ModelHandle)
+        if failures == "skip" and not (workers and is_function):
+            raise OptionError(
+                'failures="skip" goes with workers=N and a function: samples then run one by one, so that one can fail by itself'
+            )
+        if workers and not is_function:
+            raise OptionError("workers are processes of a reward function; a model runs on its layout's devices")
+        if is_function:
             if optimizer is not None:
                 raise OptionError(f"a {cls.kind} function cannot be trained; leave optimizer out, or give a model")
             return self._deployment.declare(cls, function_role(role, source), replace=replace)

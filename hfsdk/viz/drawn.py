@@ -17,6 +17,7 @@ from hfsdk.viz.experiment.view import ExperimentPicture, experiment_view
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.lineage.view import LineagePicture, lineage_view
 from hfsdk.viz.plan.view import PlanPicture, plan_view
+from hfsdk.viz.probe.view import ProbePicture, probe_view
 from hfsdk.viz.resharding.view import ReshardPicture, reshard_view
 from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
 from hfsdk.viz.tokens.view import TokensPicture, tokens_view
@@ -27,6 +28,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.core.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
     ("hfsdk.core.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
     ("hfsdk.core.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
+    ("hfsdk.core.reward_probe", "RewardProbe"): lambda obj: ProbePicture(probe_view(obj.view())),
     ("hfsdk.planner.perf.calibration", "Calibration"): lambda obj: CalibrationPicture(calibration_view(obj.view())),
     ("hfsdk.resharding.census", "Census"): lambda obj: CensusPicture(census_view(obj.view())),
     ("hfsdk.resharding.reshard_plan", "ReshardPlan"): lambda obj: ReshardPicture(reshard_view(obj)),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
+
+from hfsdk.core.reward_probe import RewardProbe
+from hfsdk.core.sample_outcome import SampleOutcome
 from hfsdk.core.trace import Span, Trace
 
 GB = 10**9
@@ -19,6 +23,31 @@ STEP = (
     ("critic", "update", "learning", 0.62, (("forward", 0.18), ("backward", 0.33), ("optimizer", 0.09))),
     ("actor", "update", "learning", 0.74, (("forward", 0.20), ("backward", 0.40), ("optimizer", 0.11))),
 )
+
+
+def reward_probe(count: int = 32, words: str = "") -> RewardProbe:
+    """A reward that follows length, with a sample that hangs, one that raises, two that are not scored and a flat group."""
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(2, 40, size=count)
+    outcomes = [SampleOutcome(score=float(0.1 * n + rng.normal() * 0.5), seconds=float(rng.gamma(3.0, 0.01))) for n in tokens]
+    late = {
+        "failure": "took too long",
+        "message": f"judge took longer than 2 s and was ended{words}",
+        "line": "rewards.py:14 in judge",
+    }
+    for row, one in {
+        5: SampleOutcome(seconds=2.0, **late), 12: SampleOutcome(seconds=0.02), 13: SampleOutcome(seconds=0.03),
+        21: SampleOutcome(seconds=0.01, failure="raised", message="judge raised ValueError()", line="rewards.py:9 in judge"),
+        **{row: SampleOutcome(score=1.0, seconds=0.02) for row in range(24, 28)},
+    }.items():  # fmt: skip
+        if row < count:
+            outcomes[row] = one
+    return RewardProbe(
+        words or "judge", ["why is the sky blue?"] * count,
+        [f"because {words}" + " of the light" * int(n // 4) for n in tokens], outcomes,
+        tokens, groups=np.arange(count) // 4, other="older",
+        other_outcomes=[SampleOutcome(score=None if one.score is None else one.score + float(rng.normal())) for one in outcomes],
+    )  # fmt: skip
 
 
 def step_trace(

@@ -46,6 +46,7 @@ EVERY: dict[str, Callable[[], Picture]] = {
     "comparison": lambda: picture_of(demo.step_trace().compare({"update": 1.0})),
     "calibration": bad.calibrated,
     "census": lambda: bad.counted(4),
+    "probe": lambda: picture_of(demo.reward_probe()),
     "dashboard": lambda: picture_of(bad.run_of(bad.rows_of(None))),
     "memory": lambda: picture_of(MemoryUse(bad.held_trace(), (), None, ClusterSpec.parse("1x2 cpu"), "memory")),
     "memory, planned": bad.planned_memory,

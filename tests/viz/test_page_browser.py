@@ -314,6 +314,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "shadow": PlacementPicture(placement_view(demo.shadow_data())),
         "tokens": hf.viz.tokens_picture(batch, new="new_log_probs"), "credit": hf.viz.credit_picture(batch),
         "clip": hf.viz.clip_picture(batch), "calibration": calibrated(), "census": counted(3, twice=10**6),
+        "probe": picture_of(demo.reward_probe()),
     }  # fmt: skip
     write_report(folder / "pictures.html", "all pictures", [(name, p.to_html()) for name, p in pictures.items()])
     with hf.Session.simulated("1x4 H200", price_per_device_hour=2.0) as session:

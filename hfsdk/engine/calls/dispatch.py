@@ -1,7 +1,8 @@
 """From a submitted call to one order per rank: pure planning, done by the controller when the inputs' lengths are known.
 
-Which rows a rank gets follows the call's transfer protocol; rows that were not scored take no part in a loss; calls that pass a model over whole sequences are balanced by
-tokens and cut into micro-batches here, once, so that all tp and pp ranks of a dp rank run the same ones.
+Which rows a rank gets follows the call's transfer protocol; rows that were not scored take no part in a loss. Calls that pass a
+model over whole sequences are balanced by tokens and cut into micro-batches here, once, so that all tp and pp ranks of a dp rank
+run the same ones.
 """
 
 from __future__ import annotations
@@ -144,14 +145,14 @@ def _plan_pass(request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int,
     return [shares[dp] for dp in mesh.replicas], [plan.micro_batches[dp] for dp in mesh.replicas]
 
 
-def _scored_rows(request: Submit, stored: Mapping[int, Stored]) -> Array | None:
+def _scored_rows(request: Submit, stored: Mapping[int, Stored]) -> list[int] | None:
     """Return the rows that are scored in all of a call's columns; ``None`` where all are."""
     scored = np.ones(request.num_rows, dtype=bool)
     for ref in request.inputs.values():
         unscored = _info(ref, stored).unscored
         if unscored is not None:
             scored &= ~np.isin(np.arange(request.num_rows) if ref.rows is None else ref.rows, unscored)
-    return None if scored.all() else np.flatnonzero(scored)
+    return None if scored.all() else np.flatnonzero(scored).tolist()
 
 
 def _plan_update(
@@ -161,7 +162,7 @@ def _plan_update(
     assert isinstance(arguments, Learning)
     response = input_lengths(request.inputs, "response", stored)
     scored = _scored_rows(request, stored)
-    if scored is not None and not len(scored):
+    if scored == []:
         raise ColumnError(NONE_SCORED.format(request.num_rows))
     plan = plan_update(
         input_lengths(request.inputs, "prompt", stored) + response,

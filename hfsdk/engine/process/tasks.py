@@ -19,10 +19,12 @@ from hfsdk.core.arguments import Arguments, Scoring
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.errors import CallError, ColumnError, RewardFunctionError
 from hfsdk.core.functions import Shipped
-from hfsdk.core.methods import REDUCE
+from hfsdk.core.methods import PROBE, REDUCE
 from hfsdk.core.reward_arguments import GIVEN, arguments_of, check_columns
+from hfsdk.core.sample_outcome import SampleOutcome, named
 from hfsdk.core.table import Column, Ragged, Table, as_column
 from hfsdk.core.unscored import NOT_SCORED, is_unscored
+from hfsdk.engine.process.sample_workers import MOST_FAILURES, Sample, SampleWorkers, workers_of
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 """What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
@@ -36,16 +38,11 @@ def run_task(method: str, table: Table, arguments: Arguments, writes: Sequence[s
         CallError: another function raised, or returned other columns than it said.
     """
     shipped = arguments.shipped
-    function = _function(shipped)
     if isinstance(arguments, Scoring):
-        given = _rewards(function, shipped.name, table, arguments.tokenizer)
-        if arguments.per_token:
-            per_token = _check_token_scores(given, shipped.name, table.ragged("response").lengths.tolist())
-            sums = [NOT_SCORED if given[i] is None else sum(row) for i, row in enumerate(per_token)]
-            columns = {arguments.column: np.asarray(sums, dtype=np.float32)}
-            return {**columns, f"token_{arguments.column}": Ragged.of(per_token, np.float32)}, None
-        scores = check_scores(given, shipped.name, table.num_rows)
-        return {arguments.column: np.asarray(scores, dtype=np.float32)}, None
+        if method == PROBE.name:
+            return {}, _run_each(table, arguments, None)
+        return _score_each(table, arguments) if arguments.workers else _score_all(table, arguments), None
+    function = _function(shipped)
     try:
         value = function(table)
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
@@ -76,26 +73,106 @@ def _checked_columns(value: Any, name: str, num_rows: int, writes: Sequence[str]
     return columns
 
 
-def _rewards(function: Callable[..., Any], name: str, table: Table, tokenizer: str) -> Any:
+def _score_all(table: Table, arguments: Scoring) -> dict[str, Column]:
+    """Score a batch by one call of the function, in this process."""
+    name, lengths = arguments.shipped.name, table.ragged("response").lengths.tolist()
+    function = _function(arguments.shipped)
+    given = given_of(table, arguments.tokenizer)
+    lacking = check_columns(function, name, [column for column in given if column not in GIVEN])
+    if lacking:
+        raise RewardFunctionError(lacking)
+    scores = call_reward(function, name, given)
+    if not arguments.per_token:
+        return {arguments.column: np.asarray(check_scores(scores, name, table.num_rows), dtype=np.float32)}
+    rows = check_token_scores(scores, name, lengths)
+    return _token_columns(rows, [one is None for one in scores], arguments)
+
+
+def _score_each(table: Table, arguments: Scoring) -> dict[str, Column]:
+    """Score a batch sample by sample, in processes of the function's own.
+
+    Raises:
+        RewardFunctionError: a sample failed, and is not to be skipped, or has a score that is none.
+    """
+    skips = arguments.failures == "skip"
+    outcomes = _run_each(table, arguments, None if skips else MOST_FAILURES)
+    failed = {row: one for row, one in enumerate(outcomes) if one is not None and one.failure}
+    words = {}
+    if failed:
+        texts = given_of(table.take(list(failed)), arguments.tokenizer)["completions"]
+        words = {row: named(row, text, one) for (row, one), text in zip(failed.items(), texts, strict=True)}
+    refused = [row for row, one in failed.items() if not skips or one.failure == "is no score"]
+    if refused:
+        raise RewardFunctionError(_say_failed(words, refused, arguments), details=failed[refused[0]].details)
+    for line in words.values():
+        print(f"not scored: {line}", flush=True)
+    unscored = [one is None or one.score is None for one in outcomes]
+    scores = [NOT_SCORED if one is None or one.score is None else one.score for one in outcomes]
+    columns: dict[str, Column]
+    if arguments.per_token:
+        lengths = table.ragged("response").lengths.tolist()
+        rows = [[float(NOT_SCORED)] * n if out else score for n, out, score in zip(lengths, unscored, scores, strict=True)]
+        columns = _token_columns(rows, unscored, arguments)
+    else:
+        columns = {arguments.column: np.asarray(scores, dtype=np.float32)}
+    return columns | ({arguments.failures_column: [words.get(row, "") for row in range(table.num_rows)]} if skips else {})
+
+
+def _run_each(table: Table, arguments: Scoring, most_failures: int | None) -> list[SampleOutcome | None]:
+    given, lengths = given_of(table, arguments.tokenizer), table.ragged("response").lengths.tolist()
+    samples: list[Sample] = [
+        ({name: [column[row]] for name, column in given.items()}, lengths[row] if arguments.per_token else None)
+        for row in range(table.num_rows)
+    ]
+    if arguments.workers:
+        return workers_of(arguments.shipped, arguments.workers).run(samples, arguments.timeout_s, most_failures)
+    alone = SampleWorkers(arguments.shipped, 1)
+    try:
+        return alone.run(samples, arguments.timeout_s, most_failures)
+    finally:
+        alone.close()
+
+
+def _say_failed(words: Mapping[int, str], refused: Sequence[int], arguments: Scoring) -> str:
+    others = [row for row in refused if row != refused[0]]
+    more = f"; so did sample{'s' * (len(others) > 1)} {', '.join(map(str, others))}" if others else ""
+    skip = "" if arguments.failures == "skip" else ', failures="skip" leaves them out as not scored'
+    return f"{words[refused[0]]}{more}. reward.probe(batch) shows every sample with its seconds{skip}."
+
+
+def _token_columns(rows: Sequence[Any], unscored: Sequence[bool], arguments: Scoring) -> dict[str, Column]:
+    sums = [NOT_SCORED if out else sum(row) for row, out in zip(rows, unscored, strict=True)]
+    columns: dict[str, Column] = {arguments.column: np.asarray(sums, dtype=np.float32)}
+    return {**columns, f"token_{arguments.column}": Ragged.of(rows, np.float32)}
+
+
+def given_of(table: Table, tokenizer: str) -> dict[str, Any]:
+    """Return what there is for a reward function: texts, token ids and the data's own columns, one entry per sample."""
     decode = text_decoder(tokenizer)
     prompts = [decode(row.tolist()) for row in table.ragged("prompt")]
     completions = [decode(row.tolist()) for row in table.ragged("response")]
     given: dict[str, Any] = {"prompts": prompts, "completions": completions}
     given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
     given.update({n: list(c) for n, c in table.items() if n not in SEQUENCES and not isinstance(c, Ragged)})
-    lacking = check_columns(function, name, [column for column in given if column not in GIVEN])
-    if lacking:
-        raise RewardFunctionError(lacking)
-    positional, named = arguments_of(function, given)
+    return given
+
+
+def call_reward(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> Any:
+    """Call a reward function with what it takes of what there is.
+
+    Raises:
+        RewardFunctionError: it raised; the context is what.
+    """
+    positional, keywords = arguments_of(function, given)
     try:
-        return function(*positional, **named)
+        return function(*positional, **keywords)
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         texts = isinstance(error, TypeError | IndexError) and str(error).startswith("string ind")
         hint = ". Prompts and completions are texts here, of conversations too: text, not text[-1]['content']" if texts else ""
         raise RewardFunctionError(f"{name} raised {error!r}{hint}", details=user_traceback(error)) from None
 
 
-def _check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[list[float]]:
+def check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[list[float]]:
     """Check that a per-token reward function gave one finite number per token of each sample, or ``None`` for a sample."""
     if isinstance(scores, str) or not isinstance(scores, (Sequence, np.ndarray)) or len(scores) != len(lengths):
         got = len(scores) if isinstance(scores, (Sequence, np.ndarray)) else type(scores).__name__
@@ -138,13 +215,17 @@ def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
             checked.append(float(NOT_SCORED))
             continue
         if isinstance(score, (str, bytes)) or not isinstance(score, (int, float, np.number, np.bool_)):
-            raise RewardFunctionError(f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number, or None for a sample that is not to be scored")
+            raise RewardFunctionError(
+                f"{name} returned {score!r} ({type(score).__name__}) for sample {i}; return a number{OR_NONE}"
+            )
         number = score if isinstance(score, int) else float(score)  # an int may be too large for a float
         if not abs(number) <= LARGEST_SCORE:  # NaN neither
-            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number (in float32), or None for a sample that is not to be scored")
+            raise RewardFunctionError(f"{name} returned {score} for sample {i}; return a finite number (in float32){OR_NONE}")
         checked.append(float(number))
     return checked
 
+
+OR_NONE = ", or None for a sample that is not to be scored"
 
 LARGEST_SCORE = float(np.finfo(np.float32).max)
 """Scores are kept in float32."""

@@ -1,0 +1,163 @@
+"""Processes that run a reward function on one sample each: what hangs or dies is named, the rest goes on, none is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import hfsdk
+from hfsdk.core.errors import RewardFunctionError
+from hfsdk.core.functions import Shipped
+from hfsdk.engine.process.sample_workers import SampleWorkers
+from hfsdk.engine.process.user_lines import line_of_trace
+
+ROOT = Path(hfsdk.__file__).parents[1]
+
+
+def judge(completions):
+    """Hangs in C with the interpreter's lock held, raises, dies, gives no number, or scores."""
+    import re
+
+    text = completions[0]
+    if text == "hang":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    if text == "sleep":
+        time.sleep(60)
+    if text == "raise":
+        raise ValueError("no such answer")
+    if text == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if text == "leave":
+        sys.exit(3)
+    return {"nan": [float("nan")], "none": [None], "two": [1.0, 2.0]}.get(text, [float(len(text))])
+
+
+def samples(*texts):
+    return [({"prompts": ["p"], "completions": [text], "completion_ids": [[1]]}, None) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def workers():
+    made = SampleWorkers(Shipped.of(judge), 2)
+    yield made
+    pids = made.pids
+    made.close()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_each_failure_is_told_of_its_sample_and_the_others_go_on(workers):
+    texts = ["ab", "hang", "raise", "die", "abc", "none", "nan", "two", "leave", "abcd"]
+    judged = workers.run(samples(*texts), timeout_s=1.0)
+    assert [one.score for one in judged] == [2.0, None, None, None, 3.0, None, None, None, None, 4.0]
+    kinds = ["", "took too long", "raised", "ended its process", "", "", "is no score", "is no score", "raised", ""]
+    assert [one.failure for one in judged] == kinds
+    words = [one.message for one in judged]
+    assert words[1] == "judge took longer than 1 s and was ended"
+    assert words[2] == "judge raised ValueError('no such answer')"
+    assert words[3] == "the process that ran judge ended by signal 11"
+    assert words[6].startswith("judge returned nan; return a finite number")
+    assert words[7].startswith("judge returned 2 scores for 1 completions")
+    lines = Path(__file__).read_text().splitlines()
+    for row, text in ((1, 're.match(r"(a+)+$"'), (2, 'raise ValueError("no such answer")')):
+        number = next(n for n, line in enumerate(lines, 1) if text in line)
+        assert judged[row].line == f"test_sample_workers.py:{number} in judge"
+    assert 1.0 <= judged[1].seconds < 10
+    assert judged[0].seconds < 1
+    assert 'raise ValueError("no such answer")' in judged[2].details
+
+
+def test_what_the_function_keeps_stays_and_a_process_that_died_is_replaced(workers):
+    workers.run(samples("a", "b"), timeout_s=5)
+    before = set(workers.pids)
+    assert len(before) == 2
+    assert workers.run(samples("a", "b"), timeout_s=5)[0].score == 1.0
+    assert set(workers.pids) == before
+    os.kill(workers.pids[0], signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(workers.pids[0])], timeout=5)
+    judged = workers.run(samples("abc", "abcd", "a"), timeout_s=5)
+    assert [one.score for one in judged] == [3.0, 4.0, 1.0]
+
+
+def test_samples_run_side_by_side(workers):
+    workers.run(samples("a", "b"), timeout_s=5)
+    began = time.monotonic()
+    judged = workers.run(samples("sleep", "sleep"), timeout_s=0.8)
+    assert [one.failure for one in judged] == ["took too long"] * 2
+    assert time.monotonic() - began < 0.8 + 1.5  # one after the other they would be 1.6 s, and where they hang is asked of each
+
+
+def test_no_more_are_begun_after_so_many_failures():
+    alone = SampleWorkers(Shipped.of(judge), 1)
+    judged = alone.run(samples(*["raise"] * 5), timeout_s=5, most_failures=2)
+    assert [one is None for one in judged] == [False, False, True, True, True]
+    alone.close()
+
+
+def test_a_function_that_cannot_be_loaded_is_an_error():
+    class Broken:
+        def __reduce__(self):
+            return eval, ("1 / 0",)
+
+    broken = Broken()
+    alone = SampleWorkers(Shipped.of(lambda completions: [broken]), 1)
+    with pytest.raises(RewardFunctionError, match=r"could not be loaded: ZeroDivisionError"):
+        alone.run(samples("a"), timeout_s=5)
+    assert alone.pids == []
+
+
+SCRIPT = """
+import sys, time
+from hfsdk.core.functions import Shipped
+from hfsdk.engine.process.sample_workers import SampleWorkers
+
+def hang(completions):
+    import re
+    print(completions[0], flush=True)
+    if completions[0] == "hang":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    return [1.0]
+
+workers = SampleWorkers(Shipped.of(hang), 3)
+given = {"prompts": [""], "completion_ids": [[]]}
+workers.run([(given | {"completions": ["idle"]}, None)] * 3, 5.0)
+print(*workers.pids, flush=True)
+workers.run([(given | {"completions": ["hang"]}, None)] * 2, 500.0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that holds the interpreter's lock sees it at its end")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_none_is_left_when_the_process_that_started_them_dies(how):
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+    lines = []
+    while lines.count("hang") < 2:
+        lines.append(parent.stdout.readline().strip())
+        assert lines[-1], lines
+    pids = [int(pid) for line in lines if line[:1].isdigit() for pid in line.split()]
+    assert 2 <= len(pids) <= 3
+    assert all(map(psutil.pid_exists, pids))
+    children = [psutil.Process(pid) for pid in pids]
+    parent.send_signal(how)
+    parent.wait(10)
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+
+
+def test_the_line_of_a_trace_is_the_innermost_of_the_users():
+    trace = f'''Current thread 0x1 (most recent call first):
+  File "{os.__file__}", line 3 in walk
+  File "/tmp/ipykernel_12/345.py", line 7 in inner
+  File "/tmp/ipykernel_12/346.py", line 2 in score
+  File "{ROOT}/hfsdk/engine/process/tasks.py", line 9 in call_reward
+'''
+    line, frames = line_of_trace(trace)
+    assert line == "345.py:7 in inner"
+    assert frames.count("\n") == 1
+    assert line_of_trace("") == ("", "")

@@ -1,0 +1,216 @@
+"""A reward's samples on real workers: what is not scored, processes of its own, and what the reward's bench reports."""
+
+import time
+
+import numpy as np
+import psutil
+import pytest
+from system_helpers import fingerprint, lengths_reward, ppo_batch, until
+
+import hfsdk as hf
+from hfsdk.algorithms import ppo
+from hfsdk.core.errors import CallCancelledError, ColumnError, OptionError, RewardFunctionError
+from hfsdk.core.unscored import is_unscored
+
+pytestmark = pytest.mark.filterwarnings("ignore:reward goes on with", "ignore:judge. tiny has no trained scalar head")
+OUT = [1, 6, 7]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reward_of_the_others(live):
+    yield
+    live.session.reward(lengths_reward)
+
+
+@pytest.fixture(scope="module")
+def responses(live):
+    """Eight responses, whose texts the functions below know by their place in the batch."""
+    batch = live.actor.generate(live.prompts[0][:8], max_new_tokens=6, seed=3)
+    return batch.with_columns(number=list(range(8)))
+
+
+def some(completions):
+    """Scores that differ, and None for every third."""
+    return [None if i in (1, 6, 7) else float(i) for i in range(len(completions))]
+
+
+# ---- None
+
+
+def updated(live, batch, *, mini_batches):
+    """The actor's and the critic's weights and metrics after an update, which is undone."""
+    before = live.session.snapshot("before")
+    actor = live.actor.update(batch, ppo.PolicyLoss(entropy_coef=0.1, kl_coef=0.1), epochs=2, mini_batches=mini_batches, seed=5)
+    critic = live.critic.update(batch, ppo.ValueLoss(), mini_batches=mini_batches, seed=5)
+    after = live.actor.run(fingerprint), live.critic.run(fingerprint), actor.rows, critic.rows
+    live.session.rewind(before)
+    return after
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_an_update_is_bit_for_bit_that_of_the_batch_without_unscored_samples(live, mini_batches):
+    live.session.reward(some)
+    batch = ppo_batch(live)
+    rest = [row for row in range(len(batch)) if row not in OUT]
+    scores = batch["scores"]
+    assert np.flatnonzero(is_unscored(scores)).tolist() == OUT
+    without = ppo.advantages(batch.drop("advantages", "returns", "rewards").take(rest))
+    assert batch["advantages"].take(rest) == without["advantages"]
+    assert updated(live, batch, mini_batches=mini_batches) == updated(live, without, mini_batches=mini_batches)
+
+
+def test_a_step_counts_what_was_not_scored(live):
+    live.session.reward(some)
+    before = live.session.snapshot("before")
+    step = hf.GRPO(n=2, max_new_tokens=4).step(live.session.models, live.prompts[0][:4])
+    numbers = hf.GRPO(n=2).metrics(step)
+    assert numbers["not_scored"] == 3
+    assert numbers["actor_num_samples"] == 5
+    assert numbers["score_mean"] == pytest.approx(2.8)
+    live.session.rewind(before)
+
+
+def test_a_batch_that_nobody_scores_is_refused(live, responses):
+    live.session.reward(lambda completions: [None] * len(completions))
+    batch = live.reward.compute_scores(responses)
+    assert is_unscored(batch["scores"]).all()
+    with pytest.raises(ColumnError, match=r"none of the 8 samples is scored"):
+        live.actor.update(batch, lambda out, b: -out.log_probs).wait()
+
+
+def test_scores_of_ones_own_may_have_none(live, responses):
+    batch = responses.with_columns(scores=[1.0, None, 3, 0, 0, 0, 0, 0])
+    rows = live.actor.compute_loss(batch, lambda out, b: -out.log_probs).value
+    assert rows == live.actor.compute_loss(responses.take([0, 2, 3, 4, 5, 6, 7]), lambda out, b: -out.log_probs).value
+
+
+# ---- processes of its own
+
+
+def slowly(completions, number):
+    """Hangs on sample 2 with the interpreter's lock held, raises on 5."""
+    import re
+
+    if number == [2]:
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    if number == [5]:
+        raise ValueError("no answer")
+    assert len(completions) == len(number) == 1
+    return [float(number[0])]
+
+
+def test_the_sample_that_hangs_and_the_one_that_raises_are_named(live, responses):
+    reward = live.session.reward(slowly, timeout_s=2.0, workers=2, name="slowly")
+    text = responses.text()
+    with pytest.raises(RewardFunctionError) as caught:
+        reward.compute_scores(responses).table("scores")
+    words = str(caught.value)
+    first = f"sample 2 ({text[2]!r}): slowly took longer than 2 s and was ended (at test_system_reward_bench.py:"
+    assert first in words
+    assert "in slowly); so did sample 5. " in words
+    assert 'failures="skip"' in words
+    reward.release()
+
+
+def children(session):
+    return [p for p in psutil.process_iter(["cmdline"]) if "hfsdk.engine.process.sample_process" in (p.info["cmdline"] or ())]
+
+
+def test_what_fails_may_be_skipped_and_says_why(live, responses):
+    reward = live.session.reward(slowly, timeout_s=2.0, workers=2, failures="skip", name="slowly")
+    batch = reward.compute_scores(responses)
+    scores, why = batch["scores"], batch["score_failures"]
+    assert np.flatnonzero(is_unscored(scores)).tolist() == [2, 5]
+    assert [float(s) for i, s in enumerate(scores) if i not in (2, 5)] == [0.0, 1.0, 3.0, 4.0, 6.0, 7.0]
+    assert [bool(words) for words in why] == [i in (2, 5) for i in range(8)]
+    assert why[5].endswith("in slowly)")
+    assert "slowly raised ValueError('no answer')" in why[5]
+    assert "not scored: sample 2" in live.session.logs("slowly")
+    assert live.actor.compute_loss(batch, lambda out, b: -out.log_probs).value > 0
+    reward.release()
+
+
+def test_a_cancelled_call_leaves_no_process(live, responses):
+    def forever(completions):
+        import re
+
+        re.match(r"(a+)+$", "a" * 64 + "b")
+
+    reward = live.session.reward(forever, timeout_s=500.0, workers=2, name="forever")
+    before = {p.pid for p in children(live.session)}
+    batch = reward.compute_scores(responses)
+    mine = until("two processes", lambda: [p for p in children(live.session) if p.pid not in before][1:])
+    time.sleep(0.3)
+    batch.cancel()
+    with pytest.raises(CallCancelledError):
+        batch.table("scores")
+    until("their end", lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
+    reward.release()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"failures": "skip"}, r'failures="skip" goes with workers=N'), ({"workers": 0}, r"workers"),
+        ({"failures": "ignore", "workers": 1}, r"failures"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_go_together(live, more, words):
+    with pytest.raises(OptionError, match=words):
+        live.session.reward(lengths_reward, **more)
+    with pytest.raises(OptionError, match="workers are processes of a reward function"):
+        live.session.reward("tiny", workers=2, name="model")
+
+
+# ---- the bench
+
+
+def test_probe_tells_seconds_failures_and_lines(live, responses):
+    reward = live.session.reward(slowly, timeout_s=2.0, name="slowly")
+    columns = responses.columns
+    probe = reward.probe(responses)
+    assert responses.columns == columns
+    assert list(probe.failed) == [2, 5]
+    assert [one.failure for one in probe.failed.values()] == ["took too long", "raised"]
+    assert probe.slowest(1) == [2]
+    assert probe.failed[5].line.startswith("test_system_reward_bench.py:")
+    assert "raise ValueError" in probe.failed[5].details
+    assert probe.table["score"].dropna().tolist() == [0.0, 1.0, 3.0, 4.0, 6.0, 7.0]
+    assert probe.table["completion"].tolist() == responses.text()
+    assert not children(live.session)
+    reward.release()
+
+
+def test_probe_of_texts_and_against_another(live):
+    def longest(completions, answer):
+        return [float(len(text)) for text in completions]
+
+    def shouted(completions, **_):
+        return [float(text.count("A")) for text in completions]
+
+    reward = live.session.reward(longest, name="longest")
+    texts = ["a film", "a longer film", "A", "AAA of the longest kind", "a film"]
+    probe = reward.probe(texts, prompts=["why?"] * 5, answer=["x"] * 5, against=shouted)
+    assert probe.scores.tolist() == [float(len(text)) for text in texts]
+    assert probe.other_scores.tolist() == [0.0, 0.0, 1.0, 3.0, 0.0]
+    assert probe.other == "shouted"
+    assert probe.duplicates == [[0, 4]]
+    with pytest.raises(ColumnError, match="needs 'answer'"):
+        reward.probe(texts)
+    with pytest.raises(OptionError, match=r"samples must be an hf.Batch or a list of texts"):
+        reward.probe("a film")
+    reward.release()
+
+
+def test_probe_of_a_model_and_of_a_sum(live, responses):
+    model = live.session.reward("tiny", name="judge")
+    brief = live.session.reward([model, lambda completions: [-float(len(t)) for t in completions]], weights=[2.0, 0.5], name="both")
+    scores = model.compute_scores(responses)["scores"]
+    of_model, of_both = model.probe(responses), brief.probe(responses, against=model)
+    np.testing.assert_array_equal(of_model.scores, scores)
+    assert np.isnan(of_model.seconds).all()
+    np.testing.assert_allclose(of_both.scores, [2 * s - 0.5 * len(t) for s, t in zip(scores, responses.text(), strict=True)])
+    assert of_both.agreement.samples == 8
+    assert (of_both.seconds >= 0).all()
+    for handle in (brief, *brief.parts):
+        handle.release()
