@@ -36,6 +36,7 @@ MADE_BY_SESSIONS = (
     "ActorModel", "Batch", "BestCheckpoint", "Calibration", "Census", "Coordinates", "CostModel", "CriticModel", "Dataflows",
     "Demonstrations", "LiveDataflow", "LivePlacement", "LiveTrace", "MemoryUse", "Metrics", "Models", "OneRowMetrics", "Pairs",
     "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces",
+    "RewardProbe",
     "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow",
     "Plan", "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
 )  # fmt: skip

@@ -177,6 +177,14 @@ def _calibration(world: World) -> Any:
     return Calibration(perf=hf.PerfModel(), constants=(), observations=(), bands={"": (0.8, 1.2)})
 
 
+def _reward_probe(world: World) -> Any:
+    from hfsdk.core.reward_probe import RewardProbe
+    from hfsdk.core.sample_outcome import SampleOutcome
+
+    outcomes = [SampleOutcome(score=1.0, seconds=0.1), SampleOutcome(failure="raised", message="f raised ValueError()")]
+    return RewardProbe("reward", ["a", "b"], ["c", "d"], outcomes, np.array([1, 2]))
+
+
 _free = itertools.count()
 
 MAKERS: dict[str, Callable[[World], Any]] = {
@@ -207,6 +215,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "Trace": lambda w: w.get("LiveTrace").snapshot(),
     "Traced": lambda w: w.get("Trace"),
     "Span": lambda w: w.get("Trace").spans[0],
+    "RewardProbe": _reward_probe,
     "Comparison": lambda w: w.get("Trace").compare(w.get("Trace")),
     "Dataflows": lambda w: (w.get("Run"), w.session.dataflow)[1],
     "LiveDataflow": lambda w: (w.get("Run"), w.session.dataflow[0])[1],

@@ -134,7 +134,7 @@ COMPUTE_SCORES = Method(
         BuiltinColumn(
             "score_failures",
             "text",
-            "text",
+            "<U160",
             'why the reward failed on a sample and skipped it, with failures="skip"; empty where it did not',
             "reward.compute_scores",
         ),
@@ -149,7 +149,7 @@ COMPUTE_COSTS = Method(
     reads=SEQUENCES,
     columns=(
         BuiltinColumn("costs", "sample", "float32", "one number per sequence, from the cost model", "cost.compute_costs"),
-        BuiltinColumn("cost_failures", "text", "text", "as score_failures, of the cost", "cost.compute_costs"),
+        BuiltinColumn("cost_failures", "text", "<U160", "as score_failures, of the cost", "cost.compute_costs"),
     ),
     writes=("*",),
     arguments=Scoring,

@@ -1,8 +1,9 @@
-"""The pictures of a calibration and of a census say what their nouns say."""
+"""The pictures of a calibration, of a census and of a reward's probe say what their nouns say."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from hfsdk.viz.calibration.view import CalibrationView
 from hfsdk.viz.census.view import MOST_RANKS, CensusView
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
+from hfsdk.viz.probe.view import MOST_SAMPLES
+from tests.viz import demo
 from tests.viz.test_frame import check
 
 CALLS = {"actor.generate": (2.0, 3.0, 2.1), "actor.update": (1.0, 0.5, 1.0), "critic.update": (0.5, 0.5, 0.6)}
@@ -85,3 +88,31 @@ def test_a_census_of_many_ranks_says_how_many_it_leaves_out() -> None:
     picture = picture_of(census(MOST_RANKS + 8))
     assert len(rows(picture)) == MOST_RANKS
     assert "and 8 more ranks" in "".join(ET.fromstring(picture.to_svg()).itertext())
+
+
+def test_a_probe_draws_each_sample_in_each_panel() -> None:
+    probe = demo.reward_probe()
+    picture = picture_of(probe)
+    view: Any = picture.view
+    assert [p["key"] for p in view["panels"]] == [
+        "tokens", "place", "place_in_group", "repetition", "group", "other_score", "seconds",
+    ]  # fmt: skip
+    kinds = [row["kind"] for row in view["rows"]]
+    assert [i for i, kind in enumerate(kinds) if kind == "failed"] == list(probe.failed)
+    assert [i for i, kind in enumerate(kinds) if kind == "unscored"] == probe.not_scored
+    assert [i for i, kind in enumerate(kinds) if kind == "flat"] == [24, 25, 26, 27]
+    assert {p["key"] for p in view["panels"] if p["strong"]} == {one.name for one in probe.follows if one.strong}
+    svg = picture.to_svg()
+    assert svg.count("<circle") == 5 * 30 + 28 + 3  # without two scores there is no mark over the other's; the legend has three
+    assert svg.count("<path") == 5 * 2 + 1
+    for finding in probe.findings:
+        assert finding in picture.to_text()
+
+
+def test_a_probe_of_many_samples_draws_those_that_strike() -> None:
+    probe = demo.reward_probe(5000)
+    view: Any = picture_of(probe).view
+    drawn = {row["row"] for row in view["rows"]}
+    assert {*probe.failed, *probe.not_scored, *probe.slowest(20)} <= drawn
+    assert 500 <= len(drawn) <= MOST_SAMPLES
+    assert view["left_out"] == 5000 - len(drawn)

@@ -115,7 +115,9 @@ def _score_each(table: Table, arguments: Scoring) -> dict[str, Column]:
         columns = _token_columns(rows, unscored, arguments)
     else:
         columns = {arguments.column: np.asarray(scores, dtype=np.float32)}
-    return columns | ({arguments.failures_column: [words.get(row, "") for row in range(table.num_rows)]} if skips else {})
+    if skips:
+        columns[arguments.failures_column] = np.asarray([words.get(row, "") for row in range(table.num_rows)])
+    return columns
 
 
 def _run_each(table: Table, arguments: Scoring, most_failures: int | None) -> list[SampleOutcome | None]:

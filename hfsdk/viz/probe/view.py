@@ -18,7 +18,7 @@ from hfsdk.viz.frame import Picture
 from hfsdk.viz.plain import cut, finite
 
 COLORS = {"scored": "#3b76c4", "flat": "#b06a00", "failed": "#c4291c", "unscored": "#77808a"}
-MOST_ROWS = 600
+MOST_SAMPLES = 600
 """Samples that are drawn: those that failed or were not scored, the slowest, and of the others every so many."""
 MOST_TEXT = 160
 
@@ -127,12 +127,12 @@ def _sample(row: int, entry: Mapping[str, Any], flat: set[int]) -> SampleView:
 
 
 def _kept(rows: list[SampleView]) -> list[SampleView]:
-    if len(rows) <= MOST_ROWS:
+    if len(rows) <= MOST_SAMPLES:
         return rows
-    slowest = sorted(rows, key=lambda one: -(one["seconds"] or 0.0))[: MOST_ROWS // 6]
-    striking = [one["row"] for one in rows if one["kind"] in ("failed", "unscored")][: MOST_ROWS // 3]
+    slowest = sorted(rows, key=lambda one: -(one["seconds"] or 0.0))[: MOST_SAMPLES // 6]
+    striking = [one["row"] for one in rows if one["kind"] in ("failed", "unscored")][: MOST_SAMPLES // 3]
     taken = {one["row"] for one in slowest} | set(striking)
     others = [one["row"] for one in rows if one["row"] not in taken]
-    step = -(-len(others) // (MOST_ROWS - len(taken)))
+    step = -(-len(others) // (MOST_SAMPLES - len(taken)))
     taken |= set(others[::step])
     return [one for one in rows if one["row"] in taken]
