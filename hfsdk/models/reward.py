@@ -246,11 +246,11 @@ def _lacking(function: Shipped, columns: Sequence[str]) -> str:
 
 
 class RewardModel(_Scorer):
-    """Scores responses. A function has TRL's form ``f(prompts, completions, **columns) -> list[float]``.
+    """Scores responses. A function has TRL's form ``f(prompts, completions, **columns) -> list[float | None]``.
 
     ``prompts`` and ``completions`` are texts, special tokens left out; ``completion_ids`` and the data's other columns come by
     name. A function of one argument under another name gets the completions there. It runs in a CPU task of its own, with a
-    timeout. A model reads its scalar head at the last token of prompt plus response; declared with an optimizer it is trained by
+    timeout; ``None`` is a sample that is not scored. ``probe`` looks at the reward itself. A model reads its scalar head at the last token of prompt plus response; declared with an optimizer it is trained by
     ``reward.update(pairs, hf.BradleyTerry())``.
     """
 
@@ -270,7 +270,7 @@ class RewardModel(_Scorer):
         Raises:
             ColumnError: the batch lacks a column, or one that the function must be given.
             RewardFunctionError: at the first look: the function raised, took too long, or did not return one finite
-                number per completion.
+                number (or ``None``) per completion; with workers it names the sample.
         """
         return self._score(batch)
 

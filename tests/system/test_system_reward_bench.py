@@ -1,5 +1,8 @@
 """A reward's samples on real workers: what is not scored, processes of its own, and what the reward's bench reports."""
 
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -112,7 +115,7 @@ def test_the_sample_that_hangs_and_the_one_that_raises_are_named(live, responses
     reward.release()
 
 
-def children(session):
+def children():
     return [p for p in psutil.process_iter(["cmdline"]) if "hfsdk.engine.process.sample_process" in (p.info["cmdline"] or ())]
 
 
@@ -137,9 +140,9 @@ def test_a_cancelled_call_leaves_no_process(live, responses):
         re.match(r"(a+)+$", "a" * 64 + "b")
 
     reward = live.session.reward(forever, timeout_s=500.0, workers=2, name="forever")
-    before = {p.pid for p in children(live.session)}
+    before = {p.pid for p in children()}
     batch = reward.compute_scores(responses)
-    mine = until("two processes", lambda: [p for p in children(live.session) if p.pid not in before][1:])
+    mine = until("two processes", lambda: [p for p in children() if p.pid not in before][1:])
     time.sleep(0.3)
     batch.cancel()
     with pytest.raises(CallCancelledError):
@@ -177,7 +180,7 @@ def test_probe_tells_seconds_failures_and_lines(live, responses):
     assert "raise ValueError" in probe.failed[5].details
     assert probe.table["score"].dropna().tolist() == [0.0, 1.0, 3.0, 4.0, 6.0, 7.0]
     assert probe.table["completion"].tolist() == responses.text()
-    assert not children(live.session)
+    assert not children()
     reward.release()
 
 
@@ -214,3 +217,51 @@ def test_probe_of_a_model_and_of_a_sum(live, responses):
     assert (of_both.seconds >= 0).all()
     for handle in (brief, *brief.parts):
         handle.release()
+
+
+# ---- nothing is left
+
+
+SCRIPT = """
+import signal, sys
+import hfsdk as hf
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
+
+def hang(completions):
+    import re
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+session = hf.Session(devices=1)
+session.actor("tiny")
+reward = session.reward(hang, workers=2, timeout_s=500.0)
+scored = reward.compute_scores(session.batch(prompt=[[65]] * 2, response=[[65]] * 2))
+print("started", flush=True)
+if sys.argv[1] == "close":
+    sys.stdin.readline()
+    session.close()
+else:
+    scored.table("scores")
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["killed", pytest.param("interrupted", marks=pytest.mark.slow), pytest.param("close", marks=pytest.mark.slow)]
+)
+def test_no_process_is_left_when_the_controllers_process_ends(how, tmp_path):
+    before = {p.pid for p in children()}
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with open(tmp_path / "log", "wb") as log:
+        run = subprocess.Popen([sys.executable, str(script), how], stdin=subprocess.PIPE, stdout=log, stderr=log)
+    mine = until("two processes", lambda: [p for p in children() if p.pid not in before][1:] and children(), 120)
+    mine = [p for p in mine if p.pid not in before]
+    if how == "close":
+        run.stdin.write(b"\n")
+        run.stdin.close()
+    else:
+        run.send_signal(signal.SIGKILL if how == "killed" else signal.SIGINT)
+    run.stdin.close()
+    gone, left = psutil.wait_procs(mine, timeout=60)
+    assert (len(gone), left) == (2, []), (tmp_path / "log").read_text()
+    run.wait(60)
