@@ -250,8 +250,8 @@ class RewardModel(_Scorer):
 
     ``prompts`` and ``completions`` are texts, special tokens left out; ``completion_ids`` and the data's other columns come by
     name. A function of one argument under another name gets the completions there. It runs in a CPU task of its own, with a
-    timeout; ``None`` is a sample that is not scored. ``probe`` looks at the reward itself. A model reads its scalar head at the last token of prompt plus response; declared with an optimizer it is trained by
-    ``reward.update(pairs, hf.BradleyTerry())``.
+    timeout; ``None`` is a sample that is not scored. A model reads its scalar head at the last token of prompt plus response;
+    declared with an optimizer it is trained by ``reward.update(pairs, hf.BradleyTerry())``. ``probe`` looks at the reward itself.
     """
 
     kind: ClassVar[str] = "reward"

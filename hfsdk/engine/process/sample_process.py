@@ -99,7 +99,8 @@ def main() -> None:
     channel, traces, parent = map(int, sys.argv[1:])
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the notebook, which cancels the call
-    faulthandler.register(signal.SIGUSR1, file=traces, all_threads=False)
+    if sys.platform != "win32":
+        faulthandler.register(signal.SIGUSR1, file=traces, all_threads=False)
     serve(Connection(channel))
 
 

@@ -59,16 +59,19 @@ class _Worker:
 
     def end(self) -> int:
         """Kill it with whatever it started, and return its exit code."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if sys.platform != "win32":
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.channel.close()
         os.close(self.traces)
         return self.process.wait()
 
     def where(self) -> tuple[str, str]:
         """Return the user's line at which it is, and its traceback."""
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGUSR1)
+        if sys.platform != "win32":
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGUSR1)
         text = b""
         deadline = time.monotonic() + TRACE_S
         while (left := deadline - time.monotonic()) > 0 and select.select([self.traces], [], [], left)[0]:
