@@ -110,8 +110,8 @@ class Strips:
         if str(device) not in self._there:
             most = int(self._rows.max()) + 1
             of_rows = [_odd("row", lane, 0, most, device)[torch.from_numpy(self._rows).to(device)] for lane in range(LANES)]
-            ends = (torch.from_numpy(these).to(device) for these in (self._first, self._last))
-            self._there[str(device)] = (of_rows, *ends)
+            first, last = torch.from_numpy(self._first).to(device), torch.from_numpy(self._last).to(device)
+            self._there[str(device)] = of_rows, first, last
         return self._there[str(device)]
 
 
