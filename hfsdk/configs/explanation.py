@@ -1,0 +1,295 @@
+"""``hf.explain``: what the numbers of a configuration mean, and whether they fit together.
+
+::
+
+    explained = hf.explain("grpo.yaml", gpu="H100")
+    explained["optimizer steps"]        # 4.0
+    explained                           # in a notebook: findings, batches, memory by phase, the step, roles, what was not read
+    print(explained.code)               # the same step in hfsdk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hfsdk.configs import nemo_rl, openrlhf, trl, verl
+from hfsdk.configs.batch_arithmetic import batch_rows
+from hfsdk.configs.config_sources import Given, open_config, system_named
+from hfsdk.configs.known_keys import said_of_keys
+from hfsdk.configs.model_sizes import Model, specs_of
+from hfsdk.configs.own_step import read_own
+from hfsdk.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase
+from hfsdk.configs.settings import Settings
+from hfsdk.configs.step_code import code_of
+from hfsdk.configs.step_config import BROKEN, NOTE, Finding, Row, StepConfig
+from hfsdk.core.checks import Count, Name, checked, shown
+from hfsdk.core.cluster import DEVICES, ClusterSpec
+from hfsdk.core.errors import OptionError
+from hfsdk.core.text import nearest
+from hfsdk.core.trace import Trace
+from hfsdk.session.session import Session
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hfsdk.viz.frame import Picture
+
+TABLES = ("arithmetic", "roles", "memory", "findings", "unread", "defaults")
+"""What ``Explanation.to_pandas`` gives."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Explanation:
+    """What a configuration's numbers mean. In a notebook it draws itself; ``explained["samples"]`` is a row of its arithmetic."""
+
+    step: StepConfig
+    """The step as it was read."""
+    arithmetic: tuple[Row, ...]
+    """From prompts to optimizer steps and tokens."""
+    memory: tuple[PhaseMemory, ...]
+    """Of one device of each pool, by phase; empty where the actor's size is not known."""
+    findings: tuple[Finding, ...]
+    """What is broken, what does not fit, what is worth to know, in this order."""
+    unread: Mapping[str, str]
+    """Keys that were given and not read -> what is known of them."""
+    defaults: Mapping[str, Any]
+    """Keys that were read and not given -> their default in :attr:`release`."""
+    assumed: Mapping[str, str]
+    """What the configuration does not say -> what was taken, and what says it."""
+    code: str
+    """The same step in hfsdk, to be pasted."""
+    trace: Trace | None
+    """That step, simulated; ``None`` where a model's size is not known."""
+    no_trace: str
+    """Why there is none."""
+    cluster: ClusterSpec
+    """The devices."""
+
+    @property
+    def system(self) -> str:
+        """Whose configuration it is, e.g. ``"verl"``."""
+        return self.step.system
+
+    @property
+    def release(self) -> str:
+        """The release whose keys, defaults and rules were used."""
+        return self.step.release
+
+    def __getitem__(self, name: str) -> float | None:
+        """Return the value of a row of the arithmetic.
+
+        Raises:
+            OptionError: there is no such row.
+        """
+        for row in self.arithmetic:
+            if row.name == name:
+                return row.value
+        raise OptionError(f"the arithmetic has no row {shown(name)}; {nearest(str(name), [row.name for row in self.arithmetic])}")
+
+    def to_pandas(self, table: str = "arithmetic") -> pd.DataFrame:
+        """Return one table.
+
+        Args:
+            table: ``"arithmetic"``, ``"roles"``, ``"memory"``, ``"findings"``, ``"unread"`` or ``"defaults"``.
+
+        Raises:
+            OptionError: there is no such table.
+        """
+        import pandas as pd
+
+        if table not in TABLES:
+            raise OptionError(f"an explanation has no table {shown(table)}; {nearest(str(table), TABLES)}")
+        view = self.view()
+        if table == "memory":
+            rows = [{**{k: v for k, v in one.items() if k != "parts"}, **one["parts"]} for one in view["memory"]]
+            return pd.DataFrame(rows)
+        if table == "defaults":
+            return pd.DataFrame([{"key": key, "value": value} for key, value in view["defaults"].items()], columns=["key", "value"])
+        if table == "unread":
+            return pd.DataFrame([{"key": key, "said": said} for key, said in self.unread.items()], columns=["key", "said"])
+        return pd.DataFrame(view[table])
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data: rows, roles, memory, findings, the simulated calls, and what was not read."""
+        step = self.step
+        rollout = step.rollout
+        roles = [
+            {
+                "role": role.name, "model": role.model, "pool": role.pool, "devices": step.pools[role.pool],
+                "layout": layouts_text(role, rollout), "states": role.states.name, "trained": role.trained,
+            }
+            for role in step.roles
+        ]  # fmt: skip
+        if rollout.pool != step.roles[0].pool:
+            roles.append({
+                "role": "actor.rollout", "model": step.roles[0].model, "pool": rollout.pool, "devices": step.pools[rollout.pool],
+                "layout": str(rollout.layout), "states": rollout.engine, "trained": False,
+            })  # fmt: skip
+        return {
+            "title": f"{step.system} {step.release}: {step.algorithm} on {self.cluster}",
+            "arithmetic": [{"name": row.name, "value": row.value, "how": row.how} for row in self.arithmetic],
+            "roles": roles,
+            "memory": [
+                {
+                    "pool": one.pool, "num_devices": one.num_devices, "device": one.device_name, "phase": one.phase, "asked": one.asked,
+                    "exists": one.exists, "worker": one.worker, "left_out": ", ".join(one.left_out), "parts": dict(one.parts),
+                }
+                for one in self.memory
+            ],
+            "findings": [
+                {"kind": one.kind, "rule": one.rule, "got": one.got, "do": one.do, "source": one.source} for one in self.findings
+            ],
+            "calls": self._calls(), "seconds": None if self.trace is None else self.trace.duration_s, "no_trace": self.no_trace,
+            "unread": dict(self.unread), "defaults": {key: _plain(value) for key, value in self.defaults.items()},
+            "assumed": dict(self.assumed), "code": self.code,
+        }  # fmt: skip
+
+    def _calls(self) -> list[dict[str, Any]]:
+        if self.trace is None:
+            return []
+        start = self.trace.start_ns
+        return [
+            {
+                "call": f"{span.role}.{span.method}", "role": span.role, "phase": span.phase, "start_s": (span.start_ns - start) / 1e9,
+                "seconds": span.duration_s,
+            }
+            for span in self.trace.calls.spans if span.device is None
+        ]  # fmt: skip
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.explanation.view import ExplanationPicture, explanation_view
+
+        return ExplanationPicture(explanation_view(self.view()))
+
+    def _repr_html_(self) -> str | None:
+        from hfsdk.viz.hooks import html_of
+
+        return html_of(self)
+
+    def __repr__(self) -> str:
+        return self._picture_().to_text()
+
+
+@checked
+def explain(
+    config: Any,
+    overrides: Iterable[str] = (),
+    *,
+    system: Name | None = None,
+    model: Model | Mapping[str, Model] | None = None,
+    gpu: Name = "H100",
+    cluster: str | ClusterSpec | None = None,
+    prompts: Count | None = None,
+    prompt_tokens: Count | None = None,
+    session: Session | None = None,
+) -> Explanation:
+    """Say what the numbers of a configuration mean: batches, roles, memory by phase, a simulated step, and what is wrong with them.
+
+    Args:
+        config: of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted keys), the words of a
+            command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
+        overrides: texts such as ``"data.train_batch_size=512"``, which win over it.
+        system: whose it is, where its keys do not tell.
+        model: the architecture, where the configuration's name of it is no preset's: a preset, a folder, an ``hf.ModelSpec``, or by
+            role, ``{"critic": "qwen2.5-7b"}``.
+        gpu: the kind of its GPUs, one of ``hfsdk.core.cluster.DEVICES``.
+        cluster: the devices, e.g. ``"2x8 H100"``; by default as many as the configuration says, of kind ``gpu``.
+        prompts: of one step; of hfsdk's own configuration alone.
+        prompt_tokens: of the longest prompt, where the configuration does not limit it.
+        session: whose roles and placement an algorithm runs on; of hfsdk's own configuration alone.
+
+    Returns:
+        What there is to say; nothing is run but one step of the simulation.
+
+    Raises:
+        OptionError: it is no configuration, cannot be read, or a value is of the wrong kind; there is no such GPU.
+        ModelNotFoundError: ``model`` is none.
+    """
+    devices = ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster
+    if gpu not in DEVICES:
+        raise OptionError(f"gpu={shown(gpu)} is no device that is known; {nearest(gpu, DEVICES)}")
+    if callable(getattr(config, "step", None)) and not isinstance(config, type):
+        return _own(config, session, prompts, prompt_tokens, system)
+    given = open_config(config, overrides, system)
+    settings, step = _read(given, None if devices is None else devices.num_devices, prompt_tokens)
+    assumed = dict(step.assumed)
+    if devices is None:
+        devices = _cluster(step, gpu)
+        assumed["devices"] = f"{gpu}s of {devices.devices[0].memory_bytes / 1e9:.0f} GB: the configuration names no kind; gpu= does"
+    unread = said_of_keys(step.system, step.release, settings.unread())
+    unread |= {old: f"read as {new}, its name since OpenRLHF 0.10" for old, new in given.renamed.items()}
+    return _explained(step, specs_of(step, model), devices, unread, settings.at_default, assumed)
+
+
+def _read(given: Given, num_gpus: int | None, prompt_tokens: int | None) -> tuple[Settings, StepConfig]:
+    def settings(release: str, defaults: Mapping[str, Any]) -> Settings:
+        return Settings(what=given.what, release=f"{given.system} {release}", given=given.keys, defaults=defaults)
+
+    if given.system == "verl":
+        s = settings(verl.RELEASE, verl.DEFAULTS)
+        return s, verl.read_verl(s)
+    if given.system == "OpenRLHF":
+        s = settings(openrlhf.RELEASE, openrlhf.DEFAULTS)
+        return s, openrlhf.read_openrlhf(s)
+    if given.system == "NeMo-RL":
+        is_ppo = any(key.startswith("ppo.") for key in given.keys)
+        s = settings(nemo_rl.RELEASE, nemo_rl.PPO_DEFAULTS if is_ppo else nemo_rl.GRPO_DEFAULTS)
+        return s, nemo_rl.read_nemo_rl(s, prompt_tokens)
+    if given.system == "TRL":
+        ppo_alone = trl.PPO_DEFAULTS.keys() - trl.GRPO_DEFAULTS.keys()
+        is_ppo = given.what == "PPOConfig" or bool(given.keys.keys() & ppo_alone)
+        if is_ppo:
+            s = settings(trl.PPO_RELEASE, trl.PPO_DEFAULTS)
+            return s, trl.read_ppo(s, num_gpus, prompt_tokens)
+        s = settings(trl.RELEASE, trl.GRPO_DEFAULTS)
+        return s, trl.read_grpo(s, num_gpus, prompt_tokens)
+    raise OptionError("hfsdk's own configuration is an algorithm: hf.explain(hf.GRPO(n=8), session=session)")
+
+
+def _cluster(step: StepConfig, gpu: str) -> ClusterSpec:
+    """Return the cluster of all pools' devices, in nodes as the configuration has them."""
+    whole = sum(step.pools.values())
+    each = min(max(1, step.gpus_per_node), whole)
+    if whole % each:
+        return ClusterSpec.parse(f"{whole // each}x{each} {gpu} + 1x{whole % each} {gpu}")
+    return ClusterSpec.parse(f"{whole // each}x{each} {gpu}")
+
+
+def _own(
+    algorithm: Any, session: Session | None, prompts: int | None, prompt_tokens: int | None, system: str | None
+) -> Explanation:
+    from hfsdk import __version__
+
+    if system is not None and system_named(system) != "hfsdk":
+        raise OptionError(f"{type(algorithm).__name__} is an algorithm of hfsdk, and system={shown(system)}; leave it out")
+    step, specs = read_own(algorithm, session, prompts, prompt_tokens, __version__)
+    assert session is not None
+    return _explained(step, specs, session.cluster, {}, {}, dict(step.assumed))
+
+
+def _explained(
+    step: StepConfig, specs: Mapping[str, Any], cluster: ClusterSpec, unread: Mapping[str, str], defaults: Mapping[str, Any],
+    assumed: Mapping[str, str],
+) -> Explanation:  # fmt: skip
+    memory = memory_by_phase(step, specs, cluster.devices[0])
+    findings, needed = [*step.findings, *fit_findings(step, memory)], sum(step.pools.values())
+    if needed != cluster.num_devices:
+        findings.append(Finding(
+            kind=NOTE if needed < cluster.num_devices else BROKEN, rule="the cluster has as many devices as the configuration uses",
+            got=f"{cluster.num_devices} of {cluster}, {needed}", do="Give the cluster it is meant for, or leave cluster= out.",
+        ))  # fmt: skip
+        on = _cluster(step, cluster.devices[0].name)
+    else:
+        on = cluster
+    code, trace, no_trace = code_of(step, specs, on)
+    order = (BROKEN, "does not fit", NOTE)
+    return Explanation(
+        step=step, arithmetic=batch_rows(step), memory=memory, findings=tuple(sorted(findings, key=lambda one: order.index(one.kind))),
+        unread=unread, defaults=defaults, assumed=assumed, code=code.text(), trace=trace, no_trace=no_trace, cluster=on,
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

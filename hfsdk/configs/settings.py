@@ -1,0 +1,207 @@
+"""The keys of a configuration: what was given, what is at its default, and what nobody read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError
+
+MOST_KEYS = 100_000
+"""Keys of the largest configuration that is read; aliases of YAML can name one many times."""
+
+MOST_NESTED = 64
+
+_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_KINDS = {"whole": "a whole number", "number": "a number", "yes": "true or false", "text": "a text"}
+_WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
+
+
+def parse_scalar(text: str) -> Any:
+    """Return the value of a word on a command line: a number, true, false, nothing, or the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def flatten(given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return nested keys as one level, joined by dots.
+
+    Raises:
+        OptionError: a key is no text, or it is nested without end or has too many keys.
+    """
+    return dict(_leaves(given, what, "", 0, [0]))
+
+
+def _leaves(given: Mapping[str, Any], what: str, before: str, depth: int, count: list[int]) -> Iterator[tuple[str, Any]]:
+    if depth > MOST_NESTED:
+        raise OptionError(f"{what} is nested more than {MOST_NESTED} levels deep at {shown(before[:80])}; no configuration is")
+    for key, value in given.items():
+        count[0] += 1
+        if count[0] > MOST_KEYS:
+            raise OptionError(f"{what} has more than {MOST_KEYS:,} keys; no configuration has")
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, what, f"{name}.", depth + 1, count)
+        else:
+            yield name, value
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Keys as they were given, over the defaults of one release. Every look is noted."""
+
+    what: str
+    """The configuration in messages, e.g. ``"grpo.yaml"``."""
+    release: str
+    """Whose defaults these are, e.g. ``"verl 0.9.1"``."""
+    given: dict[str, Any]
+    """Dotted key -> value."""
+    defaults: Mapping[str, Any]
+    """The same of the release, of every key that is read."""
+    read: dict[str, Any] = field(default_factory=dict)
+    """What was looked at and given."""
+    at_default: dict[str, Any] = field(default_factory=dict)
+    """What was looked at and not given."""
+
+    def whole(self, key: str) -> int:
+        """Return a whole number.
+
+        Raises:
+            OptionError: it is none, or nothing.
+        """
+        value = self.maybe_whole(key)
+        return value if value is not None else self._refuse(key, "whole", None)
+
+    def maybe_whole(self, key: str, least: int = 0) -> int | None:
+        """Return a whole number, or ``None`` where it is left open.
+
+        Raises:
+            OptionError: it is none, or below ``least``.
+        """
+        value = self.value(key)
+        if isinstance(value, str):
+            value = parse_scalar(value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or int(value) != value:
+            return self._refuse(key, "whole", value)
+        if value < least:
+            raise OptionError(f"{self.what}: {key} must be at least {least}; got {shown(value)}. Correct it there.")
+        return int(value)
+
+    def number(self, key: str) -> float:
+        """Return a number, also of the form ``1e-6`` that YAML takes for a text.
+
+        Raises:
+            OptionError: it is none.
+        """
+        value = self.value(key)
+        if isinstance(value, str):
+            value = parse_scalar(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            return self._refuse(key, "number", value)
+        return float(value)
+
+    def yes(self, key: str) -> bool:
+        """Return true or false; nothing is false.
+
+        Raises:
+            OptionError: it is neither.
+        """
+        value = self.value(key)
+        if isinstance(value, str):
+            value = parse_scalar(value)
+        return bool(value) if value is None or isinstance(value, bool) else self._refuse(key, "yes", value)
+
+    def text(self, key: str) -> str:
+        """Return a text, ``""`` where there is none.
+
+        Raises:
+            OptionError: it is something else.
+        """
+        value = self.value(key)
+        if value is None:
+            return ""
+        return value if isinstance(value, str) else self._refuse(key, "text", value)
+
+    def value(self, key: str) -> Any:
+        """Return what a key is, given or at its default, with references to other keys resolved."""
+        if key in self.given:
+            value = self._resolved(self.given[key], key, 0)
+            self.read[key] = value
+            return value
+        if key not in self.defaults:
+            return None
+        value = self._resolved(self.defaults[key], key, 0)
+        self.at_default[key] = value
+        return value
+
+    def has(self, key: str) -> bool:
+        """Return whether a key, or one below it, was given."""
+        return any(one == key or one.startswith(f"{key}.") for one in self.given)
+
+    def unread(self) -> dict[str, Any]:
+        """Return the given keys that nothing looked at."""
+        return {key: value for key, value in self.given.items() if key not in self.read}
+
+    def _resolved(self, value: Any, key: str, depth: int) -> Any:
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        if depth > MOST_NESTED:
+            raise OptionError(f"{self.what}: {key} refers to itself: {shown(value)}. Give it a value.")
+        match = _REFERENCE.search(value)
+        if match is None:
+            raise OptionError(f"{self.what}: {key} has a reference that does not close: {shown(value)}. Write ${{other.key}}.")
+        found = self._reference(match[1].strip(), key, depth)
+        if match[0] == value:
+            return self._resolved(found, key, depth + 1)
+        return self._resolved(value[: match.start()] + str(found) + value[match.end() :], key, depth + 1)
+
+    def _reference(self, inside: str, key: str, depth: int) -> Any:
+        name, _, rest = inside.partition(":")
+        arguments = [one.strip() for one in rest.split(",")]
+        if not rest and not inside.startswith("oc."):
+            return self._lookup(inside, key, depth)
+        if name == "oc.select":
+            found = self._lookup(arguments[0], key, depth, missing=None)
+            return parse_scalar(arguments[1]) if found is None and len(arguments) > 1 else found
+        if name == "mul":
+            return self._product(arguments, inside, key)
+        raise OptionError(
+            f"{self.what}: {key} asks for ${{{inside}}}, which is worked out when the job runs; resolvers that are read are "
+            f"oc.select and mul. Give the value: {key}=..."
+        )
+
+    def _product(self, arguments: Sequence[str], inside: str, key: str) -> Any:
+        product: Any = 1
+        for factor in map(parse_scalar, arguments):
+            if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+                raise OptionError(f"{self.what}: {key} multiplies ${{{inside}}}; {shown(factor)} is no number. Correct it there.")
+            product *= factor
+        return product
+
+    def _lookup(self, name: str, key: str, depth: int, missing: Any = ...) -> Any:
+        dots = len(name) - len(name.lstrip("."))
+        if dots:
+            name = ".".join([*key.split(".")[:-dots], name.lstrip(".")])
+        for known in (self.given, self.defaults):
+            if name in known:
+                if known is self.given:
+                    self.read[name] = known[name]
+                return self._resolved(known[name], name, depth + 1)
+        if missing is ...:
+            raise OptionError(f"{self.what}: {key} refers to {shown(name)}, which it does not have. Give {name}, or {key} itself.")
+        return missing
+
+    def _refuse(self, key: str, kind: str, value: Any) -> NoReturn:
+        where = "has no value" if value is None else f"got {shown(value)}"
+        raise OptionError(f"{self.what}: {key} must be {_KINDS[kind]}; {where}. Correct it there.")

@@ -1,0 +1,227 @@
+"""The same step in hfsdk: the calls of a session, as text to paste and as they are run in a simulated session.
+
+hfsdk trains with Megatron: tp, pp and a distributed optimizer. Where a system cuts weights over data-parallel ranks (FSDP, ZeRO-3), the
+smallest tensor parallelism is taken with which the roles fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hfsdk.configs.batch_arithmetic import mini_batches
+from hfsdk.configs.phase_memory import Specs
+from hfsdk.configs.step_config import RoleConfig, StepConfig
+from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.errors import DeviceMemoryError, HfsdkError
+from hfsdk.core.layout import Layout
+from hfsdk.core.roles import AdamW, RolloutOptions
+from hfsdk.core.spec import PRESETS, ModelSpec
+from hfsdk.core.trace import Trace
+from hfsdk.session.session import Session
+
+ENDLESS = 10**15
+"""Bytes of a device on which a step is simulated that fits on none."""
+
+SCORE = ("def score(completions):  # the reward: yours in its place", "    return [0.0] * len(completions)")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What stands in the code as it is: the name of a variable."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """One call that declares a role."""
+
+    role: str
+    source: Any
+    """A model, a :class:`Written` name, or the reward function."""
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCode:
+    """The calls of one step."""
+
+    cluster: ClusterSpec
+    declarations: tuple[Declaration, ...]
+    placement: str | dict[str, int]
+    prompts: int
+    prompt_tokens: int
+    algorithm: Any
+    comments: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return it as Python."""
+        needs_score = any(one.source == Written("score") for one in self.declarations)
+        lines = ["import hfsdk as hf", "", *(f"# {comment}" for comment in self.comments)]
+        lines += [*SCORE, ""] if needs_score else []
+        count = self.cluster.num_devices
+        lines.append(f'session = hf.Session.simulated("{self.cluster}")  # with GPUs: hf.Session(devices={count}), or hf.Session("auto")')
+        for one in self.declarations:
+            options = [f"{name}={_literal(value)}" for name, value in one.options.items()]
+            lines.append(f"{one.role} = session.{one.role}({', '.join([_literal(one.source), *options])})")
+        lines += [
+            f"session.place({_literal(self.placement)})",
+            f"prompts = session.prompts([[1] * {self.prompt_tokens}] * {self.prompts}, batch_size={self.prompts})  # your data",
+            f"algorithm = {_algorithm_text(self.algorithm)}",
+            "step = algorithm.step(session.models, prompts[0])",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def simulate(self) -> Trace:
+        """Run it in a simulated session and return the step's trace.
+
+        Raises:
+            HfsdkError: the step cannot be run so.
+        """
+        with warnings.catch_warnings(), Session.simulated(self.cluster) as session:
+            warnings.simplefilter("ignore")
+            handles: dict[str, Any] = {"score": _score}
+            for one in self.declarations:
+                source = handles[one.source.text] if isinstance(one.source, Written) else one.source
+                handles[one.role] = getattr(session, one.role)(source, **one.options)
+            session.place(self.placement)
+            prompts = session.prompts([[1] * self.prompt_tokens] * self.prompts, batch_size=self.prompts)
+            step = self.algorithm.step(session.models, prompts[0])
+            for made in (step.actor, step.critic):
+                if made is not None:
+                    made.wait()
+            return Trace.of(session.trace.spans, title=f"one step, simulated on {self.cluster}")
+
+
+def _score(completions: list[str]) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def code_of(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> tuple[StepCode, Trace | None, str]:
+    """Return the step in hfsdk, its simulated trace, and why there is none.
+
+    Args:
+        step: the step.
+        specs: architecture of every role.
+        cluster: as many devices as the step's pools have.
+    """
+    refused = ""
+    if any(specs[role.name] is None for role in step.roles):
+        return next(_candidates(step, specs, cluster)), None, _unknown(step, specs)
+    first: StepCode | None = None
+    for candidate in _candidates(step, specs, cluster):
+        first = first or candidate
+        try:
+            return candidate, candidate.simulate(), ""
+        except DeviceMemoryError:
+            continue
+        except HfsdkError as error:
+            refused = refused or str(error)
+    assert first is not None
+    comment = refused or "it does not fit in hfsdk either, whatever the tensor parallelism: session.place says by how much"
+    first = replace(first, comments=(*first.comments, comment.splitlines()[0][:110]))
+    if refused:
+        return first, None, f"hfsdk refuses this step: {refused}"
+    endless = replace(first, cluster=cluster.with_memory(ENDLESS))
+    return first, endless.simulate(), ""
+
+
+def _unknown(step: StepConfig, specs: Specs) -> str:
+    unknown = {role.model or "no name": role.name for role in step.roles if specs[role.name] is None}
+    names = ", ".join(f"{name!r} ({role})" for name, role in unknown.items())
+    return f"the size of {names} is not known: explain(..., model='qwen2.5-7b'), a folder, hf.ModelSpec(...), or one by role, says it"
+
+
+def _candidates(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> Iterator[StepCode]:
+    """Yield the step in its own layouts, then, where weights are cut over dp, with more and more tensor parallelism."""
+    yield _step_code(step, specs, cluster, None)
+    tp = 2
+    while tp <= min(8, step.gpus_per_node) and any(role.states.weights_over > 1 for role in step.roles):
+        yield _step_code(step, specs, cluster, tp)
+        tp *= 2
+
+
+def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | None) -> StepCode:
+    comments = [f"one step of {step.system} {step.release} ({step.algorithm})"]
+    if tp is not None:
+        comments.append(f"{step.roles[0].states.name} cuts weights over its ranks; here tensor parallelism of {tp} does")
+    algorithm = _algorithm(step)
+    if not step.ours:
+        comments.append(f"hfsdk has no {step.algorithm}; {type(algorithm).__name__} in its place makes the same calls")
+    declared = [_declaration(step, role, specs, tp) for role in step.roles]
+    if "reward" not in {role.name for role in step.roles}:
+        declared.append(Declaration(role="reward", source=Written("score"), options={}))
+    groups: dict[str, list[str]] = {pool: [] for pool in step.pools}
+    for role in step.roles:
+        groups[role.pool].append(role.name)
+    if step.rollout.pool != step.roles[0].pool:
+        groups[step.rollout.pool].append("actor.rollout")
+    sized = {" ".join(names): step.pools[pool] for pool, names in groups.items() if names}
+    return StepCode(
+        cluster=cluster, declarations=tuple(declared), placement="colocate" if len(sized) == 1 else sized, prompts=step.prompts,
+        prompt_tokens=step.prompt_tokens, algorithm=algorithm, comments=tuple(comments),
+    )  # fmt: skip
+
+
+def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | None) -> Declaration:
+    spec = specs[role.name]
+    actor = specs["actor"]
+    source: Any = Written("MODEL") if spec is None else spec.name if PRESETS.get(spec.name) == spec else spec
+    layout = Layout(tp=tp or role.layout.tp, pp=role.layout.pp)
+    options: dict[str, Any] = {}
+    words = str(layout).replace(" pp1", "")
+    options["layout" if role.name in ("reference", "reward") else "train"] = words
+    if role.name == "actor":
+        rollout = step.rollout.layout
+        options["rollout"] = f"tp{rollout.tp * rollout.pp}"
+        options["rollout_options"] = RolloutOptions(max_model_len=step.sample_tokens)
+    if role.name == "reference" and spec == actor:
+        source = Written("actor")
+    else:
+        options["dtype"] = "bf16"
+    gone = {part for parts in role.away.values() for part in parts} | set(role.never)
+    if role.trained:
+        cut = step.pools[role.pool] > layout.size
+        more = {"distributed": True} if cut else {}
+        more |= {"offload": True} if "optimizer" in gone and "weights" not in gone else {}
+        options["optimizer"] = AdamW(lr=role.lr, **more)
+        options["recompute"] = role.recompute
+    options |= {"offload": True} if "weights" in gone else {}
+    options["micro_batch_tokens"] = max(1, role.train_tokens if role.trained else role.pass_tokens)
+    return Declaration(role=role.name, source=source, options={k: v for k, v in options.items() if v != ""})
+
+
+def _algorithm(step: StepConfig) -> Any:
+    import hfsdk.algorithms as algorithms
+
+    cls = getattr(algorithms, step.ours or ("PPO" if any(role.name == "critic" for role in step.roles) else "GRPO"))
+    known = {field.name for field in dataclasses.fields(cls)}
+    asked = {**step.options, "n": step.copies, "mini_batches": min(mini_batches(step), step.samples), "epochs": step.epochs}
+    chosen = {name: value for name, value in asked.items() if name in known}
+    if getattr(cls, "compares", False):
+        chosen["n"] = max(2, step.copies)
+    return cls(**chosen)
+
+
+def _algorithm_text(algorithm: Any) -> str:
+    """Return the call that makes it, without what is at its default."""
+    given = [
+        f"{field.name}={getattr(algorithm, field.name)!r}"
+        for field in dataclasses.fields(algorithm)
+        if getattr(algorithm, field.name) != field.default
+    ]
+    return f"hf.{type(algorithm).__name__}({', '.join(given)})"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, Written):
+        return value.text
+    if isinstance(value, (AdamW, RolloutOptions)):
+        return _algorithm_text(value)
+    if isinstance(value, ModelSpec):
+        return f"hf.{value!r}"
+    return repr(value)

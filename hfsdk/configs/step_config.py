@@ -1,0 +1,185 @@
+"""What one step of a configuration is, whatever system it was written for: ``StepConfig``, its parts, ``Finding`` and ``Row``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hfsdk.core.layout import Layout
+
+PHASES = ("generation", "preparation", "learning")
+"""Of a step: responses, the passes without a gradient over them, updates (HybridFlow, section 2)."""
+
+BROKEN, NOTE = "broken", "note"
+"""Kinds of findings: the system refuses the configuration or would not do what it says; worth to know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What is inconsistent, or worth to know."""
+
+    kind: str
+    """``"broken"`` or ``"note"``; of memory ``"does not fit"``."""
+    rule: str
+    """The rule in words, with its keys."""
+    got: str
+    """The numbers that break it."""
+    do: str
+    """What to do."""
+    source: str = ""
+    """Where the system has the rule: release, file, function."""
+
+    def __str__(self) -> str:
+        source = f" ({self.source})" if self.source else ""
+        return f"{self.kind}: {self.rule}; got {self.got}. {self.do}{source}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the batch arithmetic."""
+
+    name: str
+    """What is counted, e.g. ``"samples"``."""
+    value: float | None
+    """How many; not whole where a rule is broken; ``None`` where the configuration does not say."""
+    how: str
+    """The formula with keys and numbers."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {number_text(self.value)} = {self.how}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Bytes a parameter of what a trained model holds, and over how many ranks each part is cut, beside tp and pp.
+
+    ``Megatron``: weights 2, gradients 4 or 2, optimizer 12 / dp. ``FSDP`` and ZeRO-3 cut all three (arXiv 1910.02054, 2304.11277).
+    """
+
+    name: str
+    """E.g. ``"FSDP"``."""
+    weights: int
+    gradients: int
+    optimizer: int
+    weights_over: int = 1
+    gradients_over: int = 1
+    optimizer_over: int = 1
+    gradients_stay: bool = False
+    """Whether the gradients' memory is kept between updates (a buffer of Megatron's)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleConfig:
+    """One role: its model, where it lives, in which layout."""
+
+    name: str
+    """hfsdk's name: ``"actor"``, ``"critic"``, ``"reference"``, ``"reward"``."""
+    model: str
+    """As the configuration names it."""
+    pool: str
+    """A key of :attr:`StepConfig.pools`."""
+    layout: Layout
+    """Of training or inference, filled."""
+    states: States
+    """What is held; of a frozen role only the weights."""
+    trained: bool = False
+    train_tokens: int = 0
+    """Most tokens of one micro-batch on one rank of an update."""
+    pass_tokens: int = 0
+    """The same of a pass without a gradient."""
+    recompute: str = ""
+    """As in ``session.actor``."""
+    away: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Phase -> which of weights, gradients, optimizer are in host memory while another role works in it."""
+    never: tuple[str, ...] = ()
+    """Which of them are never on the device (CPU Adam, FSDP's CPU offload)."""
+    head: str = "lm"
+    lr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """The generating engine."""
+
+    pool: str
+    layout: Layout
+    """Filled; ``pp`` is of the engine's stages."""
+    engine: str
+    """E.g. ``"vllm"``."""
+    gpu_share: float = 0.0
+    """Share of the device's memory the engine takes for weights and cache (vLLM's ``gpu_memory_utilization``); 0: what it needs."""
+    sleeps: bool = True
+    """Whether it gives that back while it does not generate."""
+    rows: int = 0
+    """Sequences on one replica at once where there is no share."""
+    cache_bytes: int = 0
+    """Bytes of its key/value cache where they are said."""
+    shares_weights: bool = False
+    """Whether it generates with the trainer's own weights (transformers)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """One step (iteration) as its configuration asks for it."""
+
+    system: str
+    """``"verl"``, ``"TRL"``, ``"OpenRLHF"``, ``"NeMo-RL"`` or ``"hfsdk"``."""
+    release: str
+    """The release whose keys, defaults and rules were used."""
+    algorithm: str
+    """Its own name of the algorithm, e.g. ``"grpo"``."""
+    ours: str
+    """hfsdk's class of it, e.g. ``"GRPO"``; ``""`` where hfsdk has none."""
+    options: Mapping[str, Any]
+    """Options of that class."""
+    prompts: int
+    copies: int
+    """Responses per prompt."""
+    prompt_tokens: int
+    """Of the longest prompt."""
+    response_tokens: int
+    mini_batch: int
+    """Samples of one optimizer step, over all ranks."""
+    micro_batch: int | None
+    """Samples of one pass on one rank; ``None`` where it is counted in tokens."""
+    micro_tokens: int | None
+    """Tokens of one pass on one rank; ``None`` where it is counted in samples."""
+    epochs: int
+    dp: int
+    """Ranks over which the samples of an update are shared out."""
+    pools: Mapping[str, int]
+    """Name -> devices."""
+    roles: tuple[RoleConfig, ...]
+    rollout: RolloutConfig
+    nodes: int
+    gpus_per_node: int
+    how: Mapping[str, str]
+    """Name of a row -> its formula in the system's own keys."""
+    findings: tuple[Finding, ...] = ()
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """What the configuration does not say -> what was taken, and how to say it."""
+    reward: str = "a function"
+    """What scores: a function, or a model's name."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of one iteration."""
+        return self.prompts * self.copies
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of the longest sample."""
+        return self.prompt_tokens + self.response_tokens
+
+
+def number_text(value: float | None) -> str:
+    """Return a number for people, one that should be whole and is not with its fraction."""
+    if value is None:
+        return "not said"
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:,.4g}"
+
+
+def plural(count: float, word: str) -> str:
+    """Return ``"1 sample"``, ``"2 samples"``."""
+    return f"{number_text(count)} {word}{'' if count == 1 else 's'}"

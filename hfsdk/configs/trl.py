@@ -1,0 +1,262 @@
+"""TRL's GRPOConfig, as release 1.16.0 reads it, and PPOConfig, as 1.9.0 does; later releases have no PPO.
+
+Sources: ``trl/trainer/grpo_config.py`` (fields, ``__post_init__``: generation_batch_size is per_device_train_batch_size times processes
+times steps_per_generation), ``trl/trainer/grpo_trainer.py`` (``_prepare_inputs``: a generation serves steps_per_generation times
+num_iterations micro-batches); ``trl/experimental/ppo/ppo_config.py`` and ``ppo_trainer.py`` (``PPOTrainer.__init__``). Defaults that
+are not TRL's own are those of transformers' ``TrainingArguments``. TRL counts samples (completions), nowhere prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hfsdk.configs.settings import Settings
+from hfsdk.configs.step_config import BROKEN, NOTE, Finding, RoleConfig, RolloutConfig, States, StepConfig
+from hfsdk.core.layout import Layout
+
+RELEASE, PPO_RELEASE = "1.16.0", "1.9.0"
+EACH, ACCUMULATED, PROCESSES = "per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"
+PROMPT_TOKENS = 512
+"""Taken where nothing says how long prompts are."""
+
+COMMON: dict[str, Any] = {
+    EACH: 8, ACCUMULATED: 1, PROCESSES: None, "num_machines": 1, "model_name_or_path": None, "gradient_checkpointing": True,
+    "bf16": None, "deepspeed": None, "fsdp": None, "use_peft": False, "deepspeed_config.zero_stage": None,
+    "deepspeed_config.offload_optimizer_device": None, "distributed_type": None, "fsdp_config.fsdp_sharding_strategy": None,
+    "fsdp_config.fsdp_version": None, "fsdp_config.fsdp_reshard_after_forward": None,
+}  # fmt: skip
+"""Of transformers and of ``accelerate launch`` and its configuration file."""
+
+GRPO_DEFAULTS: dict[str, Any] = {
+    **COMMON, "learning_rate": 1e-6, "num_generations": 8, "generation_batch_size": None, "steps_per_generation": None,
+    "max_completion_length": 512, "num_iterations": 1, "beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None,
+    "loss_type": "dapo", "scale_rewards": "group", "temperature": 1.0, "use_vllm": False, "vllm_mode": "colocate",
+    "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False,
+    "vllm_max_model_length": None, "entropy_coef": 0.0, "auto_find_batch_size": False,
+}  # fmt: skip
+PPO_DEFAULTS: dict[str, Any] = {
+    **COMMON, "learning_rate": 3e-6, "num_mini_batches": 1, "num_ppo_epochs": 4, "response_length": 53, "temperature": 0.7,
+    "kl_coef": 0.05, "kl_estimator": "k1", "cliprange": 0.2, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95,
+    "whiten_rewards": False, "missing_eos_penalty": None, "local_rollout_forward_batch_size": 64, "sft_model_path": None,
+    "reward_model_path": None,
+}  # fmt: skip
+
+AGGREGATIONS = {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean", "dr_grpo": "fixed_length"}
+Rule = Callable[..., None]
+
+
+def rules_into(found: list[Finding], release: str) -> Rule:
+    """Return a function that adds a finding where a rule does not hold."""
+
+    def rule(holds: bool, words: str, got: str, do: str, source: str, kind: str = BROKEN) -> None:
+        if not holds:
+            found.append(Finding(kind=kind, rule=words, got=got, do=do, source=f"{release}, {source}" if source else ""))
+
+    return rule
+
+
+def processes_of(s: Settings, num_gpus: int | None) -> tuple[int, str, dict[str, str]]:
+    """Return the trainer's processes, the words for them, and what was assumed."""
+    given = s.maybe_whole(PROCESSES, 1)
+    if given is not None:
+        return given, f"{PROCESSES} {given}", {}
+    if num_gpus is not None:
+        return num_gpus, f"the {num_gpus} GPUs of cluster=", {}
+    said = "1: its configuration does not say how many processes it is launched with; cluster='1x8 H100' does"
+    return 1, "1 process, assumed", {"processes": said}
+
+
+def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> StepConfig:
+    """Return the step that a GRPOConfig asks for.
+
+    Args:
+        s: its keys, and those of ``accelerate launch``.
+        num_gpus: devices, where the caller gave a cluster.
+        prompt_tokens: of the longest prompt, where the caller says.
+
+    Raises:
+        OptionError: a key's value is of the wrong kind.
+    """
+    processes, dp_how, assumed = processes_of(s, num_gpus)
+    each, accumulated, copies = s.whole(EACH), s.whole(ACCUMULATED), s.whole("num_generations")
+    at_once = max(1, each * processes)
+    batch, steps = s.maybe_whole("generation_batch_size", 1), s.maybe_whole("steps_per_generation", 1)
+    found: list[Finding] = []
+    rule = rules_into(found, f"TRL {RELEASE}")
+    config, trainer = "trl/trainer/grpo_config.py, __post_init__", "trl/trainer/grpo_trainer.py, _prepare_inputs"
+    rule(batch is None or steps is None or batch == at_once * steps, "generation_batch_size and steps_per_generation exclude each other",
+         f"{batch} and {steps}", "Leave one out.", config)  # fmt: skip
+    rule(batch is None or batch % at_once == 0, f"generation_batch_size must be a multiple of {EACH} x processes",
+         f"{batch}, {each} x {processes} = {at_once}", f"Take {-(-(batch or 1) // at_once) * at_once}.", config)  # fmt: skip
+    steps = steps or (max(1, batch // at_once) if batch else accumulated)
+    samples = batch or at_once * steps
+    rule(samples % max(1, copies) == 0, "generation_batch_size must be a multiple of num_generations: groups are whole",
+         f"{each} x {processes} processes x {steps} = {samples}, {copies}", _whole_groups(each, processes, steps, copies),
+         config)  # fmt: skip
+    rule(copies >= 2, "num_generations must be at least 2: advantages compare the responses to one prompt", str(copies),
+         "Set num_generations=8, say.", config)  # fmt: skip
+    rule(not s.yes("auto_find_batch_size"), "auto_find_batch_size cannot be used with GRPO: groups would not stay whole", "true",
+         f"Set it to false and lower {EACH}.", config)  # fmt: skip
+    epochs = s.whole("num_iterations")
+    rule(steps * epochs % accumulated == 0, "an optimizer step adds up gradients over two generations: "
+         f"{ACCUMULATED} does not divide steps_per_generation x num_iterations", f"{accumulated}, {steps} x {epochs}",
+         f"Take steps_per_generation={-(-steps // accumulated) * accumulated}.", trainer, NOTE)  # fmt: skip
+    response = s.whole("max_completion_length")
+    prompt = prompt_tokens or _said_prompt(s, response) or PROMPT_TOKENS
+    if prompt_tokens is None and _said_prompt(s, response) is None:
+        assumed["prompt tokens"] = f"{prompt}: TRL {RELEASE} has no limit of them; explain(..., prompt_tokens=...) says it"
+    rollout, gpus = _grpo_rollout(s, processes, num_gpus, samples, assumed)
+    beta, high = s.number("beta"), s.value("epsilon_high")
+    scale, kind = s.value("scale_rewards"), s.text("loss_type")
+    options = {
+        "n": copies, "max_new_tokens": response, "temperature": s.number("temperature"), "kl_coef": beta,
+        "clip": s.number("epsilon"), "entropy_coef": s.number("entropy_coef"), "aggregation": AGGREGATIONS.get(kind),
+        "clip_high": None if high is None else s.number("epsilon_high"),
+        "scale": {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, (bool, str)) else None,
+    }  # fmt: skip
+    how = {
+        "prompts": f"generation_batch_size {samples:,} / num_generations {copies}: TRL counts samples, not prompts",
+        "responses per prompt": "num_generations",
+        "samples": f"{EACH} {each} x {processes} processes x steps_per_generation {steps} (generation_batch_size)",
+        "mini-batch": f"{EACH} {each} x {processes} processes x {ACCUMULATED} {accumulated}", "data-parallel ranks": dp_how,
+        "micro-batch per rank": f"{EACH}, counted in samples", "epochs": "num_iterations",
+    }  # fmt: skip
+    model = s.text("model_name_or_path")
+    layout, states = Layout(dp=processes), _states(s, processes)
+    tokens = each * (prompt + response)
+    recompute = "full" * s.yes("gradient_checkpointing")
+    roles = [RoleConfig(
+        name="actor", model=model, pool="all", layout=layout, states=states, trained=True, train_tokens=tokens, pass_tokens=tokens,
+        recompute=recompute, lr=s.number("learning_rate"), never=_offloaded(s),
+    )]  # fmt: skip
+    if beta:
+        roles.append(RoleConfig(name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens))
+    return StepConfig(
+        system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {kind}", ours="GRPO",
+        options={name: value for name, value in options.items() if value is not None},
+        prompts=max(1, samples // max(1, copies)), copies=max(1, copies), prompt_tokens=prompt, response_tokens=response,
+        mini_batch=at_once * accumulated, micro_batch=each, micro_tokens=None, epochs=epochs, dp=processes,
+        pools={"all": processes, **gpus}, roles=tuple(roles), rollout=rollout, nodes=s.whole("num_machines"),
+        gpus_per_node=max(1, (processes + sum(gpus.values())) // max(1, s.whole("num_machines"))), how=how, findings=tuple(found),
+        assumed=assumed,
+    )  # fmt: skip
+
+
+def _said_prompt(s: Settings, response: int) -> int | None:
+    whole = s.maybe_whole("vllm_max_model_length")
+    return whole - response if whole and whole > response else None
+
+
+def _whole_groups(each: int, processes: int, steps: int, copies: int) -> str:
+    fitting = [n for n in range(2, each * processes * steps + 1) if each * processes * steps % n == 0]
+    near = sorted(fitting, key=lambda n: abs(n - copies))[:3]
+    more = next((e for e in range(each, each + copies + 1) if e * processes * steps % max(1, copies) == 0), copies)
+    return f"Take num_generations={' or '.join(map(str, sorted(near))) or copies}, or {EACH}={more}."
+
+
+def _grpo_rollout(
+    s: Settings, processes: int, num_gpus: int | None, samples: int, assumed: dict[str, str]
+) -> tuple[RolloutConfig, dict[str, int]]:
+    """Return the rollout, and the pool of its own that vLLM's server has."""
+    if not s.yes("use_vllm"):
+        return RolloutConfig(
+            pool="all", layout=Layout(dp=processes), engine="transformers", rows=-(-samples // processes), shares_weights=True
+        ), {}  # fmt: skip
+    tp = s.whole("vllm_tensor_parallel_size")
+    if s.text("vllm_mode") == "server":
+        left = (num_gpus or processes + tp) - processes
+        assumed["server"] = f"{left or tp} GPUs for vLLM's server, which is started apart; cluster= counts them in"
+        return RolloutConfig(
+            pool="server", layout=Layout(tp=tp, dp=max(1, (left or tp) // tp)), engine="vllm (server)", gpu_share=0.9, sleeps=False
+        ), {"server": left or tp}  # fmt: skip
+    return RolloutConfig(
+        pool="all", layout=Layout(tp=tp, dp=max(1, processes // tp)), engine="vllm", sleeps=s.yes("vllm_enable_sleep_mode"),
+        gpu_share=s.number("vllm_gpu_memory_utilization"),
+    ), {}  # fmt: skip
+
+
+def _offloaded(s: Settings) -> tuple[str, ...]:
+    return ("optimizer",) * (s.value("deepspeed_config.offload_optimizer_device") in ("cpu", "nvme"))
+
+
+def _states(s: Settings, processes: int) -> States:
+    """Return how states lie: by default each process has all (DDP). The model is loaded in its files' dtype, bf16 nearly always."""
+    stage = s.value("deepspeed_config.zero_stage")
+    if isinstance(s.value("deepspeed"), dict):
+        stage = s.value("deepspeed").get("zero_optimization", {}).get("stage", stage)
+    if isinstance(stage, int) and 1 <= stage <= 3:
+        over = [processes if stage >= least else 1 for least in (3, 2, 1)]
+        return States(
+            name=f"ZeRO-{stage}", weights=2, gradients=2, optimizer=12, weights_over=over[0], gradients_over=over[1],
+            optimizer_over=over[2],
+        )  # fmt: skip
+    sharded = s.text("distributed_type") == "FSDP" or "full_shard" in str(s.value("fsdp") or "")
+    for key in ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward"):
+        s.value(key)
+    over = [processes if sharded else 1] * 3
+    return States(
+        name="FSDP" if sharded else "DDP", weights=2 + 2 * sharded, gradients=2 + 2 * sharded, optimizer=4 + 4 * sharded,
+        weights_over=over[0], gradients_over=over[1], optimizer_over=over[2],
+    )  # fmt: skip
+
+
+def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> StepConfig:
+    """Return the step that a PPOConfig asks for; arguments as of :func:`read_grpo`.
+
+    Raises:
+        OptionError: a key's value is of the wrong kind.
+    """
+    processes, dp_how, assumed = processes_of(s, num_gpus)
+    each, accumulated, parts = s.whole(EACH), s.whole(ACCUMULATED), max(1, s.whole("num_mini_batches"))
+    local, samples = each * accumulated, each * accumulated * processes
+    found: list[Finding] = []
+    rule, source = rules_into(found, f"TRL {PPO_RELEASE}"), "trl/experimental/ppo/ppo_trainer.py, PPOTrainer.__init__"
+    rule(samples % parts == 0, "batch_size must be a multiple of num_mini_batches", f"{samples}, {parts}",
+         f"Take {ACCUMULATED}={-(-accumulated // parts) * parts}.", source)  # fmt: skip
+    rule(local % parts == 0, "a process's batch must be a multiple of num_mini_batches", f"{each} x {accumulated} = {local}, {parts}",
+         f"Take {ACCUMULATED}={-(-accumulated // parts) * parts}.", source)  # fmt: skip
+    rule(not s.yes("whiten_rewards") or local // parts >= 8, "whitening needs mini-batches of at least 8 samples on each process",
+         f"{local} / {parts} = {local // parts}", f"Take more {ACCUMULATED}, or fewer num_mini_batches.", source)  # fmt: skip
+    response = s.whole("response_length")
+    prompt = prompt_tokens or PROMPT_TOKENS
+    if prompt_tokens is None:
+        assumed["prompt tokens"] = f"{prompt}: PPOConfig has no limit of them; explain(..., prompt_tokens=...) says it"
+    how = {
+        "prompts": f"{EACH} {each} x {ACCUMULATED} {accumulated} x {processes} processes (batch_size)",
+        "responses per prompt": "PPO draws one", "mini-batch": f"batch_size {samples:,} / num_mini_batches {parts}",
+        "data-parallel ranks": dp_how, "micro-batch per rank": EACH, "epochs": "num_ppo_epochs",
+    }  # fmt: skip
+    missing = s.value("missing_eos_penalty")
+    options = {
+        "n": 1, "max_new_tokens": response, "temperature": s.number("temperature"), "kl_coef": s.number("kl_coef"),
+        "kl": s.text("kl_estimator"), "clip": s.number("cliprange"), "value_clip": s.number("cliprange_value"),
+        "gamma": s.number("gamma"), "lam": s.number("lam"), "whiten_rewards": s.yes("whiten_rewards"),
+        **({} if missing is None else {"missing_eos_penalty": s.number("missing_eos_penalty")}),
+    }  # fmt: skip
+    layout, states = Layout(dp=processes), _states(s, processes)
+    model = s.text("sft_model_path") or s.text("model_name_or_path")
+    tokens, forward = each * (prompt + response), s.whole("local_rollout_forward_batch_size") * (prompt + response)
+    common: dict[str, Any] = {"pool": "all", "layout": layout, "states": states, "pass_tokens": forward}
+    learned: dict[str, Any] = {
+        "trained": True, "train_tokens": tokens, "recompute": "full" * s.yes("gradient_checkpointing"),
+        "lr": s.number("learning_rate"), "never": _offloaded(s),
+    }  # fmt: skip
+    scorer = s.text("reward_model_path")
+    roles = (
+        RoleConfig(name="actor", model=model, **common, **learned), RoleConfig(name="reference", model=model, **common),
+        RoleConfig(name="critic", model=scorer or model, head="scalar", **common, **learned),
+        RoleConfig(name="reward", model=scorer or model, head="scalar", **common),
+    )  # fmt: skip
+    nodes = s.whole("num_machines")
+    return StepConfig(
+        system="TRL", release=PPO_RELEASE, algorithm="PPOConfig", ours="PPO", options=options, prompts=max(1, samples), copies=1,
+        prompt_tokens=prompt, response_tokens=response, mini_batch=max(1, samples // parts), micro_batch=each, micro_tokens=None,
+        epochs=s.whole("num_ppo_epochs"), dp=processes, pools={"all": processes}, roles=roles,
+        rollout=RolloutConfig(
+            pool="all", layout=Layout(dp=processes), engine="transformers", shares_weights=True,
+            rows=min(local, s.whole("local_rollout_forward_batch_size")),
+        ),
+        nodes=nodes, gpus_per_node=max(1, processes // max(1, nodes)), how=how, findings=tuple(found), assumed=assumed,
+        reward=scorer or model,
+    )  # fmt: skip

@@ -1,0 +1,304 @@
+"""verl's configuration, as release 0.9.1 reads it: its keys, defaults and rules.
+
+Sources in that release: ``verl/trainer/config/_generated_ppo_trainer.yaml`` (defaults), ``verl/utils/config.py``
+(``validate_config``), ``verl/workers/config/actor.py`` and ``critic.py``, ``verl/trainer/ppo/v1/trainer_base.py`` (a mini-batch is
+``ppo_mini_batch_size * rollout.n`` samples), ``verl/workers/engine_workers.py`` (``train_mini_batch`` divides that by the engine's
+data-parallel size), ``verl/workers/engine/utils.py`` (``prepare_micro_batches``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hfsdk.configs.settings import Settings
+from hfsdk.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
+from hfsdk.core.layout import Layout
+
+RELEASE = "0.9.1"
+A, R, T = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "trainer."
+TRAIN, MINI, N = "data.train_batch_size", f"{A}ppo_mini_batch_size", f"{R}n"
+MICRO, OLD_MICRO, DYNAMIC, TOKENS = (
+    f"{A}{key}" for key in ("ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
+)
+REF = "actor_rollout_ref.ref."
+RECOMPUTE = f"{A}megatron.override_transformer_config.recompute_granularity"
+
+DEFAULTS: dict[str, Any] = {
+    TRAIN: 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
+    N: 1, MINI: 256, MICRO: None, OLD_MICRO: None, DYNAMIC: False, TOKENS: 16384,
+    f"{A}ppo_epochs": 1, f"{A}clip_ratio": 0.2, f"{A}clip_ratio_low": 0.2, f"{A}clip_ratio_high": 0.2, f"{A}entropy_coeff": 0,
+    f"{A}loss_agg_mode": "token-mean", f"{A}use_kl_loss": False, f"{A}kl_loss_coef": 0.001, f"{A}strategy": "fsdp",
+    f"{A}optim.lr": 1e-6, f"{A}ulysses_sequence_parallel_size": 1, f"{A}fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{A}fsdp_config.fsdp_size": -1, f"{A}fsdp_config.model_dtype": "fp32", f"{A}fsdp_config.param_offload": False,
+    f"{A}fsdp_config.optimizer_offload": False, f"{A}megatron.tensor_model_parallel_size": 1,
+    f"{A}megatron.pipeline_model_parallel_size": 1, f"{A}megatron.context_parallel_size": 1, f"{A}megatron.param_offload": False,
+    f"{A}megatron.optimizer_offload": False, RECOMPUTE: None,
+    "actor_rollout_ref.model.path": "~/models/deepseek-llm-7b-chat", "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.model.lora_rank": 0,
+    f"{R}name": None, f"{R}tensor_model_parallel_size": 2, f"{R}data_parallel_size": 1, f"{R}pipeline_model_parallel_size": 1,
+    f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True, f"{R}temperature": 1.0, f"{R}nnodes": 0,
+    f"{R}log_prob_micro_batch_size": None, f"{R}log_prob_micro_batch_size_per_gpu": None,
+    f"{R}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
+    f"{R}log_prob_max_token_len_per_gpu": f"${{oc.select:{TOKENS},16384}}",
+    f"{REF}log_prob_micro_batch_size": None, f"{REF}log_prob_micro_batch_size_per_gpu": None,
+    f"{REF}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
+    f"{REF}log_prob_max_token_len_per_gpu": f"${{oc.select:{TOKENS},16384}}", f"{REF}fsdp_config.param_offload": False,
+    f"{REF}megatron.param_offload": False,
+    "critic.enable": None, "critic.model.path": "~/models/deepseek-llm-7b-chat", "critic.ppo_mini_batch_size": f"${{{MINI}}}",
+    "critic.ppo_micro_batch_size": None, "critic.ppo_micro_batch_size_per_gpu": None,
+    "critic.use_dynamic_bsz": f"${{{DYNAMIC}}}", "critic.ppo_max_token_len_per_gpu": 32768, "critic.optim.lr": 1e-5,
+    "critic.model.enable_gradient_checkpointing": True, "critic.fsdp.param_offload": False, "critic.fsdp.optimizer_offload": False,
+    "critic.cliprange_value": 0.5,
+    "algorithm.adv_estimator": "gae", "algorithm.gamma": 1.0, "algorithm.lam": 1.0, "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.norm_adv_by_std_in_grpo": True, "reward.reward_model.enable": False,
+    "reward.reward_model.model_path": None, f"{T}n_gpus_per_node": 8, f"{T}nnodes": 1, f"{T}use_v1": True,
+    "model_engine": None,
+}  # fmt: skip
+"""Of the keys that are read; ``critic.enable`` of nothing is true for ``gae``."""
+
+OURS = {
+    "gae": "PPO", "grpo": "GRPO", "rloo": "RLOO", "remax": "ReMax", "reinforce_plus_plus": "ReinforcePlusPlus",
+}  # fmt: skip
+"""``algorithm.adv_estimator`` -> hfsdk's class."""
+
+AGGREGATIONS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
+
+
+def read_verl(settings: Settings) -> StepConfig:
+    """Return the step that a configuration of verl asks for.
+
+    Raises:
+        OptionError: a key's value is of the wrong kind, or one that is needed has none.
+    """
+    s = settings
+    gpus_per_node, nodes = s.whole(f"{T}n_gpus_per_node"), s.whole(f"{T}nnodes")
+    num_gpus = max(1, gpus_per_node * nodes)
+    megatron = "megatron" in (s.text("model_engine"), s.text(f"{A}strategy"))
+    layout, split, dp_how = _trainer(s, num_gpus, megatron)
+    dynamic, estimator = s.yes(DYNAMIC), s.text("algorithm.adv_estimator")
+    prompt, response = s.whole("data.max_prompt_length"), s.whole("data.max_response_length")
+    copies, mini, prompts = s.whole(N), s.whole(MINI), s.whole(TRAIN)
+    dp = layout.num_replicas
+    micro = None if dynamic else s.maybe_whole(MICRO, 1) or _per_gpu(s.maybe_whole(OLD_MICRO, 1), num_gpus)
+    tokens = s.whole(TOKENS) * split if dynamic else None
+    how = {
+        "prompts": f"{TRAIN}, counted in prompts", "responses per prompt": N,
+        "samples": f"{TRAIN} {prompts:,} x {N} {copies}",
+        "mini-batch": f"ppo_mini_batch_size {mini:,} (counted in prompts) x rollout.n {copies}",
+        "data-parallel ranks": dp_how,
+        "micro-batch per rank": f"ppo_max_token_len_per_gpu x {split} sequence-parallel ranks" if dynamic
+        else "ppo_micro_batch_size_per_gpu, counted in samples: it is not multiplied by rollout.n",
+        "epochs": f"{A}ppo_epochs",
+        "optimizer steps": "rounded up: the batch is padded to whole mini-batches (trainer_base.py, _balance_batch)",
+    }  # fmt: skip
+    roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens)
+    return StepConfig(
+        system="verl", release=RELEASE, algorithm=estimator, ours=OURS.get(estimator, ""),
+        options=_options(s, estimator, response, copies), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
+        response_tokens=response, mini_batch=max(1, mini * copies), micro_batch=micro, micro_tokens=tokens,
+        epochs=max(1, s.whole(f"{A}ppo_epochs")), dp=dp, pools={"all": num_gpus}, roles=roles,
+        rollout=_rollout(s, num_gpus), nodes=nodes, gpus_per_node=gpus_per_node, how=how,
+        findings=tuple(_findings(s, num_gpus, layout, split, megatron)),
+        reward=s.text("reward.reward_model.model_path") if s.yes("reward.reward_model.enable") else "a function",
+    )  # fmt: skip
+
+
+def _per_gpu(whole: int | None, num_gpus: int) -> int | None:
+    return None if whole is None else max(1, whole // num_gpus)
+
+
+def _trainer(s: Settings, num_gpus: int, megatron: bool) -> tuple[Layout, int, str]:
+    """Return the trainer's layout, the ranks that share a sequence, and the words for dp."""
+    if megatron:
+        m = f"{A}megatron."
+        tp, pp, cp = (s.whole(f"{m}{axis}_parallel_size") for axis in ("tensor_model", "pipeline_model", "context"))
+        dp = max(1, num_gpus // max(1, tp * pp * cp))
+        return Layout(tp=tp, pp=pp, dp=dp), cp, f"{num_gpus} GPUs / (tp {tp} x pp {pp} x cp {cp})"
+    split = max(s.whole(f"{A}ulysses_sequence_parallel_size"), s.whole(f"{A}fsdp_config.ulysses_sequence_parallel_size"))
+    dp = max(1, num_gpus // max(1, split))
+    return Layout(tp=1, pp=1, dp=dp), split, f"{num_gpus} GPUs / {split} sequence-parallel"
+
+
+def _states(s: Settings, megatron: bool, num_gpus: int, dp: int) -> States:
+    if megatron:
+        return States(name="Megatron", weights=2, gradients=4, optimizer=12, optimizer_over=dp, gradients_stay=True)
+    size = s.whole(f"{A}fsdp_config.fsdp_size") if s.value(f"{A}fsdp_config.fsdp_size") != -1 else num_gpus
+    over = max(1, min(size, num_gpus))
+    each = 2 if s.text(f"{A}fsdp_config.model_dtype") in ("bf16", "bfloat16") else 4
+    return States(
+        name="FSDP", weights=each, gradients=each, optimizer=2 * each, weights_over=over, gradients_over=over, optimizer_over=over
+    )  # fmt: skip
+
+
+def _away(param: bool, optimizer: bool) -> dict[str, tuple[str, ...]]:
+    """Return what is in host memory while other roles work."""
+    gone = ("weights", "gradients") * param + ("optimizer",) * optimizer
+    return dict.fromkeys(PHASES, gone)
+
+
+def _roles(
+    s: Settings, layout: Layout, split: int, megatron: bool, num_gpus: int, longest: int, micro: int | None, tokens: int | None
+) -> tuple[RoleConfig, ...]:
+    states = _states(s, megatron, num_gpus, layout.num_replicas)
+    engine = "megatron" if megatron else "fsdp_config"
+    path = s.text("actor_rollout_ref.model.path")
+
+    def local(samples: int | None, most: int | None) -> int:
+        return math.ceil((most if most is not None else (samples or 1) * longest) / split)
+
+    def passes(prefix: str) -> int:
+        if s.yes(f"{prefix}log_prob_use_dynamic_bsz"):
+            return s.whole(f"{prefix}log_prob_max_token_len_per_gpu")
+        given = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu", 1)
+        return local(given or _per_gpu(s.maybe_whole(f"{prefix}log_prob_micro_batch_size", 1), num_gpus), None)
+
+    checkpointed = s.text(RECOMPUTE) if megatron else "full" * s.yes("actor_rollout_ref.model.enable_gradient_checkpointing")
+    roles = [RoleConfig(
+        name="actor", model=path, pool="all", layout=layout, states=states, trained=True, train_tokens=local(micro, tokens),
+        pass_tokens=passes(R), recompute=checkpointed, lr=s.number(f"{A}optim.lr"),
+        away=_away(s.yes(f"{A}{engine}.param_offload"), s.yes(f"{A}{engine}.optimizer_offload")),
+    )]  # fmt: skip
+    if s.yes(f"{A}use_kl_loss") or s.yes("algorithm.use_kl_in_reward"):
+        gone = ("weights",) * s.yes(f"{REF}{engine}.param_offload")
+        roles.append(RoleConfig(
+            name="reference", model=path, pool="all", layout=layout, states=states, pass_tokens=passes(REF),
+            away=dict.fromkeys(PHASES, gone),
+        ))  # fmt: skip
+    if _has_critic(s):
+        given = s.maybe_whole("critic.ppo_micro_batch_size_per_gpu", 1)
+        most = s.whole("critic.ppo_max_token_len_per_gpu") if s.yes("critic.use_dynamic_bsz") else None
+        each = local(given or _per_gpu(s.maybe_whole("critic.ppo_micro_batch_size", 1), num_gpus), most)
+        roles.append(RoleConfig(
+            name="critic", model=s.text("critic.model.path"), pool="all", layout=layout, states=states, trained=True, head="scalar",
+            train_tokens=each, pass_tokens=each, recompute="full" * s.yes("critic.model.enable_gradient_checkpointing"),
+            lr=s.number("critic.optim.lr"), away=_away(s.yes("critic.fsdp.param_offload"), s.yes("critic.fsdp.optimizer_offload")),
+        ))  # fmt: skip
+    return tuple(roles)
+
+
+def _has_critic(s: Settings) -> bool:
+    given = s.value("critic.enable")
+    return s.text("algorithm.adv_estimator") == "gae" if given is None else s.yes("critic.enable")
+
+
+def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
+    tp, pp = s.whole(f"{R}tensor_model_parallel_size"), s.whole(f"{R}pipeline_model_parallel_size")
+    return RolloutConfig(
+        pool="all", layout=Layout(tp=tp, pp=pp, dp=max(1, num_gpus // max(1, tp * pp))), engine=s.text(f"{R}name") or "vllm",
+        gpu_share=s.number(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
+    )  # fmt: skip
+
+
+def _options(s: Settings, estimator: str, response: int, copies: int) -> dict[str, Any]:
+    in_loss, in_reward = s.yes(f"{A}use_kl_loss"), s.yes("algorithm.use_kl_in_reward")
+    coef = s.number(f"{A}kl_loss_coef") if in_loss else s.number("algorithm.kl_ctrl.kl_coef") if in_reward else 0.0
+    low, high = s.number(f"{A}clip_ratio_low"), s.number(f"{A}clip_ratio_high")
+    options = {
+        "n": copies, "max_new_tokens": response, "temperature": s.number(f"{R}temperature"), "kl_coef": coef, "clip": low,
+        "clip_high": high if high != low else None, "entropy_coef": s.number(f"{A}entropy_coeff"),
+        "aggregation": AGGREGATIONS.get(s.text(f"{A}loss_agg_mode")),
+    }  # fmt: skip
+    if estimator == "gae":
+        options |= {"gamma": s.number("algorithm.gamma"), "lam": s.number("algorithm.lam")}
+        options |= {"value_clip": s.number("critic.cliprange_value"), "kl_in": "loss" if in_loss and coef else None}
+        options |= {"kl": "k3"} if in_loss and coef else {}
+    if estimator == "grpo":
+        options["scale"] = "group" if s.yes("algorithm.norm_adv_by_std_in_grpo") else "none"
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: bool) -> list[Finding]:
+    found: list[Finding] = []
+
+    def rule(holds: bool, words: str, got: str, do: str, source: str, kind: str = BROKEN) -> None:
+        if not holds:
+            found.append(Finding(kind=kind, rule=words, got=got, do=do, source=f"verl {RELEASE}, {source}"))
+
+    dynamic, prompts, copies, mini = s.yes(DYNAMIC), s.whole(TRAIN), s.whole(N), s.whole(MINI)
+    micro, dp, samples = s.maybe_whole(MICRO), layout.num_replicas, prompts * copies
+    longest = s.whole("data.max_prompt_length") + s.whole("data.max_response_length")
+    size, ranks = layout.tp * layout.pp * split, "tp x pp x cp" if megatron else "ulysses_sequence_parallel_size"
+    rule(num_gpus % size == 0, f"the GPUs must be a multiple of {ranks}", f"{num_gpus} GPUs, {size}",
+         "Change the layout or trainer.n_gpus_per_node x nnodes.", "verl/utils/config.py, validate_config")  # fmt: skip
+    rollout = s.whole(f"{R}tensor_model_parallel_size") * s.whole(f"{R}data_parallel_size")
+    rollout *= s.whole(f"{R}pipeline_model_parallel_size")
+    rule(num_gpus % rollout == 0, "the GPUs must be a multiple of the rollout's tp x dp x pp", f"{num_gpus} GPUs, {rollout}",
+         f"Set {R}tensor_model_parallel_size to a divisor of {num_gpus}.", "verl/workers/engine_workers.py, init_model")  # fmt: skip
+    rule(mini * copies % dp == 0, "ppo_mini_batch_size x rollout.n must be a multiple of the data-parallel ranks",
+         f"{mini} x {copies} = {mini * copies}, {dp} ranks", f"Take ppo_mini_batch_size={_multiple(mini, copies, dp)}.",
+         "verl/workers/engine_workers.py, train_mini_batch")  # fmt: skip
+    if dynamic:
+        rule(s.whole(TOKENS) * split >= longest, f"{TOKENS} must hold one longest sample",
+             f"{s.whole(TOKENS) * split:,} tokens, {longest:,} in a sample", f"Set it to at least {math.ceil(longest / split):,}.",
+             "verl/utils/seqlen_balancing.py, rearrange_micro_batches")  # fmt: skip
+        rule(micro is None, "with use_dynamic_bsz the micro-batch is counted in tokens, and ppo_micro_batch_size_per_gpu is not used",
+             f"{MICRO}={micro}", "Leave it out.", "verl/workers/engine/utils.py, prepare_micro_batches", NOTE)  # fmt: skip
+    else:
+        _count_rules(s, rule, num_gpus, layout, split, megatron)
+    rule(mini <= prompts or not dynamic, "ppo_mini_batch_size is more than train_batch_size: the batch is padded up to it",
+         f"{mini} > {prompts}", f"Set {MINI} to at most {prompts}.", "verl/trainer/ppo/v1/trainer_base.py, _balance_batch",
+         NOTE)  # fmt: skip
+    rule(mini > prompts or prompts % max(1, mini) == 0 or not s.yes(f"{T}use_v1"),
+         "train_batch_size is no multiple of ppo_mini_batch_size: the batch is padded with copies up to the next one",
+         f"{prompts} and {mini}, {samples:,} samples", f"Take train_batch_size={math.ceil(prompts / max(1, mini)) * mini}.",
+         "verl/trainer/ppo/v1/trainer_base.py, _balance_batch", NOTE)  # fmt: skip
+    other = s.yes(f"{R}log_prob_use_dynamic_bsz")
+    rule(dynamic == other, "actor.use_dynamic_bsz and rollout.log_prob_use_dynamic_bsz must be the same", f"{dynamic} and {other}",
+         "Set both alike.", "verl/workers/engine_workers.py, init_model")  # fmt: skip
+    rule(copies > 1 or s.text("algorithm.adv_estimator") not in ("grpo", "rloo"),
+         "responses are compared with others to their prompt, and there is one: its advantage is its own score", f"{N}={copies}",
+         f"Set {N} to 2 or more, e.g. 8.", "verl/trainer/ppo/core_algos.py", NOTE)  # fmt: skip
+    rule(s.maybe_whole("actor_rollout_ref.model.lora_rank") in (None, 0), "LoRA trains few weights: memory here is of full training",
+         f"lora_rank={s.value('actor_rollout_ref.model.lora_rank')}", "Read memory as an upper bound.", "", NOTE)  # fmt: skip
+    return found
+
+
+def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: int, megatron: bool) -> None:
+    """Add the rules of micro-batches that are counted in samples."""
+    prompts, copies, mini, dp = s.whole(TRAIN), s.whole(N), s.whole(MINI), layout.num_replicas
+    micro, old, samples = s.maybe_whole(MICRO), s.maybe_whole(OLD_MICRO), prompts * copies
+    rule(micro is not None or old is not None, f"without use_dynamic_bsz {MICRO} must be set", "neither it nor use_dynamic_bsz",
+         f"Set {MICRO}=4, or {DYNAMIC}=True.", "verl/workers/config/actor.py, ActorConfig.__post_init__")  # fmt: skip
+    rule(micro is None or old is None, "ppo_micro_batch_size and ppo_micro_batch_size_per_gpu exclude each other",
+         f"{old} and {micro}", "Leave ppo_micro_batch_size out: it is the deprecated one.",
+         "verl/workers/config/actor.py, ActorConfig.__post_init__")  # fmt: skip
+    rule(prompts >= mini, "train_batch_size must be at least ppo_mini_batch_size (both are counted in prompts)",
+         f"{prompts} < {mini}", f"Set {MINI} to at most {prompts}.", "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+    least = dp * (micro or 1) if megatron else num_gpus
+    words = f"dp x {MICRO}" if megatron else "the number of GPUs"
+    rule(samples % least == 0, f"train_batch_size x rollout.n must be a multiple of {words}",
+         f"{prompts} x {copies} = {samples:,}, {least}", f"Take train_batch_size={_multiple(prompts, copies, least)}.",
+         "verl/utils/config.py, validate_config")  # fmt: skip
+    per_rank = mini * copies // dp
+    rule(micro is None or per_rank % micro == 0, "a rank's part of a mini-batch must be a multiple of ppo_micro_batch_size_per_gpu",
+         f"{mini} x {copies} / {dp} = {per_rank} samples, {micro}", f"Take {_divisor(per_rank, micro or 1)}.",
+         "verl/workers/engine/utils.py, prepare_micro_batches")  # fmt: skip
+    whole = old if old is not None and micro is None else None
+    rule(whole is None or mini % whole == 0, "ppo_mini_batch_size must be a multiple of ppo_micro_batch_size", f"{mini}, {whole}",
+         "Use ppo_micro_batch_size_per_gpu.", "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+    rule(whole is None or whole * split >= num_gpus, "ppo_micro_batch_size x sequence parallelism must be at least the GPUs",
+         f"{whole} x {split}, {num_gpus}", "Use ppo_micro_batch_size_per_gpu.", "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+    needed = {R: True, REF: s.yes(f"{A}use_kl_loss") or s.yes("algorithm.use_kl_in_reward")}
+    for prefix, wanted in needed.items():
+        given = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu")
+        old = s.maybe_whole(f"{prefix}log_prob_micro_batch_size")
+        rule(not wanted or given is not None or old is not None,
+             f"without use_dynamic_bsz {prefix}log_prob_micro_batch_size_per_gpu must be set", "nothing",
+             f"Set it, e.g. to {micro or 4}.", "verl/utils/config.py, validate_config")  # fmt: skip
+        local = samples // dp
+        rule(not wanted or not given or local % given == 0,
+             f"a rank's samples must be a multiple of {prefix}log_prob_micro_batch_size_per_gpu",
+             f"{samples:,} / {dp} = {local} samples, {given}", f"Take {_divisor(local, given or 1)}.",
+             "verl/workers/engine/utils.py, prepare_micro_batches")  # fmt: skip
+
+
+def _multiple(least: int, times: int, of: int) -> int:
+    """Return the smallest number from ``least`` on that is, ``times`` over, a multiple of ``of``."""
+    step = of // math.gcd(of, max(1, times))
+    return max(1, math.ceil(least / step)) * step
+
+
+def _divisor(whole: int, most: int) -> int:
+    """Return the largest divisor of ``whole`` that is at most ``most``."""
+    return next((d for d in range(min(most, whole), 0, -1) if whole % d == 0), 1)
