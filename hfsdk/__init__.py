@@ -72,11 +72,13 @@ if TYPE_CHECKING:
     from hfsdk.planner.perf.perf_model import PerfModel
     from hfsdk.resharding.reshard_plan import ReshardPlan
     from hfsdk.session import KeepBest, MLflow, PromptStream, Run, Session, TensorBoard, WandB, sessions
+    from hfsdk.session.explanation import explain
 
 __version__ = "0.1.0"
 
 _NAMES = {
     "algorithms": "DPO GRPO PPO RLOO BradleyTerry CostLoss CrossEntropy ReMax ReinforcePlusPlus SafeRLHF",
+    "session.explanation": "explain",
     "core.batch": "Batch",
     "core.call_flow": "Call",
     "core.dataflow": "Dataflow",
@@ -177,6 +179,7 @@ __all__ = [
     "Workload",
     "data",
     "doctor",
+    "explain",
     "primitive",
     "protocols",
     "sessions",

@@ -1,7 +1,7 @@
-"""Writes ``hfsdk/configs/keys/*.txt``: the keys that verl, TRL, OpenRLHF and NeMo-RL have, from the sources of their releases.
+"""Writes ``hfsdk/planner/configs/keys/*.txt``: the keys that verl, TRL, OpenRLHF and NeMo-RL have, from their sources.
 
-``python make_config_keys.py VERL TRL OPENRLHF NEMO``: folders with the packages ``verl`` 0.9.1, ``trl`` 1.16.0 and ``openrlhf`` 0.11.2 (their
-wheels, unpacked) and a checkout of NeMo-RL v0.7.0. Files are read and parsed, none is run or imported.
+``python make_config_keys.py VERL TRL OPENRLHF NEMO``: folders with the packages ``verl`` 0.9.1, ``trl`` 1.16.0 and ``openrlhf``
+0.11.2 (their wheels, unpacked) and a checkout of NeMo-RL v0.7.0. Files are read and parsed, none is run or imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-KEYS = Path(__file__).parents[2] / "hfsdk" / "configs" / "keys"
+KEYS = Path(__file__).parents[2] / "hfsdk" / "planner" / "configs" / "keys"
 
 
 def leaves(tree: object, before: str = "") -> set[str]:
@@ -30,7 +30,10 @@ def yaml_keys(files: list[Path]) -> set[str]:
 def field_names(file: Path) -> set[str]:
     classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
     return {
-        item.target.id for one in classes for item in one.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        item.target.id
+        for one in classes
+        for item in one.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
     }
 
 
@@ -44,7 +47,9 @@ def main(verl: Path, trl: Path, openrlhf: Path, nemo: Path) -> None:
     import transformers.training_args as arguments
 
     config = trl / "trainer"
-    named = field_names(config / "grpo_config.py") | field_names(config / "base_config.py") | field_names(config / "model_config.py")
+    named = (
+        field_names(config / "grpo_config.py") | field_names(config / "base_config.py") | field_names(config / "model_config.py")
+    )
     named |= field_names(Path(arguments.__file__)) | {"reward_funcs", "dataset_name", "dataset_config", "num_processes"}
     write("trl", "TRL 1.16.0, with transformers' TrainingArguments and accelerate launch", named | ACCELERATE | PPO)
     flags = re.findall(r'"--([\w.]+)"', (openrlhf / "cli" / "train_ppo_ray.py").read_text())
@@ -58,11 +63,13 @@ ACCELERATE = {
     "compute_environment", "distributed_type", "downcast_bf16", "main_training_function", "rdzv_backend", "same_network", "use_cpu",
     "debug", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "deepspeed_config.zero_stage", "deepspeed_config.zero3_init_flag",
     "deepspeed_config.zero3_save_16bit_model", "deepspeed_config.deepspeed_multinode_launcher",
-    "deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_param_device", "dataset_train_split", "dataset_test_split",
+    "deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_param_device", "dataset_train_split",
+    "dataset_test_split",
     "server_ip",
 }  # fmt: skip
 PPO = {
-    "num_mini_batches", "total_episodes", "local_rollout_forward_batch_size", "num_sample_generations", "response_length", "stop_token",
+    "num_mini_batches", "total_episodes", "local_rollout_forward_batch_size", "num_sample_generations", "response_length",
+    "stop_token",
     "stop_token_id", "missing_eos_penalty", "sft_model_path", "reward_model_path", "num_ppo_epochs", "whiten_rewards", "kl_coef",
     "kl_estimator", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "ds3_gather_for_generation", "exp_name",
     "dataset_num_proc", "model_adapter_name", "ref_adapter_name",

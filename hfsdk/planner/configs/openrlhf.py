@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hfsdk.configs.settings import Settings
-from hfsdk.configs.step_config import NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
-from hfsdk.configs.trl import Rule, rules_into
 from hfsdk.core.layout import Layout
+from hfsdk.planner.configs.settings import Settings
+from hfsdk.planner.configs.step_config import NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
+from hfsdk.planner.configs.trl import Rule, rules_into
 
 RELEASE = "0.11.2"
 CLI = "openrlhf/cli/train_ppo_ray.py"
@@ -108,9 +108,11 @@ def read_openrlhf(s: Settings) -> StepConfig:
         system="OpenRLHF", release=RELEASE, algorithm=estimator, ours=OURS.get(estimator, ""),
         options=_options(s, estimator, copies, response), prompts=max(1, prompts), copies=max(1, copies),
         prompt_tokens=max(1, longest - response), response_tokens=response, mini_batch=max(1, batch),
-        micro_batch=None if dynamic else max(1, micro), micro_tokens=tokens if dynamic else None, epochs=s.whole("train.max_epochs"),
+        micro_batch=None if dynamic else max(1, micro), micro_tokens=tokens if dynamic else None,
+        epochs=s.whole("train.max_epochs"),
         dp=dp, pools=pools, roles=_roles(s, pools, dp, tp, ring, longest), rollout=_rollout(s, pools, rows),
-        nodes=_nodes(s, pools), gpus_per_node=s.whole("actor.num_gpus_per_node"), how=how, findings=tuple(found), assumed=assumed,
+        nodes=_nodes(s, pools), gpus_per_node=s.whole("actor.num_gpus_per_node"), rounding="down", how=how, findings=tuple(found),
+        assumed=assumed,
         reward=s.text("reward.model_name_or_path") or "a function",
     )  # fmt: skip
 
@@ -243,7 +245,8 @@ def _check(s: Settings, rule: Rule, gpus: int, dp: int, ring: int, tp: int) -> N
          "replay_buffer.py, setup_dynamic_batch", NOTE)  # fmt: skip
     cut = copies * prompts // max(1, s.whole("rollout.micro_batch_size"))
     rule(cut >= dp, "samples / rollout.micro_batch_size must be at least the data-parallel ranks",
-         f"{samples} / {s.whole('rollout.micro_batch_size')} = {cut}, {dp}", "Take a smaller rollout.micro_batch_size.", CLI)  # fmt: skip
+         f"{samples} / {s.whole('rollout.micro_batch_size')} = {cut}, {dp}", "Take a smaller rollout.micro_batch_size.",
+         CLI)  # fmt: skip
     engines = s.maybe_whole("vllm.num_engines") or 0
     colocated = s.yes("train.colocate_all")
     in_all = engines * s.whole("vllm.tensor_parallel_size")
@@ -265,6 +268,7 @@ def _check(s: Settings, rule: Rule, gpus: int, dp: int, ring: int, tp: int) -> N
     rule(not s.yes("vllm.enable_sleep") or colocated, "vllm.enable_sleep is switched off without train.colocate_all", "it is set",
          "Leave it out, or colocate.", CLI, NOTE)  # fmt: skip
     limit = s.whole("train.max_tokens_per_gpu") * ring * tp
-    rule(not dynamic or limit >= s.whole("data.max_len"), "train.max_tokens_per_gpu holds no longest sample: one is a micro-batch alone",
+    rule(not dynamic or limit >= s.whole("data.max_len"),
+         "train.max_tokens_per_gpu holds no longest sample: one is a micro-batch alone",
          f"{limit:,}, data.max_len {s.whole('data.max_len'):,}", "Memory is then that of a longest sample.",
          "openrlhf/utils/seqlen_balancing.py, get_minimum_num_micro_batch_size", NOTE)  # fmt: skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hfsdk.configs.step_config import PHASES, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
+from hfsdk.planner.configs.step_config import PHASES, RoleConfig, RolloutConfig, States, StepConfig
+from hfsdk.session.attach import package_version
 from hfsdk.session.session import Session
 
 BATCH_SIZE, PROMPT_TOKENS = 32, 512
@@ -19,7 +20,7 @@ BATCH_SIZE, PROMPT_TOKENS = 32, 512
 
 
 def read_own(
-    algorithm: Any, session: Session | None, prompts: int | None, prompt_tokens: int | None, release: str
+    algorithm: Any, session: Session | None, prompts: int | None, prompt_tokens: int | None
 ) -> tuple[StepConfig, Mapping[str, ModelSpec | None]]:
     """Return the step of an algorithm on a session, and its roles' architectures.
 
@@ -28,16 +29,19 @@ def read_own(
         session: has the roles it uses.
         prompts: of one step; by default that of ``session.prompts``.
         prompt_tokens: of the longest prompt.
-        release: of hfsdk.
 
     Raises:
         OptionError: there is no session, or it has no actor.
     """
     if session is None:
-        raise OptionError(f"{type(algorithm).__name__} says nothing of models and devices; give hf.explain(algorithm, session=session)")
+        raise OptionError(
+            f"{type(algorithm).__name__} says nothing of models and devices; give hf.explain(algorithm, session=session)"
+        )
     models = {role.name: role for handle in session.roles for role in [handle.role] if role.model is not None}
     if "actor" not in models:
-        raise OptionError(f"the session has no actor (it has {', '.join(models) or 'no model'}); session.actor('tiny') declares one")
+        raise OptionError(
+            f"the session has no actor (it has {', '.join(models) or 'no model'}); session.actor('tiny') declares one"
+        )
     cluster, placement = session.cluster, session.placement.placement
     placement = placement or Placement.of("colocate", [*models], cluster.num_devices)
     assumed = {}
@@ -57,14 +61,15 @@ def read_own(
     how = {
         "prompts": "batch_size of session.prompts", "responses per prompt": "n",
         "mini-batch": f"{samples:,} samples / mini_batches {parts}" + "; uneven ones are fine" * bool(samples % parts),
-        "data-parallel ranks": f"dp of the actor's layout '{layout}'", "micro-batch per rank": "micro_batch_tokens of session.actor",
-        "epochs": "epochs", "optimizer steps": "rounded up: the last mini-batch is smaller",
+        "data-parallel ranks": f"dp of the actor's layout '{layout}'",
+        "micro-batch per rank": "micro_batch_tokens of session.actor",
+        "epochs": "epochs",
     }  # fmt: skip
     shadow = placement.roles.get("actor.rollout")
     rollout = actor.rollout or Layout()
     pool = shadow or placement.pool_of("actor").name
     config = StepConfig(
-        system="hfsdk", release=release, algorithm=type(algorithm).__name__, ours=type(algorithm).__name__,
+        system="hfsdk", release=package_version(), algorithm=type(algorithm).__name__, ours=type(algorithm).__name__,
         options={name: getattr(algorithm, name) for name in getattr(algorithm, "__dataclass_fields__", ())}, prompts=number,
         copies=copies, prompt_tokens=prompt, response_tokens=response, mini_batch=-(-samples // parts), micro_batch=None,
         micro_tokens=actor.micro_batch_tokens, epochs=getattr(algorithm, "epochs", 1), dp=layout.num_replicas, pools=pools,
@@ -73,7 +78,7 @@ def read_own(
             pool=pool, layout=Layout(tp=rollout.tp, dp=max(1, pools[pool] // rollout.tp)), engine="vllm", sleeps=not shadow,
             cache_bytes=actor.rollout_options.kv_cache_bytes, rows=actor.rollout_options.max_num_seqs or 64,
         ),
-        nodes=len(cluster.node_devices), gpus_per_node=len(cluster.node_devices[0]), how=how, assumed=assumed,
+        nodes=len(cluster.node_devices), gpus_per_node=len(cluster.node_devices[0]), rounding="up", how=how, assumed=assumed,
         reward=str(models["reward"].model) if "reward" in models else "a function",
     )  # fmt: skip
     return config, {name: models[name].model for name in used}

@@ -1,7 +1,7 @@
 """The same step in hfsdk: the calls of a session, as text to paste and as they are run in a simulated session.
 
-hfsdk trains with Megatron: tp, pp and a distributed optimizer. Where a system cuts weights over data-parallel ranks (FSDP, ZeRO-3), the
-smallest tensor parallelism is taken with which the roles fit.
+hfsdk trains with Megatron: tp, pp and a distributed optimizer. Where a system cuts weights over data-parallel ranks (FSDP,
+ZeRO-3), the smallest tensor parallelism is taken with which the roles fit.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hfsdk.configs.batch_arithmetic import mini_batches
-from hfsdk.configs.phase_memory import Specs
-from hfsdk.configs.step_config import RoleConfig, StepConfig
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.core.errors import DeviceMemoryError, HfsdkError
+from hfsdk.core.errors import DeviceMemoryError, HfsdkError, OptionError
 from hfsdk.core.layout import Layout
+from hfsdk.core.plan import MOST_SAMPLES
 from hfsdk.core.roles import AdamW, RolloutOptions
 from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.core.trace import Trace
+from hfsdk.planner.configs.batch_arithmetic import mini_batches
+from hfsdk.planner.configs.phase_memory import Specs
+from hfsdk.planner.configs.step_config import RoleConfig, StepConfig
 from hfsdk.session.session import Session
+
+TOKENS_A_SAMPLE = 20
+"""Prompt tokens that are held for a simulated step count as one of its ``MOST_SAMPLES`` samples each so many."""
 
 ENDLESS = 10**15
 """Bytes of a device on which a step is simulated that fits on none."""
@@ -64,7 +68,9 @@ class StepCode:
         lines = ["import hfsdk as hf", "", *(f"# {comment}" for comment in self.comments)]
         lines += [*SCORE, ""] if needs_score else []
         count = self.cluster.num_devices
-        lines.append(f'session = hf.Session.simulated("{self.cluster}")  # with GPUs: hf.Session(devices={count}), or hf.Session("auto")')
+        lines.append(
+            f'session = hf.Session.simulated("{self.cluster}")  # with GPUs: hf.Session(devices={count}), or hf.Session("auto")'
+        )
         for one in self.declarations:
             options = [f"{name}={_literal(value)}" for name, value in one.options.items()]
             lines.append(f"{one.role} = session.{one.role}({', '.join([_literal(one.source), *options])})")
@@ -110,6 +116,9 @@ def code_of(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> tuple[StepC
         cluster: as many devices as the step's pools have.
     """
     refused = ""
+    if max(step.samples, step.prompts * step.prompt_tokens // TOKENS_A_SAMPLE) > MOST_SAMPLES:
+        told = f"{step.samples:,} samples of {step.sample_tokens:,} tokens are more than a simulated step has here"
+        return next(_candidates(step, specs, cluster)), None, told
     if any(specs[role.name] is None for role in step.roles):
         return next(_candidates(step, specs, cluster)), None, _unknown(step, specs)
     first: StepCode | None = None
@@ -131,28 +140,37 @@ def code_of(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> tuple[StepC
 
 
 def _unknown(step: StepConfig, specs: Specs) -> str:
-    unknown = {role.model or "no name": role.name for role in step.roles if specs[role.name] is None}
-    names = ", ".join(f"{name!r} ({role})" for name, role in unknown.items())
-    return f"the size of {names} is not known: explain(..., model='qwen2.5-7b'), a folder, hf.ModelSpec(...), or one by role, says it"
+    roles: dict[str, list[str]] = {}
+    for role in step.roles:
+        if specs[role.name] is None:
+            roles.setdefault(role.model or "no name", []).append(role.name)
+    names = ", ".join(f"{name!r} ({', '.join(which)})" for name, which in roles.items())
+    return (
+        f"the size of {names} is not known: explain(..., model='qwen2.5-7b'), a folder, hf.ModelSpec(...), or one by role, says it"
+    )
 
 
 def _candidates(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> Iterator[StepCode]:
-    """Yield the step in its own layouts, then, where weights are cut over dp, with more and more tensor parallelism."""
+    """Yield the step in its own layouts; where weights are cut over dp with more and more tensor parallelism; and offloaded."""
+    cut, tp = any(role.states.weights_over > 1 for role in step.roles), 1
     yield _step_code(step, specs, cluster, None)
-    tp = 2
-    while tp <= min(8, step.gpus_per_node) and any(role.states.weights_over > 1 for role in step.roles):
-        yield _step_code(step, specs, cluster, tp)
+    while cut and 2 * tp <= min(8, step.gpus_per_node):
         tp *= 2
+        yield _step_code(step, specs, cluster, tp)
+    yield _step_code(step, specs, cluster, tp if cut else None, offload=True)
 
 
-def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | None) -> StepCode:
+def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | None, *, offload: bool = False) -> StepCode:
     comments = [f"one step of {step.system} {step.release} ({step.algorithm})"]
     if tp is not None:
         comments.append(f"{step.roles[0].states.name} cuts weights over its ranks; here tensor parallelism of {tp} does")
-    algorithm = _algorithm(step)
+    if offload:
+        comments.append("offload=True: without it, it does not fit here")
+    algorithm, refused = _algorithm(step)
+    comments += refused
     if not step.ours:
         comments.append(f"hfsdk has no {step.algorithm}; {type(algorithm).__name__} in its place makes the same calls")
-    declared = [_declaration(step, role, specs, tp) for role in step.roles]
+    declared = [_declaration(step, role, specs, tp, offload) for role in step.roles]
     if "reward" not in {role.name for role in step.roles}:
         declared.append(Declaration(role="reward", source=Written("score"), options={}))
     groups: dict[str, list[str]] = {pool: [] for pool in step.pools}
@@ -167,7 +185,7 @@ def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | N
     )  # fmt: skip
 
 
-def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | None) -> Declaration:
+def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | None, offload: bool) -> Declaration:
     spec = specs[role.name]
     actor = specs["actor"]
     source: Any = Written("MODEL") if spec is None else spec.name if PRESETS.get(spec.name) == spec else spec
@@ -186,25 +204,33 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     gone = {part for parts in role.away.values() for part in parts} | set(role.never)
     if role.trained:
         cut = step.pools[role.pool] > layout.size
-        more = {"distributed": True} if cut else {}
-        more |= {"offload": True} if "optimizer" in gone and "weights" not in gone else {}
-        options["optimizer"] = AdamW(lr=role.lr, **more)
+        moments = offload or ("optimizer" in gone and "weights" not in gone)
+        options["optimizer"] = AdamW(lr=role.lr, distributed=cut, offload=moments)
         options["recompute"] = role.recompute
-    options |= {"offload": True} if "weights" in gone else {}
+    options |= {"offload": True} if offload or "weights" in gone else {}
     options["micro_batch_tokens"] = max(1, role.train_tokens if role.trained else role.pass_tokens)
     return Declaration(role=role.name, source=source, options={k: v for k, v in options.items() if v != ""})
 
 
-def _algorithm(step: StepConfig) -> Any:
+def _algorithm(step: StepConfig) -> tuple[Any, list[str]]:
+    """Return hfsdk's algorithm, and words for each option that it refuses; those are left at their defaults."""
     import hfsdk.algorithms as algorithms
 
     cls = getattr(algorithms, step.ours or ("PPO" if any(role.name == "critic" for role in step.roles) else "GRPO"))
     known = {field.name for field in dataclasses.fields(cls)}
     asked = {**step.options, "n": step.copies, "mini_batches": min(mini_batches(step), step.samples), "epochs": step.epochs}
-    chosen = {name: value for name, value in asked.items() if name in known}
     if getattr(cls, "compares", False):
-        chosen["n"] = max(2, step.copies)
-    return cls(**chosen)
+        asked["n"] = max(2, step.copies)
+    chosen: dict[str, Any] = {}
+    refused = []
+    for name in [name for name in asked if name in known]:
+        try:
+            cls(**chosen, **{name: asked[name]})
+        except OptionError:
+            refused.append(f"hfsdk does not take {name}={asked[name]!r}; it is at its default")
+        else:
+            chosen[name] = asked[name]
+    return cls(**chosen), refused
 
 
 def _algorithm_text(algorithm: Any) -> str:

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import math
 
-from hfsdk.configs.step_config import Row, StepConfig, number_text
+from hfsdk.planner.configs.step_config import Row, StepConfig, number_text
+
+ROUNDED = {
+    "down": "rounded down: the rest is not trained on", "up": "rounded up: the last mini-batch is filled up or smaller",
+    "carried": "gradients go on adding up over generations",
+}  # fmt: skip
 
 
 def batch_rows(step: StepConfig) -> tuple[Row, ...]:
@@ -31,7 +36,7 @@ def batch_rows(step: StepConfig) -> tuple[Row, ...]:
         Row(name="epochs", value=step.epochs, how=how["epochs"]),
         Row(
             name="optimizer steps", value=_whole_steps(step), how=f"{step.samples:,} samples / {step.mini_batch:,} x {step.epochs}"
-            + ("" if steps.is_integer() else f", {_rounding(step)}"),
+            + ("" if steps.is_integer() else f", {ROUNDED[step.rounding]}"),
         ),
         Row(
             name="tokens of a sample", value=step.sample_tokens,
@@ -81,15 +86,12 @@ def accumulated_at_most(step: StepConfig) -> int:
 
 
 def mini_batches(step: StepConfig) -> int:
-    """Return the optimizer steps of one epoch."""
+    """Return the optimizer steps of one epoch, at least one."""
     steps = step.samples / step.mini_batch
-    return max(1, math.ceil(steps) if "rounded up" in step.how.get("optimizer steps", "") else math.floor(steps))
+    return max(1, math.ceil(steps) if step.rounding == "up" else math.floor(steps))
 
 
 def _whole_steps(step: StepConfig) -> float:
     steps = step.samples / step.mini_batch
-    return (steps if steps.is_integer() else mini_batches(step)) * step.epochs
-
-
-def _rounding(step: StepConfig) -> str:
-    return step.how.get("optimizer steps", "rounded down: the rest is not trained on")
+    whole = {"up": math.ceil(steps), "down": math.floor(steps), "carried": steps}[step.rounding]
+    return whole * step.epochs

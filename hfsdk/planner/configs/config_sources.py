@@ -1,7 +1,7 @@
 """Where a configuration comes from: a YAML file, a dict, the words of a command line, or an object; and whose it is.
 
-Nothing in it is run: YAML is read by ``yaml.safe_load``, words are cut as a shell cuts them, and what a shell or a resolver would work out
-is refused, with what to write in its place.
+Nothing in it is run: YAML is read by ``yaml.safe_load``, words are cut as a shell cuts them, and what a shell or a resolver would
+work out is refused, with what to write in its place.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfsdk.configs.openrlhf import DEFAULTS as OPENRLHF_FLAGS
-from hfsdk.configs.openrlhf import OLD_NAMES, SWITCHES
-from hfsdk.configs.settings import flatten, parse_scalar
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.text import nearest
+from hfsdk.planner.configs.openrlhf import OLD_NAMES, SWITCHES
+from hfsdk.planner.configs.settings import flatten, parse_scalar
 
 SYSTEMS = ("verl", "TRL", "OpenRLHF", "NeMo-RL", "hfsdk")
 MOST_BYTES = 2_000_000
@@ -31,7 +30,9 @@ SIGNS: dict[str, tuple[str, ...]] = {
     "verl": ("actor_rollout_ref.", "data.train_batch_size", "model_engine"),
     "NeMo-RL": ("grpo.num_", "ppo.num_", "policy.train_", "policy.generation.", "policy.dtensor_cfg.", "policy.model_name"),
     "OpenRLHF": (
-        "rollout.batch_size", "rollout.n_samples_per_prompt", "train.micro_batch_size", "actor.model_name_or_path", "vllm.num_engines",
+        "rollout.batch_size", "rollout.n_samples_per_prompt", "train.micro_batch_size", "actor.model_name_or_path",
+        "vllm.num_engines",
+        "rollout_batch_size", "micro_train_batch_size", "n_samples_per_prompt", "colocate_all_models", "actor_num_gpus_per_node",
     ),
     "TRL": (
         "per_device_train_batch_size", "num_generations", "generation_batch_size", "max_completion_length", "num_ppo_epochs",
@@ -72,9 +73,6 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     if found == "OpenRLHF":
         renamed = {old: new for old, new in OLD_NAMES.items() if old in keys}
         keys = {OLD_NAMES.get(key, key): value for key, value in keys.items()}
-        for flag in SWITCHES:
-            if keys.get(flag, ...) is None:
-                keys[flag] = True
     return Given(what=name, system=found, keys=keys, renamed=renamed)
 
 
@@ -123,7 +121,9 @@ def _object(config: Any) -> dict[str, Any]:
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if hasattr(config, field.name)}
     kept = {field.name: field.default for field in dataclasses.fields(config)}
     keys = {name: value for name, value in given.items() if value != kept[name]}
-    batch, steps, each = (given.get(key) for key in ("generation_batch_size", "steps_per_generation", "per_device_train_batch_size"))
+    batch, steps, each = (
+        given.get(key) for key in ("generation_batch_size", "steps_per_generation", "per_device_train_batch_size")
+    )
     if batch and steps and each:
         keys["num_processes"] = max(1, batch // (steps * each))
     if not any(key.startswith(SIGNS["TRL"]) for key in keys):
@@ -138,7 +138,9 @@ def _text(text: str) -> tuple[str, dict[str, Any]]:
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise OptionError(f"the command line cannot be cut into words: {error}; close the quotation in {shown(text[-200:])}") from error
+        raise OptionError(
+            f"the command line cannot be cut into words: {error}; close the quotation in {shown(text[-200:])}"
+        ) from error
     return "the command line", _arguments(words)
 
 
@@ -161,7 +163,9 @@ def _file(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise OptionError(f"{path} has {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}. Name another file.")
+            raise OptionError(
+                f"{path} has {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}. Name another file."
+            )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, OptionError):
@@ -244,7 +248,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
             if _is_switch(key):
                 taken = []
             value = " ".join(taken)
-            parsed: Any = None if not taken else [parse_scalar(one) for one in taken] if len(taken) > 1 else parse_scalar(value)
+            parsed: Any = [parse_scalar(one) for one in taken] if len(taken) > 1 else parse_scalar(value) if taken else True
         else:
             parsed = parse_scalar(value)
         if "$" in value.replace("${oc.", "").replace("${mul:", "") and not value.startswith("${"):
@@ -254,13 +258,9 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
         if key in ("config", "config_file") and flag and isinstance(parsed, str):
             found.update(_file(Path(parsed).expanduser()))
         else:
-            found[key if "." in key else key.replace("-", "_")] = _switch(key, parsed)
+            found[key if "." in key else key.replace("-", "_")] = parsed
     return found
 
 
 def _is_switch(key: str) -> bool:
     return key in SWITCHES or OLD_NAMES.get(key) in SWITCHES
-
-
-def _switch(key: str, value: Any) -> Any:
-    return True if value is None and (_is_switch(key) or key not in OPENRLHF_FLAGS) else value

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 FILES = {"verl": "verl", "TRL": "trl", "OpenRLHF": "openrlhf", "NeMo-RL": "nemo_rl"}
-OPEN = ("override_config", "engine_kwargs", "vllm_kwargs", "env_vars", "sampler_kwargs", "model_init_kwargs", "override_transformer_config")
+OPEN = (
+    "override_config",
+    "engine_kwargs",
+    "vllm_kwargs",
+    "env_vars",
+    "sampler_kwargs",
+    "model_init_kwargs",
+    "override_transformer_config",
+)
 """Parts of keys below which a user may write anything."""
 
 

@@ -1,9 +1,10 @@
 """TRL's GRPOConfig, as release 1.16.0 reads it, and PPOConfig, as 1.9.0 does; later releases have no PPO.
 
-Sources: ``trl/trainer/grpo_config.py`` (fields, ``__post_init__``: generation_batch_size is per_device_train_batch_size times processes
-times steps_per_generation), ``trl/trainer/grpo_trainer.py`` (``_prepare_inputs``: a generation serves steps_per_generation times
-num_iterations micro-batches); ``trl/experimental/ppo/ppo_config.py`` and ``ppo_trainer.py`` (``PPOTrainer.__init__``). Defaults that
-are not TRL's own are those of transformers' ``TrainingArguments``. TRL counts samples (completions), nowhere prompts.
+Sources: ``trl/trainer/grpo_config.py`` (fields, ``__post_init__``: generation_batch_size is per_device_train_batch_size times
+processes times steps_per_generation), ``trl/trainer/grpo_trainer.py`` (``_prepare_inputs``: a generation serves
+steps_per_generation times num_iterations micro-batches); ``trl/experimental/ppo/ppo_config.py`` and ``ppo_trainer.py``
+(``PPOTrainer.__init__``). Defaults that are not TRL's own are those of transformers' ``TrainingArguments``. TRL counts samples
+(completions), nowhere prompts.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hfsdk.configs.settings import Settings
-from hfsdk.configs.step_config import BROKEN, NOTE, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.core.layout import Layout
+from hfsdk.planner.configs.settings import Settings
+from hfsdk.planner.configs.step_config import BROKEN, NOTE, Finding, RoleConfig, RolloutConfig, States, StepConfig
 
 RELEASE, PPO_RELEASE = "1.16.0", "1.9.0"
 EACH, ACCUMULATED, PROCESSES = "per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"
+SERVER_SHARE = 0.9
+"""``gpu_memory_utilization`` of ``trl vllm-serve`` (``trl/scripts/vllm_serve.py``)."""
 PROMPT_TOKENS = 512
 """Taken where nothing says how long prompts are."""
 
@@ -85,7 +88,8 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     found: list[Finding] = []
     rule = rules_into(found, f"TRL {RELEASE}")
     config, trainer = "trl/trainer/grpo_config.py, __post_init__", "trl/trainer/grpo_trainer.py, _prepare_inputs"
-    rule(batch is None or steps is None or batch == at_once * steps, "generation_batch_size and steps_per_generation exclude each other",
+    rule(batch is None or steps is None or batch == at_once * steps,
+         "generation_batch_size and steps_per_generation exclude each other",
          f"{batch} and {steps}", "Leave one out.", config)  # fmt: skip
     rule(batch is None or batch % at_once == 0, f"generation_batch_size must be a multiple of {EACH} x processes",
          f"{batch}, {each} x {processes} = {at_once}", f"Take {-(-(batch or 1) // at_once) * at_once}.", config)  # fmt: skip
@@ -102,19 +106,14 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     rule(steps * epochs % accumulated == 0, "an optimizer step adds up gradients over two generations: "
          f"{ACCUMULATED} does not divide steps_per_generation x num_iterations", f"{accumulated}, {steps} x {epochs}",
          f"Take steps_per_generation={-(-steps // accumulated) * accumulated}.", trainer, NOTE)  # fmt: skip
+    rule(not s.yes("use_peft"), "LoRA trains few weights: memory here is of full training", "use_peft",
+         "Read memory as an upper bound.", "", NOTE)  # fmt: skip
     response = s.whole("max_completion_length")
     prompt = prompt_tokens or _said_prompt(s, response) or PROMPT_TOKENS
     if prompt_tokens is None and _said_prompt(s, response) is None:
         assumed["prompt tokens"] = f"{prompt}: TRL {RELEASE} has no limit of them; explain(..., prompt_tokens=...) says it"
     rollout, gpus = _grpo_rollout(s, processes, num_gpus, samples, assumed)
-    beta, high = s.number("beta"), s.value("epsilon_high")
-    scale, kind = s.value("scale_rewards"), s.text("loss_type")
-    options = {
-        "n": copies, "max_new_tokens": response, "temperature": s.number("temperature"), "kl_coef": beta,
-        "clip": s.number("epsilon"), "entropy_coef": s.number("entropy_coef"), "aggregation": AGGREGATIONS.get(kind),
-        "clip_high": None if high is None else s.number("epsilon_high"),
-        "scale": {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, (bool, str)) else None,
-    }  # fmt: skip
+    beta = s.number("beta")
     how = {
         "prompts": f"generation_batch_size {samples:,} / num_generations {copies}: TRL counts samples, not prompts",
         "responses per prompt": "num_generations",
@@ -133,14 +132,25 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     if beta:
         roles.append(RoleConfig(name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens))
     return StepConfig(
-        system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {kind}", ours="GRPO",
-        options={name: value for name, value in options.items() if value is not None},
+        system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {s.text('loss_type')}", ours="GRPO",
+        options=_grpo_options(s, copies, response),
         prompts=max(1, samples // max(1, copies)), copies=max(1, copies), prompt_tokens=prompt, response_tokens=response,
         mini_batch=at_once * accumulated, micro_batch=each, micro_tokens=None, epochs=epochs, dp=processes,
         pools={"all": processes, **gpus}, roles=tuple(roles), rollout=rollout, nodes=s.whole("num_machines"),
-        gpus_per_node=max(1, (processes + sum(gpus.values())) // max(1, s.whole("num_machines"))), how=how, findings=tuple(found),
+        gpus_per_node=max(1, processes // max(1, s.whole("num_machines"))), rounding="carried", how=how, findings=tuple(found),
         assumed=assumed,
     )  # fmt: skip
+
+
+def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
+    high, scale = s.value("epsilon_high"), s.value("scale_rewards")
+    options = {
+        "n": copies, "max_new_tokens": response, "temperature": s.number("temperature"), "kl_coef": s.number("beta"),
+        "clip": s.number("epsilon"), "entropy_coef": s.number("entropy_coef"), "aggregation": AGGREGATIONS.get(s.text("loss_type")),
+        "clip_high": None if high is None else s.number("epsilon_high"),
+        "scale": scale if isinstance(scale, str) else "group" if scale else "none",
+    }  # fmt: skip
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _said_prompt(s: Settings, response: int) -> int | None:
@@ -149,10 +159,11 @@ def _said_prompt(s: Settings, response: int) -> int | None:
 
 
 def _whole_groups(each: int, processes: int, steps: int, copies: int) -> str:
-    fitting = [n for n in range(2, each * processes * steps + 1) if each * processes * steps % n == 0]
+    fitting = [n for n in range(max(2, copies // 4), 4 * copies + 1) if each * processes * steps % n == 0]
     near = sorted(fitting, key=lambda n: abs(n - copies))[:3]
     more = next((e for e in range(each, each + copies + 1) if e * processes * steps % max(1, copies) == 0), copies)
-    return f"Take num_generations={' or '.join(map(str, sorted(near))) or copies}, or {EACH}={more}."
+    fewer = f"num_generations={' or '.join(map(str, sorted(near)))}, or " if near else ""
+    return f"Take {fewer}{EACH}={more}."
 
 
 def _grpo_rollout(
@@ -163,13 +174,18 @@ def _grpo_rollout(
         return RolloutConfig(
             pool="all", layout=Layout(dp=processes), engine="transformers", rows=-(-samples // processes), shares_weights=True
         ), {}  # fmt: skip
-    tp = s.whole("vllm_tensor_parallel_size")
     if s.text("vllm_mode") == "server":
-        left = (num_gpus or processes + tp) - processes
-        assumed["server"] = f"{left or tp} GPUs for vLLM's server, which is started apart; cluster= counts them in"
+        left = (num_gpus or 0) - processes
+        if left < 1:
+            left = max(1, processes // max(1, s.whole("num_machines")))
+            assumed["server"] = (
+                f"{left} GPUs for vLLM's server, as on a node of the trainer: it is started apart; cluster= counts them in"
+            )
+        assumed["server's layout"] = f"tensor parallel over its {left} GPUs"
         return RolloutConfig(
-            pool="server", layout=Layout(tp=tp, dp=max(1, (left or tp) // tp)), engine="vllm (server)", gpu_share=0.9, sleeps=False
-        ), {"server": left or tp}  # fmt: skip
+            pool="server", layout=Layout(tp=left, dp=1), engine="vllm (server)", gpu_share=SERVER_SHARE, sleeps=False
+        ), {"server": left}  # fmt: skip
+    tp = s.whole("vllm_tensor_parallel_size")
     return RolloutConfig(
         pool="all", layout=Layout(tp=tp, dp=max(1, processes // tp)), engine="vllm", sleeps=s.yes("vllm_enable_sleep_mode"),
         gpu_share=s.number("vllm_gpu_memory_utilization"),
@@ -214,7 +230,8 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
     rule, source = rules_into(found, f"TRL {PPO_RELEASE}"), "trl/experimental/ppo/ppo_trainer.py, PPOTrainer.__init__"
     rule(samples % parts == 0, "batch_size must be a multiple of num_mini_batches", f"{samples}, {parts}",
          f"Take {ACCUMULATED}={-(-accumulated // parts) * parts}.", source)  # fmt: skip
-    rule(local % parts == 0, "a process's batch must be a multiple of num_mini_batches", f"{each} x {accumulated} = {local}, {parts}",
+    rule(local % parts == 0, "a process's batch must be a multiple of num_mini_batches",
+         f"{each} x {accumulated} = {local}, {parts}",
          f"Take {ACCUMULATED}={-(-accumulated // parts) * parts}.", source)  # fmt: skip
     rule(not s.yes("whiten_rewards") or local // parts >= 8, "whitening needs mini-batches of at least 8 samples on each process",
          f"{local} / {parts} = {local // parts}", f"Take more {ACCUMULATED}, or fewer num_mini_batches.", source)  # fmt: skip
@@ -257,6 +274,7 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
             pool="all", layout=Layout(dp=processes), engine="transformers", shares_weights=True,
             rows=min(local, s.whole("local_rollout_forward_batch_size")),
         ),
-        nodes=nodes, gpus_per_node=max(1, processes // max(1, nodes)), how=how, findings=tuple(found), assumed=assumed,
+        nodes=nodes, gpus_per_node=max(1, processes // max(1, nodes)), rounding="carried", how=how, findings=tuple(found),
+        assumed=assumed,
         reward=scorer or model,
     )  # fmt: skip

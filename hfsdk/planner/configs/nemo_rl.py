@@ -1,8 +1,9 @@
 """NeMo-RL's configuration, as release 0.7.0 reads it: its keys, defaults and rules.
 
-Sources: ``examples/configs/grpo_math_1B.yaml`` and ``ppo_math_1B.yaml`` (the exemplars that every other inherits), ``nemo_rl/algorithms/
-grpo.py`` and ``ppo.py``, ``nemo_rl/models/policy/lm_policy.py`` (data-parallel size), ``nemo_rl/models/policy/workers/
-dtensor_policy_worker_v2.py`` and ``megatron_policy_worker.py`` (``train``: local_gbs = gbs // dp_size, optimizer steps = samples // gbs).
+Sources: ``examples/configs/grpo_math_1B.yaml`` and ``ppo_math_1B.yaml`` (the exemplars that every other inherits),
+``nemo_rl/algorithms/grpo.py`` and ``ppo.py``, ``nemo_rl/models/policy/lm_policy.py`` (data-parallel size),
+``nemo_rl/models/policy/workers/dtensor_policy_worker_v2.py`` and ``megatron_policy_worker.py`` (``train``: local_gbs = gbs //
+dp_size, optimizer steps = samples // gbs).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hfsdk.configs.settings import Settings
-from hfsdk.configs.step_config import NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
-from hfsdk.configs.trl import Rule, rules_into
 from hfsdk.core.layout import Layout
+from hfsdk.planner.configs.settings import Settings
+from hfsdk.planner.configs.step_config import NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
+from hfsdk.planner.configs.trl import Rule, rules_into
 
 RELEASE = "0.7.0"
 P, V, D, M = "policy.", "policy.generation.", "policy.dtensor_cfg.", "policy.megatron_cfg."
@@ -91,7 +92,7 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     _check(s, rules_into(found, f"NeMo-RL {RELEASE}"), kind, num_gpus, (tp, pp, cp), dp, ways, longest, tokens)
     multiplier = s.number(f"{kind}.batch_multiplier") if s.yes(f"{kind}.use_dynamic_sampling") else 1
     how = {
-        "prompts": f"{kind}.num_prompts_per_step" + f"; {multiplier:g} times as many are drawn (batch_multiplier)" * (multiplier != 1),
+        "prompts": f"{kind}.num_prompts_per_step" + f"; {multiplier:g} times as many are drawn" * (multiplier != 1),
         "responses per prompt": f"{kind}.num_generations_per_prompt", "mini-batch": "policy.train_global_batch_size, in samples",
         "data-parallel ranks": f"{num_gpus} GPUs / (tp {tp} x pp {pp} x cp {cp})",
         "micro-batch per rank": f"policy.{ways[0]}.train_mb_tokens" if ways else "policy.train_micro_batch_size, in samples",
@@ -103,7 +104,8 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
         options=_options(s, kind, copies, response), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
         response_tokens=response, mini_batch=max(1, batch), micro_batch=None if ways else max(1, micro), micro_tokens=tokens,
         epochs=epochs, dp=dp, pools=pools, roles=_roles(s, kind, layout, cp, megatron, tokens, ways, longest),
-        rollout=_rollout(s, pools), nodes=nodes, gpus_per_node=each_node, how=how, findings=tuple(found), assumed=assumed,
+        rollout=_rollout(s, pools), nodes=nodes, gpus_per_node=each_node, rounding="down", how=how, findings=tuple(found),
+        assumed=assumed,
     )  # fmt: skip
 
 
@@ -161,7 +163,8 @@ def _roles(
     common: dict[str, Any] = {"pool": pool, "layout": layout, "states": states, "pass_tokens": passed // cp}
     train = (tokens or micro * longest) // cp
     roles = [RoleConfig(
-        name="actor", model=s.text(f"{P}model_name"), trained=True, train_tokens=train, recompute=recompute, away=away, never=always, lr=lr, **common
+        name="actor", model=s.text(f"{P}model_name"), trained=True, train_tokens=train, recompute=recompute, away=away,
+        never=always, lr=lr, **common
     )]  # fmt: skip
     if s.number("loss_fn.reference_policy_kl_penalty"):
         gone = dict.fromkeys(PHASES, ("weights",))  # they are in host memory, and change places with the policy's
@@ -212,19 +215,24 @@ def _check(
     batch, micro, samples = s.whole(f"{P}train_global_batch_size"), max(1, s.whole(f"{P}train_micro_batch_size")), prompts * copies
     model, worker = math.prod(axes), "nemo_rl/models/policy/workers, train"
     rule(num_gpus % model == 0 and num_gpus >= model, "the trainer's GPUs must be a multiple of pp x cp x tp",
-         f"{num_gpus}, {model}", "Change the layout or cluster.", "nemo_rl/models/policy/lm_policy.py, Policy.__init__")  # fmt: skip
+         f"{num_gpus}, {model}", "Change the layout or cluster.",
+         "nemo_rl/models/policy/lm_policy.py, Policy.__init__")  # fmt: skip
     rule(len(ways) < 2, "dynamic_batching and sequence_packing exclude each other", "both are enabled", "Switch one off.",
          "nemo_rl/models/policy/lm_policy.py, Policy.__init__")  # fmt: skip
     megatron, dtensor = s.yes(f"{M}enabled"), s.yes(f"{D}enabled")
     rule(megatron != dtensor, "one of policy.dtensor_cfg and policy.megatron_cfg must be enabled",
-         "both" if megatron else "neither", "Enable one of them.", "nemo_rl/models/policy/lm_policy.py, Policy.__init__")  # fmt: skip
+         "both" if megatron else "neither", "Enable one of them.",
+         "nemo_rl/models/policy/lm_policy.py, Policy.__init__")  # fmt: skip
     rule(batch % dp == 0, "train_global_batch_size must be a multiple of the data-parallel ranks", f"{batch}, {dp}",
          f"Take {math.ceil(batch / dp) * dp}.", worker)  # fmt: skip
-    rule(bool(ways) or batch // dp % micro == 0, "a rank's part of train_global_batch_size must be a multiple of train_micro_batch_size",
-         f"{batch} / {dp} = {batch // dp}, {micro}", f"Take train_micro_batch_size={math.gcd(batch // dp, micro)}.", worker)  # fmt: skip
+    rule(bool(ways) or batch // dp % micro == 0,
+         "a rank's part of train_global_batch_size must be a multiple of train_micro_batch_size",
+         f"{batch} / {dp} = {batch // dp}, {micro}", f"Take train_micro_batch_size={math.gcd(batch // dp, micro)}.",
+         worker)  # fmt: skip
     rule(samples >= batch, "a step has fewer samples than train_global_batch_size: it makes no optimizer step",
          f"{prompts} x {copies} = {samples}, {batch}", f"Take train_global_batch_size={samples} or less.", worker)  # fmt: skip
-    rule(samples < batch or samples % batch == 0, "the samples are no multiple of train_global_batch_size: the rest is not trained on",
+    rule(samples < batch or samples % batch == 0,
+         "the samples are no multiple of train_global_batch_size: the rest is not trained on",
          f"{prompts} x {copies} = {samples}, {batch}", f"Take num_prompts_per_step={math.ceil(samples / batch) * batch // copies}.",
          worker, NOTE)  # fmt: skip
     rule(samples % dp == 0, "num_prompts_per_step x num_generations_per_prompt must be a multiple of the data-parallel ranks",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from hfsdk.configs.phase_memory import Specs
-from hfsdk.configs.step_config import StepConfig
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.spec import PRESETS, ModelSpec
+from hfsdk.planner.configs.phase_memory import Specs
+from hfsdk.planner.configs.step_config import NOTE, Finding, StepConfig
 
 Model = str | Path | ModelSpec
 
@@ -26,7 +27,7 @@ _OTHER = re.compile(r"\d+b-?a\d+|vl|omni|moe|next|gptq|awq|scout|maverick|-draft
 
 
 def spec_named(name: str) -> ModelSpec | None:
-    """Return the preset that a hub name or a path means, e.g. ``"Qwen/Qwen2.5-7B-Instruct"``; ``None`` where none is it for sure."""
+    """Return the preset that a hub name or a path means, e.g. ``"Qwen/Qwen2.5-7B-Instruct"``; ``None`` where none surely is."""
     if name in PRESETS:
         return PRESETS[name]
     last = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
@@ -78,6 +79,23 @@ def specs_of(step: StepConfig, model: Model | Mapping[str, Model] | None) -> Spe
         else:
             found[name] = ModelSpec.from_folder(path) if _is_folder(path) else spec_named(path)
     return found
+
+
+def lengthened(step: StepConfig, specs: Specs) -> tuple[Specs, tuple[Finding, ...]]:
+    """Return the architectures with positions for the step's samples, and a note where a preset has fewer.
+
+    Of a model that is known by its name the layers are known, and not whether it is a variant with a longer context.
+    """
+    short = {name: spec for name, spec in specs.items() if spec is not None and spec.max_positions < step.sample_tokens}
+    notes = {
+        spec.name: Finding(
+            kind=NOTE, rule="a sample may be longer than the model's context", got=f"{step.sample_tokens:,} tokens; {spec.name} is "
+            f"known here with {spec.max_positions:,} positions", do="Look at max_position_embeddings of its config.json.",
+        )
+        for spec in short.values()
+    }  # fmt: skip
+    longer = {name: replace(spec, max_positions=step.sample_tokens) for name, spec in short.items()}
+    return {**specs, **longer}, tuple(notes.values())
 
 
 def _is_folder(path: str) -> bool:

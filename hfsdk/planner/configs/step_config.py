@@ -154,6 +154,9 @@ class StepConfig:
     rollout: RolloutConfig
     nodes: int
     gpus_per_node: int
+    rounding: str
+    """What becomes of samples beyond whole mini-batches: ``"down"`` they are left out, ``"up"`` they make one more, ``"carried"``:
+    gradients go on adding up in the next iteration."""
     how: Mapping[str, str]
     """Name of a row -> its formula in the system's own keys."""
     findings: tuple[Finding, ...] = ()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hfsdk.configs.settings import Settings
-from hfsdk.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.core.layout import Layout
+from hfsdk.planner.configs.settings import Settings
+from hfsdk.planner.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 
 RELEASE = "0.9.1"
 A, R, T = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "trainer."
@@ -90,7 +90,6 @@ def read_verl(settings: Settings) -> StepConfig:
         "micro-batch per rank": f"ppo_max_token_len_per_gpu x {split} sequence-parallel ranks" if dynamic
         else "ppo_micro_batch_size_per_gpu, counted in samples: it is not multiplied by rollout.n",
         "epochs": f"{A}ppo_epochs",
-        "optimizer steps": "rounded up: the batch is padded to whole mini-batches (trainer_base.py, _balance_batch)",
     }  # fmt: skip
     roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens)
     return StepConfig(
@@ -98,7 +97,7 @@ def read_verl(settings: Settings) -> StepConfig:
         options=_options(s, estimator, response, copies), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
         response_tokens=response, mini_batch=max(1, mini * copies), micro_batch=micro, micro_tokens=tokens,
         epochs=max(1, s.whole(f"{A}ppo_epochs")), dp=dp, pools={"all": num_gpus}, roles=roles,
-        rollout=_rollout(s, num_gpus), nodes=nodes, gpus_per_node=gpus_per_node, how=how,
+        rollout=_rollout(s, num_gpus), nodes=nodes, gpus_per_node=gpus_per_node, rounding="up", how=how,
         findings=tuple(_findings(s, num_gpus, layout, split, megatron)),
         reward=s.text("reward.reward_model.model_path") if s.yes("reward.reward_model.enable") else "a function",
     )  # fmt: skip
@@ -224,7 +223,8 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
     rollout = s.whole(f"{R}tensor_model_parallel_size") * s.whole(f"{R}data_parallel_size")
     rollout *= s.whole(f"{R}pipeline_model_parallel_size")
     rule(num_gpus % rollout == 0, "the GPUs must be a multiple of the rollout's tp x dp x pp", f"{num_gpus} GPUs, {rollout}",
-         f"Set {R}tensor_model_parallel_size to a divisor of {num_gpus}.", "verl/workers/engine_workers.py, init_model")  # fmt: skip
+         f"Set {R}tensor_model_parallel_size to a divisor of {num_gpus}.",
+         "verl/workers/engine_workers.py, init_model")  # fmt: skip
     rule(mini * copies % dp == 0, "ppo_mini_batch_size x rollout.n must be a multiple of the data-parallel ranks",
          f"{mini} x {copies} = {mini * copies}, {dp} ranks", f"Take ppo_mini_batch_size={_multiple(mini, copies, dp)}.",
          "verl/workers/engine_workers.py, train_mini_batch")  # fmt: skip
@@ -232,7 +232,7 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
         rule(s.whole(TOKENS) * split >= longest, f"{TOKENS} must hold one longest sample",
              f"{s.whole(TOKENS) * split:,} tokens, {longest:,} in a sample", f"Set it to at least {math.ceil(longest / split):,}.",
              "verl/utils/seqlen_balancing.py, rearrange_micro_batches")  # fmt: skip
-        rule(micro is None, "with use_dynamic_bsz the micro-batch is counted in tokens, and ppo_micro_batch_size_per_gpu is not used",
+        rule(micro is None, "with use_dynamic_bsz a micro-batch is counted in tokens, ppo_micro_batch_size_per_gpu is not used",
              f"{MICRO}={micro}", "Leave it out.", "verl/workers/engine/utils.py, prepare_micro_batches", NOTE)  # fmt: skip
     else:
         _count_rules(s, rule, num_gpus, layout, split, megatron)
@@ -249,7 +249,8 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
     rule(copies > 1 or s.text("algorithm.adv_estimator") not in ("grpo", "rloo"),
          "responses are compared with others to their prompt, and there is one: its advantage is its own score", f"{N}={copies}",
          f"Set {N} to 2 or more, e.g. 8.", "verl/trainer/ppo/core_algos.py", NOTE)  # fmt: skip
-    rule(s.maybe_whole("actor_rollout_ref.model.lora_rank") in (None, 0), "LoRA trains few weights: memory here is of full training",
+    rule(s.maybe_whole("actor_rollout_ref.model.lora_rank") in (None, 0),
+         "LoRA trains few weights: memory here is of full training",
          f"lora_rank={s.value('actor_rollout_ref.model.lora_rank')}", "Read memory as an upper bound.", "", NOTE)  # fmt: skip
     return found
 
@@ -264,7 +265,8 @@ def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: i
          f"{old} and {micro}", "Leave ppo_micro_batch_size out: it is the deprecated one.",
          "verl/workers/config/actor.py, ActorConfig.__post_init__")  # fmt: skip
     rule(prompts >= mini, "train_batch_size must be at least ppo_mini_batch_size (both are counted in prompts)",
-         f"{prompts} < {mini}", f"Set {MINI} to at most {prompts}.", "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+         f"{prompts} < {mini}", f"Set {MINI} to at most {prompts}.",
+         "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
     least = dp * (micro or 1) if megatron else num_gpus
     words = f"dp x {MICRO}" if megatron else "the number of GPUs"
     rule(samples % least == 0, f"train_batch_size x rollout.n must be a multiple of {words}",
@@ -278,7 +280,8 @@ def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: i
     rule(whole is None or mini % whole == 0, "ppo_mini_batch_size must be a multiple of ppo_micro_batch_size", f"{mini}, {whole}",
          "Use ppo_micro_batch_size_per_gpu.", "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
     rule(whole is None or whole * split >= num_gpus, "ppo_micro_batch_size x sequence parallelism must be at least the GPUs",
-         f"{whole} x {split}, {num_gpus}", "Use ppo_micro_batch_size_per_gpu.", "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+         f"{whole} x {split}, {num_gpus}", "Use ppo_micro_batch_size_per_gpu.",
+         "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
     needed = {R: True, REF: s.yes(f"{A}use_kl_loss") or s.yes("algorithm.use_kl_in_reward")}
     for prefix, wanted in needed.items():
         given = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu")
@@ -301,4 +304,5 @@ def _multiple(least: int, times: int, of: int) -> int:
 
 def _divisor(whole: int, most: int) -> int:
     """Return the largest divisor of ``whole`` that is at most ``most``."""
-    return next((d for d in range(min(most, whole), 0, -1) if whole % d == 0), 1)
+    small = [d for d in range(1, math.isqrt(max(1, whole)) + 1) if whole % d == 0]
+    return max((d for one in small for d in (one, whole // one) if d <= most), default=1)

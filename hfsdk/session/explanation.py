@@ -14,22 +14,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.configs import nemo_rl, openrlhf, trl, verl
-from hfsdk.configs.batch_arithmetic import batch_rows
-from hfsdk.configs.config_sources import Given, open_config, system_named
-from hfsdk.configs.known_keys import said_of_keys
-from hfsdk.configs.model_sizes import Model, specs_of
-from hfsdk.configs.own_step import read_own
-from hfsdk.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase
-from hfsdk.configs.settings import Settings
-from hfsdk.configs.step_code import code_of
-from hfsdk.configs.step_config import BROKEN, NOTE, Finding, Row, StepConfig
 from hfsdk.core.checks import Count, Name, checked, shown
 from hfsdk.core.cluster import DEVICES, ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.text import nearest
 from hfsdk.core.trace import Trace
+from hfsdk.planner.configs import nemo_rl, openrlhf, trl, verl
+from hfsdk.planner.configs.batch_arithmetic import batch_rows
+from hfsdk.planner.configs.config_sources import Given, open_config, system_named
+from hfsdk.planner.configs.known_keys import said_of_keys
+from hfsdk.planner.configs.model_sizes import Model, lengthened, specs_of
+from hfsdk.planner.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase
+from hfsdk.planner.configs.settings import Settings
+from hfsdk.planner.configs.step_config import BROKEN, NOTE, Finding, Row, StepConfig
+from hfsdk.session.own_step import read_own
 from hfsdk.session.session import Session
+from hfsdk.session.step_code import code_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,8 @@ class Explanation:
             "roles": roles,
             "memory": [
                 {
-                    "pool": one.pool, "num_devices": one.num_devices, "device": one.device_name, "phase": one.phase, "asked": one.asked,
+                    "pool": one.pool, "num_devices": one.num_devices, "device": one.device_name, "phase": one.phase,
+                    "asked": one.asked,
                     "exists": one.exists, "worker": one.worker, "left_out": ", ".join(one.left_out), "parts": dict(one.parts),
                 }
                 for one in self.memory
@@ -152,7 +153,8 @@ class Explanation:
         start = self.trace.start_ns
         return [
             {
-                "call": f"{span.role}.{span.method}", "role": span.role, "phase": span.phase, "start_s": (span.start_ns - start) / 1e9,
+                "call": f"{span.role}.{span.method}", "role": span.role, "phase": span.phase,
+                "start_s": (span.start_ns - start) / 1e9,
                 "seconds": span.duration_s,
             }
             for span in self.trace.calls.spans if span.device is None
@@ -188,8 +190,8 @@ def explain(
     """Say what the numbers of a configuration mean: batches, roles, memory by phase, a simulated step, and what is wrong with them.
 
     Args:
-        config: of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted keys), the words of a
-            command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
+        config: of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted keys), the words of
+        a command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
         overrides: texts such as ``"data.train_batch_size=512"``, which win over it.
         system: whose it is, where its keys do not tell.
         model: the architecture, where the configuration's name of it is no preset's: a preset, a folder, an ``hf.ModelSpec``, or by
@@ -260,11 +262,9 @@ def _cluster(step: StepConfig, gpu: str) -> ClusterSpec:
 def _own(
     algorithm: Any, session: Session | None, prompts: int | None, prompt_tokens: int | None, system: str | None
 ) -> Explanation:
-    from hfsdk import __version__
-
     if system is not None and system_named(system) != "hfsdk":
         raise OptionError(f"{type(algorithm).__name__} is an algorithm of hfsdk, and system={shown(system)}; leave it out")
-    step, specs = read_own(algorithm, session, prompts, prompt_tokens, __version__)
+    step, specs = read_own(algorithm, session, prompts, prompt_tokens)
     assert session is not None
     return _explained(step, specs, session.cluster, {}, {}, dict(step.assumed))
 
@@ -273,8 +273,9 @@ def _explained(
     step: StepConfig, specs: Mapping[str, Any], cluster: ClusterSpec, unread: Mapping[str, str], defaults: Mapping[str, Any],
     assumed: Mapping[str, str],
 ) -> Explanation:  # fmt: skip
+    specs, too_long = lengthened(step, specs)
     memory = memory_by_phase(step, specs, cluster.devices[0])
-    findings, needed = [*step.findings, *fit_findings(step, memory)], sum(step.pools.values())
+    findings, needed = [*step.findings, *fit_findings(step, memory), *too_long], sum(step.pools.values())
     if needed != cluster.num_devices:
         findings.append(Finding(
             kind=NOTE if needed < cluster.num_devices else BROKEN, rule="the cluster has as many devices as the configuration uses",
@@ -286,7 +287,8 @@ def _explained(
     code, trace, no_trace = code_of(step, specs, on)
     order = (BROKEN, "does not fit", NOTE)
     return Explanation(
-        step=step, arithmetic=batch_rows(step), memory=memory, findings=tuple(sorted(findings, key=lambda one: order.index(one.kind))),
+        step=step, arithmetic=batch_rows(step), memory=memory, findings=tuple(sorted(findings,
+        key=lambda one: order.index(one.kind))),
         unread=unread, defaults=defaults, assumed=assumed, code=code.text(), trace=trace, no_trace=no_trace, cluster=on,
     )  # fmt: skip
 

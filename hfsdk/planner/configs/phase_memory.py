@@ -1,13 +1,15 @@
 """Memory of a device in each phase of a step, by what it is for: the planner's arithmetic over the states that a system keeps.
 
-Parameters of a rank, activations, logits and a rollout's copy are counted by :mod:`hfsdk.planner.perf.memory`; what differs between systems
-is how many bytes a parameter has, over how many ranks they are cut, and what is in host memory when (:class:`States`)::
+Parameters of a rank, activations, logits and a rollout's copy are counted by :mod:`hfsdk.planner.perf.memory`; what differs
+between systems is how many bytes a parameter has, over how many ranks they are cut, and what is in host memory when
+(:class:`States`)::
 
     generation    what stays of all roles    + rollout's weights + cache        (vLLM takes its share of the whole device)
     preparation   what stays                 + one role's forward pass: activations of a layer, logits     rollout asleep, or not
     learning      what stays                 + one role's gradients, activations, logits
 
-Where weights are cut over ranks (FSDP, ZeRO-3) a pass has two whole layers of them in bf16 at a time: the one it works on, and the next.
+Where weights are cut over ranks (FSDP, ZeRO-3) a pass has two whole layers of them in bf16 at a time: the one it works on, and the
+next.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hfsdk.configs.step_config import PHASES, Finding, RoleConfig, RolloutConfig, StepConfig
 from hfsdk.core.cluster import DeviceSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import PARTS, AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
+from hfsdk.planner.configs.step_config import PHASES, Finding, RoleConfig, RolloutConfig, StepConfig
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
 
 NO_FIT = "does not fit"
@@ -45,8 +47,8 @@ ADVICE: dict[str, dict[str, str]] = {
         "optimizer": "DeepSpeed ZeRO-3 or FSDP (accelerate launch --config_file), which cut it over processes",
         "weights": "DeepSpeed ZeRO-3 or FSDP (accelerate launch --config_file), which cut them over processes",
         "gradients": "DeepSpeed ZeRO-2 or ZeRO-3",
-        "working": "lower per_device_train_batch_size and raise gradient_accumulation_steps as much: num_generations can stay, as long "
-        "as it divides their product times processes; or a shorter max_completion_length",
+        "working": "lower per_device_train_batch_size and raise gradient_accumulation_steps as much: num_generations can stay "
+        "where it divides their product times processes; or a shorter max_completion_length",
     },
     "OpenRLHF": {
         "kv_cache": "lower --vllm.gpu_memory_utilization; --ds.enable_sleep, --vllm.enable_sleep",
@@ -58,11 +60,12 @@ ADVICE: dict[str, dict[str, str]] = {
         "kv_cache": "lower policy.generation.vllm_cfg.gpu_memory_utilization",
         "optimizer": "policy.dtensor_cfg.cpu_offload=true, or more GPUs",
         "weights": "policy.dtensor_cfg.cpu_offload=true, or a larger tensor_parallel_size", "gradients": "more GPUs",
-        "working": "activation_checkpointing=true; lower train_micro_batch_size (train_mb_tokens), for log-probs logprob_batch_size or "
-        "logprob_chunk_size; a larger tensor_parallel_size or context_parallel_size",
+        "working": "activation_checkpointing=true; lower train_micro_batch_size (train_mb_tokens), for log-probs "
+        "logprob_batch_size or logprob_chunk_size; a larger tensor_parallel_size or context_parallel_size",
     },
 }  # fmt: skip
-"""System -> what takes most -> what helps, in its own keys; hfsdk's own errors name its own."""
+"""System -> what takes most -> what helps, in its own keys."""
+OWN = "session.place(...) says what helps, most first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +111,22 @@ def fit_findings(step: StepConfig, memory: tuple[PhaseMemory, ...]) -> tuple[Fin
     for one in memory:
         if one.over <= 0:
             continue
-        most = max(("kv_cache", "weights", "gradients", "optimizer", "working"), key=lambda part: one.parts.get(part, 0))
-        words = {"kv_cache": "the generating engine's cache", "working": f"activations and logits of {one.worker}"}.get(most, most)
-        helps = ADVICE.get(step.system, {}).get(most, "session.place(...) says what helps")
+        most = max(("kv_cache", "rollout", "weights", "gradients", "optimizer", "working"), key=lambda part: one.parts.get(part, 0))
+        words = {
+            "kv_cache": "the generating engine's cache",
+            "rollout": "the engine's copy of the weights",
+            "working": f"activations and logits of {one.worker}",
+        }.get(most, most)
+        helps = (
+            "a larger tensor parallelism of the generating engine"
+            if most == "rollout"
+            else ADVICE.get(step.system, {}).get(most, OWN)
+        )
         without = f" (without {', '.join(one.left_out)}, whose size is not known)" if one.left_out else ""
         found.append(Finding(
             kind=NO_FIT, rule=f"pool {one.pool} in {one.phase}: a device has {_gb(one.exists)}",
-            got=f"{_gb(one.asked)}, {_gb(one.over)} too much; most is {words}, {_gb(one.parts[most])}{without}", do=f"What helps: {helps}.",
+            got=f"{_gb(one.asked)}, {_gb(one.over)} too much; most is {words}, {_gb(one.parts[most])}{without}",
+            do=f"What helps: {helps}.",
         ))  # fmt: skip
     return tuple(found)
 
@@ -125,7 +137,7 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
     works = {role.name: work for role, spec in mine for work in [_work(role, spec, phase)] if work}
 
     def all_bytes(worker: str) -> tuple[dict[str, int], dict[str, int]]:
-        parts, roles = {part: 0 for part in PARTS}, {}
+        parts, roles = dict.fromkeys(PARTS, 0), {}
         for role, spec in mine:
             held = _held(role, spec, phase, works=role.name == worker)
             roles[role.name] = sum(held.values())

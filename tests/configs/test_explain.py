@@ -1,0 +1,471 @@
+"""``hf.explain``: numbers against the formulas of each system, its rules, memory by phase, and the same step in hfsdk."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hfsdk as hf
+from hfsdk.planner.configs.known_keys import known_keys
+from hfsdk.planner.configs.model_sizes import spec_named
+from hfsdk.planner.configs.phase_memory import GPU_PROCESS_BYTES, parameters_of
+from hfsdk.planner.perf.memory import device_bytes
+from hfsdk.viz.drawn import picture_of
+
+EXAMPLES = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text(encoding="utf-8"))
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+DOUBTS = {
+    "algorithm.adv_estimator": "grpo", "data.train_batch_size": 1024, f"{A}ppo_mini_batch_size": 256,
+    f"{A}ppo_micro_batch_size_per_gpu": 80, f"{R}log_prob_micro_batch_size_per_gpu": 160,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 160, f"{R}n": 5, f"{A}use_kl_loss": True,
+    "actor_rollout_ref.model.path": "deepseek-ai/deepseek-llm-7b-chat", f"{R}name": "vllm",
+}  # fmt: skip
+"""verl#1524, on 8 GPUs."""
+
+
+def example(name: str) -> dict[str, Any]:
+    return next(one["config"] for one in EXAMPLES if one["example"].endswith(name))
+
+
+def kinds(explained: Any, kind: str) -> str:
+    return "\n".join(str(one) for one in explained.findings if one.kind == kind)
+
+
+def rename(config: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**config, **{key.replace("__", "."): value for key, value in more.items()}}
+
+
+@pytest.fixture(scope="module")
+def explained() -> dict[str, Any]:
+    return {f"{one['system']} {one['example']}": hf.explain(one["config"]) for one in EXAMPLES}
+
+
+NAMES = [f"{one['system']} {one['example']}" for one in EXAMPLES]
+
+
+@pytest.mark.parametrize(("name", "one"), [*zip(NAMES, EXAMPLES, strict=True)], ids=NAMES)
+def test_every_example_has_the_numbers_of_its_systems_own_formulas(explained, name, one):
+    found = explained[name]
+    assert found.system == one["system"]
+    assert one["oracle"]
+    for row, told in one["oracle"].items():
+        assert found[row] == told["value"], f"{row}: {told['formula']} ({told['source']})"
+
+
+def test_four_examples_of_each_system_and_none_of_them_breaks_a_rule(explained):
+    for system in ("verl", "TRL", "OpenRLHF", "NeMo-RL"):
+        assert sum(name.startswith(system) for name in NAMES) >= 4
+    assert {name: kinds(one, "broken") for name, one in explained.items() if kinds(one, "broken")} == {}
+
+
+def test_what_examples_name_and_a_release_lacks_is_told_with_its_neighbour(explained):
+    odd = {key: said for one in explained.values() for key, said in one.unread.items() if "no such key" in said}
+    assert odd["algo.advantage.is_correction_enable"].endswith("did you mean algo.advantage.is_correction_level?")
+    assert set(odd) <= {
+        "algo.advantage.is_correction_enable", "algo.advantage.is_correction_type",
+        "policy.hf_config_overrides.max_position_embeddings"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("system", ["verl", "TRL", "OpenRLHF", "NeMo-RL"])
+def test_every_key_that_is_read_is_a_key_of_the_release(system):
+    from hfsdk.planner.configs import nemo_rl, openrlhf, trl, verl
+
+    read = {
+        "verl": verl.DEFAULTS, "TRL": trl.GRPO_DEFAULTS | trl.PPO_DEFAULTS, "OpenRLHF": openrlhf.DEFAULTS,
+        "NeMo-RL": nemo_rl.GRPO_DEFAULTS | nemo_rl.PPO_DEFAULTS,
+    }[system]  # fmt: skip
+    known = known_keys(system)
+    nested = {"fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward"}
+    assert {key for key in read if key not in known and not any(one.startswith(f"{key}.") for one in known)} <= nested
+
+
+# ---------------------------------------------------------------- the same step in hfsdk
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["run_qwen2_5_32b_fsdp.sh", "lora_without_regret.md", "train_ppo_with_reward_fn.sh", "2n8g-fsdp2tp1-noncolocated.yaml"],
+)
+def test_the_code_runs_as_pasted_and_is_what_was_simulated(name):
+    found = hf.explain(example(name))
+    space: dict[str, Any] = {}
+    exec(found.code, space)
+    with space["session"] as session:
+        for made in (space["step"].actor, space["step"].critic):
+            if made is not None:
+                made.wait()
+        assert found.trace is not None
+        assert session.trace.duration_s == pytest.approx(found.trace.duration_s)
+        assert {span.role for span in found.trace.calls.spans} >= {"actor", "reward"}
+        assert session.cluster.num_devices == sum(found.step.pools.values())
+        assert len(space["step"].batch) == found["samples"]
+
+
+def test_code_of_a_model_that_is_no_preset_holds_its_numbers():
+    spec = hf.ModelSpec(name="mine", num_layers=4, hidden_size=256, mlp_hidden_size=512, num_heads=4, num_kv_heads=4, head_dim=64,
+                        vocab_size=1000, max_positions=4096)  # fmt: skip
+    found = hf.explain(rename(DOUBTS, trainer__n_gpus_per_node=8), model=spec)
+    space: dict[str, Any] = {}
+    exec(found.code, space)
+    with space["session"] as session:
+        assert session.models.actor.role.model == spec
+
+
+def test_a_model_whose_size_is_unknown_leaves_memory_and_time_out_and_says_so():
+    found = hf.explain(DOUBTS)
+    assert (found.memory, found.trace) == ((), None)
+    assert "deepseek-llm-7b-chat" in found.no_trace
+    assert "actor, reference" in found.no_trace
+    assert found["optimizer steps"] == 4
+    known = hf.explain(DOUBTS, model="llama-7b")
+    assert known.memory
+    assert known.trace is not None
+
+
+# ---------------------------------------------------------------- what users ask
+
+
+def test_verl_1524_what_is_counted_in_prompts_and_what_in_samples():
+    found = hf.explain(DOUBTS)
+    assert [found[name] for name in ("samples", "mini-batch", "mini-batch per rank", "gradient accumulation",
+        "optimizer steps")] == [
+        5120, 1280, 160, 2, 4,
+    ]  # fmt: skip
+    assert kinds(found, "broken") == ""
+    rows = {row.name: row.how for row in found.arithmetic}
+    assert "counted in prompts" in rows["mini-batch"]
+    assert "not multiplied by rollout.n" in rows["micro-batch per rank"]
+
+
+def test_verl_2333_three_nodes_with_a_gpu_each():
+    asked = {
+        "algorithm.adv_estimator": "grpo", "trainer.nnodes": 3, "trainer.n_gpus_per_node": 1, "data.train_batch_size": 4,
+        f"{R}n": 3,
+        f"{R}log_prob_micro_batch_size_per_gpu": 2, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 2,
+        f"{R}tensor_model_parallel_size": 1, f"{A}ppo_micro_batch_size_per_gpu": 2,
+    }  # fmt: skip
+    wrong = kinds(hf.explain(asked), "broken")
+    assert "at least ppo_mini_batch_size" in wrong
+    assert "256 x 3 = 768" not in wrong
+    right = hf.explain({**asked, f"{A}ppo_mini_batch_size": 4})
+    assert kinds(right, "broken") == ""
+    assert [right[row] for row in ("samples", "mini-batch per rank", "gradient accumulation", "optimizer steps")] == [12, 4, 2, 1]
+
+
+def test_verl_3095_the_advice_of_a_broken_rule_mends_it():
+    found = hf.explain({**DOUBTS, f"{A}ppo_micro_batch_size_per_gpu": 48})
+    (wrong,) = [one for one in found.findings if one.kind == "broken"]
+    assert "256 x 5 / 8 = 160 samples, 48" in wrong.got
+    assert wrong.source == "verl 0.9.1, verl/workers/engine/utils.py, prepare_micro_batches"
+    (mended,) = re.findall(r"Take (\d+)", wrong.do)
+    assert kinds(hf.explain({**DOUBTS, f"{A}ppo_micro_batch_size_per_gpu": int(mended)}), "broken") == ""
+
+
+def test_nemo_rl_3793_the_default_of_ppo_runs_out_of_memory_in_the_log_probs():
+    """Its report shows the error in ``get_logprobs``, on one GPU; the phase before it went."""
+    found = hf.explain(example("ppo_math_1B.yaml"))
+    over = {one.phase: one.over for one in found.memory}
+    assert over["generation"] < 0 < over["preparation"]
+    assert "logprob_batch_size" in kinds(found, "does not fit")
+    mended = {"policy": {**example("ppo_math_1B.yaml")["policy"], "train_micro_batch_size": 1}}
+    mended["policy"]["dtensor_cfg"] = {**mended["policy"]["dtensor_cfg"], "activation_checkpointing": True}
+    less = {one.phase: one.over for one in hf.explain({**example("ppo_math_1B.yaml"), **mended}).memory}
+    assert less["preparation"] < 0
+
+
+def test_nemo_rl_3005_logits_in_fp32_are_what_its_error_said():
+    """4 samples x 4096 tokens x 151936 x 4 bytes = 9.27 GiB, "exactly matching the OOM"; two of them are counted."""
+    config = {"policy.model_name": "Qwen/Qwen3-8B", "policy.logprob_batch_size": 4, "policy.max_total_sequence_length": 4096,
+              "policy.sequence_packing.enabled": False, "grpo.num_prompts_per_step": 32, "cluster.gpus_per_node": 8}  # fmt: skip
+    one = next(one for one in hf.explain(config).memory if one.phase == "preparation")
+    logits = 4 * 4096 * 151936 * 4
+    assert logits == pytest.approx(9.27 * 2**30, rel=1e-3)
+    assert 2 * logits < one.parts["working"] < 2 * logits + 3e9
+
+
+def test_trl_2688_vllm_beside_the_trainer_takes_its_share_of_the_whole_device():
+    config = {"per_device_train_batch_size": 8, "num_generations": 8, "use_vllm": True, "model_name_or_path": "Qwen/Qwen2.5-3B"}
+    much = hf.explain({**config, "vllm_gpu_memory_utilization": 0.9}, cluster="1x8 H100", prompt_tokens=512)
+    assert much.memory[0].over > 0
+    assert "vllm_gpu_memory_utilization" in kinds(much, "does not fit")
+    assert much.memory[0].parts["rollout"] + much.memory[0].parts["kv_cache"] == 72 * 10**9
+    assert kinds(hf.explain(config, cluster="1x8 H100", prompt_tokens=512), "does not fit") == ""
+
+
+@pytest.mark.parametrize(
+    ("system", "base", "change", "rule"),
+    [
+        ("verl", DOUBTS, {"data.train_batch_size": 1023}, "must be a multiple of the number of GPUs"),
+        ("verl", DOUBTS, {"data.train_batch_size": 128}, "at least ppo_mini_batch_size"),
+        ("verl", DOUBTS, {f"{A}ppo_mini_batch_size": 7}, "multiple of the data-parallel ranks"),
+        ("verl", DOUBTS, {f"{A}ppo_micro_batch_size": 256}, "exclude each other"),
+        ("verl", DOUBTS, {f"{A}ppo_micro_batch_size_per_gpu": None}, "must be set"),
+        ("verl", DOUBTS, {f"{R}log_prob_micro_batch_size_per_gpu": None}, "must be set"),
+        ("verl", DOUBTS, {f"{R}log_prob_micro_batch_size_per_gpu": 300}, "a rank's samples must be a multiple"),
+        ("verl", DOUBTS, {f"{R}tensor_model_parallel_size": 3}, "multiple of the rollout's tp"),
+        ("verl", DOUBTS, {f"{A}use_dynamic_bsz": True, f"{A}ppo_max_token_len_per_gpu": 512}, "must hold one longest sample"),
+        ("verl", DOUBTS, {f"{R}log_prob_use_dynamic_bsz": True}, "must be the same"),
+        ("verl", DOUBTS, {"model_engine": "megatron", f"{A}megatron.tensor_model_parallel_size": 3}, "multiple of tp x pp x cp"),
+        ("TRL", {"per_device_train_batch_size": 1}, {"num_generations": 8}, "groups are whole"),
+        ("TRL", {"per_device_train_batch_size": 4}, {"num_generations": 1}, "at least 2"),
+        ("TRL", {"per_device_train_batch_size": 4}, {"generation_batch_size": 16, "steps_per_generation": 2}, "exclude each other"),
+        ("TRL", {"per_device_train_batch_size": 4}, {"generation_batch_size": 18}, "must be a multiple of per_device"),
+        ("TRL", {"per_device_train_batch_size": 3}, {"num_ppo_epochs": 1, "num_mini_batches": 2}, "multiple of num_mini_batches"),
+        ("OpenRLHF", "train_dapo_ray_hybrid_engine.sh", {"train.batch_size": 100}, "a whole number of accumulated passes"),
+        ("OpenRLHF", "train_dapo_ray_hybrid_engine.sh", {"vllm.num_engines": 3}, "vllm.num_engines x vllm.tensor_parallel_size"),
+        ("OpenRLHF", "train_dapo_ray_hybrid_engine.sh", {"rollout.n_samples_per_prompt": 1}, "and there is one"),
+        ("OpenRLHF", "train_dapo_ray_hybrid_engine.sh", {"ref.num_gpus_per_node": 4}, "as many GPUs as the actor"),
+        ("OpenRLHF", "train_dapo_ray_hybrid_engine.sh", {"train.batch_size": 2048}, "fewer samples than train.batch_size"),
+        ("OpenRLHF", "train_dapo_ray_hybrid_engine.sh", {"rollout.micro_batch_size": 512}, "at least the data-parallel ranks"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"policy.train_global_batch_size": 100}, "multiple of the data-parallel ranks"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"policy.train_global_batch_size": 4096}, "it makes no optimizer step"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"policy.dtensor_cfg.tensor_parallel_size": 3}, "multiple of pp x cp x tp"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"policy.dynamic_batching.enabled": True}, "exclude each other"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"policy.megatron_cfg.enabled": True}, "one of policy.dtensor_cfg and"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"policy.sequence_packing.train_mb_tokens": 100}, "must hold one longest sample"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"loss_fn.force_on_policy_ratio": True}, "force_on_policy_ratio needs"),
+        ("NeMo-RL", "grpo_math_8B.yaml", {"policy.generation.vllm_cfg.tensor_parallel_size": 3}, "multiple of vLLM's tp x pp"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_named_with_its_numbers_its_source_and_what_to_do(system, base, change, rule):
+    config = example(base) if isinstance(base, str) else base
+    overrides = [f"{key}={'null' if value is None else value}" for key, value in change.items()]
+    found = hf.explain(config, overrides, system=system, model={} if system == "TRL" else None)
+    wrong = [one for one in found.findings if one.kind == "broken" and rule in one.rule]
+    assert wrong, kinds(found, "broken")
+    assert all(one.got and one.do.endswith(".") and system in one.source for one in wrong)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_the_states_of_fsdp_are_sixteen_bytes_a_parameter_over_all_ranks():
+    found = hf.explain(example("run_qwen2_5_32b_fsdp.sh"))
+    actor, spec = found.step.roles[0], spec_named("Qwen/Qwen2.5-32B")
+    learning = {one.phase: one for one in found.memory}["learning"]
+    whole = sum(learning.parts[part] for part in ("weights", "gradients", "optimizer"))
+    assert spec is not None
+    assert whole * 16 / 16 == pytest.approx(spec.num_parameters(), rel=0.01)
+    assert parameters_of(actor, spec) == pytest.approx(spec.num_parameters(), rel=0.01)
+    reference = found.step.roles[1]
+    assert "weights" in reference.away["learning"]
+
+
+def test_of_hfsdks_own_configuration_the_fullest_phase_is_what_place_checks():
+    with hf.Session.simulated("1x4 H100") as session:
+        actor = session.actor("qwen2.5-1.5b", train="tp2", rollout="tp2", dtype="bf16", optimizer=hf.AdamW(lr=1e-6,
+            distributed=True),
+                              rollout_options=hf.RolloutOptions(kv_cache_bytes=10**9, max_num_seqs=64))  # fmt: skip
+        session.reference(actor)
+        session.reward(lambda completions: [0.0] * len(completions))
+        session.place("colocate")
+        found = hf.explain(hf.GRPO(n=4, mini_batches=2, max_new_tokens=128), session=session, prompts=8, prompt_tokens=64)
+        (planned, *_) = device_bytes([h.role for h in session.roles], session.placement.placement, session.cluster)
+    assert max(one.asked for one in found.memory) == planned.asked
+    assert [found[row] for row in ("samples", "mini-batch", "optimizer steps", "data-parallel ranks")] == [32, 16, 2, 2]
+    assert found.system == "hfsdk"
+    assert found.memory[0].parts["process"] == GPU_PROCESS_BYTES
+
+
+def test_more_of_what_a_phase_needs_never_needs_less():
+    base = example("run_qwen2_5_32b_fsdp.sh")
+
+    def learning(**more: Any) -> int:
+        return {one.phase: one for one in hf.explain({**base, **more}).memory}["learning"].asked
+
+    assert learning(**{f"{A}ppo_micro_batch_size_per_gpu": 4}) > learning()
+    assert learning(**{"trainer.nnodes": 4}) < learning()
+    assert learning(**{"actor_rollout_ref.model.enable_gradient_checkpointing": False}) > learning()
+
+
+# ---------------------------------------------------------------- forms of one configuration
+
+
+@dataclass
+class GRPOConfig:
+    """The fields of TRL's that matter, made as its ``__post_init__`` makes them."""
+
+    output_dir: str = ""
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    num_generations: int = 8
+    generation_batch_size: int | None = None
+    steps_per_generation: int | None = None
+    max_completion_length: int = 512
+    report_to: list[str] = field(default_factory=list)
+
+
+def rows(found: Any) -> dict[str, float | None]:
+    return {row.name: row.value for row in found.arithmetic}
+
+
+def test_a_dict_words_a_file_and_overrides_say_the_same(tmp_path):
+    nested: dict[str, Any] = {}
+    for key, value in DOUBTS.items():
+        *parents, last = key.split(".")
+        inner = nested
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    path = tmp_path / "ppo.yaml"
+    yaml = pytest.importorskip("yaml")
+    path.write_text(yaml.safe_dump(nested))
+    words = [f"{key}={value}" for key, value in DOUBTS.items()]
+    forms = [
+        nested,
+        str(path),
+        path,
+        words,
+        "python3 -m verl.trainer.main_ppo \\\n " + " \\\n ".join(words),
+        ["+" + word for word in words],
+    ]
+    assert [rows(hf.explain(form)) for form in forms] == [rows(hf.explain(DOUBTS))] * len(forms)
+    assert hf.explain(path, ["data.train_batch_size=512"])["samples"] == 2560
+
+
+def test_trls_object_says_what_its_fields_say():
+    made = GRPOConfig(
+        per_device_train_batch_size=4, gradient_accumulation_steps=2, generation_batch_size=32, steps_per_generation=2
+    )
+    found = hf.explain(made)
+    assert [found[row] for row in ("samples", "data-parallel ranks", "optimizer steps")] == [32, 4, 1]
+    assert kinds(found, "broken") == ""
+    assert rows(found) == rows(hf.explain({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_processes": 4}))
+
+
+def test_openrlhfs_command_line_and_its_names_of_before():
+    now = hf.explain(
+        "train_ppo_ray --train.colocate_all --rollout.batch_size 256 --rollout.n_samples_per_prompt 4 --train.batch_size 128 "
+        "--actor.eps_clip_low_high 0.2 0.27 --ds.adam_offload --actor.num_gpus_per_node 4 --ref.num_gpus_per_node 4"
+    )
+    before = hf.explain(
+        "--colocate_all_models --rollout_batch_size 256 --n_samples_per_prompt 4 --train_batch_size 128 --adam_offload "
+        "--actor_num_gpus_per_node 4 --ref_num_gpus_per_node=4 --flash_attn"
+    )
+    assert rows(now) == rows(before)
+    assert now["samples"] == 1024
+    assert now.step.options["clip_high"] == 0.27
+    assert now.step.roles[0].never == ("optimizer",)
+    assert before.unread["rollout_batch_size"].startswith("read as rollout.batch_size")
+    assert "no such key" in before.unread["flash_attn"]
+
+
+def test_nemo_rl_inherits_from_files_beside_it_and_resolves_references(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / "base.yaml").write_text(
+        "grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4}\n"
+        "policy:\n  model_name: Qwen/Qwen3-4B\n  max_total_sequence_length: 1024\n  train_global_batch_size: 16\n"
+        "  sequence_packing: {enabled: true, train_mb_tokens: '${mul:${policy.max_total_sequence_length}, 2}'}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: base.yaml\ngrpo: {num_generations_per_prompt: 16}\ncluster: {gpus_per_node: 2}\n"
+    )
+    found = hf.explain(tmp_path / "mine.yaml")
+    assert [found[row] for row in ("samples", "micro-batch tokens per rank", "optimizer steps")] == [128, 2048, 8]
+    assert found.defaults["policy.generation.vllm_cfg.gpu_memory_utilization"] == 0.6
+
+
+def test_what_is_given_is_read_or_listed_and_defaults_are_told():
+    given = {**DOUBTS, "trainer.save_freq": 20, "trainer.test_frec": 5, "data.shuffle": True, "my.own.key": 1}
+    found = hf.explain(given)
+    assert set(found.unread) == {"trainer.save_freq", "trainer.test_frec", "data.shuffle", "my.own.key"}
+    assert found.unread["trainer.save_freq"] == "a key of verl 0.9.1"
+    assert found.unread["trainer.test_frec"].endswith("did you mean trainer.test_freq?")
+    assert found.unread["my.own.key"] == "verl 0.9.1 has no such key"
+    assert found.defaults["data.max_prompt_length"] == 512
+    assert found.defaults.keys().isdisjoint(given)
+    assert "devices" in found.assumed
+
+
+# ---------------------------------------------------------------- what is none
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "told"),
+    [
+        ("nowhere/grpo.yaml", {}, "cannot be read: .*Check the path"),
+        (7, {}, "hf.explain takes a path of a YAML file, a dict"),
+        ({"learning_rate": 1.0}, {}, "of no system that is read"),
+        ({}, {}, "it has no keys"),
+        ({**DOUBTS, "data.train_batch_size": "many"}, {}, "data.train_batch_size must be a whole number; got 'many'"),
+        ({**DOUBTS, "data.train_batch_size": 1.5}, {}, "must be a whole number"),
+        ({**DOUBTS, f"{A}use_kl_loss": "perhaps"}, {}, "must be true or false"),
+        ({**DOUBTS, f"{R}n": "${oc.env:N}"}, {}, "worked out when the job runs"),
+        ({**DOUBTS, f"{R}n": "${nothing.here}"}, {}, "refers to 'nothing.here', which it does not have"),
+        ({**DOUBTS, f"{R}n": f"${{{R}n}}"}, {}, "refers to itself"),
+        ("data.train_batch_size=$BATCH", {}, "a shell would work out"),
+        ("data.train_batch_size='4", {}, "cannot be cut into words"),
+        (DOUBTS, {"gpu": "B300"}, "no device that is known"),
+        (DOUBTS, {"system": "slime"}, "is none that is read"),
+        (DOUBTS, {"model": {"judge": "llama-7b"}}, "names the role 'judge'"),
+        (DOUBTS, {"overrides": ["four"]}, "overrides are texts such as"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_with_what_to_do(config, more, told):
+    with pytest.raises(hf.OptionError, match=told):
+        hf.explain(config, **more)
+
+
+def test_files_that_are_no_configuration_are_refused(tmp_path):
+    pytest.importorskip("yaml")
+    cases = {
+        "broken.yaml": ("a: [1, 2", "is no YAML"), "list.yaml": ("- 1\n- 2\n", "a mapping of keys to values"),
+        "runs.yaml": ("a: !!python/object/apply:os.system ['true']\n", "is no YAML"),
+        "loop.yaml": ("defaults: loop.yaml\n", "does one name itself"), "self.yaml": ("a: &x\n  b: *x\n", "levels deep"),
+    }  # fmt: skip
+    for name, (text, told) in cases.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(hf.OptionError, match=told):
+            hf.explain(tmp_path / name)
+
+
+def test_an_algorithm_needs_a_session_with_an_actor():
+    with pytest.raises(hf.OptionError, match="session=session"):
+        hf.explain(hf.GRPO())
+    with hf.Session.simulated("1x1 H100") as session, pytest.raises(hf.OptionError, match="declares one"):
+        hf.explain(hf.GRPO(), session=session)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("Qwen/Qwen2.5-Math-1.5B", "qwen2.5-1.5b"), ("/data/Qwen3-8B", "qwen3-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"), ("meta-llama/Llama-3.2-1B", "llama3-1b"), ("Llama-2-70b-hf",
+        "llama-70b"),
+        ("Qwen/Qwen3-30B-A3B", None), ("Qwen/Qwen2.5-VL-7B-Instruct", None), ("mistralai/Mistral-7B-v0.1", None), ("gpt2", None),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", None), ("", None), ("Qwen/Qwen2.5-9B", None),
+    ],
+)  # fmt: skip
+def test_a_name_means_a_preset_or_none(name, preset):
+    found = spec_named(name)
+    assert (found and found.name) == preset
+
+
+# ---------------------------------------------------------------- looks
+
+
+def test_the_picture_the_text_and_the_tables_say_the_same():
+    found = hf.explain({**example("run_qwen2_5_32b_fsdp.sh"), f"{R}gpu_memory_utilization": 0.9, "trainer.test_frec": 1})
+    picture = picture_of(found)
+    text, svg = picture.to_text(), picture.to_svg()
+    assert repr(found) == text
+    for words in ("does not fit in generation", "5,120 samples / 640", "too much", "trainer.test_freq"):
+        assert words in text
+    assert "too much" in svg
+    bars = [bar for bar in picture.view["bars"] if bar["kind"] == "memory"]
+    assert [sum(part["bytes"] for part in bar["parts"]) for bar in bars] == [one.asked for one in found.memory]
+    assert [bar["over"] for bar in bars] == [one.over > 0 for one in found.memory]
+    assert found.to_pandas().set_index("name").value["optimizer steps"] == 8
+    assert list(found.to_pandas("memory").asked) == [one.asked for one in found.memory]
+    assert set(found.to_pandas("unread").key) == set(found.unread)
+    assert len(found.to_pandas("roles")) == 2
+    with pytest.raises(hf.OptionError, match="no table"):
+        found.to_pandas("prices")
+    with pytest.raises(hf.OptionError, match="no row"):
+        found["sample"]
