@@ -69,6 +69,7 @@ CONTENTS = {
             "docs/clusters",
             "docs/kept-sessions",
             "docs/beside",
+            "docs/explain",
             "docs/gpu",
             "docs/reliability",
             "docs/why",

@@ -24,7 +24,9 @@ from hfsdk.core.completion import Computed
 MODULES = ("data", "testing", "viz")
 """Submodules of ``hf`` whose functions a user types; those of ``protocols`` are its constants and one class."""
 
-ROOTS = ("session.what_if.WhatIf", "session.session.Session", "planner.perf.calibration.Calibration")
+ROOTS = (
+    "session.what_if.WhatIf", "session.session.Session", "planner.perf.calibration.Calibration", "session.explanation.Explanation",
+)  # fmt: skip
 """Classes that nothing in ``hf.__all__`` names but a user holds; others are found by what methods return."""
 
 SESSION_HALF = (
@@ -38,7 +40,7 @@ MADE_BY_SESSIONS = (
     "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces",
     "RewardProbe",
     "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow",
-    "Plan", "History", "Experiment", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
+    "Plan", "History", "Experiment", "Explanation", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
 )  # fmt: skip
 
 INNER = (
@@ -193,6 +195,7 @@ def _all() -> Iterator[Target]:
             yield from _of_module(module, path.removeprefix("hfsdk."))
     yield _target("primitive", None, hf.primitive, "session")
     yield _target("doctor", None, hf.doctor, "pure")
+    yield _target("explain", None, hf.explain, "pure")
 
 
 def _of_class(cls: type) -> Iterator[Target]:

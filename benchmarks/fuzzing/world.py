@@ -230,6 +230,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "Experiment": lambda w: w.session.compare([w.get("PPO")], w.get("PromptStream"), steps=1, seeds=[0], progress=False),
     "Plan": lambda w: w.session.plan(w.get("PPO"), w.get("Workload")),
     "WhatIf": lambda w: w.session.what_if(w.get("PPO"), w.get("Workload")),
+    "Explanation": lambda w: hf.explain({"per_device_train_batch_size": 8, "model_name_or_path": "Qwen/Qwen2.5-0.5B"}),
     "Calibration": _calibration,
     "Census": lambda w: Census("actor", (Resident("training", 1, 0, 0, 0, 0),), (1,)),
     "Saving": lambda w: w.session.save("saved by the world", wait=False),

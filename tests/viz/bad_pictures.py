@@ -29,6 +29,7 @@ from hfsdk.session.run_control import RunControl
 from hfsdk.session.running import Run
 from hfsdk.viz.calibration.view import CalibrationPicture, calibration_view
 from hfsdk.viz.drawn import picture_of
+from hfsdk.viz.explanation.view import ExplanationPicture, explanation_view
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from hfsdk.viz.plan.view import PlanPicture, plan_view
@@ -282,7 +283,36 @@ def history_of(score: float | None, name: str = "again", steps: int = 4) -> Hist
     return History(tuple(rows), (Branch("main"), Branch(name, "main", mark, 1)), (Mark(mark, "main", 1),), name)
 
 
+def explained(**more: Any) -> Any:
+    """A configuration of verl that breaks a rule and does not fit."""
+    config = {
+        "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 5, "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 7, "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.95, "trainer.save_freq": 1, **more,
+    }  # fmt: skip
+    return hf.explain(config)
+
+
+def explained_badly(change: Callable[[Any], Any]) -> Picture:
+    return ExplanationPicture(explanation_view(change(explained().view())))
+
+
+def hostile_texts(value: Any) -> Any:
+    """The same with hostile text in the place of what a configuration names."""
+    if isinstance(value, dict):
+        named = ("model", "how", "rule", "got", "do", "code", "said", "left_out", "title", "label", "pool", "call", "source")
+        return {k: HOSTILE if k in named else hostile_texts(v) for k, v in value.items()} | (
+            {HOSTILE: HOSTILE} if not value else {}
+        )
+    return [hostile_texts(one) for one in value] if isinstance(value, list) else value
+
+
 PICTURES: dict[str, Callable[[], Picture]] = {
+    "explanation: hostile": lambda: explained_badly(hostile_texts),
+    "explanation: nan": lambda: explained_badly(lambda data: broken(data, NAN)),
+    "explanation: infinity": lambda: explained_badly(lambda data: broken(data, INF)),
+    "explanation: 0": lambda: explained_badly(lambda data: broken(data, 0.0)),
+    "explanation: unknown model": lambda: picture_of(explained(**{"actor_rollout_ref.model.path": "of/nobody"})),
     **{f"timeline: {name}": lambda make=make: picture_of(make()) for name, make in TRACES.items()},
     **{f"timelines: {name}": lambda make=make: hf.viz.timelines_picture({HOSTILE: make(), "b": make(), "c": demo.step_trace()})
        for name, make in TRACES.items() if name != "1024 devices"},

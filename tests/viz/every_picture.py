@@ -60,6 +60,7 @@ EVERY: dict[str, Callable[[], Picture]] = {
     "tokens": lambda: hf.viz.tokens_picture(made.batch(6), new="new_log_probs"),
     "credit": lambda: hf.viz.credit_picture(made.batch(6)),
     "clip": lambda: hf.viz.clip_picture(made.batch(6)),
+    "explanation": lambda: picture_of(bad.explained()),
     "plan": lambda: PlanPicture(plan_view(demo_plans.plan_data())),
     "what_if": lambda: WhatIfPicture(what_if_view(demo_plans.what_if().draw("response_tokens").view())),
     "experiment": lambda: picture_of(bad.experiment_of(0.3, judged=True)),

@@ -39,32 +39,39 @@ ADVICE: dict[str, dict[str, str]] = {
         "optimizer_offload=True",
         "optimizer": "actor.fsdp_config.optimizer_offload=True, or more GPUs", "weights": "param_offload=True, or more GPUs",
         "gradients": "more GPUs, or Megatron with a larger tp or pp",
-        "working": "lower actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu), for log-probs "
-        "rollout.log_prob_max_token_len_per_gpu (or log_prob_micro_batch_size_per_gpu); or ulysses_sequence_parallel_size=2",
+        "preparation": "lower rollout.log_prob_micro_batch_size_per_gpu and ref.log_prob_micro_batch_size_per_gpu "
+        "(log_prob_max_token_len_per_gpu); or actor.fsdp_config.ulysses_sequence_parallel_size=2",
+        "learning": "lower actor.ppo_micro_batch_size_per_gpu (ppo_max_token_len_per_gpu), which changes no gradient; or "
+        "actor.fsdp_config.ulysses_sequence_parallel_size=2",
     },
     "TRL": {
         "kv_cache": "lower vllm_gpu_memory_utilization, or vllm_enable_sleep_mode=True; without vLLM fewer samples at once",
         "optimizer": "DeepSpeed ZeRO-3 or FSDP (accelerate launch --config_file), which cut it over processes",
         "weights": "DeepSpeed ZeRO-3 or FSDP (accelerate launch --config_file), which cut them over processes",
         "gradients": "DeepSpeed ZeRO-2 or ZeRO-3",
-        "working": "lower per_device_train_batch_size and raise gradient_accumulation_steps as much: num_generations can stay "
-        "where it divides their product times processes; or a shorter max_completion_length",
+        **dict.fromkeys(
+            ("preparation", "learning"), "lower per_device_train_batch_size and raise gradient_accumulation_steps as much: "
+            "num_generations can stay where it divides their product times processes; or a shorter max_completion_length",
+        ),
     },
     "OpenRLHF": {
         "kv_cache": "lower --vllm.gpu_memory_utilization; --ds.enable_sleep, --vllm.enable_sleep",
         "optimizer": "--ds.adam_offload, or --ds.zero_stage 3", "weights": "--ds.zero_stage 3, --ref.offload",
-        "gradients": "--ds.zero_stage 3", "working": "lower --train.max_tokens_per_gpu or --train.micro_batch_size; "
-        "--actor.gradient_checkpointing_enable",
+        "gradients": "--ds.zero_stage 3",
+        "preparation": "lower --rollout.micro_batch_size (--rollout.max_tokens_per_gpu)",
+        "learning": "lower --train.micro_batch_size (--train.max_tokens_per_gpu); --actor.gradient_checkpointing_enable",
     },
     "NeMo-RL": {
         "kv_cache": "lower policy.generation.vllm_cfg.gpu_memory_utilization",
         "optimizer": "policy.dtensor_cfg.cpu_offload=true, or more GPUs",
         "weights": "policy.dtensor_cfg.cpu_offload=true, or a larger tensor_parallel_size", "gradients": "more GPUs",
-        "working": "activation_checkpointing=true; lower train_micro_batch_size (train_mb_tokens), for log-probs "
-        "logprob_batch_size or logprob_chunk_size; a larger tensor_parallel_size or context_parallel_size",
+        "preparation": "lower policy.logprob_batch_size (logprob_mb_tokens), or set policy.logprob_chunk_size; a larger "
+        "tensor_parallel_size or context_parallel_size",
+        "learning": "activation_checkpointing=true; lower policy.train_micro_batch_size (train_mb_tokens); a larger "
+        "tensor_parallel_size or context_parallel_size",
     },
 }  # fmt: skip
-"""System -> what takes most -> what helps, in its own keys."""
+"""System -> what takes most, or the phase whose passes do -> what helps, in its own keys."""
 OWN = "session.place(...) says what helps, most first"
 
 
@@ -117,11 +124,8 @@ def fit_findings(step: StepConfig, memory: tuple[PhaseMemory, ...]) -> tuple[Fin
             "rollout": "the engine's copy of the weights",
             "working": f"activations and logits of {one.worker}",
         }.get(most, most)
-        helps = (
-            "a larger tensor parallelism of the generating engine"
-            if most == "rollout"
-            else ADVICE.get(step.system, {}).get(most, OWN)
-        )
+        mine = ADVICE.get(step.system, {}).get(one.phase if most == "working" else most, OWN)
+        helps = "a larger tensor parallelism of the generating engine" if most == "rollout" else mine
         without = f" (without {', '.join(one.left_out)}, whose size is not known)" if one.left_out else ""
         found.append(Finding(
             kind=NO_FIT, rule=f"pool {one.pool} in {one.phase}: a device has {_gb(one.exists)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ MOST_KEYS = 100_000
 """Keys of the largest configuration that is read; aliases of YAML can name one many times."""
 
 MOST_NESTED = 64
+
+MOST = 10**9
+"""The largest whole number of a configuration that is taken."""
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _KINDS = {"whole": "a whole number", "number": "a number", "yes": "true or false", "text": "a text"}
@@ -30,6 +34,10 @@ def parse_scalar(text: str) -> Any:
         except ValueError:
             continue
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def flatten(given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -92,10 +100,10 @@ class Settings:
             value = parse_scalar(value)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or int(value) != value:
+        if not _is_number(value) or int(value) != value:
             return self._refuse(key, "whole", value)
-        if value < least:
-            raise OptionError(f"{self.what}: {key} must be at least {least}; got {shown(value)}. Correct it there.")
+        if not least <= value <= MOST:
+            raise OptionError(f"{self.what}: {key} must be from {least} to {MOST:,}; got {shown(value)}. Correct it there.")
         return int(value)
 
     def number(self, key: str) -> float:
@@ -107,7 +115,7 @@ class Settings:
         value = self.value(key)
         if isinstance(value, str):
             value = parse_scalar(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        if not _is_number(value):
             return self._refuse(key, "number", value)
         return float(value)
 

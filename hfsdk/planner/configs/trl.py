@@ -20,6 +20,8 @@ RELEASE, PPO_RELEASE = "1.16.0", "1.9.0"
 EACH, ACCUMULATED, PROCESSES = "per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"
 SERVER_SHARE = 0.9
 """``gpu_memory_utilization`` of ``trl vllm-serve`` (``trl/scripts/vllm_serve.py``)."""
+MOST_COPIES = 4096
+"""Responses to a prompt up to which a number that fits is looked for."""
 PROMPT_TOKENS = 512
 """Taken where nothing says how long prompts are."""
 
@@ -159,9 +161,11 @@ def _said_prompt(s: Settings, response: int) -> int | None:
 
 
 def _whole_groups(each: int, processes: int, steps: int, copies: int) -> str:
-    fitting = [n for n in range(max(2, copies // 4), 4 * copies + 1) if each * processes * steps % n == 0]
+    fitting = [n for n in range(max(2, copies // 4), min(4 * copies, MOST_COPIES) + 1) if each * processes * steps % n == 0]
     near = sorted(fitting, key=lambda n: abs(n - copies))[:3]
-    more = next((e for e in range(each, each + copies + 1) if e * processes * steps % max(1, copies) == 0), copies)
+    more = next(
+        (e for e in range(each, each + min(copies, MOST_COPIES) + 1) if e * processes * steps % max(1, copies) == 0), copies
+    )
     fewer = f"num_generations={' or '.join(map(str, sorted(near)))}, or " if near else ""
     return f"Take {fewer}{EACH}={more}."
 

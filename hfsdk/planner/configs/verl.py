@@ -302,7 +302,11 @@ def _multiple(least: int, times: int, of: int) -> int:
     return max(1, math.ceil(least / step)) * step
 
 
+MOST_DIVISOR = 100_000
+"""Divisors up to which one is looked for."""
+
+
 def _divisor(whole: int, most: int) -> int:
     """Return the largest divisor of ``whole`` that is at most ``most``."""
-    small = [d for d in range(1, math.isqrt(max(1, whole)) + 1) if whole % d == 0]
+    small = [d for d in range(1, min(math.isqrt(max(1, whole)), MOST_DIVISOR) + 1) if whole % d == 0]
     return max((d for one in small for d in (one, whole // one) if d <= most), default=1)

@@ -99,7 +99,8 @@ def explanation_view(data: Mapping[str, Any]) -> ExplanationView:
         "arithmetic": [{"name": r["name"], "value": _number(r["value"]), "how": r["how"]} for r in data["arithmetic"]],
         "bars": _bars(data, held),
         "parts": [{"label": WORDS.get(name, name), "color": color} for name, color in PARTS.items() if _has(held, name)],
-        "most_bytes": max([1.0, *(max(one["asked"], one["exists"]) for one in held)]), "step_s": max(seconds, 1e-9),
+        "most_bytes": max([1.0, *(n for one in held for n in (finite(one["asked"]), finite(one["exists"])) if n)]),
+        "step_s": max(seconds, 1e-9),
         "roles": [
             [r["role"], r["model"] or "no name", f"{r['pool']} ({r['devices']})", r["layout"],
             r["states"] + ("" if r["trained"] else ", frozen")]
@@ -132,9 +133,9 @@ class ExplanationPicture(Picture):
         lines += [f"  {' | '.join(role)}" for role in view["roles"]]
         lines += [f"  {word}" for word in view["words"]]
         odd = [f"{key} ({said})" for key, said in view["unread"] if "no such key" in said or said.startswith("read as")]
-        lines.append(
-            f"  {len(view['unread'])} keys not read, {len(view['defaults'])} at their defaults" + "".join(f"; {o}" for o in odd)
-        )
+        count = len(view["unread"])
+        told = f"{count} key{'s' * (count != 1)} not read, {len(view['defaults'])} at their defaults"
+        lines.append("; ".join([f"  {told}", *odd]))
         return "\n".join(lines)
 
 
@@ -155,7 +156,7 @@ def _verdict(data: Mapping[str, Any]) -> str:
             "does not fit in " + ", ".join(dict.fromkeys(one["phase"] for one in data["memory"] if one["asked"] > one["exists"]))
         )
     elif data["memory"]:
-        least = min(one["exists"] - one["asked"] for one in data["memory"])
+        least = min((finite(one["exists"]) or 0) - (finite(one["asked"]) or 0) for one in data["memory"])
         words.append(f"fits, with {bytes_text(least)} free on the fullest device")
     else:
         words.append("memory not worked out")
@@ -189,19 +190,20 @@ def _heading(label: str) -> BarView:
 
 
 def _memory_bar(row: int, one: Mapping[str, Any]) -> BarView:
-    over = one["asked"] - one["exists"]
+    over = (finite(one["asked"]) or 0) - (finite(one["exists"]) or 0)
     room = f"{bytes_text(over)} too much" if over > 0 else f"{bytes_text(-over)} free"
     without = [["without", one["left_out"]]] if one["left_out"] else []
     parts = [
-        {"name": name, "label": WORDS.get(name, name), "color": color, "bytes": one["parts"].get(name, 0)}
+        {"name": name, "label": WORDS.get(name, name), "color": color, "bytes": finite(one["parts"].get(name)) or 0}
         for name, color in PARTS.items() if one["parts"].get(name, 0)
     ]  # fmt: skip
+    held = [(WORDS.get(name, name), finite(one["parts"].get(name)) or 0) for name in PARTS if one["parts"].get(name, 0)]
     return {
         "kind": "memory", "row": row, "label": one["phase"],
         "text": f"{bytes_text(one['asked'])} of {bytes_text(one['exists'])}, {room}",
-        "over": over > 0, "parts": parts, "exists_bytes": one["exists"], "start_s": None, "seconds": None, "color": "",
+        "over": over > 0, "parts": parts, "exists_bytes": finite(one["exists"]), "start_s": None, "seconds": None, "color": "",
         "tip": [
-            *([p["label"], bytes_text(p["bytes"])] for p in parts), ["in all", bytes_text(one["asked"])],
+            *[[words, bytes_text(bytes_)] for words, bytes_ in held], ["in all", bytes_text(one["asked"])],
             ["the device has", bytes_text(one["exists"])], ["works", one["worker"] or "nothing"], *without,
         ],
     }  # fmt: skip

@@ -56,6 +56,7 @@ function render({ model, el }) {
       S("rect", { ...mark, "stroke-width": 0.6, class: "hf-predicted", "data-part": part.name, "data-bytes": part.bytes }, g);
       x += w;
     }
+    if (isMissing(bar.exists_bytes)) return;
     const limit = LEFT + bar.exists_bytes * scale;
     S("line", { x1: limit, x2: limit, y1: y, y2: y + 19, class: "hf-edge", "stroke-width": 1.8 }, g);
   }
