@@ -77,6 +77,7 @@ class Explanation:
         """The release whose keys, defaults and rules were used."""
         return self.step.release
 
+    @checked
     def __getitem__(self, name: str) -> float | None:
         """Return the value of a row of the arithmetic.
 
@@ -88,6 +89,7 @@ class Explanation:
                 return row.value
         raise OptionError(f"the arithmetic has no row {shown(name)}; {nearest(str(name), [row.name for row in self.arithmetic])}")
 
+    @checked
     def to_pandas(self, table: str = "arithmetic") -> pd.DataFrame:
         """Return one table.
 

@@ -229,10 +229,8 @@ def test_trl_2688_vllm_beside_the_trainer_takes_its_share_of_the_whole_device():
         ("NeMo-RL", "grpo_math_8B.yaml", {"policy.dynamic_batching.enabled": True}, "exclude each other"),
         ("NeMo-RL", "grpo_math_8B.yaml", {"policy.megatron_cfg.enabled": True}, "one of policy.dtensor_cfg and"),
         ("NeMo-RL", "grpo_math_8B.yaml", {"policy.sequence_packing.train_mb_tokens": 100}, "must hold one longest sample"),
-        (
-            "NeMo-RL", "grpo_math_8B_megatron.yaml", {"policy.dynamic_batching.enabled": True, "policy.sequence_packing.enabled": False},
-            "a single pipeline stage",
-        ),
+        ("NeMo-RL", "grpo_math_8B_megatron.yaml", {"policy.dynamic_batching.enabled": True}, "a single pipeline stage"),
+        ("NeMo-RL", "grpo_math_70B_megatron.yaml", {"policy.logprob_batch_size": 2}, "must be the same"),
         ("NeMo-RL", "grpo_math_8B.yaml", {"loss_fn.force_on_policy_ratio": True}, "force_on_policy_ratio needs"),
         ("NeMo-RL", "grpo_math_8B.yaml", {"policy.generation.vllm_cfg.tensor_parallel_size": 3}, "multiple of vLLM's tp x pp"),
     ],

@@ -240,13 +240,12 @@ def _check(
     rule(not s.yes("loss_fn.force_on_policy_ratio") or samples == batch,
          "force_on_policy_ratio needs train_global_batch_size = num_prompts_per_step x num_generations_per_prompt",
          f"{batch}, {samples}", f"Take train_global_batch_size={samples}.", "nemo_rl/algorithms/grpo.py, setup")  # fmt: skip
-    rule(
-        tokens is None or tokens >= longest,
-        "train_mb_tokens must hold one longest sample",
-        f"{tokens}, {longest}",
-        f"Take train_mb_tokens={longest} or more.",
-        "nemo_rl/data/packing/algorithms.py; nemo_rl/distributed/batched_data_dict.py",
-    )
+    rule(tokens is None or tokens >= longest, "train_mb_tokens must hold one longest sample", f"{tokens}, {longest}",
+         f"Take train_mb_tokens={longest} or more.", "nemo_rl/data/packing/algorithms.py")  # fmt: skip
+    each = s.whole(f"{P}logprob_batch_size")
+    rule(axes[0] < 4 or each == micro or s.yes("loss_fn.force_on_policy_ratio"),
+         "with tp of 4 or more train_micro_batch_size and logprob_batch_size must be the same", f"tp {axes[0]}, {micro}, {each}",
+         f"Take logprob_batch_size={micro}.", "nemo_rl/models/policy/lm_policy.py, Policy.__init__")  # fmt: skip
     rule(axes[1] == 1 or "dynamic_batching" not in ways, "dynamic_batching needs a single pipeline stage", f"pp {axes[1]}",
          "Take sequence_packing in its place.", "nemo_rl/models/policy/lm_policy.py, Policy.__init__")  # fmt: skip
     vllm = s.whole(f"{V}vllm_cfg.tensor_parallel_size") * s.whole(f"{V}vllm_cfg.pipeline_parallel_size")
