@@ -69,6 +69,18 @@ class Sender(Protocol):
         ...
 
 
+class Tape(Protocol):
+    """Is told of the calls that are submitted."""
+
+    def before(self, message: m.Submit) -> None:
+        """A call is about to be sent; raising leaves it unsent."""
+        ...
+
+    def take(self, message: m.Submit, lease: Lease) -> None:
+        """It was sent."""
+        ...
+
+
 class ControllerClient:
     """Implements :class:`hfsdk.core.pending.Client` by messages to a controller.
 
@@ -84,6 +96,7 @@ class ControllerClient:
         kept_as: the name of a kept session, which goes on when this process ends; else ``""``.
         run_goes_on: whether a run is under way, also between two of its calls.
         sources: ``name@version`` of every function that was sent along with a call -> its source text.
+        tape: told of every call before it is sent and once it has an id; ``None``: nobody is.
     """
 
     def __init__(self, controller: Sender, *, wait_each: bool = False, simulated: bool = False, shared: bool = False) -> None:
@@ -102,6 +115,7 @@ class ControllerClient:
         self.kept_as = ""
         self.run_goes_on: Callable[[], bool] = lambda: False
         self.sources: dict[str, str] = {}
+        self.tape: Tape | None = None
 
     # -- sending
 
@@ -164,11 +178,16 @@ class ControllerClient:
         """Start a call, marked with the user's line; wait for it in a waiting session. ``waits``: somebody does so next."""
         wait_s = SLICE_S if waits or self.wait_each else 0.0
         message = replace(message, line=message.line or user_line(), wait_s=wait_s)
+        tape = self.tape
+        if tape is not None:
+            tape.before(message)
         with uninterrupted():
             call_id = self.send(message)
             lease = self.lease(call_id)
             self._recent.append(call_id)
             self.last_call = call_id
+        if tape is not None:
+            tape.take(message, lease)
         if message.arguments.function is not None:
             self.sources[message.function] = message.arguments.function.source
         for relay in list(self._relays):

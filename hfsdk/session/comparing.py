@@ -191,7 +191,7 @@ class _Comparison:
             bar.step(row)
             return parts.runs.pause_asked
 
-        run = train(parts, algorithm, self.prompts, steps=self.steps, progress=False, stop=stop)
+        run = train(parts, algorithm, self.prompts, steps=self.steps, progress=False, stop=stop, look_back=0)
         if len(run.rows) < self.steps:
             return False
         rows = [_row(name, seed, row) for row in run.rows]

@@ -7,13 +7,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hfsdk.core.call_events import Event
 from hfsdk.core.errors import CallCancelledError, OptionError, SessionClosedError
 from hfsdk.core.exiting import exiting
+from hfsdk.core.first_bad import FirstBad
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.trace import Trace
 from hfsdk.session.run_record import RunRecord
+
+
+class Search(Protocol):
+    """Finds a run's first bad number."""
+
+    algorithm: Any
+    prompts: Any
+
+    def find(self, step: int | None, *, stay: bool) -> FirstBad | None:
+        """Find it."""
+        ...
+
+    def last_good(self) -> Snapshot | None:
+        """Return the snapshot that this goes back to."""
+        ...
 
 
 @dataclass(eq=False)
@@ -41,6 +58,8 @@ class RunControl:
     """The thread of a run in the background."""
     kept_as: str = ""
     """The name of its session where that is kept."""
+    search: Search | None = None
+    """Finds its first bad number, where the run goes on in this process."""
 
     def __post_init__(self) -> None:
         self.calls = StepCalls()

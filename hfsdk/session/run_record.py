@@ -87,6 +87,8 @@ class RunRecord:
     """The best checkpoint so far, of a run that keeps it."""
     restores: list[Restored] = field(default_factory=list)
     """The deaths that it went on after."""
+    failed_step: int | None = None
+    """The step in which the run ended by an error."""
     resized: list[Resized] = field(default_factory=list)
     """When it went on over fewer devices, and over all of them again."""
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hfsdk.core.checks import Index, checked
 from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
+from hfsdk.core.first_bad import FirstBad
 from hfsdk.core.guided import RUN, Guided
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Rows
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.session.best_checkpoint import BestCheckpoint
 from hfsdk.session.compared_runs import ComparedRuns
 from hfsdk.session.run_control import RunControl
@@ -38,6 +40,8 @@ class Run(Guided):
         resized: when it went on over fewer devices (``session.train(..., shrink=True)``), and over all of them again.
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
         error: what ended a run in the background.
+        algorithm, prompts: what it trains by and from.
+        last_good: the newest snapshot of the run's own before its first bad number.
     """
 
     _elsewhere = RUN
@@ -138,6 +142,54 @@ class Run(Guided):
     def samples_of(self, step: Index) -> list[Mapping[str, Any]]:
         """Return the samples kept of a step, while it is one of the newest."""
         return self._control.record.samples.get(step, [])
+
+    # -- the first bad number
+
+    @property
+    def algorithm(self) -> Any:
+        """What it trains by; ``None`` where that is in another process."""
+        return None if self._control.search is None else self._control.search.algorithm
+
+    @property
+    def prompts(self) -> Any:
+        """The stream that its steps take from; ``None`` where that is in another process."""
+        return None if self._control.search is None else self._control.search.prompts
+
+    @property
+    def last_good(self) -> Snapshot | None:
+        """The newest snapshot that the run has taken of itself before its first bad number, for ``session.rewind(...)``."""
+        return None if self._control.search is None else self._control.search.last_good()
+
+    @checked
+    def first_bad(self, step: Index | None = None, *, stay: bool = False) -> FirstBad | None:
+        """Find where the run's first bad number comes from: step, call, mini-batch, sample, token, weight, ranks and layer.
+
+        A step is bad when it failed; when its loss, gradient's norm, KL, ratio or score is not finite; or when one of these jumps:
+        it is more than 10 times the largest of the 32 steps before (100 times for scores; all count as at least 1), and more than
+        10 median absolute deviations from their median, of at least 3 steps. The steps from a snapshot of the run's own
+        (``session.train(look_back=...)``) are done again, bit for bit, and the first number that is bad is looked for in the
+        columns, the weights, then the mini-batches, samples and tokens of the updates. That takes about as long as these steps.
+
+        Args:
+            step: the step to look at, in place of the first bad one.
+            stay: leave the session at the snapshot, on a new branch, rather than where it was; no copy of that is taken then.
+
+        Returns:
+            What was found; ``None`` where the run has no bad number.
+
+        Raises:
+            OptionError: the run has no such step, no snapshot from before it, goes on in another process, or is simulated; or a
+                step of a run is under way.
+            CallError: a call fails that did not in the run, e.g. as a worker has died.
+        """
+        if self._control.search is None:
+            why = (
+                f"the run goes on beside the controller of {self.kept_as!r}, where its snapshots are, and this kernel cannot ask "
+                "for them; train in a session without keep=True to look for it" if self.kept_as
+                else "it is simulated, or has not begun: there are no numbers"
+            )  # fmt: skip
+            raise OptionError(f"first_bad() cannot do the steps of {self!r} again: {why}")
+        return self._control.search.find(step, stay=stay)
 
     # -- control
 

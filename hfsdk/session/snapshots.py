@@ -14,8 +14,8 @@ from hfsdk.core.history import Mark
 from hfsdk.core.roles import DECLARED_BY
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.calls.host_memory import check_room
-from hfsdk.models import RewardModel
+from hfsdk.engine.calls.host_memory import HostRoom, check_room
+from hfsdk.models import ModelHandle, RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.context import Context
@@ -63,33 +63,47 @@ class Snapshots:
         """
         self._client.check_open()
         self._run.check_between_steps("snapshot")
-        context, log, book = self._context, self._log, self._deployment.book
-        trained = [h for h in book.models if h.role.trainable]
+        log = self._log
+        trained = self.trained
         if not trained:
             raise OptionError("there is nothing to go back to: no role is trained; call session.actor('tiny') first")
+        advice = "Let earlier snapshots go with session.forget(...), or place the roles over more nodes."
+        if notice := check_room(self.room(), "the snapshot", advice):
+            self._context.notice(notice)
+        with uninterrupted():  # what is kept is also known
+            name = name or next(n for i in range(1, len(log.marks) + 2) if (n := f"snapshot {i}") not in log.marks)
+            made = self.keep(name)
+            self._snapshots[name], log.marks[name] = made, Mark(name, log.branch, made.order)
+        return made
+
+    def room(self) -> tuple[HostRoom, ...]:
+        """Return what a snapshot would take of each node's host memory, and what that has; waits for what was submitted so far."""
+        trained = self.trained
         for handle in trained:
             self._deployment.ready(handle)
         self._client.drain()
-        names = tuple(handle.name for handle in trained)
-        room = self._client.send(m.AskHostRoom(names, unless_kept=True))
-        advice = "Let earlier snapshots go with session.forget(...), or place the roles over more nodes."
-        if notice := check_room(room, "the snapshot", advice):
-            context.notice(notice)
-        with uninterrupted():  # what is kept is also known
-            kept: tuple[Kept, ...] = self._client.send(m.Snapshot(names))
-            name = name or next(n for i in range(1, len(log.marks) + 2) if (n := f"snapshot {i}") not in log.marks)
-            known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
-            shared = {k.role: known[k.number] for k in kept if k.number in known}
-            made = Snapshot(
-                name=name, branch=log.branch, steps=context.next_step(), seed=context.seed, kept=kept,
-                shared=shared, roles=tuple(book.declared(h) for h in book), positions=self._places.positions(),
-                counters=context.kept_counters(), nodes={d: context.cluster.node_of(d) for k in kept for d in k.devices},
-                order=self._client.last_call,
-            )  # fmt: skip
-            self._own(made)
-            self._own_places[made] = self._places.of_each()
-            self._snapshots[name], log.marks[name] = made, Mark(name, log.branch, made.order)
+        room: tuple[HostRoom, ...] = self._client.send(m.AskHostRoom(tuple(h.name for h in trained), unless_kept=True))
+        return room
+
+    def keep(self, name: str) -> Snapshot:
+        """Take a snapshot that neither the session's ``snapshots`` nor its history list; :meth:`room` was asked before."""
+        context, book = self._context, self._deployment.book
+        kept: tuple[Kept, ...] = self._client.send(m.Snapshot(tuple(handle.name for handle in self.trained)))
+        known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
+        made = Snapshot(
+            name=name, branch=self._log.branch, steps=context.next_step(), seed=context.seed, kept=kept,
+            shared={k.role: known[k.number] for k in kept if k.number in known}, roles=tuple(book.declared(h) for h in book),
+            positions=self._places.positions(), counters=context.kept_counters(),
+            nodes={d: context.cluster.node_of(d) for k in kept for d in k.devices}, order=self._client.last_call,
+        )  # fmt: skip
+        self._own(made)
+        self._own_places[made] = self._places.of_each()
         return made
+
+    @property
+    def trained(self) -> list[ModelHandle]:
+        """The handles whose state a snapshot keeps."""
+        return [handle for handle in self._deployment.book.models if handle.role.trainable]
 
     def _own(self, snapshot: Snapshot) -> None:
         """Free a snapshot when nothing refers to it any more."""

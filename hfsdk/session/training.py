@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from hfsdk.core.system import can_start_threads
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.context import STEPS
-from hfsdk.session.health import Health
+from hfsdk.session.first_bad_search import FirstBadSearch
 from hfsdk.session.held_interrupts import Interrupts, interrupts_held
 from hfsdk.session.keep_best import COLUMN, KeepBest, Keeper, keeper
 from hfsdk.session.lines import calls_of, user_line
+from hfsdk.session.look_back import LookBack
 from hfsdk.session.notebook import Watcher, wants_progress, watcher_of
 from hfsdk.session.on_death import RAISE, Restorer, restorer
 from hfsdk.session.progress import Bar, progress_bar
@@ -33,6 +34,7 @@ from hfsdk.session.prompts import PromptStream
 from hfsdk.session.replaying import replaying
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.run_record import NUM_SAMPLES, resources
+from hfsdk.session.run_warnings import RunWarnings
 from hfsdk.session.running import Run
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.shrinking import Smaller
@@ -64,6 +66,7 @@ def train(  # noqa: D417
     max_restores: Count = 3,
     shrink: bool = False,
     check: str | None = "light",
+    look_back: Index = 2,
     progress: bool | None = None,
     wait: bool = True,
 ) -> Run:
@@ -101,6 +104,9 @@ def train(  # noqa: D417
             trainer and rollout apart by rounding alone); ``"full"``: besides, some rows of each generation are replayed through the
             trainer at once (``replay_gap_max``, in nats; a forward pass of 8 rows); ``None``: none of it. What does not hold is an
             `InvariantWarning`. That weights arrive as they left is proven whatever this says (``actor.last_reshard.verified``).
+        look_back: how many snapshots of itself the run keeps, the newest, for ``run.first_bad()``; 0 takes none. Each is a copy of
+            the trained roles in the workers' host memory; none is taken that a node has less than four times as much free for. The
+            first is taken before the first step, others when 4 % of the steps' time pays for them. The next run lets them go.
         progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
         wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
             ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
@@ -108,14 +114,16 @@ def train(  # noqa: D417
     Returns:
         The run; ``run.history`` has one row per step: the algorithm's metrics, your own, and what the step took: seconds,
         tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost; after some steps
-        held_out_score (``keep_best``). What the numbers say is wrong, with what to do, is a warning and in ``run.warnings``.
+        held_out_score (``keep_best``). What the numbers say is wrong, with what to do, is a warning and in ``run.warnings``; a
+        number that jumps is too.
 
     Raises:
         OptionError: an option is out of its range, or a tracker's package is not installed.
         PlacementError: the session lacks roles that the algorithm uses; names all, before anything is loaded. With ``shrink``:
             without one of the nodes the roles fit nowhere.
         CheckpointError: ``resume`` is not a checkpoint of these roles, or the saves would not fit on the disk.
-        CallError: a call failed; a `WorkerDiedError`, that a worker died once more than the run may go on after.
+        CallError: a call failed; a `WorkerDiedError`, that a worker died once more than the run may go on after; a
+            `NonFiniteLossError`, that a loss, gradient or KL is NaN or infinite: ``session.run.first_bad()`` finds out why.
     """
     shown = wants_progress() if progress is None else progress
     wanted = WantedRun(
@@ -133,6 +141,7 @@ def train(  # noqa: D417
         on_death,
         max_restores,
         shrink,
+        look_back,
         wait,
         check,
     )
@@ -164,12 +173,19 @@ def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> R
     saving = (save_every, folder, wanted.keep) if save_every and folder is not None else (0, "", 1)
     control = RunControl()
     run = Run(control)
+    if parts.runs.run is not None and isinstance(parts.runs.run._control.search, FirstBadSearch):
+        parts.runs.run._control.search.look_back.forget()
+    look_back = LookBack(parts, 0 if parts.context.simulated else wanted.look_back, control.saving)
+    if not parts.context.simulated:
+        control.search = FirstBadSearch(parts, algorithm, stream, control, look_back)
     smaller = Smaller(parts, algorithm, stream) if wanted.shrink and not parts.context.simulated else None
     if smaller is not None:
         smaller.prepare()
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
         after_death = restorer(parts, control, best, wanted.on_death, wanted.max_restores, saving, smaller)
-        loop = _Loop(parts, algorithm, stream, wanted.metrics, wanted.stop, saving, best, after_death, control, run, wanted.level)
+        loop = _Loop(
+            parts, algorithm, stream, wanted.metrics, wanted.stop, saving, best, after_death, look_back, control, run, wanted.level
+        )  # fmt: skip
         try:
             loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wanted.wait, shown)
             interrupts.answer()
@@ -204,13 +220,16 @@ class _Loop:
     saving: tuple[int, str | Path, int]
     best: Keeper | None
     after_death: Restorer | None
+    look_back: LookBack
     control: RunControl
     run: Run
     level: str | None
     tracking: Tracking | None = None
     watcher: Watcher | None = None
     unsubscribe: Callable[[], None] = lambda: None
-    health: Health = field(default_factory=Health)
+
+    def __post_init__(self) -> None:
+        self.warnings = RunWarnings(self.parts.context, self.control)
 
     def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
         """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
@@ -269,6 +288,7 @@ class _Loop:
         except Exception as error:
             failed = error
             if not self.control.is_stop(error):
+                self.warnings.failed(error)
                 raise
         finally:
             WARNED.reset(token)
@@ -292,17 +312,20 @@ class _Loop:
                 if self.after_death is None or not self.after_death.is_death(error):
                     raise
                 self.after_death.go_back(error)
-                self.health = Health(control.record.rows)
+                self.warnings.go_back(control.record.rows)
+                self.look_back.forget()
                 bar.back_to(len(control.record.rows))
 
     def _take_step(self, interrupts: Interrupts, bar: Bar) -> bool:
         """Take a step and do what is due after it; return whether there shall be another one."""
         parts, control, record, (every, folder, keep) = self.parts, self.control, self.control.record, self.saving
+        self.look_back.before_step()
         row = _one_step(parts, self.algorithm, self.prompts, self.metrics, control, self.best)
+        self.look_back.after_step(row["seconds"])
         bar.show(row)
         if self.tracking is not None:
             self.tracking.step(row, record.samples.get(row["step"], []))
-        self._warn(row)
+        self.warnings.take(row)
         if self.best is not None:
             with self._saving_best(self.best):
                 self.best.take(row)
@@ -349,13 +372,6 @@ class _Loop:
         finally:
             self.control.calls.own.clear()
             self.control.record.best = best.best
-
-    def _warn(self, row: Row) -> None:
-        for text in self.health.take(row):
-            said = f"step {row['step']}: {text}"
-            if said not in self.control.record.warnings:  # as it is where a step is taken again after a death
-                self.control.record.warnings.append(said)
-                self.parts.context.notice(said)
 
 
 @contextmanager

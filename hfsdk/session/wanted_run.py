@@ -39,6 +39,7 @@ class WantedRun:
     on_death: str
     max_restores: int
     shrink: bool
+    look_back: int
     wait: bool
     level: str | None
     """What is checked in each step."""
@@ -63,8 +64,8 @@ class WantedRun:
         return replace(self, prompts=prompts)
 
     def from_anywhere(self) -> WantedRun:
-        """Return the same with folders that mean the same in another process."""
+        """Return the same for another process: with folders that mean the same there, without snapshots nobody asks for."""
         folder, resume = (
             path if path is None or is_address(path) else Path(path).absolute() for path in (self.folder, self.resume)
         )
-        return replace(self, folder=folder, resume=resume)
+        return replace(self, folder=folder, resume=resume, look_back=0)

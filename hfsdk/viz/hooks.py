@@ -23,7 +23,7 @@ from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture, follow
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
-from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, snapshot_html
+from hfsdk.viz.tables import batch_html, first_bad_html, metrics_html, progress_html, progress_text, session_html, snapshot_html
 from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
 from hfsdk.viz.what_if.view import show_live
 
@@ -39,6 +39,7 @@ def register(ipython: Any) -> None:
     html = ipython.display_formatter.formatters["text/html"]
     html.for_type_by_name("hfsdk.core.batch", "Batch", _or_text(lambda obj: batch_html(obj.view())))
     html.for_type_by_name("hfsdk.core.snapshot", "Snapshot", _or_text(lambda obj: snapshot_html(obj.view())))
+    html.for_type_by_name("hfsdk.core.first_bad", "FirstBad", _or_text(lambda obj: first_bad_html(obj.view())))
     html.for_type_by_name("hfsdk.core.pending", "Metrics", _or_text(_metrics))
     for module, name in PICTURES:
         html.for_type_by_name(module, name, _or_text(lambda obj: picture_of(obj).to_html()))

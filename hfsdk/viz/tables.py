@@ -27,6 +27,9 @@ WRAP = ' style="text-align:left;white-space:pre-wrap;max-width:420px"'
 BAR, BAR_DONE, BAR_BACK = "#3b82d6", "#2f9e50", "#a9b1ba"
 """Of bars where ``frame.css`` does not reach: seen on white and on black."""
 
+MARK = "background:#ffd54d;color:#1a1a1a;padding:0 2px"
+"""Of a token in a text: seen in both themes."""
+
 STATES = {
     "ready": ("●", "hf-good"), "pending": ("○", "hf-dim"), "running": ("◐", "hf-busy"), "failed": ("✕", "hf-bad"),
     "lost": ("⊘", "hf-bad"), "simulated": ("◇", "hf-dim"), "done": ("✓", "hf-good"), "cancelled": ("–", "hf-dim"),
@@ -154,6 +157,27 @@ def snapshot_html(data: Mapping[str, Any]) -> str:
     head = ["role<", "updates", "layout<", "node", "device", "bytes", "shared with<"]
     parts = [_title(f"Snapshot {data['name']}"), _note(facts), _table(head, rows)]
     return _wrap("snapshot", parts + ([_note(functions)] if functions else []))
+
+
+def first_bad_html(data: Mapping[str, Any]) -> str:
+    """Return a first bad number: where it is, the sample, the tokens around it, and the cell that gets it (``FirstBad.view()``)."""
+    places = data["places"]
+    here = [_number(value) if isinstance(value, float) else _cell(str(value), "hf-left", code=True) for value in places.values()]
+    parts = [_title(f"First bad number: {data['meaning']}"), _note(data["symptom"])]
+    parts.append(f'<div class="hf-wrap">{escape(data["verdict"])}</div>')
+    parts.append(_table([f"{name}<" for name in places], [here]))
+    if data["text"]:
+        before, _, rest = data["text"].partition("⟦")
+        at, _, after = rest.partition("⟧")
+        marked = f'{escape(before)}<mark style="{MARK}">{escape(at)}</mark>{escape(after)}' if rest else escape(before)
+        parts.append(f'<div class="hf-wrap" style="white-space:pre-wrap">{marked}</div>')
+    if data["rows"]:
+        names = list(data["rows"][0])
+        body = [[_of_token(name, row, data["token"]) for name in names] for row in data["rows"]]
+        parts.append(_table([f"{name}<" if name == "token" else name for name in names], body))
+    code = f'<pre style="text-align:left;white-space:pre-wrap">{escape(data["code"])}</pre>'
+    parts.append(f"<details><summary>a cell that gets it again</summary>{code}</details>")
+    return _wrap("first-bad", [*parts, _note(f"{data['left']}; {seconds_text(data['seconds'])}")])
 
 
 def metrics_html(rows: Sequence[Mapping[str, float]]) -> str:
@@ -301,6 +325,18 @@ def _number(value: Any) -> str:
     if not math.isfinite(value):
         return f'<td class="hf-bad">{value}</td>'
     return _cell(count_text(value) if abs(value) < 1e6 or float(value).is_integer() else f"{value:.3e}")
+
+
+def _of_token(name: str, row: Mapping[str, Any], token: int | None) -> str:
+    """Return a cell of the tokens around; that of the token itself is marked."""
+    value = row[name]
+    if name == "token":
+        return _cell(repr(value)[1:-1], "hf-left", code=True)
+    if name == "position" and value == token:
+        return f"<td><b>▶ {value}</b></td>"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'<td class="hf-bad"><b>{value}</b></td>'
+    return _number(value)
 
 
 def _text(value: Any) -> str:

@@ -99,6 +99,16 @@ def check_room(rooms: Iterable[HostRoom], what: str, advice: str) -> str:
     return ""
 
 
+def too_large(rooms: Iterable[HostRoom], share: float) -> str:
+    """Return in words of which node a copy would take more than this share of the free memory; ``""`` where it fits all."""
+    for room in rooms:
+        if room.free_bytes is not None and room.needed_bytes > share * room.free_bytes:
+            return (
+                f"{_amount(room.needed_bytes)} of the {_amount(room.free_bytes)} of host memory that are free on node {room.node}"
+            )
+    return ""
+
+
 def free_host_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return how much memory this machine, or the container that this process is in, can still give."""
     import psutil

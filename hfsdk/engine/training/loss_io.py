@@ -40,6 +40,11 @@ def with_temperature(rows: Table, temperature: Temperature) -> Table:
     return rows.with_columns({_TEMPERATURE: column})
 
 
+def sampled_at(rows: Table) -> Temperature:
+    """Return the temperatures that rows were sampled at; 1 where they do not say."""
+    return np.asarray(rows["temperature"]) if "temperature" in rows else 1.0
+
+
 def token_temperature(rows: Table) -> Array:
     """Return every response token's temperature, flat, float32; 0 (greedy sampling) counts as 1."""
     column = rows[_TEMPERATURE] if _TEMPERATURE in rows else np.ones(rows.num_rows)

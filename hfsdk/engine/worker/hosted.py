@@ -17,12 +17,13 @@ from hfsdk.core.errors import CallError, NonFiniteLossError
 from hfsdk.core.methods import METHODS, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Assignment, Weights
-from hfsdk.core.table import Array, Column, Table
+from hfsdk.core.table import Column, Table
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process import startup
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.training import megatron_folder
+from hfsdk.engine.training.loss_io import sampled_at
 from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.weights.model_folders import eos_token_ids
@@ -166,7 +167,7 @@ class HostedRole:
 
     def _compute_log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         asked = _as(given, LogProbs)
-        found = self.trainer.log_probs(table, given.micro_batches, self._temperature(table), safe, asked.entropy)
+        found = self.trainer.log_probs(table, given.micro_batches, sampled_at(table), safe, asked.entropy)
         return {asked.column if name == "log_probs" else name: column for name, column in found.items()}, None
 
     def _compute_values(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
@@ -179,28 +180,24 @@ class HostedRole:
         columns = [of_scores(asked.normalised(raw)).astype(np.float32) for raw in found.values()]
         return dict(zip([asked.column], columns, strict=False)), None  # empty before the last pipeline stage
 
-    @staticmethod
-    def _temperature(table: Table) -> Array | float:
-        return np.asarray(table["temperature"]) if "temperature" in table else 1.0
-
     # -- learning
 
     def _update(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         before = self.trainer.num_updates
         try:
             loss = given.arguments.shipped.load()
-            rows = self.trainer.update(table, given.mini_batches, loss, self._temperature(table), safe)
+            rows = self.trainer.update(table, given.mini_batches, loss, sampled_at(table), safe)
         finally:
             self.transition.stale = self.transition.stale or self.trainer.num_updates > before
         return None, rows
 
     def _forward_backward(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         loss = given.arguments.shipped.load()
-        return None, self.trainer.forward_backward(table, given.mini_batches[0], loss, self._temperature(table), safe)
+        return None, self.trainer.forward_backward(table, given.mini_batches[0], loss, sampled_at(table), safe)
 
     def _compute_loss(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         loss = given.arguments.shipped.load()
-        return None, self.trainer.compute_loss(table, given.mini_batches[0], loss, self._temperature(table), safe)
+        return None, self.trainer.compute_loss(table, given.mini_batches[0], loss, sampled_at(table), safe)
 
     def _step(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         result = self.trainer.step()

@@ -1,0 +1,74 @@
+"""How large the numbers of columns are, and where the largest is: a function over a table, run where the columns lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hfsdk.core.table import Ragged, Table
+from hfsdk.session.jumps import LEAST, TIMES
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of one column."""
+
+    largest: float
+    """By absolute value, of those that are finite."""
+    at: tuple[int, int | None]
+    """The sample and token that have it; no token in a column with one number per sample."""
+    next_largest: float
+    """Of the other samples."""
+    bad: float | None
+    """The first that is not finite."""
+    bad_at: tuple[int, int | None]
+    """Where that is; no token either where all of the sample's are bad."""
+    value: float
+    """The largest itself, with its sign."""
+
+
+def spreads(table: Table) -> dict[str, Spread]:
+    """Return the spread of every column of floating-point numbers that has any."""
+    found = {name: _spread(column) for name, column in table.items()}
+    return {name: spread for name, spread in found.items() if spread is not None}
+
+
+def _spread(column: Any) -> Spread | None:
+    values = column.flat if isinstance(column, Ragged) else column
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or not values.size or values.ndim != 1:
+        return None
+    lengths = column.lengths if isinstance(column, Ragged) else np.ones(len(values), np.int64)
+    samples = np.repeat(np.arange(len(lengths)), lengths)
+    starts = np.cumsum(lengths) - lengths
+    finite = np.isfinite(values)
+    sizes = np.where(finite, np.abs(values), 0.0)
+    top = int(sizes.argmax())
+    others = sizes[samples != samples[top]]
+
+    def place(index: int) -> tuple[int, int | None]:
+        sample = int(samples[index])
+        return sample, int(index - starts[sample]) if isinstance(column, Ragged) else None
+
+    bad: float | None = None
+    bad_at: tuple[int, int | None] = 0, None
+    if not finite.all():
+        first = int(np.flatnonzero(~finite)[0])
+        bad, bad_at = float(values[first]), place(first)
+        if lengths[bad_at[0]] > 1 and not finite[samples == bad_at[0]].any():
+            bad_at = bad_at[0], None
+    return Spread(
+        float(sizes[top]), place(top), float(others.max()) if len(others) else 0.0, bad, bad_at, float(values[top])
+    )  # fmt: skip
+
+
+def odd(now: Spread, before: Spread | None) -> float | None:
+    """Return how large a column's numbers usually are where one is far above that, infinity where one is not finite; else ``None``.
+
+    Usual is what the column had in the step before, where there is one, and else what the other samples have.
+    """
+    if now.bad is not None:
+        return float("inf")
+    usual = max(LEAST, now.next_largest if before is None or before.bad is not None else before.largest)
+    return usual if now.largest > TIMES * usual else None
