@@ -196,7 +196,7 @@ class FirstBadSearch:
         weight = self._bad_weight(tape, place)
         place = weight or place or self._bad_scoring(tape) or self._refused(tape)
         if place is None:
-            place, tape = self._jump(snapshot, symptom, tape, before)
+            place, tape = self._jump(snapshot, symptom, tape)
         if place is None:
             if tape.error is not None:
                 raise OptionError(f"step {symptom.step} did not end by a number that is not finite: {tape.error}") from tape.error
@@ -284,18 +284,13 @@ class FirstBadSearch:
         done = update.handle.run(probes.bad_weights)[0][0] - next(iter(call.weights.values()))[0]
         return update.place(update.plan[done], None)
 
-    def _jump(
-        self, snapshot: Snapshot, symptom: BadNumber, tape: StepTape, before: StepTape | None
-    ) -> tuple[Place | None, StepTape]:
+    def _jump(self, snapshot: Snapshot, symptom: BadNumber, tape: StepTape) -> tuple[Place | None, StepTape]:
         """Return the mini-batch whose loss or gradient jumps, looked at with the weights before it, and the tape up to there."""
         client = self.parts.client
         for call in [c for c in tape.calls if c.learning is not None and client.state(c.call_id) == "done"]:
-            then = None if before is None else _like(call, before)
-            if then is None or client.state(then.call_id) != "done":
-                continue
-            usual = _largest(client.result(then.call_id))
+            usual = self._usual(call.message.role, symptom.step)
             for number, row in enumerate(client.result(call.call_id)):
-                name = next((n for n in LOOKED_AT if not abs(row[n]) <= TIMES * max(LEAST, usual[n])), None)
+                name = next((n for n in LOOKED_AT if not abs(row[n]) <= TIMES * max(LEAST, usual.get(n, math.inf))), None)
                 if name is None:
                     continue
                 _, again = self._again(snapshot, symptom.step, stop_before=call.index)
@@ -305,12 +300,18 @@ class FirstBadSearch:
                 place = update.place(update.plan[number], max(LEAST, usual[name]))
                 if place.sample is None:
                     lr = row.get("lr")
-                    said = f"{name} is {row[name]:.3g}, {usual[name]:.3g} at most in the step before" + (
+                    said = f"{name} is {row[name]:.3g}, {usual[name]:.3g} at most in the steps before" + (
                         f"; learning rate {lr:g}" if lr is not None else ""
                     )
                     place = replace(place, column=name, value=row[name], usual=usual[name], said=said)
                 return place, again
         return None, tape
+
+    def _usual(self, role: str, step: int) -> dict[str, float]:
+        """Return the largest loss and gradient of a role's updates in the run's steps before one."""
+        rows = [row for row in self.control.record.rows if row["step"] < step]
+        found = {n: [abs(row[key]) for row in rows for key in (f"{role}_{n}", n) if key in row] for n in LOOKED_AT}
+        return {name: max(values) for name, values in found.items() if values}
 
     # -- of the sample
 
@@ -358,8 +359,3 @@ def _like(call: TapedCall, before: StepTape) -> TapedCall | None:
     """Return the same call of the step before."""
     found = before.calls[call.index] if call.index < len(before.calls) else None
     return found if found is not None and found.name == call.name else None
-
-
-def _largest(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the largest loss and gradient of an update's mini-batches."""
-    return {name: max(abs(row[name]) for row in rows) for name in LOOKED_AT}

@@ -4,7 +4,7 @@
 
     step        0   1   2   3   4   5   6   7      one before the first step; the next when the steps since have paid for it:
     snapshots   s               s           s      together they take SHARE of the steps' time at most
-    kept                        s           s      the newest two
+    kept                        s           s      the newest two; from a bad step on those from before it
 
 Each is a snapshot as ``session.snapshot`` takes it, but for that neither ``session.snapshots`` nor the history lists it.
 """
@@ -46,6 +46,8 @@ class LookBack:
     """That the last one took."""
     steps_s: float = 0.0
     """That the run's steps have taken."""
+    frozen: bool = False
+    """Whether a step was bad, so that those from before it are to stay."""
     told: bool = False
     """Whether was said what they take."""
     refused: str = ""
@@ -53,7 +55,7 @@ class LookBack:
 
     def before_step(self) -> None:
         """Take one where the steps so far pay for it."""
-        due = not self.snapshots or self.seconds + self.last_s <= SHARE * self.steps_s
+        due = not self.snapshots or (not self.frozen and self.seconds + self.last_s <= SHARE * self.steps_s)
         if not self.most or self.refused or not due or not self.parts.snapshots.trained:
             return
         with self.saving():
@@ -88,8 +90,9 @@ class LookBack:
         return (older or fit or [None])[-1]  # type: ignore[list-item]
 
     def forget(self) -> None:
-        """Let them go."""
+        """Let them go, and begin anew."""
         self.snapshots.clear()
+        self.frozen = False
 
     def _refuse(self, why: str) -> None:
         self.refused = why

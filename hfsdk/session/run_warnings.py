@@ -28,8 +28,8 @@ class RunWarnings:
         known = list(rows)
         self._health, self._jumps = Health(known), Jumps(known)
 
-    def take(self, row: Row) -> None:
-        """Warn of what a step's row says is wrong.
+    def take(self, row: Row) -> bool:
+        """Warn of what a step's row says is wrong; return whether a number of it jumps.
 
         Raises:
             NonFiniteLossError: a loss, gradient, KL, ratio or score of it is not finite.
@@ -44,6 +44,7 @@ class RunWarnings:
         if bad and bad[0].usual is None:
             record.failed_step = row["step"]
             raise NonFiniteLossError(f"{bad[0]}: what is trained with it is lost, and the run ends here")
+        return bool(bad)
 
     def failed(self, error: Exception) -> None:
         """Note in which step a run has failed and, where that was by a number, say in the error what finds it."""

@@ -325,7 +325,7 @@ class _Loop:
         bar.show(row)
         if self.tracking is not None:
             self.tracking.step(row, record.samples.get(row["step"], []))
-        self.warnings.take(row)
+        self.look_back.frozen |= self.warnings.take(row)
         if self.best is not None:
             with self._saving_best(self.best):
                 self.best.take(row)
