@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from hfsdk.core.experiment import Experiment
+    from hfsdk.core.first_bad import FirstBad
     from hfsdk.core.history import History
     from hfsdk.core.layout import Layout
     from hfsdk.core.pending import Metrics
@@ -89,6 +90,7 @@ _NAMES = {
         "UnsupportedModelError WeightMismatchError WorkerDiedError"
     ),
     "core.experiment": "Experiment",
+    "core.first_bad": "FirstBad",
     "core.history": "History",
     "core.layout": "Layout",
     "core.pending": "Metrics",
@@ -132,6 +134,7 @@ __all__ = [
     "DeviceMemoryError",
     "DeviceSpec",
     "Experiment",
+    "FirstBad",
     "HfsdkError",
     "History",
     "InvariantWarning",

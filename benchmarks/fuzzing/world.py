@@ -228,6 +228,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "ReshardReport": lambda w: (w.get("Batch"), w.session.models.actor.last_reshard)[1],
     "ReshardPlan": lambda w: hf.ReshardPlan.between(w.get("ModelSpec"), "tp2", "dp2"),
     "Experiment": lambda w: w.session.compare([w.get("PPO")], w.get("PromptStream"), steps=1, seeds=[0], progress=False),
+    "FirstBad": lambda w: hf.FirstBad(kind="loss", symptom="step 3 failed", step=3, call="actor.update", role="actor"),
     "Plan": lambda w: w.session.plan(w.get("PPO"), w.get("Workload")),
     "WhatIf": lambda w: w.session.what_if(w.get("PPO"), w.get("Workload")),
     "Explanation": lambda w: hf.explain({"per_device_train_batch_size": 8, "model_name_or_path": "Qwen/Qwen2.5-0.5B"}),

@@ -28,6 +28,7 @@ from hfsdk.core.errors import CheckpointError, DependencyError, HfsdkError, NonF
 from hfsdk.core.first_bad import FirstBad
 from hfsdk.core.functions import Shipped
 from hfsdk.core.snapshot import Snapshot
+from hfsdk.core.text import listed
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import check_room
 from hfsdk.engine.worker import probes
@@ -87,7 +88,7 @@ class FirstBadSearch:
             return None
         snapshot = self.look_back.before(symptom.step)
         if snapshot is None:
-            raise OptionError(self._no_snapshot(symptom))
+            raise OptionError(self._no_snapshot(symptom.step))
         with self._coming_back(snapshot, stay) as left:
             found = self._search(symptom, snapshot)
         return None if found is None else replace(found, left=left[0], seconds=time.perf_counter() - begun)
@@ -101,16 +102,16 @@ class FirstBadSearch:
         found = self.symptom()
         if found is not None and found.step == step:
             return found
-        return BadNumber(step, "" if step == failed else "the asked-for row", math.nan, None)
+        return BadNumber(step, "", math.nan, None, asked=step != failed)
 
-    def _no_snapshot(self, symptom: BadNumber) -> str:
-        have = ", ".join(snapshot.name for snapshot in self.look_back.snapshots)
+    def _no_snapshot(self, step: int) -> str:
+        have = listed([snapshot.name for snapshot in self.look_back.snapshots])
         why = self.look_back.refused and f"none was taken: one would take {self.look_back.refused}"
         if not self.look_back.most:
             why = "it was told to take none (look_back=0)"
-        why = why or (f"it has {have} alone; more are kept with session.train(..., look_back=4)" if have else "")
+        why = why or (f"it has those {have}; more are kept with session.train(..., look_back=4)" if have else "")
         why = why or "they were let go when the session's next run began, or with a worker that died"
-        return f"{symptom}, and of its run there is no snapshot from before that: {why}"
+        return f"the run has no snapshot of itself from before step {step}: {why}"
 
     @contextmanager
     def _coming_back(self, snapshot: Snapshot, stay: bool) -> Iterator[list[str]]:
@@ -294,8 +295,9 @@ class FirstBadSearch:
                 if name is None:
                     continue
                 _, again = self._again(snapshot, symptom.step, stop_before=call.index)
-                again.calls.append(call)
-                update = TapedUpdate(client, call, self._handles())
+                assert again.next is not None
+                again.calls.append(replace(call, message=again.next))
+                update = TapedUpdate(client, again.calls[-1], self._handles())
                 update.step_to(number)
                 place = update.place(update.plan[number], max(LEAST, usual[name]))
                 if place.sample is None:

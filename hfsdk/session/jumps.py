@@ -45,10 +45,12 @@ class BadNumber:
     value: float
     usual: float | None
     """Largest of the steps before, at least `LEAST`; ``None`` where the number is not finite."""
+    asked: bool = False
+    """Whether the step was asked for, whatever its numbers are."""
 
     def __str__(self) -> str:
         if not self.name:
-            return f"step {self.step} failed"
+            return f"step {self.step} {'was asked for' if self.asked else 'failed'}"
         if self.usual is None:
             return f"{self.name} of step {self.step} is {self.value:g}"
         return f"{self.name} of step {self.step} jumped to {self.value:.3g}; it was {self.usual:.3g} at most before"

@@ -70,6 +70,8 @@ class StepTape:
         self._thread, self._busy = threading.get_ident(), False
         self._seen: Mapping[int, Any] = {}
         self.calls: list[TapedCall] = []
+        self.next: m.Submit | None = None
+        """The call before which it has stopped."""
         self.error: HfsdkError | None = None
         """What the step failed with."""
 
@@ -78,6 +80,7 @@ class StepTape:
         if self._others():
             return
         if len(self.calls) == self._stop_before:
+            self.next = message
             raise StoppedHere
         self._busy = True
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hfsdk.core.first_bad import FirstBad
 from hfsdk.core.reward_probe import RewardProbe
 from hfsdk.core.sample_outcome import SampleOutcome
 from hfsdk.core.trace import Span, Trace
@@ -296,3 +297,27 @@ PROGRESS = [
     },
     _call("actor.update", 5, "pending", None, None, None, None),
 ]
+
+
+FIRST_BAD = FirstBad(
+    kind="advantage", symptom="actor_loss of step 7 jumped to 8.76e+03; it was 1 at most before", step=7, call="session.map",
+    role="session", column="advantages", value=-560797.9, usual=3.24, sample=5, token=3,
+    text="too long and too su⟦r⟧prising to be missed", snapshot="before step 6", left="the session is where it was", seconds=2.9,
+    verdict=(
+        "Step 7, session.map: advantages of sample 5, token 3 is -5.61e+05, 3.24 at most otherwise. It is the first bad number: "
+        "all that was written before it is finite and of its usual size."
+    ),
+    code=(
+        "run = session.run\nsession.rewind(run.last_good)  # before step 6\nalgorithm, prompts = run.algorithm, run.prompts\n"
+        "algorithm.metrics(algorithm.step(session.models, next(prompts)))  # step 6, bit for bit\n"
+        "step = algorithm.step(session.models, next(prompts))  # step 7\nstep.batch.take([5])['advantages'][0][3]  # -560798"
+    ),
+    rows=[
+        {"position": i, "token_id": ord(token), "token": token, "old_log_probs": log_prob, "values": value, "advantages": advantage}
+        for i, (token, log_prob, value, advantage) in enumerate([
+            (" ", -0.09, -0.39, -0.11), ("s", -0.17, -0.4, -0.56), ("u", -1.54, -0.39, -0.42), ("r", -1.02, -0.38, -560797.9),
+            ("p", -0.74, -0.38, -0.78), ("r", -0.06, -0.39, float("nan")),
+        ])
+    ],
+).view()  # fmt: skip
+"""What is looked for, where it is found."""

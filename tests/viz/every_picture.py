@@ -12,7 +12,7 @@ from hfsdk.viz.frame import Picture
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from hfsdk.viz.plan.view import PlanPicture, plan_view
 from hfsdk.viz.resharding.parameter import ParameterPicture
-from hfsdk.viz.tables import batch_html, metrics_html, progress_html, session_html, sessions_html
+from hfsdk.viz.tables import batch_html, first_bad_html, metrics_html, progress_html, session_html, sessions_html
 from hfsdk.viz.what_if.view import WhatIfPicture, what_if_view
 from tests.viz import bad_pictures as bad
 from tests.viz import demo, demo_plans
@@ -74,5 +74,6 @@ CARDS: dict[str, Callable[[], str]] = {
     "sessions": lambda: sessions_html(demo.SESSIONS),
     "metrics": lambda: metrics_html(demo.METRICS),
     "progress": lambda: progress_html(demo.PROGRESS),
+    "first bad number": lambda: first_bad_html(demo.FIRST_BAD),
 }
 """What is HTML alone."""
