@@ -1,8 +1,8 @@
 """The first bad number: what a run's own snapshots cost, and what is planted is named. All on CPU; quiet machine, two cores.
 
 ``rows()`` returns ``{"part", "what", "value", "unit", "target", "ok"}`` each. Costs are ratios of times measured in turns in one
-process, with and without snapshots, over the same steps of `tiny` on two devices. A run in which nothing is planted must name nothing,
-over layouts and dtypes.
+process, with and without snapshots, over the same steps of `tiny` on two devices. A run in which nothing is planted must name
+nothing, over layouts and dtypes.
 
     python -m benchmarks.why_parts.first_bad             about 3 minutes
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hfsdk.session.jumps import TIMES
+from hfsdk.core.column_spread import TIMES
 
 Outputs = Sequence[tuple[int, Sequence[tuple[str, float]]]]
 """By rank: its pipeline stage, and (module, largest absolute number of its output) in the order the modules ended."""

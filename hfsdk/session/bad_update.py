@@ -11,14 +11,14 @@ from functools import cached_property
 
 from hfsdk.core.arguments import Learning
 from hfsdk.core.batch import Batch, refs_of
+from hfsdk.core.column_spread import odd, spreads
 from hfsdk.core.functions import Shipped
 from hfsdk.core.microbatch import MiniBatchPlan, plan_update
-from hfsdk.engine.worker import probes
+from hfsdk.engine.calls import rank_questions
 from hfsdk.models import ModelHandle
 from hfsdk.models.handle import TrainedHandle
 from hfsdk.models.primitive import primitive
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.column_spread import odd, spreads
 from hfsdk.session.tape import TapedCall
 
 LOOK = ("token_loss", "token_loss_gradient")
@@ -80,7 +80,7 @@ class TapedUpdate:
         """
         place = Place("update", self._call, mini=mini, usual=usual)
         if self._given.together == 1:
-            look = primitive(reads=list(self._batch.columns), writes=LOOK)(probes.token_losses)
+            look = primitive(reads=list(self._batch.columns), writes=LOOK)(rank_questions.token_losses)
             found = self.handle.call(
                 look, self._batch.take(mini.rows), loss=self._given.shipped, num_tokens=mini.num_tokens, num_rows=mini.num_rows
             )  # fmt: skip
@@ -105,7 +105,7 @@ class TapedUpdate:
         units = [mini.rows[i : i + size] for i in range(0, len(mini.rows), size)]
 
         def by_rank(rows: Sequence[int]) -> list[tuple[int, dict[str, float]]]:
-            return self.handle.run(probes.gradients, self._batch.take(rows).table(), shipped)
+            return self.handle.run(rank_questions.gradients, self._batch.take(rows).table(), shipped)
 
         rows = bisected(units, lambda rows: any(found for _, found in by_rank(rows)))
         if not rows:

@@ -24,21 +24,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hfsdk.core.batch import Batch
+from hfsdk.core.column_spread import LEAST, TIMES, Spread, odd, spreads
 from hfsdk.core.errors import CheckpointError, DependencyError, HfsdkError, NonFiniteLossError, OptionError
 from hfsdk.core.first_bad import FirstBad
 from hfsdk.core.functions import Shipped
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.text import listed
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import rank_questions
 from hfsdk.engine.calls.host_memory import check_room
-from hfsdk.engine.worker import probes
 from hfsdk.models import ModelHandle
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.bad_layer import first_bad_layer
 from hfsdk.session.bad_update import Place, TapedUpdate, bisected
-from hfsdk.session.column_spread import Spread, odd, spreads
 from hfsdk.session.context import STEPS
-from hfsdk.session.jumps import LEAST, TIMES, BadNumber, first_bad
+from hfsdk.session.jumps import BadNumber, first_bad
 from hfsdk.session.look_back import LookBack
 from hfsdk.session.marked_sample import code_of, marked_text, tokens_around, verdict_of
 from hfsdk.session.run_control import RunControl
@@ -183,7 +183,7 @@ class FirstBadSearch:
         if handle is None or handle.spec is None:
             return {}
         with suppress(HfsdkError):
-            return dict(enumerate(handle.run(probes.bad_weights)))
+            return dict(enumerate(handle.run(rank_questions.bad_weights)))
         return {}
 
     def _handles(self) -> dict[str, ModelHandle]:
@@ -214,8 +214,8 @@ class FirstBadSearch:
             found = {name: usual for name, s in now.items() if (usual := odd(s, then.get(name))) is not None}
             if not found:
                 continue
-            name = max(found, key=lambda n: math.inf if now[n].bad is not None else now[n].largest / found[n])
-            spread, finite = now[name], now[name].bad is None
+            name = max(found, key=lambda n: math.inf if found[n] == math.inf else now[n].largest / found[n])
+            spread, finite = now[name], found[name] < math.inf
             sample, token = spread.at if finite else spread.bad_at
             kind = KIND_OF.get(call.message.method, "advantage" if ADVANTAGES & set(now) else "column")
             value = spread.value if finite else spread.bad
@@ -282,7 +282,7 @@ class FirstBadSearch:
         if call is None or not isinstance(tape.error, NonFiniteLossError):
             return None
         update = TapedUpdate(client, call, self._handles())
-        done = update.handle.run(probes.bad_weights)[0][0] - next(iter(call.weights.values()))[0]
+        done = update.handle.run(rank_questions.bad_weights)[0][0] - next(iter(call.weights.values()))[0]
         return update.place(update.plan[done], None)
 
     def _jump(self, snapshot: Snapshot, symptom: BadNumber, tape: StepTape) -> tuple[Place | None, StepTape]:
@@ -328,12 +328,12 @@ class FirstBadSearch:
             return ""
         table = batch.take([sample]).table(*names)
         with suppress(HfsdkError):
-            now = handle.run(probes.layer_outputs, table)
+            now = handle.run(rank_questions.layer_outputs, table)
             if first := first_bad_layer(now):
                 return first
             self.parts.client.drain()
             self.parts.snapshots.resume(snapshot)
-            return first_bad_layer(now, handle.run(probes.layer_outputs, table))
+            return first_bad_layer(now, handle.run(rank_questions.layer_outputs, table))
         return ""
 
     def _told(self, symptom: BadNumber, snapshot: Snapshot, place: Place, batch: Batch, layer: str) -> FirstBad:

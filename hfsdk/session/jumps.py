@@ -18,12 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-TIMES = 10.0
-"""Times the largest of the steps before."""
+from hfsdk.core.column_spread import LEAST, TIMES
+
 DEVIATIONS = 10.0
 """Median absolute deviations from the median of the steps before."""
-LEAST = 1.0
-"""A number's usual size is at least this: a loss in nats, a KL in nats, a ratio, a gradient's norm."""
 LEAST_STEPS = 3
 """Before so many steps with a number other than 0 nothing jumps."""
 KEPT = 32

@@ -85,12 +85,13 @@ def code_of(found: FirstBad, num_good: int) -> str:
         lines.append(f"algorithm.metrics({step})  # step {found.step - 1}, bit for bit")
     elif num_good > 1:
         lines += [f"for _ in range({num_good}):  # steps {found.step - num_good} to {found.step - 1}, bit for bit", f"    {step}"]
-    lines.append(f"step = {step}  # step {found.step}")
+    if found.kind != "weight":
+        lines.append(f"step = {step}  # step {found.step}")
     number = "?" if found.value is None else f"{found.value:.6g}"
     if found.kind == "weight":
         lines += [
-            "with contextlib.suppress(hf.HfsdkError):  # what the weight has made fail",
-            "    algorithm.metrics(step)",
+            "with contextlib.suppress(hf.HfsdkError):  # what the weight makes fail",
+            f"    algorithm.metrics({step})  # step {found.step}",
             f"name = {found.parameter!r}",
             f"session.models.{found.role}.run(lambda rank: float(dict(rank.module.named_parameters())[name].abs().max()))",
         ]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.column_spread import odd, spreads
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import HostRoom
 from hfsdk.session.bad_layer import first_bad_layer
 from hfsdk.session.bad_update import bisected
-from hfsdk.session.column_spread import odd, spreads
 from hfsdk.session.jumps import Jumps, first_bad
 from hfsdk.session.look_back import SHARE, LookBack
 from hfsdk.session.marked_sample import code_of, verdict_of
@@ -84,7 +84,8 @@ def test_spreads_name_sample_and_token():
     assert seen["scores"].at == (1, None)
     assert odd(seen["a"], None) == 3.0
     assert odd(seen["a"], seen["a"]) is None, "it was so before"
-    assert odd(seen["b"], None) == math.inf
+    assert odd(seen["b"], None) == odd(seen["b"], seen["a"]) == math.inf
+    assert odd(seen["b"], seen["b"]) is None, "such were there before"
     assert odd(seen["scores"], None) is None
 
 

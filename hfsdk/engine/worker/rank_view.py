@@ -6,6 +6,7 @@ from typing import Any
 
 from hfsdk.core.table import Table
 from hfsdk.engine.training import megatron_model
+from hfsdk.engine.worker.probe import Probe
 from hfsdk.engine.worker.role_host import RoleOnRank
 
 
@@ -35,6 +36,11 @@ class RankView:
     def num_updates(self) -> int:
         """Optimizer steps done."""
         return self._hosted.trainer.num_updates
+
+    @property
+    def probe(self) -> Probe:
+        """What ``run.first_bad()`` asks of it."""
+        return Probe(self._hosted)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of this process and of each role in it."""

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.table import Ragged, Table
-from hfsdk.session.jumps import LEAST, TIMES
+
+TIMES = 10.0
+"""Times what is usual from which on a number is bad."""
+LEAST = 1.0
+"""What is usual is at least this much: a loss in nats, a KL in nats, a ratio, a gradient's norm, a score."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,10 @@ def _spread(column: Any) -> Spread | None:
 def odd(now: Spread, before: Spread | None) -> float | None:
     """Return how large a column's numbers usually are where one is far above that, infinity where one is not finite; else ``None``.
 
-    Usual is what the column had in the step before, where there is one, and else what the other samples have.
+    Usual is what the column had in the step before, where there is one, and else what the other samples have. A column that held
+    what is not finite in the step before too, e.g. for samples without a score, is judged by its other numbers.
     """
-    if now.bad is not None:
+    if now.bad is not None and (before is None or before.bad is None):
         return float("inf")
-    usual = max(LEAST, now.next_largest if before is None or before.bad is not None else before.largest)
+    usual = max(LEAST, now.next_largest if before is None else before.largest)
     return usual if now.largest > TIMES * usual else None

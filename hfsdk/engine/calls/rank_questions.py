@@ -1,0 +1,36 @@
+"""The functions by which ``run.first_bad()`` asks the ranks of a role; each says what the worker's ``Probe`` says.
+
+They travel by name, and load nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hfsdk.core.functions import Shipped
+from hfsdk.core.table import Ragged, Table
+
+
+def bad_weights(rank: Any) -> tuple[int, dict[str, float]]:
+    """Return the optimizer steps done, and this rank's parameters that hold NaN or infinity, each with that."""
+    found: tuple[int, dict[str, float]] = rank.probe.bad_weights()
+    return found
+
+
+def layer_outputs(rank: Any, rows: Table) -> tuple[int, list[tuple[str, float]]]:
+    """Return the pipeline stage, and of its modules in the order they end the largest absolute number of their output for rows."""
+    found: tuple[int, list[tuple[str, float]]] = rank.probe.layer_outputs(rows)
+    return found
+
+
+def gradients(rank: Any, rows: Table, loss: Shipped) -> tuple[int, dict[str, float]]:
+    """Return the pipeline stage, and the parameters whose gradient of a loss over rows is not finite."""
+    found: tuple[int, dict[str, float]] = rank.probe.gradients(rows, loss)
+    return found
+
+
+def token_losses(rank: Any, rows: Table, **options: Any) -> Mapping[str, Ragged]:
+    """Return ``token_loss`` and ``token_loss_gradient`` of rows: a primitive."""
+    found: Mapping[str, Ragged] = rank.probe.token_losses(rows, **options)
+    return found
