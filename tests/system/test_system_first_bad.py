@@ -24,6 +24,9 @@ def planted(live):
         live.session.reward(reward)
         with contextlib.suppress(hf.HfsdkError):
             live.session.train(Planted(what), prompts(live.session, OPENINGS, step), steps=step + 2, progress=False)
+        for role in (live.actor, live.critic):
+            with contextlib.suppress(hf.NonFiniteLossError):  # the other one's, which nobody has seen
+                role.run(fingerprint)
         return SimpleNamespace(session=live.session, run=live.session.run, actor=live.actor, critic=live.critic)
 
     yield run
