@@ -27,8 +27,9 @@ LEAST_STEPS = 3
 KEPT = 32
 """Newest steps that a number is compared with."""
 
-SUFFIXES = ("loss", "grad_norm")
-NAMES = frozenset({"kl_mean", "ratio", "approx_kl"})
+UPDATES = [f"{role}_{name}" for role in ("actor", "critic", "cost_critic", "ptx", "reward", "cost") for name in ("loss", "grad_norm")]
+NAMES = frozenset({*UPDATES, "loss", "grad_norm", "policy_loss", "value_loss", "kl_loss", "kl_mean", "ratio", "approx_kl"})
+"""Of hfsdk's own numbers; the user's own metrics may be what they like."""
 SCORES = frozenset({"score_mean", "cost_mean"})
 """Of the user's functions: a rare reward is 0 for many steps, so that these must be `TIMES` larger still."""
 
@@ -56,7 +57,7 @@ class BadNumber:
 
 def watched(name: str) -> bool:
     """Whether a number of a step's row is one that the rules are for: a loss, a gradient's norm, a KL, a ratio, a score."""
-    return name.endswith(SUFFIXES) or name in NAMES or name in SCORES
+    return name in NAMES or name in SCORES
 
 
 class Jumps:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from hfsdk.core.errors import ColumnError, NonFiniteLossError, RewardFunctionError
 from hfsdk.core.rows import Row
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.session.context import Context
 from hfsdk.session.health import Health
 from hfsdk.session.jumps import Jumps
@@ -35,7 +36,7 @@ class RunWarnings:
             NonFiniteLossError: a loss, gradient, KL, ratio or score of it is not finite.
         """
         record, bad = self._control.record, self._jumps.take(row)
-        texts = [f"{number}; {FINDS}" for number in bad if number.usual is not None]
+        texts = [f"{number}{f'; {FINDS}' if self._good() else ''}" for number in bad if number.usual is not None]
         for text in self._health.take(row) + texts[:1]:
             said = f"step {row['step']}: {text}"
             if said not in record.warnings:  # as it is where a step is taken again after a death
@@ -48,9 +49,14 @@ class RunWarnings:
 
     def failed(self, error: Exception) -> None:
         """Note in which step a run has failed and, where that was by a number, say in the error what finds it."""
-        record, search = self._control.record, self._control.search
+        record = self._control.record
         if record.failed_step is None and not self._context.client.closed:
             record.failed_step = self._context.next_step()
-        good = search.last_good() if search is not None and isinstance(error, BY_A_NUMBER) else None
-        if good is not None:
+        good = self._good()
+        if good is not None and isinstance(error, BY_A_NUMBER):
             error.add_note(f"{FINDS}; session.rewind(session.run.last_good) goes back to {good.name!r}")
+
+    def _good(self) -> Snapshot | None:
+        """Return the snapshot that a search would go back to."""
+        search = self._control.search
+        return None if search is None else search.last_good()

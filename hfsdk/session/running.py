@@ -184,8 +184,8 @@ class Run(Guided):
         """
         if self._control.search is None:
             why = (
-                f"the run goes on beside the controller of {self.kept_as!r}, where its snapshots are, and this kernel cannot ask "
-                "for them; train in a session without keep=True to look for it" if self.kept_as
+                f"the run goes on beside the controller of {self.kept_as!r}, which keeps no snapshots of it "
+                "for a kernel to search; train in a session without keep=True to look for it" if self.kept_as
                 else "it is simulated, or has not begun: there are no numbers"
             )  # fmt: skip
             raise OptionError(f"first_bad() cannot do the steps of {self!r} again: {why}")

@@ -21,6 +21,7 @@ from hfsdk.session.bad_update import bisected
 from hfsdk.session.jumps import Jumps, first_bad
 from hfsdk.session.look_back import SHARE, LookBack
 from hfsdk.session.marked_sample import code_of, verdict_of
+from hfsdk.session.run_control import RunControl
 from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.tables import first_bad_html
 from tests.session.test_health import healthy
@@ -198,6 +199,8 @@ def test_runs_that_cannot_be_done_again_say_so():
         with pytest.raises(hf.OptionError, match="it is simulated, or has not begun"):
             run.first_bad()
     assert (run.last_good, run.algorithm, run.prompts) == (None, None, None)
+    with pytest.raises(hf.OptionError, match="goes on beside the controller of 'exp7', which keeps no snapshots"):
+        hf.Run(RunControl(kept_as="exp7")).first_bad()
 
 
 # -- the words
