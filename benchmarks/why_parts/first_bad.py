@@ -82,22 +82,21 @@ def _healthy(session: Any, where: str) -> dict[str, Any]:
 def _costs(session: Any) -> list[dict[str, Any]]:
     """Time the same steps with and without snapshots, in turns."""
     stream = prompts(session, OPENINGS, STEPS)
-    start, ratios, shares = session.snapshot("start"), [], []
-    for _ in range(TURNS):
-        took = {}
-        for look_back in (0, 2):
+    start, shares = session.snapshot("start"), []
+    took: dict[int, list[float]] = {0: [], 2: []}
+    for turn in range(TURNS):
+        for look_back in ((0, 2), (2, 0))[turn % 2]:
             session.rewind(start)
             begun = time.perf_counter()
             run = session.train(Planted(), stream, steps=STEPS, progress=False, look_back=look_back)
-            took[look_back] = time.perf_counter() - begun
-        kept = run._control.search.look_back
-        ratios.append(took[2] / took[0])
-        shares.append(kept.seconds / kept.steps_s)
-    share, ratio = statistics.median(shares), statistics.median(ratios)
-    at_most = f"<= {MOST_SHARE}"
+            took[look_back].append(time.perf_counter() - begun)
+            if look_back:
+                kept = run._control.search.look_back
+                shares.append(kept.seconds / kept.steps_s)
+    share, ratio = statistics.median(shares), min(took[2]) / min(took[0])
     return [
-        _row(f"snapshots' seconds over those of {STEPS} steps", share, "", at_most, share <= MOST_SHARE),
-        _row(f"{STEPS} steps with snapshots over without", ratio, "", f"<= {1 + MOST_SHARE}", ratio <= 1 + MOST_SHARE),
+        _row(f"snapshots' seconds over those of {STEPS} steps", share, "", f"<= {MOST_SHARE}", share <= MOST_SHARE),
+        _row(f"{STEPS} steps with over without, fastest of {TURNS}", ratio, "", f"<= {1 + MOST_SHARE}", ratio <= 1 + MOST_SHARE),
         _row("one snapshot", kept.last_s, "s", "", True),
     ]
 

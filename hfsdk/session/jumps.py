@@ -27,7 +27,8 @@ LEAST_STEPS = 3
 KEPT = 32
 """Newest steps that a number is compared with."""
 
-UPDATES = [f"{role}_{name}" for role in ("actor", "critic", "cost_critic", "ptx", "reward", "cost") for name in ("loss", "grad_norm")]
+ROLES = ("actor", "critic", "cost_critic", "ptx", "reward", "cost")
+UPDATES = [f"{role}_{name}" for role in ROLES for name in ("loss", "grad_norm")]
 NAMES = frozenset({*UPDATES, "loss", "grad_norm", "policy_loss", "value_loss", "kl_loss", "kl_mean", "ratio", "approx_kl"})
 """Of hfsdk's own numbers; the user's own metrics may be what they like."""
 SCORES = frozenset({"score_mean", "cost_mean"})

@@ -60,7 +60,7 @@ def verdict_of(found: FirstBad, said: str) -> str:
     elif found.kind == "update":
         body = f"no sample stands out. {said[:1].upper()}{said[1:]}."
     elif found.value is None:
-        body = f"the function raises{where}: {said}"
+        body = f"the function raises{where.replace(' of ', ' for ', 1)}: {said}"
     else:
         first = " It is the first bad number: all that was written before it is finite and of its usual size."
         body = f"{found.column}{where}{number}.{first}"
