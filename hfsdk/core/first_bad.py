@@ -39,9 +39,9 @@ class FirstBad:
     step: int
     """The step in which it arose."""
     call: str
-    """The call that made it, or the first that met it, e.g. ``"reward.compute_scores"``."""
+    """The call that made it, or the first that met it, e.g. ``"reward.compute_scores"``; ``""`` where none makes it."""
     role: str
-    """Whose call that is."""
+    """Whose call or weight that is."""
     column: str = ""
     """The column that has it; of a loss ``"token_loss"`` or ``"token_loss_gradient"``."""
     value: float | None = None

@@ -40,7 +40,7 @@ from hfsdk.session.bad_update import Place, TapedUpdate, bisected
 from hfsdk.session.context import STEPS
 from hfsdk.session.jumps import BadNumber, first_bad
 from hfsdk.session.look_back import LookBack
-from hfsdk.session.marked_sample import code_of, marked_text, tokens_around, verdict_of
+from hfsdk.session.marked_sample import code_of, marked_text, tokens_around, verdict_of, weight_code
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.streams import RowStream
@@ -89,9 +89,15 @@ class FirstBadSearch:
         snapshot = self.look_back.before(symptom.step)
         if snapshot is None:
             raise OptionError(self._no_snapshot(symptom.step))
+        self.parts.client.drain()
+        self.parts.client.send(m.Overlook())
+        held = self._held_now()
         with self._coming_back(snapshot, stay) as left:
-            found = self._search(symptom, snapshot)
-        return None if found is None else replace(found, left=left[0], seconds=time.perf_counter() - begun)
+            found = self._search(symptom, snapshot, held)
+        if found is None:
+            return None
+        but = f", but for {found.parameter}, of which ranks that differ in dp alone keep one copy together" if held else ""
+        return replace(found, left=left[0] + but, seconds=time.perf_counter() - begun)
 
     def _asked(self, step: int) -> BadNumber:
         rows, failed = self.control.record.rows, self.control.record.failed_step
@@ -117,7 +123,6 @@ class FirstBadSearch:
     def _coming_back(self, snapshot: Snapshot, stay: bool) -> Iterator[list[str]]:
         """Go back to where the session was when all is done; yields the words for where that is."""
         parts, left = self.parts, [""]
-        parts.client.send(m.Overlook())
         here: Snapshot | None = None
         if not stay:
             try:
@@ -191,13 +196,29 @@ class FirstBadSearch:
 
     # -- looking
 
-    def _search(self, symptom: BadNumber, snapshot: Snapshot) -> FirstBad | None:
+    def _held_now(self) -> tuple[str, Mapping[int, Mapping[str, float]]] | None:
+        """Return a role that holds weights now which are not finite on some of its data-parallel ranks, and these by rank.
+
+        A snapshot has one copy of what these ranks share, and a replay need not come to the same.
+        """
+        for name, handle in self._handles().items():
+            if handle.role.trainable and handle.role.train is not None and handle.role.train.num_replicas > 1:
+                held = {rank: bad for rank, (_, bad) in enumerate(handle.run(rank_questions.bad_weights)) if bad}
+                if held and len(held) < handle.role.train.size:
+                    return name, held
+        return None
+
+    def _search(
+        self, symptom: BadNumber, snapshot: Snapshot, held: tuple[str, Mapping[int, Mapping[str, float]]] | None
+    ) -> FirstBad | None:
         before, tape = self._again(snapshot, symptom.step)
         place = self._bad_column(tape, before)
         weight = self._bad_weight(tape, place)
         place = weight or place or self._bad_scoring(tape) or self._refused(tape)
         if place is None:
             place, tape = self._jump(snapshot, symptom, tape)
+        if place is None and held is not None:
+            return _of_itself(symptom, snapshot, *held)
         if place is None:
             if tape.error is not None:
                 raise OptionError(f"step {symptom.step} did not end by a number that is not finite: {tape.error}") from tape.error
@@ -348,6 +369,17 @@ class FirstBadSearch:
             one = batch.take([place.sample]) if place.looked is None else place.looked
             found = replace(found, text=marked_text(one, place.token), rows=tokens_around(one, place.token))
         return replace(found, verdict=verdict_of(found, place.said), code=code_of(found, symptom.step - snapshot.steps))
+
+
+def _of_itself(symptom: BadNumber, snapshot: Snapshot, role: str, held: Mapping[int, Mapping[str, float]]) -> FirstBad:
+    """Return a weight that is not finite on some rank though the steps done again leave it finite."""
+    name = next(iter(next(iter(held.values()))))
+    ranks = tuple(rank for rank, bad in held.items() if name in bad)
+    found = FirstBad(
+        kind="weight", symptom=str(symptom), step=symptom.step, call="", role=role, parameter=name, ranks=ranks,
+        value=held[ranks[0]][name], snapshot=snapshot.name,
+    )  # fmt: skip
+    return replace(found, verdict=verdict_of(found, ""), code=weight_code(found))
 
 
 def _first(error: HfsdkError) -> HfsdkError:

@@ -49,6 +49,12 @@ def verdict_of(found: FirstBad, said: str) -> str:
     layer = f" The output of {found.layer} is the first to be bad." if found.layer else ""
     ranks = f" on rank{'s' * (len(found.ranks) > 1)} {', '.join(map(str, found.ranks))}" if found.ranks else ""
     head = f"Step {found.step}, {found.call}{mini}: "
+    if found.kind == "weight" and not found.call:
+        return (
+            f"The weight {found.parameter} of {found.role}{ranks}{number}, and is finite on the ranks that hold the same. Done "
+            f"again from {found.snapshot!r} the steps leave it finite: nothing in them makes it. Look at what ran on the ranks "
+            "between two steps, and at the memory of that device."
+        )
     if found.kind == "weight":
         met = f" {found.call} meets it first: {found.column}{where}." if found.column else ""
         body = f"the weight {found.parameter}{ranks}{number} ({said}).{met}"
@@ -66,6 +72,12 @@ def verdict_of(found: FirstBad, said: str) -> str:
         body = f"{found.column}{where}{number}.{first}"
     more = f" {said}." if said and found.kind == "gradient" else ""
     return head + body + layer + more
+
+
+def weight_code(found: FirstBad) -> str:
+    """Return the lines that show a weight's largest number on every rank."""
+    look = "lambda rank: float(dict(rank.module.named_parameters())[name].abs().max())"
+    return f"name = {found.parameter!r}\nsession.models.{found.role}.run({look})"
 
 
 def code_of(found: FirstBad, num_good: int) -> str:
@@ -92,8 +104,7 @@ def code_of(found: FirstBad, num_good: int) -> str:
         lines += [
             "with contextlib.suppress(hf.HfsdkError):  # what the weight makes fail",
             f"    algorithm.metrics({step})  # step {found.step}",
-            f"name = {found.parameter!r}",
-            f"session.models.{found.role}.run(lambda rank: float(dict(rank.module.named_parameters())[name].abs().max()))",
+            weight_code(found),
         ]
         lines[0:0] = ["import contextlib", ""]
     elif found.value is None and found.column:

@@ -10,9 +10,16 @@ import pytest
 from system_helpers import OPENINGS, fingerprint
 
 import hfsdk as hf
-from benchmarks.why_parts.planted_runs import NAME, SAMPLE, TOKEN, Planted, lengths, nan_where_marked, prompts
+from benchmarks.why_parts.planted_runs import NAME, SAMPLE, TOKEN, Planted, lengths, nan_where_marked, prompts, set_inf
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:reward goes on with", "ignore:step .* jumped to")]
+
+
+def see_failures(roles):
+    """Meet the failures of each role that nobody has looked at: those beside the one that a run has raised."""
+    for role in (roles.actor, roles.critic):
+        with contextlib.suppress(hf.NonFiniteLossError):
+            role.run(fingerprint)
 
 
 @pytest.fixture
@@ -24,12 +31,11 @@ def planted(live):
         live.session.reward(reward)
         with contextlib.suppress(hf.HfsdkError):
             live.session.train(Planted(what), prompts(live.session, OPENINGS, step), steps=step + 2, progress=False)
-        for role in (live.actor, live.critic):
-            with contextlib.suppress(hf.NonFiniteLossError):  # the other one's, which nobody has seen
-                role.run(fingerprint)
+        see_failures(live)
         return SimpleNamespace(session=live.session, run=live.session.run, actor=live.actor, critic=live.critic)
 
     yield run
+    see_failures(live)
     live.session.rewind(start)
     live.session.forget(start)
 
@@ -40,12 +46,12 @@ def where(session, roles):
     return [role.run(fingerprint) for role in roles], session.run.prompts.position, session.branch, history
 
 
-def search(found):
+def search(found, roles=("actor", "critic")):
     """Return the first bad number; the session is where it was."""
-    before = where(found.session, (found.actor, found.critic))
+    before = where(found.session, [getattr(found, role) for role in roles])
     bad = found.run.first_bad()
-    assert where(found.session, (found.actor, found.critic)) == before
-    assert bad.left == "the session is where it was"
+    assert where(found.session, [getattr(found, role) for role in roles]) == before
+    assert bad.left.startswith("the session is where it was")
     return bad
 
 
@@ -83,7 +89,8 @@ def test_an_exploding_advantage_is_named_with_its_token(planted):
 
 def test_a_weight_that_is_infinite_on_one_rank_is_named_with_rank_and_layer(planted):
     found = planted("weight", 1)
-    bad = search(found)
+    bad = search(found, ["critic"])
+    assert f"but for {NAME}, of which ranks that differ in dp alone keep one copy together" in bad.left
     assert (bad.kind, bad.role, bad.parameter, bad.ranks, bad.value) == ("weight", "actor", NAME, (1,), math.inf)
     assert bad.layer == NAME.removesuffix(".weight")
     assert (bad.call, bad.column) == ("actor.compute_log_probs", "old_log_probs")
@@ -91,6 +98,14 @@ def test_a_weight_that_is_infinite_on_one_rank_is_named_with_rank_and_layer(plan
     of_rank = again(found, bad)
     assert of_rank[0] < 10
     assert of_rank[1] == math.inf
+
+
+def test_a_weight_that_no_step_makes_infinite_is_named_too(planted, live):
+    live.actor.run(set_inf, NAME)  # the run's snapshot has rank 0's
+    found = planted("", 1)
+    bad = search(found, ["critic"])
+    assert (bad.kind, bad.call, bad.parameter, bad.ranks, bad.value) == ("weight", "", NAME, (1,), math.inf)
+    assert "Done again from 'before step" in bad.verdict
 
 
 def test_a_loss_that_divides_by_zero_is_named_with_mini_batch_and_sample(planted):
