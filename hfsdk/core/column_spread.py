@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.table import Ragged, Table
+from hfsdk.core.unscored import is_unscored
 
 TIMES = 10.0
 """Times what is usual from which on a number is bad."""
@@ -46,8 +47,8 @@ def _spread(column: Any) -> Spread | None:
     lengths = column.lengths if isinstance(column, Ragged) else np.ones(len(values), np.int64)
     samples = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
-    finite = np.isfinite(values)
-    sizes = np.where(finite, np.abs(values), 0.0)
+    finite = np.isfinite(values) | is_unscored(values)
+    sizes = np.where(np.isfinite(values), np.abs(values), 0.0)
     top = int(sizes.argmax())
     others = sizes[samples != samples[top]]
 
@@ -71,7 +72,7 @@ def odd(now: Spread, before: Spread | None) -> float | None:
     """Return how large a column's numbers usually are where one is far above that, infinity where one is not finite; else ``None``.
 
     Usual is what the column had in the step before, where there is one, and else what the other samples have. A column that held
-    what is not finite in the step before too, e.g. for samples without a score, is judged by its other numbers.
+    what is not finite in the step before too is judged by its other numbers.
     """
     if now.bad is not None and (before is None or before.bad is None):
         return float("inf")

@@ -14,6 +14,7 @@ import pytest
 import hfsdk as hf
 from hfsdk.core.column_spread import odd, spreads
 from hfsdk.core.table import Ragged, Table
+from hfsdk.core.unscored import NOT_SCORED
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import HostRoom
 from hfsdk.session.bad_layer import first_bad_layer
@@ -88,6 +89,7 @@ def test_spreads_name_sample_and_token():
     assert odd(seen["b"], None) == odd(seen["b"], seen["a"]) == math.inf
     assert odd(seen["b"], seen["b"]) is None, "such were there before"
     assert odd(seen["scores"], None) is None
+    assert spreads(Table({"scores": np.array([NOT_SCORED, 1.0], np.float32)}))["scores"].bad is None, "it has no score"
 
 
 def test_the_first_layer_is_that_of_the_earliest_stage():
