@@ -77,6 +77,8 @@ class Jumps:
             if not watched(name) or not isinstance(value, int | float):
                 continue
             if not math.isfinite(value):
+                if name in SCORES:  # of a step in which no sample was scored there is none
+                    continue
                 wrong.append(BadNumber(int(step) if isinstance(step, int) else 0, name, float(value), None))
                 continue
             before = self._before.setdefault(name, deque(maxlen=KEPT))

@@ -33,7 +33,7 @@ class RunWarnings:
         """Warn of what a step's row says is wrong; return whether a number of it jumps.
 
         Raises:
-            NonFiniteLossError: a loss, gradient, KL, ratio or score of it is not finite.
+            NonFiniteLossError: a loss, gradient, KL or ratio of it is not finite.
         """
         record, bad = self._control.record, self._jumps.take(row)
         texts = [f"{number}{f'; {FINDS}' if self._good() else ''}" for number in bad if number.usual is not None]

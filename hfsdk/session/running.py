@@ -164,9 +164,9 @@ class Run(Guided):
     def first_bad(self, step: Index | None = None, *, stay: bool = False) -> FirstBad | None:
         """Find where the run's first bad number comes from: step, call, mini-batch, sample, token, weight, ranks and layer.
 
-        A step is bad when it failed; when its loss, gradient's norm, KL, ratio or score is not finite; or when one of these jumps:
-        it is more than 10 times the largest of the 32 steps before (100 times for scores; all count as at least 1), and more than
-        10 median absolute deviations from their median, of at least 3 steps. The steps from a snapshot of the run's own
+        A step is bad when it failed; when its loss, gradient's norm, KL or ratio is not finite; or when one of these or a score
+        jumps: it is more than 10 times the largest of the 32 steps before (100 times for scores; all count as at least 1), and
+        more than 10 median absolute deviations from their median, of at least 3 steps. The steps from a snapshot of the run's own
         (``session.train(look_back=...)``) are done again, bit for bit, and the first number that is bad is looked for in the
         columns, the weights, then the mini-batches, samples and tokens of the updates. That takes about as long as these steps.
 
