@@ -48,7 +48,7 @@ class Step:
         ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
         parts, failures = (tuple(n for n in self.batch.columns if n.startswith(start)) for start in (PART, FAILURES))
-        statistics = replace(statistics, parts=parts, failures=failures, baselines="baseline_scores" in self.batch)
+        statistics = replace(statistics, parts=parts, failures=failures, baselines="baseline_scores" in self.batch.columns)
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         rows = [] if self.actor is None else self.actor.rows
         dtype = self.actor.dtype if isinstance(self.actor, Metrics) else "fp32"

@@ -24,6 +24,7 @@ from hfsdk.testing.exercises import (
     notebook_10,
     notebook_11,
     notebook_12,
+    notebook_13,
 )
 
 if TYPE_CHECKING:
@@ -45,5 +46,6 @@ EXERCISES: Mapping[str, Exercise] = {
     **notebook_10.EXERCISES,
     **notebook_11.EXERCISES,
     **notebook_12.EXERCISES,
+    **notebook_13.EXERCISES,
 }
 """Number -> exercise: ``"04.1"`` is the first of notebook 4."""
