@@ -70,7 +70,8 @@ def _arguments(kind: type[Arguments]) -> str:
 
 def _effects(method: Method) -> list[str]:
     words = {
-        "generate": "generates", "pass": "a pass over prompt + response", "loss": "takes a loss", "step": "optimizer",
+        "generate": "generates", "score": "has the generating engine score tokens that are there",
+        "pass": "a pass over prompt + response", "loss": "takes a loss", "step": "optimizer",
         "code": "the user's code on the ranks", "state": "a role's state", "look": "looks", "move": "hands weights to a shadow",
         "task": "the user's code over columns", "data": "brings columns", "transition": "brings weights back to the trainer",
     }  # fmt: skip

@@ -25,7 +25,7 @@ NOUNS = [
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],
     *["pending", "column_refs", "tokens", "batch", "call_events", "microbatch", "rollout_weights"],
     *["call_flow", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],
-    *["rows", "snapshot", "history", "experiment", "column_spread", "first_bad"],
+    *["rows", "snapshot", "history", "experiment", "column_spread", "first_bad", "gap"],
 ]
 LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
 TOP = ["hfsdk", "hfsdk.quickstart", "hfsdk.serve", "hfsdk.data"]

@@ -67,8 +67,8 @@ def test_a_column_is_one_call_s_or_an_algorithm_s_and_says_how_to_get_it():
 def test_who_changes_weights_also_touches_them_and_who_only_looks_needs_nothing():
     assert {m.name for m in METHODS.values() if m.changes_weights} == {"update", "step", "load_state"}
     assert {m.name for m in METHODS.values() if m.touches_weights} == {"update", "step", "load_state", "run", "call"}
-    assert {m.name for m in METHODS.values() if not m.uses_weights} == {"last_reshard", "census"}
-    assert {m.name for m in METHODS.values() if m.needs and m.work in ("look", "generate")} == {"grad_norm"}
+    assert {m.name for m in METHODS.values() if not m.uses_weights} == {"last_reshard", "census", "rescore_as_is"}
+    assert {m.name for m in METHODS.values() if m.needs and m.work in ("look", "generate")} == {"grad_norm", "layers"}
 
 
 def test_a_step_and_its_repetition_hold_what_they_can():
@@ -77,7 +77,7 @@ def test_a_step_and_its_repetition_hold_what_they_can():
     assert not METHODS["run"].repeatable
     assert METHODS["call"].repeatable
     assert {m.name for m in METHODS.values() if m.reports_values and not m.learns} == {
-        "compute_loss", "grad_norm", "run", "call", "last_reshard", "census",
+        "compute_loss", "grad_norm", "run", "call", "last_reshard", "census", "rescore_as_is", "layers",
     }  # fmt: skip
 
 

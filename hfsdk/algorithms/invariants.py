@@ -7,11 +7,10 @@ from contextvars import ContextVar
 
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import InvariantWarning
+from hfsdk.core.gap import GAP_TOLERANCE
 
 RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 """How far the ratio may be from 1 before anything is updated, by the trainer's dtype."""
-GAP_TOLERANCE = {"fp32": {"mean": 1e-4, "max": 1e-3}, "bf16": {"mean": 0.05, "max": 1.0}}
-"""``|trainer - rollout|`` of a token's log-probability, in nats: rounding alone stays below."""
 
 CHECK: ContextVar[str | None] = ContextVar("check", default="light")
 """What a run of ``session.train`` checks; ``None`` is nothing."""

@@ -57,6 +57,36 @@ class LogProbs(Arguments):
     """The column that it writes."""
     entropy: bool = False
     """Whether it writes ``entropy`` too, in nats."""
+    top_k: int = 0
+    """They are of the k likeliest tokens alone, renormalised; 0: of all."""
+    top_p: float = 1.0
+    """They are of the likeliest tokens that together have this probability, renormalised."""
+    without_ends: bool = False
+    """The tokens that end a sequence have no probability, as below ``min_new_tokens``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescoring(Arguments):
+    """Of ``rescore`` and ``rescore_as_is``."""
+
+    column: str
+    """The column that it writes."""
+    inside: tuple[int, int] | None = None
+    """The (row, response token) before which the hidden states of every layer are kept."""
+    through_cache: tuple[tuple[int, int], ...] = ()
+    """The (row, response token)s that are scored once more, behind what the prefix cache has of the tokens before them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneSequence(Arguments):
+    """Of ``layers``."""
+
+    prompt: Array
+    """Token ids, int32."""
+    response: Array
+    token: int
+    """The response token before which hidden states are kept."""
+    temperature: float
 
 
 @dataclass(frozen=True, kw_only=True)

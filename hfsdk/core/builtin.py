@@ -47,10 +47,11 @@ class BuiltinColumn:
         return self.hint or f"Call {self.writer if '(' in self.writer else f'{self.writer}(batch)'} first."
 
 
-Work = Literal["generate", "pass", "loss", "step", "code", "state", "look", "move", "task", "data", "transition"]
-"""What a method does: generates; passes a model over prompt + response; takes a loss over every column; takes an optimizer step;
-runs the user's code on the ranks; writes or reads a role's state; only looks; hands weights to a shadow; runs the user's code over
-columns in a CPU task; brings the user's own columns; is no call but what comes before one: the weights' way back to the trainer."""
+Work = Literal["generate", "score", "pass", "loss", "step", "code", "state", "look", "move", "task", "data", "transition"]
+"""What a method does: generates; has the generating engine score tokens that are there; passes a model over prompt + response;
+takes a loss over every column; takes an optimizer step; runs the user's code on the ranks; writes or reads a role's state; only
+looks; hands weights to a shadow; runs the user's code over columns in a CPU task; brings the user's own columns; is no call but
+what comes before one: the weights' way back to the trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,10 @@ from hfsdk.core.arguments import (
     Generation,
     Learning,
     LogProbs,
+    OneSequence,
     OnRanks,
     OwnPrimitive,
+    Rescoring,
     Scoring,
     StateMove,
     ToShadow,
@@ -104,6 +106,37 @@ COMPUTE_LOG_PROBS = Method(
     writes=("*",),
     arguments=LogProbs,
     roles="actor, reference",
+)
+RESCORE = Method(
+    name="rescore",
+    work="score",
+    phase="inspection",
+    reads=SEQUENCES,
+    reads_if_there=("temperature",),
+    writes=("*",),
+    protocol=MICRO_DP,
+    arguments=Rescoring,
+    roles="actor",
+    of_all_ranks=True,
+    needs=(),
+    shadow=ROLLOUT,
+    listed=False,
+    result="`Scored` by rank",
+)
+"""With the trainer's weights as they are now, moved anew."""
+RESCORE_AS_IS = replace(RESCORE, name="rescore_as_is", work="look")
+"""With the weights that the generating engine has."""
+LAYERS = Method(
+    name="layers",
+    work="look",
+    phase="inspection",
+    protocol=ONE_TO_ALL,
+    arguments=OneSequence,
+    roles="actor",
+    of_all_ranks=True,
+    needs=("weights",),
+    listed=False,
+    result="`Inside` by rank",
 )
 COMPUTE_VALUES = Method(
     name="compute_values",
@@ -342,6 +375,9 @@ METHODS: dict[str, Method] = {
     for method in (
         GENERATE,
         COMPUTE_LOG_PROBS,
+        RESCORE,
+        RESCORE_AS_IS,
+        LAYERS,
         COMPUTE_VALUES,
         COMPUTE_SCORES,
         COMPUTE_COSTS,
@@ -372,8 +408,10 @@ METHODS: dict[str, Method] = {
 }
 """Name -> method."""
 
-SHADOWED: dict[str, Method] = {method.shadow: method for method in METHODS.values() if method.shadow}
-"""Of :data:`~hfsdk.core.placement.SHADOWS` each -> the method that it carries out in place of its role."""
+SHADOWED: dict[str, Method] = {
+    method.shadow: method for method in METHODS.values() if method.shadow and method.phase != "inspection"
+}
+"""Of :data:`~hfsdk.core.placement.SHADOWS` each -> the method of a step that it carries out in place of its role."""
 
 
 def method_of(name: str) -> Method:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hfsdk.algorithms.invariants import CHECK, GAP_TOLERANCE, warn
+from hfsdk.algorithms.invariants import CHECK, warn
 from hfsdk.core.batch import Batch
+from hfsdk.core.gap import GAP_TOLERANCE
 from hfsdk.core.rows import Row
 from hfsdk.models.replays import REPLAYED, largest_gap
 

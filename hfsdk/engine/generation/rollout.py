@@ -40,6 +40,7 @@ from hfsdk.core.table import Column, Ragged
 from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.generation import vllm_sleep
 from hfsdk.engine.generation.drain import Drain
+from hfsdk.engine.generation.rescoring import Rescored, Scorer, Sequences
 from hfsdk.engine.generation.rollout_engine import _share, build, check_model, engine_arguments, sleeps
 from hfsdk.engine.generation.rollout_run import GenerationRow, GenerationRun, StopStrings
 from hfsdk.engine.process import rendezvous
@@ -185,6 +186,10 @@ class Rollout:
         self._ready = False
         return dict(self._model.named_parameters())
 
+    def readable(self) -> dict[str, torch.Tensor]:
+        """Return those of vLLM's parameters on this rank that it multiplies with as they are, and no packed copy of them."""
+        return {name: p.data for name, p in self._model.named_parameters() if p.data.untyped_storage().nbytes() and p.numel()}
+
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Return this rank's plain destination tensors by vLLM's parameter names (see ``resharding.vllm_boxes``).
 
@@ -282,6 +287,18 @@ class Rollout:
                 if not run.broken:
                     self._settle()
         return run.columns()
+
+    def score(self, safe: SafePoint, control_group: ProcessGroup | None, sequences: Sequences) -> Rescored:
+        """Score tokens that are there; called on all ranks of a replica with the same rows. Arguments as of :meth:`generate`."""
+        safe.agree(control_group)
+        self._clean_cache()
+        scorer = Scorer(self._engine, safe, control_group, self.max_model_len)
+        with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm(), self._recorder.span("prefill"):
+            try:
+                return scorer.score(sequences)
+            finally:
+                self._soiled = True
+                self._settle()
 
     def _settle(self) -> None:
         """Take what is still under way: with asynchronous scheduling a step is launched before it is known that all rows ended."""

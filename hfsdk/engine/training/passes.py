@@ -20,6 +20,7 @@ from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.process.tasks import user_traceback
 from hfsdk.engine.training import megatron_sequence
+from hfsdk.engine.training.kept_tokens import KeptTokens, keep
 from hfsdk.engine.training.loss_io import (
     Loss,
     ModelInput,
@@ -58,12 +59,19 @@ class Passes:
         return self._role.head == "scalar" and self._role.kind in ("reward", "cost")
 
     def log_probs(
-        self, rows: Table, micro_batches: Sequence[Sequence[int]], temperature: Temperature, safe: SafePoint, *, entropy: bool
+        self,
+        rows: Table,
+        micro_batches: Sequence[Sequence[int]],
+        temperature: Temperature,
+        safe: SafePoint,
+        *,
+        entropy: bool,
+        kept: KeptTokens,
     ) -> dict[str, Ragged]:
         """See :meth:`Trainer.log_probs <hfsdk.engine.training.trainer.Trainer.log_probs>`."""
 
         def read(table: Table, micro: ModelInput, out: torch.Tensor) -> list[torch.Tensor]:
-            found = self._output(table, micro, out, entropy=entropy)
+            found = self._output(table, micro, out, entropy=entropy, kept=kept)
             return [x for x in (found.log_probs, found.entropy) if x is not None]
 
         rows = with_temperature(rows, temperature)
@@ -96,7 +104,9 @@ class Passes:
             )
         return None
 
-    def _output(self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False) -> ModelOutput:
+    def _output(
+        self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False, kept: KeptTokens | None = None
+    ) -> ModelOutput:
         """Read the model's logits or values, ``[N, columns]``."""
         if self.scores_rows:
             return ModelOutput(scores=out[:, 0])
@@ -105,6 +115,8 @@ class Passes:
         temperature_N = token_temperature(table)
         if (temperature_N != 1).any():
             out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
+        if kept:
+            out = keep(out, kept, self._spec.vocab_size, self._groups.tp)
         log_probs, found = log_probs_and_entropy(out, micro.targets_N, self._spec.vocab_size, self._groups.tp, entropy=entropy)
         return ModelOutput(log_probs=log_probs, entropy=found)
 

@@ -37,6 +37,7 @@ from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.training import megatron_folder, megatron_model, megatron_optimizer
 from hfsdk.engine.training.cpu_support_megatron import cuda_type_names
+from hfsdk.engine.training.kept_tokens import KeptTokens
 from hfsdk.engine.training.loss_io import (
     Loss,
     Temperature,
@@ -134,6 +135,7 @@ class Trainer:
         temperature: Temperature = 1.0,
         safe: SafePoint = NEVER,
         entropy: bool = False,
+        kept: KeptTokens = KeptTokens(),  # noqa: B008
     ) -> dict[str, Ragged]:
         """Return ``log_probs`` (and ``entropy``) of each response token given all before it; float32, ordered as ``rows``.
 
@@ -145,12 +147,13 @@ class Trainer:
             temperature: divides the logits: one number, one per row, or one per response token. 0 (greedy) counts as 1.
             safe: where the call may stop.
             entropy: whether to return it too.
+            kept: the tokens that the distribution is of.
 
         Raises:
             OptionError: a row without a prompt or too long, or micro-batches that do not cover the rows.
         """
         self._need_head("lm", "log_probs")
-        return self._passes.log_probs(rows, micro_batches, temperature, safe, entropy=entropy)
+        return self._passes.log_probs(rows, micro_batches, temperature, safe, entropy=entropy, kept=kept)
 
     def values(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Ragged]:
         """Return ``values``: the scalar head's value of the state before each response token, ordered as ``rows``."""

@@ -16,7 +16,7 @@ the weights twice costs. bf16 is read two numbers at a time: c_l[2k + 1] = 2^16 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hfsdk.core.errors import WeightMismatchError
 from hfsdk.resharding.boxes import Offsets
-from hfsdk.resharding.proof import Proof, Witness, WrongBox
+from hfsdk.resharding.proof import Proof, Taken, Witness, WrongBox
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -202,9 +202,12 @@ def _strips(witness: Witness) -> tuple[Strips, Strips]:
     """Return what a rank gives and what it takes."""
     if witness not in _of_witness:
         gives = [(box.local, box.local_start, box.size, box.start) for box in witness.gives.values()]
-        takes = [(taken.move.target_local, taken.move.target_start, taken.move.size, taken.start) for taken in witness.takes]
-        _of_witness[witness] = Strips(gives), Strips(takes)
+        _of_witness[witness] = Strips(gives), Strips(_taken(witness.takes))
     return _of_witness[witness]
+
+
+def _taken(takes: Iterable[Taken]) -> list[LocalBox]:
+    return [(taken.move.target_local, taken.move.target_start, taken.move.size, taken.start) for taken in takes]
 
 
 def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf) -> Sums:
@@ -220,7 +223,7 @@ def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf)
     return found
 
 
-def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_ranks: int) -> Proof:
+def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_ranks: int, hidden: Container[str] = ()) -> Proof:
     """Compare what this rank has taken with what left.
 
     Args:
@@ -228,10 +231,12 @@ def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_
         targets: its local tensors, as they are now.
         given: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
         num_ranks: of the plan.
+        hidden: targets that nobody can read any more, as kernels have packed them; they are left out.
     """
-    there = _strips(witness)[1].of(targets)
+    takes = [taken for taken in witness.takes if taken.move.target_local not in hidden]
+    there = (_strips(witness)[1] if not hidden else Strips(_taken(takes))).of(targets)
     proven, wrong = [0] * num_ranks, []
-    for taken, arrived in zip(witness.takes, there.tolist(), strict=True):
+    for taken, arrived in zip(takes, there.tolist(), strict=True):
         move, left = taken.move, int(given[taken.move.source][taken.number])
         if left == arrived:
             proven[move.source] += 1

@@ -11,7 +11,19 @@ from typing import Any, TypeVar
 import numpy as np
 import torch.distributed as dist
 
-from hfsdk.core.arguments import Arguments, Folder, Generation, LogProbs, OnRanks, OwnPrimitive, Scoring, StateMove, ToShadow
+from hfsdk.core.arguments import (
+    Arguments,
+    Folder,
+    Generation,
+    LogProbs,
+    OneSequence,
+    OnRanks,
+    OwnPrimitive,
+    Rescoring,
+    Scoring,
+    StateMove,
+    ToShadow,
+)
 from hfsdk.core.builtin import Method
 from hfsdk.core.errors import CallError, NonFiniteLossError
 from hfsdk.core.methods import METHODS, method_of
@@ -23,11 +35,12 @@ from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process import startup
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.training import megatron_folder
+from hfsdk.engine.training.kept_tokens import KeptTokens
 from hfsdk.engine.training.loss_io import sampled_at
 from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.weights.model_folders import eos_token_ids
-from hfsdk.engine.worker import user_code
+from hfsdk.engine.worker import rescored, user_code
 from hfsdk.engine.worker.non_finite import why_refused
 from hfsdk.engine.worker.rank_view import RankView
 from hfsdk.engine.worker.role_host import RoleHost
@@ -152,6 +165,23 @@ class HostedRole:
     def _num_updates_of_weights(self) -> int:
         return self.shadow.num_updates if self._trainer is None else self._trainer.num_updates
 
+    def _rescore(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        self.transition.stale = True
+        try:
+            self.transition.to_rollout(safe)
+        finally:
+            self.last_transport = self.transition.last_report or self.last_transport
+        return self._rescore_as_is(table, given, safe)
+
+    def _rescore_as_is(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        assert self.rollout is not None
+        num_updates = self.shadow.num_updates if self._trainer is None else self.transition.num_updates
+        asked = _as(given, Rescoring)
+        return rescored.log_probs(self.rollout, self.transition, num_updates, self.rollout_group, table, asked, safe)
+
+    def _layers(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+        return None, rescored.layers(self, _as(given, OneSequence), safe)
+
     def _last_reshard(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         return None, self.last_transport
 
@@ -167,7 +197,8 @@ class HostedRole:
 
     def _compute_log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         asked = _as(given, LogProbs)
-        found = self.trainer.log_probs(table, given.micro_batches, sampled_at(table), safe, asked.entropy)
+        kept = KeptTokens(asked.top_k, asked.top_p, tuple(self._eos) if asked.without_ends else ())
+        found = self.trainer.log_probs(table, given.micro_batches, sampled_at(table), safe, asked.entropy, kept)
         return {asked.column if name == "log_probs" else name: column for name, column in found.items()}, None
 
     def _compute_values(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:

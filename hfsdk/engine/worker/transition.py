@@ -18,7 +18,7 @@ from hfsdk.engine.weights import fingerprints, transport
 from hfsdk.engine.weights.residency import Residency
 from hfsdk.engine.worker.role_host import RoleHost
 from hfsdk.resharding.boxes import megatron_boxes, vllm_boxes
-from hfsdk.resharding.proof import Witness
+from hfsdk.resharding.proof import Proof, Witness
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import Resident, TransportReport
 
@@ -72,6 +72,8 @@ class Transition:
         """Fingerprints of what this rank gave last."""
         self._damaged: Exception | None = None
         """Why the trainer's weights must not be used, until there are others."""
+        self.num_updates = 0
+        """Optimizer steps that the rollout's weights have seen."""
         if trainer is None or rollout is None or spec.train is None or spec.rollout is None:
             return
         assert spec.model is not None
@@ -124,9 +126,36 @@ class Transition:
                 bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared,
                 proof_s=self._proof_s + rollout.probe_s,
             )  # fmt: skip
-        self.stale = False
+        self.stale, self.num_updates = False, trainer.num_updates
         self._together(rollout, rollout.wake_cache, safe)
         return report
+
+    def rollout_has_some(self) -> bool:
+        """Whether the rollout can generate with what it has, however old; the same on all ranks."""
+        rollout = self._rollout
+        has = rollout is not None and rollout.ready and (self.residency is None or self.residency.generating)
+        return all(self._groups.gather_objects(has))
+
+    def look(self) -> tuple[Proof, int]:
+        """Compare what the rollout has now with what the trainer has, or had when it gave it away.
+
+        Returns:
+            What was compared, and how many boxes cannot be: packed kernels hide the weights that they multiply with.
+        """
+        plan, trainer, rollout, witness = self.plan, self._trainer, self._rollout, self._witness
+        assert plan is not None
+        assert trainer is not None
+        assert rollout is not None
+        assert witness is not None
+        targets = rollout.readable()
+        hidden = {taken.move.target_local for taken in witness.takes} - set(targets)
+        with trainer.on_device("weights"):
+            away = self.residency is not None and self.residency.generating and self._given is not None
+            sums = self._given if away else self._fingerprints(plan, trainer.local_tensors())
+        assert sums is not None
+        given = fingerprints.gathered(sums, [witness.num_given(rank) for rank in range(plan.num_ranks)], self._groups.world)
+        proof = fingerprints.compared(witness, targets, given, plan.num_ranks, hidden)
+        return proof, len(witness.takes) + witness.num_shared - proof.num_boxes
 
     def _fingerprints(self, plan: ReshardPlan, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
         assert self._witness is not None
