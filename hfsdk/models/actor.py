@@ -12,7 +12,8 @@ from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
 from hfsdk.core.checks import Count, Fraction, Index, NonNegative, Within, checked, shown
 from hfsdk.core.columns import COLUMNS, OF_RESPONSE
-from hfsdk.core.errors import ColumnError, LayoutError, OptionError
+from hfsdk.core.errors import ColumnError, LayoutError, OptionError, SimulatedValueError
+from hfsdk.core.gap import Gap
 from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.prompt_data import as_values, foresee, is_conversation, is_token_ids, left_out, read_source
@@ -175,6 +176,43 @@ class ActorModel(TrainedHandle):
         """
         writes = ["old_log_probs"] + ["entropy"] * entropy
         return self._forward(batch, COMPUTE_LOG_PROBS, LogProbs(column="old_log_probs", entropy=bool(entropy)), writes)
+
+    @checked
+    def explain_gap(self, batch: Batch) -> Gap:
+        """Say why trainer and generating engine disagree on the batch's log-probabilities, by experiments; waits.
+
+        Each experiment has an engine score the very same tokens with one thing changed: the weights moved anew, another
+        temperature, top-k or top-p, the prompts as they were given, the prefix cache not read, transformers in fp32 and bf16.
+        What a change takes away of the gap is its share. Where the engines agree within rounding nothing is a cause.
+
+        It takes two passes over the batch where they agree, and about a dozen over some rows where not. Weights are as before; the
+        next :meth:`generate` moves them anew.
+
+        Args:
+            batch: has prompt, response, rollout_log_probs, and as :meth:`generate` writes them temperature and policy_version.
+
+        Returns:
+            A verdict, a row per experiment, and of every token what each cause has of its gap. A notebook draws it; ``to_pandas()``
+            has a row per experiment, ``to_pandas("tokens")`` one per response token, ``to_pandas("layers")`` one per layer.
+
+        Raises:
+            ColumnError: the batch lacks a column, or has no response token.
+            SimulatedValueError: the session is simulated.
+        """
+        from hfsdk.models.gap_causes import explain
+
+        self._need(batch, [*GENERATE.reads[:1], "response", "rollout_log_probs"], "explain_gap")
+        if self._host.simulated:
+            raise SimulatedValueError(
+                f"{self.name}.explain_gap compares log-probabilities, and a simulated session has shapes and times only. "
+                "Run the same cells on a real session."
+            )
+        refs_of(batch).check_aligned(["rollout_log_probs"], f"{self.name}.explain_gap")
+        lengths = batch.known_lengths("response")
+        if lengths is not None and not lengths.sum():
+            raise ColumnError(f"{self.name}.explain_gap: the batch has no response token; call {self.name}.generate(...) first")
+        self._check_sequences(batch, "explain_gap")
+        return explain(self, batch)
 
     # -- layouts
 

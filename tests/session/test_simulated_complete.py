@@ -84,6 +84,8 @@ def test_every_method_of_the_handles(session, tmp_path):
         int(values[0])
     with pytest.raises(SimulatedValueError):
         actor.census()
+    with pytest.raises(SimulatedValueError, match=r"actor\.explain_gap compares log-probabilities"):
+        actor.explain_gap(batch)
     assert actor.memory[0] > 10**9
     assert "simulated" in actor.logs(3)
     assert actor.save_pretrained(tmp_path / "model").is_dir()
