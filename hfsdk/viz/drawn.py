@@ -15,6 +15,7 @@ from hfsdk.viz.comparison.view import ComparisonPicture, comparison_view
 from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.experiment.view import ExperimentPicture, experiment_view
 from hfsdk.viz.frame import Picture
+from hfsdk.viz.gap.view import GapPicture, gap_view
 from hfsdk.viz.lineage.view import LineagePicture, lineage_view
 from hfsdk.viz.plan.view import PlanPicture, plan_view
 from hfsdk.viz.probe.view import ProbePicture, probe_view
@@ -26,6 +27,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.core.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),
     ("hfsdk.core.dataflow", "Dataflow"): lambda obj: DataflowPicture(dataflow_view(obj.view())),
     ("hfsdk.core.experiment", "Experiment"): lambda obj: ExperimentPicture(experiment_view(obj.view())),
+    ("hfsdk.core.gap", "Gap"): lambda obj: GapPicture(gap_view(obj.view())),
     ("hfsdk.core.history", "History"): lambda obj: LineagePicture(lineage_view(obj.view())),
     ("hfsdk.core.plan", "Plan"): lambda obj: PlanPicture(plan_view(obj.view())),
     ("hfsdk.core.reward_probe", "RewardProbe"): lambda obj: ProbePicture(probe_view(obj.view())),

@@ -15,6 +15,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import ComparedCall, Comparison
 from hfsdk.core.dataflow import Dataflow
 from hfsdk.core.experiment import MEASURED, Experiment
+from hfsdk.core.gap import CAUSES, Gap, GapCause, LayerGap
 from hfsdk.core.history import Branch, History, Mark
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool
@@ -259,6 +260,18 @@ def counted(ranks: int = 2, role: str = "actor", twice: int = 0) -> Picture:
     return picture_of(Census(role, (held,) * ranks, (7 * 10**6,) * ranks))
 
 
+def gap_of(layers: int = 6, words: str = "generated at 0.7", value: float = 0.1) -> Picture:
+    lengths, recorded = np.array([3, 2]), np.array([-1.0, -2.0, -3.0, -1.0, -2.0])
+    parts = {"temperature": np.full(5, value), "rest": np.zeros(5)}
+    causes = tuple(
+        GapCause(cause, "the trainer's pass" if cause < "r" else "", *((value, 1.0, True, words) if cause == "temperature" else ()))
+        for cause in CAUSES
+    )
+    places = ["embedding", *(f"layer {i}" for i in range(layers - 2)), "norm"][:layers]
+    far = tuple(LayerGap(place, 1e-7, NAN if i == 0 else value / 10**i, 1e-3) for i, place in enumerate(places))
+    return picture_of(Gap("actor", "fp32", words, causes, far, lengths, recorded + value, recorded, parts, (0, 2), words))
+
+
 # ---------------------------------------------------------------- branches and experiments
 
 
@@ -354,6 +367,11 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "probe: one sample": lambda: picture_of(demo.reward_probe(1)),
     "probe: 2000 samples": lambda: picture_of(demo.reward_probe(2000)),
     "probe: hostile": lambda: picture_of(demo.reward_probe(8, HOSTILE)),
+    "gap: no layers": lambda: gap_of(0),
+    "gap: 200 layers": lambda: gap_of(200),
+    "gap: nan": lambda: gap_of(value=NAN),
+    "gap: infinity": lambda: gap_of(value=INF),
+    "gap: hostile": lambda: gap_of(words=HOSTILE),
     "dashboard: empty": lambda: picture_of(Run()),
     "dashboard: one step": lambda: picture_of(run_of(rows_of(None, 1))),
     "dashboard: 5000 steps": lambda: picture_of(run_of(rows_of(None, 5000))),

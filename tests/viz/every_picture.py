@@ -47,6 +47,7 @@ EVERY: dict[str, Callable[[], Picture]] = {
     "calibration": bad.calibrated,
     "census": lambda: bad.counted(4),
     "probe": lambda: picture_of(demo.reward_probe()),
+    "gap": bad.gap_of,
     "dashboard": lambda: picture_of(bad.run_of(bad.rows_of(None))),
     "memory": lambda: picture_of(MemoryUse(bad.held_trace(), (), None, ClusterSpec.parse("1x2 cpu"), "memory")),
     "memory, planned": bad.planned_memory,

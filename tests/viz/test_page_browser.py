@@ -24,7 +24,7 @@ from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text, html_page, seconds_text
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from tests.viz import demo, harness
-from tests.viz.bad_pictures import calibrated, counted, drained_trace, flow_of, held_trace, plan_of, rows_of, run_of
+from tests.viz.bad_pictures import calibrated, counted, drained_trace, flow_of, gap_of, held_trace, plan_of, rows_of, run_of
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytestmark = [
@@ -314,7 +314,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "shadow": PlacementPicture(placement_view(demo.shadow_data())),
         "tokens": hf.viz.tokens_picture(batch, new="new_log_probs"), "credit": hf.viz.credit_picture(batch),
         "clip": hf.viz.clip_picture(batch), "calibration": calibrated(), "census": counted(3, twice=10**6),
-        "probe": picture_of(demo.reward_probe()),
+        "gap": gap_of(), "probe": picture_of(demo.reward_probe()),
     }  # fmt: skip
     write_report(folder / "pictures.html", "all pictures", [(name, p.to_html()) for name, p in pictures.items()])
     with hf.Session.simulated("1x4 H200", price_per_device_hour=2.0) as session:
