@@ -40,7 +40,7 @@ MADE_BY_SESSIONS = (
     "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces",
     "RewardProbe",
     "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow",
-    "Plan", "History", "Experiment", "Explanation", "FirstBad", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
+    "Plan", "History", "Experiment", "Explanation", "FirstBad", "Gap", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
 )  # fmt: skip
 
 INNER = (

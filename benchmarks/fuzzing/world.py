@@ -185,6 +185,15 @@ def _reward_probe(world: World) -> Any:
     return RewardProbe("reward", ["a", "b"], ["c", "d"], outcomes, np.array([1, 2]))
 
 
+def _gap(world: World) -> Any:
+    from hfsdk.core.gap import CAUSES, Gap, GapCause, LayerGap
+
+    numbers = np.array([-1.0, -2.0])
+    tried = tuple(GapCause(cause, "") for cause in CAUSES)
+    layers = (LayerGap("layer 0", 0.0, 0.1, 0.01),)
+    return Gap("actor", "fp32", "they agree", tried, layers, np.array([2]), numbers, numbers, {"rest": 0 * numbers}, (0, 1))
+
+
 _free = itertools.count()
 
 MAKERS: dict[str, Callable[[World], Any]] = {
@@ -233,6 +242,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "WhatIf": lambda w: w.session.what_if(w.get("PPO"), w.get("Workload")),
     "Explanation": lambda w: hf.explain({"per_device_train_batch_size": 8, "model_name_or_path": "Qwen/Qwen2.5-0.5B"}),
     "Calibration": _calibration,
+    "Gap": _gap,
     "Census": lambda w: Census("actor", (Resident("training", 1, 0, 0, 0, 0),), (1,)),
     "Saving": lambda w: w.session.save("saved by the world", wait=False),
     "Client": lambda w: parts_of(w.session).client,
