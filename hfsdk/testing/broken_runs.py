@@ -53,7 +53,9 @@ def broken_run(number: Count, session: Session) -> Any:
 
 def _weight(session: Session) -> Batch:
     session.models.actor.run(_harm_next_transport)
-    return session.models.actor.generate(list(OPENINGS), max_new_tokens=12)
+    batch = session.models.actor.generate(list(OPENINGS), max_new_tokens=12)
+    batch.wait()
+    return batch
 
 
 def _harm_next_transport(rank: Any) -> None:
