@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hfsdk.session.running import Run
+
+
+_hidden: ContextVar[bool] = ContextVar("hidden", default=False)
 
 
 class Watcher(Protocol):
@@ -19,11 +24,21 @@ class Watcher(Protocol):
 
 
 def show_calls(subscribe: Callable[..., Any]) -> None:
-    """Draw progress and failure of calls under the cells that start them, where IPython runs."""
-    if _shell() is not None:
+    """Draw progress and failure of calls under the cells that start them, where IPython runs and they are not hidden."""
+    if _shell() is not None and not _hidden.get():
         from hfsdk.viz.hooks import CallProgress
 
         CallProgress(subscribe)
+
+
+@contextmanager
+def calls_hidden() -> Iterator[None]:
+    """Draw nothing of the calls of sessions that are made meanwhile, which nobody asked for."""
+    token = _hidden.set(True)
+    try:
+        yield
+    finally:
+        _hidden.reset(token)
 
 
 def watcher_of(run: Run) -> Watcher | None:

@@ -22,6 +22,7 @@ from hfsdk.core.trace import Trace
 from hfsdk.planner.configs.batch_arithmetic import mini_batches
 from hfsdk.planner.configs.phase_memory import Specs
 from hfsdk.planner.configs.step_config import RoleConfig, StepConfig
+from hfsdk.session.notebook import calls_hidden
 from hfsdk.session.session import Session
 
 TOKENS_A_SAMPLE = 20
@@ -88,7 +89,7 @@ class StepCode:
         Raises:
             HfsdkError: the step cannot be run so.
         """
-        with warnings.catch_warnings(), Session.simulated(self.cluster) as session:
+        with warnings.catch_warnings(), calls_hidden(), Session.simulated(self.cluster) as session:
             warnings.simplefilter("ignore")
             handles: dict[str, Any] = {"score": _score}
             for one in self.declarations:

@@ -6,9 +6,9 @@ Of a box of a Hugging Face tensor x, with the bits of a number read as a whole n
 
 r and c are odd numbers, hashed from i and j. The sums of boxes that do not overlap add up to that of the whole, whoever holds them
 and in whatever order; what two ranks hold alike has the same sum. One number that changes is always found, as its change, below
-2^32, is multiplied by odd numbers; rows that changed places, a stride, a box of an older version are missed about once in 2^64, and once
-in 2^32 where numbers have 16 bits, as the lower half of the sums says nothing then. (Additive hashes of sets: Bellare and Micciancio,
-EUROCRYPT 1997.)
+2^32, is multiplied by odd numbers; rows that changed places, a stride, a box of an older version are missed about once in 2^64, and
+once in 2^32 where numbers have 16 bits, as the lower half of a sum says nothing then. (Additive hashes of sets: Bellare and
+Micciancio, EUROCRYPT 1997.)
 
 Of a row c_l is multiplied and summed in one product of a matrix and a vector of whole numbers, so a fingerprint costs what reading
 the weights twice costs. bf16 is read two numbers at a time: c_l[2k + 1] = 2^16 c_l[2k].
