@@ -89,9 +89,10 @@ def by_the_host(setting: Setting) -> None:
     given, report = bridge.give(bridge.Route.between(trained, shadow, source=0), hosted.trainer.local_tensors(), copied)
     setting.note(give_gb_per_s=report.bytes_sent / (time.perf_counter() - begun) / 1e9)
     begun = time.perf_counter()
-    received = bridge.take(bridge.Route.between(trained, shadow, target=0), Weights(trained, tuple(given)), lambda: targets)
+    received, proof = bridge.take(bridge.Route.between(trained, shadow, target=0), Weights(trained, tuple(given)), lambda: targets)
     setting.sync()
     setting.note(take_gb_per_s=sum(received) / (time.perf_counter() - begun) / 1e9, gb=sum(received) / 1e9)
+    setting.need(not proof.wrong, f"{len(proof.wrong)} boxes have another fingerprint than the ones that left: {proof.wrong[:1]}")
     directly = targets_of(setting, spec)
     assert trained.train is not None
     plan = ReshardPlan.between(spec, trained.train, "tp1", setting.dtype)

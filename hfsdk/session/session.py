@@ -11,7 +11,7 @@ from typing import Any, Self
 from hfsdk.core.checks import Index, Name, NonNegative, Title, checked
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.completion import Computed, Offering
-from hfsdk.core.errors import OptionError
+from hfsdk.core.errors import OptionError, SessionClosedError
 from hfsdk.core.guided import SESSION, Guided
 from hfsdk.core.history import History
 from hfsdk.core.runtime import Runtime
@@ -263,7 +263,10 @@ class Session(Guided, Offering):
         client = self._parts.client
         if client.closed:
             return "closed"
-        return "working" if client.send(q.RunningCalls()) else "idle"
+        try:
+            return "working" if client.send(q.RunningCalls()) else "idle"
+        except SessionClosedError:  # it ended meanwhile
+            return "closed"
 
     # -- roles
 
