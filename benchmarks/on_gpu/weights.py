@@ -104,4 +104,4 @@ def by_the_host(setting: Setting) -> None:
 
 def copied(boxes: Any) -> Any:
     """Return boxes in memory of their own, as an object store has them."""
-    return [(key, np.array(bits), dtype) for key, bits, dtype in boxes]
+    return [(key, np.array(bits), *rest) for key, bits, *rest in boxes]
