@@ -228,7 +228,20 @@ function render({ model, el }) {
     node.dataset.proof = view.proofs[proof];
     const w = Math.min(4, box.width / 3),
       right = box.x + box.width;
-    S("rect", { x: right - w, y: box.y, width: w, height: box.height, fill: PROOF[proof], stroke: "#fff", "stroke-width": 0.8, class: "hf-proof" }, node);
+    S(
+      "rect",
+      {
+        x: right - w,
+        y: box.y,
+        width: w,
+        height: box.height,
+        fill: PROOF[proof],
+        stroke: "#fff",
+        "stroke-width": 0.8,
+        class: "hf-proof",
+      },
+      node,
+    );
     if (proof < 2) return;
     const [x1, y1, x2, y2] = [box.x, box.y, right, box.y + box.height];
     for (const d of [`M${x1} ${y1}L${x2} ${y2}`, `M${x1} ${y2}L${x2} ${y1}`]) {
