@@ -34,8 +34,8 @@ from hfsdk.engine.weights import fingerprints
 from hfsdk.engine.weights.on_host import copy_on_host
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard, StatePiece, slices
 from hfsdk.resharding.box_moves import Move, moves_between
-from hfsdk.resharding.boxes import Box, Offsets, vllm_boxes
-from hfsdk.resharding.proof import Proof, Witness
+from hfsdk.resharding.boxes import Box, vllm_boxes
+from hfsdk.resharding.proof import Key, Proof, Witness
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import TransportReport
 
@@ -71,9 +71,6 @@ def num_bytes_of(packed: Packed) -> int:
 
 
 # ---- to a shadow, by the plan
-
-Key = tuple[str, Offsets, Offsets]
-"""A box of a local tensor of the rank that gives it: (name, start, size)."""
 
 Boxes = Sequence[tuple[Key, Any, torch.dtype, int]]
 """What a bundle holds: (a box, its bits as a numpy array, their dtype, its fingerprint)."""
@@ -124,7 +121,7 @@ class Route:
             for move in moves:
                 size = DTYPE_BYTES["fp32" if move.source_local == SCALAR_HEAD else trained.dtype]
                 planned[move.source + move.target - rank] += size * move.numel
-        boxes = boxes_of(trained)[rank] if source is not None else needed_by(shadow, rank - num_sources)
+        boxes = boxes_of(trained)[rank] if source is not None else boxes_taken(shadow, rank - num_sources)
         return cls(name, rank, num_sources, num_ranks, moves, tuple(planned), boxes)
 
     def check(self, peer: int, counted: int) -> None:
@@ -154,7 +151,7 @@ def boxes_of(role: RoleSpec) -> list[tuple[Box, ...]]:
     return [Shard(spec=role.model, layout=mesh.layout, at=mesh.coordinates(r), scalar=scalar).boxes for r in mesh.ranks]
 
 
-def needed_by(shadow: RoleSpec, rank: int) -> tuple[Box, ...]:
+def boxes_taken(shadow: RoleSpec, rank: int) -> tuple[Box, ...]:
     """Return what a rank of a shadow takes."""
     if shadow.rollout is None:
         return boxes_of(shadow)[rank]
