@@ -29,10 +29,12 @@ def planted(live):
 
     def run(what, step, reward=lengths):
         live.session.reward(reward)
+        before = live.actor.version
         with contextlib.suppress(hf.HfsdkError):
             live.session.train(Planted(what), prompts(live.session, OPENINGS, step), steps=step + 2, progress=False)
         see_failures(live)
-        return SimpleNamespace(session=live.session, run=live.session.run, actor=live.actor, critic=live.critic)
+        updates = live.actor.version - before
+        return SimpleNamespace(session=live.session, run=live.session.run, actor=live.actor, critic=live.critic, updates=updates)
 
     yield run
     see_failures(live)
@@ -110,10 +112,9 @@ def test_a_weight_that_no_step_makes_infinite_is_named_too(planted, live):
 
 def test_a_loss_that_divides_by_zero_is_named_with_mini_batch_and_sample(planted):
     found = planted("loss", 1)
-    updates = found.actor.version
     bad = search(found)
     assert (bad.kind, bad.call, bad.sample, bad.token, bad.column) == ("loss", "actor.update", SAMPLE, None, "token_loss")
-    assert bad.mini_batch == updates % 2, "the optimizer steps that were taken before it was refused"
+    assert bad.mini_batch == found.updates % 2, "the optimizer steps that were taken before it was refused"
     assert math.isnan(bad.value)
     assert np.isnan(bad.around["token_loss"]).all()
     with pytest.raises(hf.NonFiniteLossError, match=rf"samples \[{SAMPLE}\]"):
