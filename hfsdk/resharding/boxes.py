@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import A, AdapterSpec, B
 from hfsdk.core.spec import ModelSpec
 
 Offsets = tuple[int, ...]
@@ -117,8 +118,10 @@ def megatron_boxes(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int =
 def megatron_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
     """Return what a Megatron rank holds before and after its layers: embedding; last norm and head.
 
-    A tied embedding is on the first and on the last stage, there under the name of the head.
+    A tied embedding is on the first and on the last stage, there under the name of the head. Adapters stand in layers only.
     """
+    if isinstance(spec, AdapterSpec):
+        return [], []
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     before, after = [], []
     if pp_rank == 0:
@@ -134,6 +137,8 @@ def megatron_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -
 
 def megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int, local_number: int) -> list[Box]:
     """Return the boxes a Megatron rank holds of layer ``number``, the ``local_number``-th of its stage."""
+    if isinstance(spec, AdapterSpec):
+        return _adapters(spec, megatron_layer(spec.base, tp, tp_rank, number, local_number), stacked=True)
     hf, local = f"model.layers.{number}.", f"decoder.layers.{local_number}."
     hidden, d, ratio = spec.hidden_size, spec.head_dim, spec.num_heads // spec.num_kv_heads
     boxes = [
@@ -182,6 +187,8 @@ def vllm_boxes(spec: ModelSpec, tp: int, tp_rank: int) -> list[Box]:
 
 def vllm_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
     """Return what a vLLM rank needs before and after its layers; a tied embedding is on the first and last stage."""
+    if isinstance(spec, AdapterSpec):
+        return [], []
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     first, last = pp_rank == 0, pp_rank == layout.pp - 1
     before, after = [], []
@@ -199,6 +206,8 @@ def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]
 
     qkv rows are [q; k; v] of the rank; with fewer kv heads than tp, a kv head is replicated on ``tp / kv_heads`` ranks.
     """
+    if isinstance(spec, AdapterSpec):
+        return _adapters(spec, vllm_layer(spec.base, tp, tp_rank, number), stacked=False)
     hidden, d = spec.hidden_size, spec.head_dim
     query = spec.num_heads * d // tp
     kv_shards = min(tp, spec.num_kv_heads)
@@ -223,6 +232,69 @@ def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]
         Box(p + "mlp.down_proj.weight", (0, tp_rank * mlp), (hidden, mlp), p + "mlp.down_proj.weight", (0, 0)),
         *(_whole(name, (hidden,), name) for name in biases),
     ]
+
+
+PARTS_OF_FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "fc1": ("gate_proj", "up_proj"), "gate_up": ("gate_proj", "up_proj")}
+"""What a layer that either engine fuses is made of, in the order of its adapters."""
+
+
+def adapter_parts(local: str, tensors: Sequence[str]) -> tuple[str, ...]:
+    """Return the modules of which one fused layer has an adapter each, e.g. ``model.layers.0.self_attn.q_proj`` and k and v.
+
+    Args:
+        local: name of the engine's weight.
+        tensors: the Hugging Face tensors that lie in it, perhaps on another rank only in part.
+    """
+    module = tensors[0].removesuffix(".weight")
+    before, last = module.rsplit(".", 1)
+    for fused, parts in PARTS_OF_FUSED.items():
+        if fused in local.rsplit(".", 2)[-2] and last in parts:
+            return tuple(f"{before}.{part}" for part in parts)
+    return (module,)
+
+
+def _adapters(spec: AdapterSpec, boxes: Sequence[Box], *, stacked: bool) -> list[Box]:
+    """Return the boxes of the adapters beside a layer's weights, of which ``boxes`` are those that a rank holds.
+
+    Where tp cuts the weight's rows, A is whole on every rank and B is cut as they are; where it cuts columns, A is cut as they
+    are and B is whole. Of a fused layer, tp=2, rank 0, two heads a rank::
+
+        W     [q0 q1 k0 v0]        A   [A of q; A of k; A of v], each [rank, in]       B   [B of q0 q1; B of k0; B of v0]
+
+    Args:
+        spec: the adapters.
+        boxes: of the weights, of either engine.
+        stacked: whether the adapters of a fused layer lie in one A and one B (Megatron), or each in its own (vLLM).
+    """
+    rank, found = spec.lora.rank, []
+    by_local: dict[str, list[Box]] = {}
+    for box in boxes:
+        if box.local.endswith(".weight") and len(box.size) == 2:
+            by_local.setdefault(box.local, []).append(box)
+    for local, held in by_local.items():
+        module = local.removesuffix(".weight")
+        name = module + ".adapter.{}" if stacked else module + ".lora_{}.{}"
+        below = 0
+        parts = [part for part in adapter_parts(local, [box.tensor for box in held]) if spec.lora.takes(part)]
+        for number, part in enumerate(parts):
+            mine = sorted((box for box in held if box.tensor == part + ".weight"), key=lambda box: box.local_start)
+            width, by_rows = held[0].size[1], module.endswith(("linear_qkv", "linear_fc1", "qkv_proj", "gate_up_proj"))
+            column = 0 if by_rows else held[0].start[1]
+            place = name.format("A", slice_of(part, local))
+            found.append(Box(part + A, (0, column), (rank, width), place, (number * rank if stacked else 0, 0)))
+            at = below if stacked else 0
+            for box in mine:
+                place = name.format("B", slice_of(part, local))
+                found.append(Box(part + B, (box.start[0], 0), (box.size[0], rank), place, (at, 0)))
+                at += box.size[0]
+            below = at
+    return found
+
+
+def slice_of(module: str, local: str) -> int:
+    """Return which of a fused layer's parts a module is: 1 for ``k_proj`` in ``qkv_proj``; 0 where it is alone."""
+    parts = adapter_parts(local, [module + ".weight"])
+    return parts.index(module)
 
 
 def intersect(held: Box, needed: Box) -> tuple[Offsets, Offsets] | None:

@@ -1,0 +1,110 @@
+"""Low-rank adapters: what is asked (``LoRA``), and the tensors that a model's adapters have (``AdapterSpec``).
+
+Beside a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 2106.09685, equation 3)::
+
+    y = W x + scale B A x        A [rank, in], drawn        B [out, rank], zero at first: nothing changes before the first step
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from hfsdk.core.checks import Index, NamedFields, Positive, Within, check_fields, shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.field_texts import documented
+from hfsdk.core.spec import ModelSpec
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
+"""The linear layers of attention and MLP, as files name them; models whose files fuse some have the fused ones."""
+
+A, B = ".lora_A.weight", ".lora_B.weight"
+"""Ends of the names of an adapter's two tensors, as peft writes them."""
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class LoRA(NamedFields):
+    """Adapters of low rank beside a frozen model: ``session.actor("smollm2-135m-instruct", lora=hf.LoRA(rank=16))``.
+
+    Only they are trained, moved to the rollout, kept in snapshots and saved (Hu et al., arXiv 2106.09685). A critic's and a
+    reward model's scalar head is trained with them.
+    """
+
+    rank: Annotated[int, Within(1, 512)] = 16
+    """Rows of A and columns of B."""
+    alpha: Positive = 32.0
+    """What the adapter's output is multiplied with, times 1 / rank."""
+    targets: str | tuple[str, ...] = "linear"
+    """Which layers have one: ``"linear"``, all of attention and MLP, or some by name, e.g. ``("q_proj", "v_proj")``."""
+    rank_stabilised: bool = False
+    """Whether ``alpha`` is divided by the root of the rank instead (rsLoRA, Kalajdzievski, arXiv 2312.03732)."""
+    seed: Index = 0
+    """Of the drawn A."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.targets == "linear":
+            return
+        names = (self.targets,) if isinstance(self.targets, str) else tuple(self.targets)
+        for name in names:
+            if name not in LINEARS:
+                raise OptionError(f"targets must be 'linear' or names out of {', '.join(LINEARS)}; got {shown(name)}")
+        if not names:
+            raise OptionError("targets names no layer: give 'linear', or some of " + ", ".join(LINEARS))
+        object.__setattr__(self, "targets", tuple(dict.fromkeys(names)))
+
+    @property
+    def scale(self) -> float:
+        """What B A x is multiplied with."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+    def takes(self, module: str) -> bool:
+        """Whether a layer, e.g. ``"model.layers.0.mlp.up_proj"``, has an adapter."""
+        last = module.rsplit(".", 1)[-1]
+        return last in (LINEARS if self.targets == "linear" else self.targets)
+
+    def check_model(self, spec: ModelSpec) -> None:
+        """Check that a model has every layer that is asked for.
+
+        Raises:
+            OptionError: it has not; models whose files fuse queries, keys and values have ``qkv_proj`` alone.
+        """
+        if self.targets != "linear":
+            there = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
+            for name in self.targets:
+                if name not in there:
+                    raise OptionError(f"{spec.name} has no layer {shown(name)} for an adapter; it has {', '.join(there)}")
+
+
+def linear_weights(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Return the weights of a model's linear layers, which adapters can stand beside: shape [out, in] by name."""
+    names = ModelSpec.tensors(spec).items()
+    return {name: (shape[0], shape[1]) for name, shape in names if name.endswith("_proj.weight")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSpec(ModelSpec):
+    """The adapters of a model as numbers: a spec whose tensors are theirs, so that a plan, a share or a checkpoint is of them."""
+
+    lora: LoRA
+
+    @classmethod
+    def of(cls, spec: ModelSpec, lora: LoRA) -> AdapterSpec:
+        """Return the adapters that ``lora`` asks for beside ``spec``."""
+        return cls(**{field.name: getattr(spec, field.name) for field in fields(ModelSpec)}, lora=lora)
+
+    @property
+    def base(self) -> ModelSpec:
+        """The model that they stand beside."""
+        return ModelSpec(**{field.name: getattr(self, field.name) for field in fields(ModelSpec)})
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Return every adapter's A [rank, in] and B [out, rank] as ``{name: shape}``."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, (rows, columns) in linear_weights(self).items():
+            module = name.removesuffix(".weight")
+            if self.lora.takes(module):
+                shapes[module + A], shapes[module + B] = (self.lora.rank, columns), (rows, self.lora.rank)
+        return shapes
