@@ -7,12 +7,15 @@ Beside a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated
 
-from hfsdk.core.checks import Index, NamedFields, Positive, Within, check_fields, shown
-from hfsdk.core.errors import OptionError
+from hfsdk.core.checks import Index, NamedFields, Positive, Within, check_fields, checked, shown
+from hfsdk.core.errors import ModelNotFoundError, OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.spec import ModelSpec
 
@@ -21,6 +24,17 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of an adapter's two tensors, as peft writes them."""
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file beside them that says what they are."""
+
+PLAIN = {
+    "bias": "none", "use_dora": False, "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False,
+    "layers_to_transform": None, "layers_pattern": None, "exclude_modules": None, "trainable_token_indices": None,
+    "target_parameters": None, "megatron_config": None, "corda_config": None, "alora_invocation_tokens": None,
+}  # fmt: skip
+"""What peft's description says where adapters are those of the paper; anything else there changes what they compute."""
 
 
 @documented
@@ -54,6 +68,47 @@ class LoRA(NamedFields):
         if not names:
             raise OptionError("targets names no layer: give 'linear', or some of " + ", ".join(LINEARS))
         object.__setattr__(self, "targets", tuple(dict.fromkeys(names)))
+
+    @classmethod
+    @checked
+    def from_folder(cls, folder: str | os.PathLike[str]) -> LoRA:
+        """Read what adapters a folder has that peft's ``save_pretrained`` wrote.
+
+        Raises:
+            ModelNotFoundError: it has none, or of a kind that hfsdk does not train.
+        """
+        path = Path(folder) / ADAPTER_CONFIG
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            rank, alpha, targets = config["r"], config["lora_alpha"], config["target_modules"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelNotFoundError(
+                f"{shown(str(path))} is no description of LoRA adapters ({shown(str(error))}); give the folder that peft's "
+                "save_pretrained, or actor.save_pretrained, wrote"
+            ) from error
+        odd = [name for name, plain in PLAIN.items() if config.get(name) not in (None, False, plain, [], {})]
+        if config.get("peft_type", "LORA") != "LORA" or odd:
+            raise ModelNotFoundError(f"{path} asks for {', '.join(odd) or config['peft_type']}, which hfsdk's adapters do not have")
+        named = targets if isinstance(targets, str) else tuple(dict.fromkeys(name.rsplit(".", 1)[-1] for name in targets))
+        every = named == "all-linear" or set(named) >= set(LINEARS) - {"qkv_proj", "gate_up_proj"}
+        stabilised = bool(config.get("use_rslora"))
+        return cls(rank=rank, alpha=float(alpha), targets="linear" if every else named, rank_stabilised=stabilised)
+
+    def peft_config(self, spec: ModelSpec, base: str, *, scalar: bool = False) -> dict[str, object]:
+        """Return what peft's ``adapter_config.json`` says of them.
+
+        Args:
+            spec: the model that they stand beside.
+            base: its folder.
+            scalar: whether a scalar head is saved with them.
+        """
+        modules = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
+        return {
+            "peft_type": "LORA", "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", "base_model_name_or_path": base,
+            "r": self.rank, "lora_alpha": self.alpha, "lora_dropout": 0.0, "bias": "none", "use_rslora": self.rank_stabilised,
+            "target_modules": [name for name in modules if self.takes(name)], "inference_mode": True,
+            "modules_to_save": ["score"] if scalar else None,
+        }  # fmt: skip
 
     @property
     def scale(self) -> float:

@@ -12,6 +12,7 @@ from hfsdk.core.field_texts import documented
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.learning_rates import RATES, WARMUP_STEPS, suggested_rate
+from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 RECOMPUTE = ("", "selective", "full")
@@ -199,6 +200,10 @@ class RoleSpec:
     """Compute dtype; with bf16 the optimizer keeps fp32 masters."""
     optimizer: AdamW | None = None
     """``None`` for frozen models."""
+    lora: LoRA | None = None
+    """Adapters that are trained in place of the model's weights, which stay as they are; ``None`` trains the weights."""
+    adapters: str = ""
+    """Folder of adapters to begin with, as peft writes it; without one A is drawn and B is zero."""
     rollout_options: RolloutOptions = field(default_factory=RolloutOptions)
     """How the generating engine is sized."""
     micro_batch_tokens: Count = 2048
@@ -239,6 +244,11 @@ class RoleSpec:
         if self.offload:
             return PARTS if self.trainable else ("weights",)
         return ("optimizer",) if self.optimizer is not None and self.optimizer.offload else ()
+
+    @property
+    def learned(self) -> ModelSpec | None:
+        """What of the model is the role's own: its adapters where it has some, else all of it; ``None`` for a function."""
+        return self.model if self.model is None or self.lora is None else AdapterSpec.of(self.model, self.lora)
 
     @property
     def trainable(self) -> bool:

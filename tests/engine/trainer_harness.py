@@ -69,10 +69,10 @@ def reference_model(folder):
 class Reference:
     """Flat outputs over the response tokens of all rows, with the same loss functions as the trainer's."""
 
-    def __init__(self, folder, rows, temperature):
+    def __init__(self, folder, rows, temperature, make_model=reference_model):
         from hfsdk.engine.training.loss_io import ModelOutput, TokenBatch
 
-        self.model = reference_model(folder)
+        self.model = make_model(folder)
         columns = {"log_probs": [], "entropy": [], "values": [], "scores": [], "logits": []}
         for i in range(rows.num_rows):
             prompt, response = (torch.from_numpy(rows.ragged(c)[i].copy()) for c in ("prompt", "response"))
@@ -125,13 +125,13 @@ def rows_of(name, old):
     return rows.with_columns({"old_log_probs": rows.ragged("response").map(mine)})
 
 
-def write_references(folders, root, others=None):
+def write_references(folders, root, others=None, make_model=reference_model):
     """Have transformers run each folder's model, and write down what the processes compare with; the first one runs ``others`` too.
 
     Returns the references and the gradients (loss, gradient by name) by model and by name of the other losses.
     """
     rows = rows_table()
-    references = {name: Reference(folder, rows, rows["temperature"]) for name, folder in folders.items()}
+    references = {name: Reference(folder, rows, rows["temperature"], make_model) for name, folder in folders.items()}
     policies = [name for name in folders if not is_critic(name)]
     old = {n: references[n].columns["log_probs"].detach().numpy() + rows["noise"].flat for n in policies}
     gradients = {name: references[name].gradient(rows_of(name, old), loss_of(name)) for name in folders}

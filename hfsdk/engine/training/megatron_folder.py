@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError
 from hfsdk.core.files import existing_parent, why_unwritten
 from hfsdk.core.layout import Coordinates
+from hfsdk.core.lora import ADAPTER_CONFIG, A, AdapterSpec, B, LoRA
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.training.megatron_groups import RoleGroups
-from hfsdk.engine.training.megatron_model import SelectiveGPTModel, has_scalar_head, local_tensors
+from hfsdk.engine.training.megatron_model import SelectiveGPTModel, base_tensors, has_scalar_head, local_tensors
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes
 
@@ -30,6 +31,9 @@ COMPANIONS = (
     "generation_config.json",
 )  # fmt: skip
 """Files copied beside the weights."""
+
+PEFT, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
+"""What peft puts before the name of an adapter's tensor, and its file."""
 
 WEIGHTS, PARTIAL = "model.safetensors", ".hfsdk-export.partial"
 """Name of the file of weights, and of the folder in which a model's files are written until all are complete."""
@@ -50,19 +54,19 @@ def _part(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
 class _WeightFiles:
     """The safetensors of a folder, opened as they are needed; a context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = WEIGHTS) -> None:
         self._folder = folder
         self._stack = ExitStack()
         self._open: dict[str, Any] = {}
-        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        index, single = folder / f"{name}.index.json", folder / name
         if index.is_file():
             self.files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         elif single.is_file():
             self.files = dict.fromkeys(self._file(single.name).keys(), single.name)
         else:
             raise ModelNotFoundError(
-                f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json. "
-                "A model folder is what transformers' save_pretrained writes."
+                f"{folder} has no weights: neither {name} nor {name}.index.json. "
+                "A model folder is what transformers' save_pretrained writes, one of adapters what peft's does."
             )
 
     def __enter__(self) -> _WeightFiles:
@@ -99,7 +103,7 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
     """
     scalar = has_scalar_head(model)
     boxes = _boxes(spec, groups, scalar, groups.coordinates)
-    local = local_tensors(model)
+    local = base_tensors(model)
     with _WeightFiles(Path(folder)) as files:
         wanted = {name for name in spec.tensors() if not (scalar and name == "lm_head.weight")}  # of all stages
         missing = sorted(wanted - set(files.files))
@@ -186,12 +190,26 @@ def _from_rank(
     return None
 
 
-def gather_full(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups) -> dict[str, torch.Tensor] | None:
-    """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere), in its own dtype; collective."""
-    return gather_tensors(local_tensors(model), spec, groups, scalar=has_scalar_head(model))
+def gather_full(
+    model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, *, merge: bool = True
+) -> dict[str, torch.Tensor] | None:
+    """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere), in its own dtype; collective.
+
+    Adapters are added to their weights or, where they shall not be merged, returned alone.
+    """
+    scalar, adapters = has_scalar_head(model), model.adapters
+    own = None if adapters is None else gather_tensors(local_tensors(model), adapters, groups, scalar=scalar)
+    if adapters is not None and not merge:
+        return own
+    full = gather_tensors(base_tensors(model), spec, groups, scalar=scalar)
+    if full is not None and own is not None and adapters is not None:
+        _merge(full, own, adapters.lora)
+    return full
 
 
-def save_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path) -> None:
+def save_folder(
+    model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path, *, merge: bool = True
+) -> None:
     """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
 
     A scalar head makes it e.g. a ``LlamaForSequenceClassification`` with one label.
@@ -202,15 +220,19 @@ def save_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
         groups: its process groups.
         folder: where to write; made if missing, files in it are replaced.
         source: the folder the model came from: its config.json and tokenizer files are copied.
+        merge: whether adapters are added to their weights; else they alone are written, as peft does.
 
     Raises:
         CheckpointError: on every rank, when it cannot be written; the files that were there are unchanged.
     """
-    full = gather_full(model, spec, groups)
+    full, adapters = gather_full(model, spec, groups, merge=merge), None if merge else model.adapters
     problem: str | None = None
     if full is not None:
         try:
-            _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
+            if adapters is not None:
+                _write_adapters(full, adapters, Path(folder), Path(source))
+            else:
+                _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
         except Exception as caught:  # whatever it is, the other ranks wait to hear of it
             problem = why_unwritten(Path(folder), caught)
     problems = [text for text in groups.gather_objects(problem) if text]
@@ -218,20 +240,68 @@ def save_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
         raise CheckpointError(f"cannot write the model to {folder}: {problems[0]}; what was there before is unchanged")
 
 
-def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
-    """Write every file into a folder beside their places, and when all are complete put them there.
+def _merge(full: dict[str, torch.Tensor], adapters: Mapping[str, torch.Tensor], lora: LoRA) -> None:
+    """Add scale B A to every weight that has an adapter, in float32; all by Hugging Face name."""
+    for name, a in adapters.items():
+        if name.endswith(A):
+            module = name.removesuffix(A)
+            weight = full[module + ".weight"]
+            weight.copy_(weight.float() + lora.scale * (adapters[module + B].float() @ a.float()))
 
-    A folder that is new appears with all its files at once; of one that is there each is replaced, config.json last.
+
+def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Path) -> None:
+    """Read this rank's adapters, and a scalar head where there is one, from a folder that peft wrote.
+
+    Raises:
+        ModelNotFoundError: tensors are missing, or have other shapes.
     """
-    new = not folder.exists()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    spec = model.adapters
+    assert spec is not None
+    local, scalar, shapes = local_tensors(model), has_scalar_head(model), spec.tensors()
+    with torch.no_grad(), _WeightFiles(Path(folder), ADAPTER_WEIGHTS) as files:
+        missing = [name for name in shapes if PEFT + name not in files.files]
+        wrong = [name for name, shape in shapes.items() if not missing and files.shape(PEFT + name) != shape]
+        if missing or wrong:
+            what = f"lacks {missing[0]}" if missing else f"has {wrong[0]} of shape {files.shape(PEFT + wrong[0])}"
+            needed = shapes[(missing or wrong)[0]]
+            raise ModelNotFoundError(f"{folder} {what}; {spec.name} needs {needed} there. Are they adapters of that model?")
+        at = groups.coordinates
+        for box in megatron_boxes(spec, groups.mesh.layout, at.tp, at.pp):
+            target = local[box.local][_part(box.local_start, box.size)]
+            target.copy_(files.read(PEFT + box.tensor, _part(box.start, box.size)))
+        head = PEFT + SCALAR_HEAD_NAMES[0]
+        if scalar and head in files.files and SCALAR_HEAD in local:
+            local[SCALAR_HEAD].copy_(files.read(head, _part((0, 0), (1, spec.hidden_size))))
+
+
+def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Path, source: Path) -> None:
+    """Write adapters as peft's ``save_pretrained`` does."""
+    tensors = {PEFT + name: tensor for name, tensor in own.items()}
+    scalar = SCALAR_HEAD_NAMES[0] in own
+    config = {ADAPTER_CONFIG: spec.lora.peft_config(spec, str(source), scalar=scalar)}
+    write_folder(folder, (ADAPTER_WEIGHTS, tensors), config, source)
+
+
+def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
     if scalar:
         config["architectures"] = [spec.class_name("scalar")]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-    needed, free = sum(tensor.nbytes for tensor in full.values()), shutil.disk_usage(existing_parent(folder)).free
+    write_folder(folder, (WEIGHTS, full), {"config.json": config}, source)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # of a model in several files
+
+
+def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], configs: Mapping[str, Any], source: Path) -> None:
+    """Write weights, JSON files and the tokenizer of ``source`` into a folder beside their places, and then put them there.
+
+    A folder that is new appears with all its files at once; of one that is there each is replaced, JSON files last.
+    """
+    new = not folder.exists()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    name, tensors = weights
+    needed, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(existing_parent(folder)).free
     if free < needed + SPARE_BYTES:
         raise OSError(f"the model has {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free")
     partial = folder.parent / f"{PARTIAL}-{zlib.crc32(folder.name.encode()):08x}" if new else folder / PARTIAL
@@ -242,8 +312,9 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
             for path in source.glob(pattern):
                 if path.is_file() and source.resolve() != folder.resolve():
                     shutil.copy2(path, partial / path.name)
-        save_file(full, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(tensors, partial / name, metadata={"format": "pt"})
+        for file_name, config in configs.items():
+            (partial / file_name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in partial.iterdir():
             if (folder / path.name).is_dir():
                 raise OSError(f"{folder / path.name} is a folder")
@@ -252,8 +323,7 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
         if new:
             partial.rename(folder)
             return
-        for path in sorted(partial.iterdir(), key=lambda path: (path.name == "config.json", path.name == WEIGHTS)):
+        for path in sorted(partial.iterdir(), key=lambda path: (path.name in configs, path.name == name)):
             os.replace(path, folder / path.name)
-        (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # of a model in several files
     finally:
         shutil.rmtree(partial, ignore_errors=True)

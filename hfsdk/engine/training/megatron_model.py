@@ -30,8 +30,9 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from hfsdk.core.errors import OptionError
+from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine.training import cpu_support_megatron, megatron_optimizer, megatron_rope, megatron_sequence
+from hfsdk.engine.training import cpu_support_megatron, megatron_adapters, megatron_optimizer, megatron_rope, megatron_sequence
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.packed_attention import PackedAttention
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
@@ -107,7 +108,13 @@ class GroupedSelfAttention(SelfAttention):
 
 
 class SelectiveGPTModel(GPTModel):
-    """``GPTModel`` whose output layer runs on selected positions only."""
+    """``GPTModel`` whose output layer runs on selected positions only.
+
+    Attributes:
+        adapters: those that are trained in place of the weights; ``None`` where there are none.
+    """
+
+    adapters: AdapterSpec | None = None
 
     def forward(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, offsets: torch.Tensor, selected_N: torch.Tensor
@@ -124,6 +131,8 @@ class SelectiveGPTModel(GPTModel):
             selected_N: places in ``tokens_T``.
         """
         embedded = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
+        if embedded is not None and self.adapters is not None and torch.is_grad_enabled():
+            embedded = embedded.detach().requires_grad_()  # or a layer that is computed again would pass no gradient on
         rotary = self.rotary_pos_emb(int(offsets.diff().max()))[positions_T]
         hidden = self.decoder(hidden_states=embedded, attention_mask=offsets, rotary_pos_emb=rotary)
         if not self.post_process:
@@ -168,7 +177,7 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: 
 
 def build_model(
     spec: ModelSpec, groups: RoleGroups, head: str, dtype: str, max_positions: int, recompute: str = "",
-    *, sequence_parallel: bool = False,
+    *, sequence_parallel: bool = False, lora: LoRA | None = None,
 ) -> SelectiveGPTModel:  # fmt: skip
     """Build this rank's part of the model; weights are unset until :func:`load_folder`.
 
@@ -180,6 +189,7 @@ def build_model(
         max_positions: longest row.
         recompute: activations to compute again in the backward pass, as :class:`~hfsdk.core.roles.RoleSpec` has it.
         sequence_parallel: whether norms and residuals are cut over tp, which must be above 1.
+        lora: adapters to train in place of the weights.
 
     Raises:
         LayoutError: the layout does not fit the model.
@@ -215,6 +225,10 @@ def build_model(
         partition = next((p for p in _PARTITIONS if name.endswith(p[0])), None)
         if partition and not (scalar and name == SCALAR_HEAD):
             set_tensor_model_parallel_attributes(parameter, True, partition[1], partition[2])
+    if lora is not None:
+        megatron_adapters.attach(model, AdapterSpec.of(spec, lora), groups)
+        if scalar and groups.is_last_stage:
+            model.output_layer.requires_grad_(True)
     return model
 
 
@@ -246,8 +260,20 @@ def init_scalar_head(model: SelectiveGPTModel, seed: int) -> None:
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return ``{local name: data}`` of this rank's parameters, as :func:`~hfsdk.resharding.boxes.megatron_boxes` names them."""
-    return {name: parameter.data for name, parameter in model.named_parameters()}
+    """Return ``{local name: data}`` of the role's own parameters on this rank: all, or its adapters and a scalar head.
+
+    They have the names of :func:`~hfsdk.resharding.boxes.megatron_boxes`.
+    """
+    return {
+        name: parameter.data for name, parameter in model.named_parameters()
+        if getattr(model, "adapters", None) is None or megatron_adapters.is_adapter(name)
+        or (name == SCALAR_HEAD and has_scalar_head(model))
+    }  # fmt: skip
+
+
+def base_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return ``{local name: data}`` of this rank's parameters but for adapters."""
+    return {name: p.data for name, p in model.named_parameters() if not megatron_adapters.is_adapter(name)}
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -27,7 +27,7 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
 from hfsdk.core.roles import AdamW
 from hfsdk.core.training_choices import TrainingChoices
-from hfsdk.engine.training import cpu_support_megatron
+from hfsdk.engine.training import cpu_support_megatron, megatron_adapters
 from hfsdk.engine.training.megatron_groups import RoleGroups
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -57,7 +57,7 @@ def make_optimizer(
     Built here and not by ``get_megatron_optimizer``, which gathers objects over the default process group and takes
     Transformer Engine's Adam, whose state is another, when that is installed.
     """
-    parameters = list(ddp.module.parameters())
+    parameters = [parameter for _, parameter in megatron_adapters.trained(ddp.module)]
     groups_of_parameters = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": wanted.weight_decay},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
@@ -123,7 +123,7 @@ def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
     elif groups.dp_rank:
         for buffer in ddp.buffers:
             buffer.grad_data.zero_()
-    for name, parameter in ddp.module.named_parameters():
+    for name, parameter in megatron_adapters.trained(ddp.module):
         norm = "q_layernorm" in name or "k_layernorm" in name or getattr(parameter, "sequence_parallel", False)
         over_tp = groups.tp_rank and norm
         over_stages = not groups.is_first_stage and getattr(parameter, "shared_embedding", False)
@@ -139,7 +139,7 @@ def optimized(
 ) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor, dict[str, torch.Tensor], slice]]:
     """Yield what this rank optimizes: (name, parameter, float32 tensor, its AdamW state, which elements of the parameter)."""
     if not isinstance(optimizer, DistributedOptimizer):
-        for name, parameter in model.named_parameters():
+        for name, parameter in megatron_adapters.trained(model):
             main = getattr(parameter, "main_param", parameter)
             yield name, parameter, main.data, optimizer.optimizer.state[main], slice(0, parameter.numel())
         return
@@ -150,7 +150,7 @@ def optimized(
     ):
         for i, group in enumerate(parameters):
             mains |= dict(zip(group, shards[i], strict=True))
-    for name, parameter in model.named_parameters():
+    for name, parameter in megatron_adapters.trained(model):
         if parameter in mains:
             held = optimizer._get_model_param_range_map(parameter)["param"]
             main = mains[parameter]

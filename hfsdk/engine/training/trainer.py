@@ -35,7 +35,7 @@ from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.core.training_choices import TrainingChoices, choose_training
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import SafePoint
-from hfsdk.engine.training import megatron_folder, megatron_model, megatron_optimizer
+from hfsdk.engine.training import megatron_adapters, megatron_folder, megatron_model, megatron_optimizer
 from hfsdk.engine.training.cpu_support_megatron import cuda_type_names
 from hfsdk.engine.training.kept_tokens import KeptTokens
 from hfsdk.engine.training.loss_io import (
@@ -96,9 +96,11 @@ class Trainer:
         self.choices = choices or choose_training(on_cpu=on_cpu, tp=groups.tp_size, dp=groups.dp_size)
         self.model = megatron_model.build_model(
             self.spec, groups, role.head, role.dtype, self.spec.max_positions, role.recompute,
-            sequence_parallel=self.choices.sequence_parallel,
+            sequence_parallel=self.choices.sequence_parallel, lora=role.lora,
         )  # fmt: skip
         found = megatron_folder.load_folder(self.model, self.spec, groups, role.folder)
+        if role.adapters:
+            megatron_folder.load_adapters(self.model, groups, role.adapters)
         if role.head == "scalar" and not found and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
         self.num_updates = 0
@@ -284,27 +286,32 @@ class Trainer:
         ddp, _ = self._trainable()
         self._reduce()
         megatron_optimizer.gather_gradient(ddp, self.groups)
-        local = {name: parameter.main_grad for name, parameter in self.model.named_parameters()}
+        local = {name: parameter.main_grad for name, parameter in megatron_adapters.trained(self.model)}
         scalar = megatron_model.has_scalar_head(self.model)
-        return megatron_folder.gather_tensors(local, self.spec, self.groups, scalar=scalar)
+        return megatron_folder.gather_tensors(local, self.learned, self.groups, scalar=scalar)
 
-    def weights(self) -> dict[str, torch.Tensor] | None:
-        """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere)."""
-        return megatron_folder.gather_full(self.model, self.spec, self.groups)
+    def weights(self, *, merge: bool = True) -> dict[str, torch.Tensor] | None:
+        """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere), or its adapters where not merged."""
+        return megatron_folder.gather_full(self.model, self.spec, self.groups, merge=merge)
 
-    def save_folder(self, folder: str | Path) -> None:
-        """Write a folder that transformers' ``from_pretrained`` reads."""
-        megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role.folder)
+    def save_folder(self, folder: str | Path, *, merge: bool = True) -> None:
+        """Write a folder that transformers' ``from_pretrained`` reads or, with ``merge=False``, adapters as peft reads them."""
+        megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role.folder, merge=merge)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's parameters by Megatron name, for the weight transition."""
         return megatron_model.local_tensors(self.model)
 
     @property
+    def learned(self) -> ModelSpec:
+        """What of the model is the role's own: its adapters where it has some, else all of it."""
+        return self.model.adapters or self.spec
+
+    @property
     def shard(self) -> Shard:
         """Which part of the role's state this rank holds."""
         scalar = megatron_model.has_scalar_head(self.model)
-        return Shard(spec=self.spec, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar)
+        return Shard(spec=self.learned, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar)
 
     def share(self) -> StateShare:
         """Return a copy of this rank's share of the role's state, on the CPU."""

@@ -64,7 +64,8 @@ class Shard:
         The same on every tp rank is what tp does not cut; on the first and last stage a tied embedding. (What dp ranks hold alike
         they share out: ``shares.py``.)
         """
-        replicated = box.size == self.shapes[box.tensor] and "linear_qkv" not in box.local  # where tp cuts beside a lone kv head
+        beside = "linear_qkv" in box.local and not box.local.endswith(".A")  # tp may cut beside a lone kv head
+        replicated = box.size == self.shapes[box.tensor] and not beside
         tied_copy = box.tensor == "model.embed_tokens.weight" and box.local == "output_layer.weight"
         return not tied_copy and not (replicated and self.at.tp)
 

@@ -18,6 +18,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.microbatch import MiniBatchPlan, PassPlan
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.training.loss_io import sampled_at
+from hfsdk.engine.training.megatron_adapters import trained
 from hfsdk.engine.training.trainer import NonFiniteRows
 from hfsdk.engine.worker.role_host import RoleOnRank
 
@@ -55,7 +56,7 @@ class Probe:
         try:
             trainer.forward_backward(rows, self._mini(rows), loss.load(), sampled_at(rows))
             trainer.grad_norm()  # summed over dp
-            found = {name: largest(parameter.main_grad) for name, parameter in trainer.model.named_parameters()}
+            found = {name: largest(parameter.main_grad) for name, parameter in trained(trainer.model)}
         except NonFiniteRows:
             found = {}
         finally:
