@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hfsdk.core.first_bad import FirstBad
     from hfsdk.core.history import History
     from hfsdk.core.layout import Layout
+    from hfsdk.core.lora import LoRA
     from hfsdk.core.pending import Metrics
     from hfsdk.core.placement import Placement, Pool
     from hfsdk.core.plan import Plan, Workload
@@ -97,6 +98,7 @@ _NAMES = {
     "core.placement": "Placement Pool",
     "core.plan": "Plan Workload",
     "core.protocol": "TransferProtocol",
+    "core.lora": "LoRA",
     "core.roles": "AdamW RolloutOptions",
     "core.snapshot": "Snapshot",
     "core.cluster": "ClusterSpec DeviceSpec",
@@ -141,6 +143,7 @@ __all__ = [
     "KeepBest",
     "Layout",
     "LayoutError",
+    "LoRA",
     "LostColumnError",
     "MLflow",
     "Metrics",
@@ -196,7 +199,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("SFT", "SFTTrainer", "SFTConfig"), _SFT),
     "DAPO": "it is GRPO with options: hf.GRPO(aggregation='token_mean', clip_high=0.28, filter_groups=True, kl_coef=0.0)",
     "DrGRPO": "it is GRPO with options: hf.GRPO(aggregation='fixed_length', scale='none')",
-    **dict.fromkeys(("LoRA", "LoraConfig"), "all weights are trained: it has no LoRA yet"),
+    "LoraConfig": "hf.LoRA(rank=16, alpha=32), given as session.actor(..., lora=...)",
     "Trainer": "a session trains: session.train(hf.PPO(), prompts, steps=50), or hf.GRPO(), hf.DPO(), ... in its place",
     "Config": "options are an algorithm's, e.g. hf.PPO(clip=0.2), or a model's: session.actor(model, optimizer=hf.AdamW(lr=1e-5))",
     "WithValueHead": "values come from a model of their own: session.critic(model)",

@@ -69,6 +69,10 @@ WORDS: Mapping[str, str] = {
 LEARNS: Mapping[str, str] = {"actor": "policy", "critic": "values", "reward": "scores", "cost": "scores"}
 """What a kind of role learns by a loss that does not say it (``loss.learns``)."""
 
+OF_ADAPTERS = 10
+"""How many times a model's own rate its adapters take ("LoRA Without Regret", Schulman et al., Thinking Machines, 2025: 10, for
+models and ranks of all sizes; TRL's documentation says the same)."""
+
 WARMUP_STEPS = 10
 """Optimizer steps over which a suggested rate rises from 0: Adam's second moments are averages over few gradients until then
 (verl's DAPO scripts: 10; DAPO, section 4.1: 20 rollout steps; Tulu 3: 10 % of the steps)."""

@@ -72,7 +72,9 @@ ELSEWHERE = {
         "metrics=[f] has f(batch) of each training batch; held-out prompts are measured by session.evaluate(held_out), "
         "or by keep_best=hf.KeepBest(held_out)"
     ),
-    "peft_config use_peft lora lora_config lora_rank lora_r lora_alpha": "hfsdk has no LoRA yet: all weights are trained",
+    "peft_config use_peft lora lora_config lora_rank lora_r lora_alpha": (
+        "it belongs to the model: session.actor(model, lora=hf.LoRA(rank=16))"
+    ),
     "num_generations group_size": "it belongs to the algorithm: hf.GRPO(n=8)",
     "seed": "it belongs to the session: hf.Session(seed=0)",
     "epochs num_epochs num_train_epochs": "one pass over the data is len(prompts) steps: steps=3 * len(prompts)",

@@ -11,7 +11,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
-from hfsdk.core.learning_rates import RATES, WARMUP_STEPS, suggested_rate
+from hfsdk.core.learning_rates import OF_ADAPTERS, RATES, WARMUP_STEPS, suggested_rate
 from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
 
@@ -81,12 +81,13 @@ class AdamW(NamedFields):
         _check(needs_end, "total_steps", self.total_steps, f"above warmup_steps for schedule {self.schedule!r}")
 
     @checked
-    def for_model(self, num_parameters: Parameters, learns: Learned) -> AdamW:
+    def for_model(self, num_parameters: Parameters, learns: Learned, *, adapters: bool = False) -> AdamW:
         """Return the same with a learning rate and a warm-up: its own, or those suggested.
 
         Args:
             num_parameters: of the model.
             learns: what it learns: ``"policy"``, ``"values"``, ``"preferences"``, ``"demonstrations"`` or ``"scores"``.
+            adapters: whether only adapters (LoRA) are trained, which take larger steps.
 
         Raises:
             OptionError: it learns something else.
@@ -95,7 +96,8 @@ class AdamW(NamedFields):
             return self if self.warmup_steps is not None else replace(self, warmup_steps=0)
         most = WARMUP_STEPS if self.schedule == "constant" else min(WARMUP_STEPS, self.total_steps // 2)
         warmup_steps = most if self.warmup_steps is None else self.warmup_steps
-        return replace(self, lr=suggested_rate(num_parameters, learns).lr, warmup_steps=warmup_steps)
+        lr = suggested_rate(num_parameters, learns).lr * (OF_ADAPTERS if adapters else 1)
+        return replace(self, lr=lr, warmup_steps=warmup_steps)
 
     @checked
     def lr_at(self, step: Index) -> float:

@@ -374,9 +374,11 @@ class TrainedHandle(ModelHandle):
             return
         self._rates_told.add(learns)
         size = spec.num_parameters()
-        taken = optimizer.for_model(size, learns)
+        lora = self._role.lora
+        taken = optimizer.for_model(size, learns, adapters=lora is not None)
         self._host.notice(
-            f"AdamW: learning rate {taken.lr:.0e} (warm-up {taken.warmup_steps} steps) suggested for {self.name}, "
+            f"AdamW: learning rate {taken.lr:.0e} (warm-up {taken.warmup_steps} steps) suggested for "
+            f"{self.name if lora is None else f'LoRA of {self.name}'}, "
             f"{_millions(size)} parameters, and {WORDS[learns]}; optimizer=hf.AdamW(lr=...) to choose"
         )
 

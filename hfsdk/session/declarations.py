@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from hfsdk.core.checks import Count, Name, OneOf, Positive, Within, checked, sho
 from hfsdk.core.errors import OptionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.reward import PART, RewardSum, WeightedScores, names_of
@@ -27,6 +29,9 @@ Layouts = str | Layout
 
 Workers = Annotated[int, Within(1, 1024)]
 Failures = Annotated[str, OneOf("raise", "skip")]
+
+Adapters = LoRA | str | Path | None
+"""``hf.LoRA(rank=16)``, or a folder of adapters that peft or ``save_pretrained`` wrote."""
 
 S = TypeVar("S", RewardModel, CostModel)
 
@@ -57,6 +62,7 @@ class Declarations:
         train: Layouts = "auto",
         rollout: Layouts = "auto",
         dtype: str | None = None,
+        lora: Adapters = None,
         optimizer: AdamW = OPTIMIZER,
         micro_batch_tokens: Count = 2048,
         recompute: str = "",
@@ -73,6 +79,9 @@ class Declarations:
             train: layout of training, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
             rollout: layout of generation on the same devices, e.g. ``"tp1"``.
             dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters); by default bf16 on GPUs, fp32 on processors and in simulation.
+            lora: train adapters of low rank and leave the weights as they are: ``hf.LoRA(rank=16)``, or a folder of adapters to go
+                on with, which peft or ``save_pretrained`` wrote. Roles that begin with the same model then share its weights on
+                each device, and only adapters go to the rollout.
             optimizer: AdamW with its schedule and clipping; without ``lr`` it takes the learning rate suggested for the model.
             micro_batch_tokens: most tokens of one forward pass on one rank.
             recompute: activations that the backward pass computes again instead of keeping them: ``""`` none, ``"selective"``
@@ -101,7 +110,7 @@ class Declarations:
             name=name, kind="actor", dtype=self._dtype(dtype), optimizer=optimizer, micro_batch_tokens=micro_batch_tokens,
             recompute=recompute, rollout_options=options, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._backend), replace=replace)
+        return self._deployment.declare(ActorModel, model_role(role, model, train, rollout, self._backend, lora), replace=replace)
 
     @near_the_models
     @checked
@@ -111,6 +120,7 @@ class Declarations:
         *,
         train: Layouts = "auto",
         dtype: str | None = None,
+        lora: Adapters = None,
         optimizer: AdamW = OPTIMIZER,
         micro_batch_tokens: Count = 2048,
         recompute: str = "",
@@ -124,6 +134,7 @@ class Declarations:
             model: as in :meth:`actor`, or the actor itself (its initial weights).
             train: layout of training and inference, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
             dtype: ``"fp32"`` or ``"bf16"``; by default bf16 on GPUs, fp32 on processors and in simulation.
+            lora: as in :meth:`actor`; the scalar head is trained too.
             optimizer: AdamW with its schedule and clipping.
             micro_batch_tokens: most tokens of one forward pass on one rank.
             recompute: as in :meth:`actor`.
@@ -137,7 +148,7 @@ class Declarations:
             name=name, kind="critic", head="scalar", dtype=self._dtype(dtype), optimizer=optimizer,
             micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._backend), replace=replace)
+        return self._deployment.declare(CriticModel, model_role(role, model, train, None, self._backend, lora), replace=replace)
 
     @near_the_models
     @checked
@@ -190,6 +201,7 @@ class Declarations:
         failures: Failures = "raise",
         layout: Layouts = "auto",
         dtype: str | None = None,
+        lora: Adapters = None,
         optimizer: AdamW | None = None,
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
@@ -221,6 +233,7 @@ class Declarations:
                 the column ``score_failures``.
             layout: of a model's inference or, with an optimizer, of its training.
             dtype: of a model, as in :meth:`actor`.
+            lora: as in :meth:`critic`, of a model that is trained here or that peft trained.
             optimizer: to train a model here, on pairs (``reward.update(next(pairs), hf.BradleyTerry())``); without a scalar head it
                 starts with a random one. ``None`` is frozen.
             micro_batch_tokens: of a model.
@@ -242,8 +255,8 @@ class Declarations:
         if per_token and (not callable(source) or isinstance(source, ModelHandle)):
             raise OptionError("per_token goes with a function that returns a list of numbers per completion; this is a model")
         return self._scorer(
-            RewardModel, source, timeout_s, workers, failures, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace,
-            per_token,
+            RewardModel, source, timeout_s, workers, failures, layout, dtype, lora, optimizer, micro_batch_tokens, offload, name,
+            replace, per_token,
         )  # fmt: skip
 
     @near_the_models
@@ -257,6 +270,7 @@ class Declarations:
         failures: Failures = "raise",
         layout: Layouts = "auto",
         dtype: str | None = None,
+        lora: Adapters = None,
         optimizer: AdamW | None = None,
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
@@ -272,6 +286,7 @@ class Declarations:
             failures: as in :meth:`reward`; the column is ``cost_failures``.
             layout: of a model's inference or, with an optimizer, of its training.
             dtype: of a model, as in :meth:`actor`.
+            lora: as in :meth:`reward`.
             optimizer: to train a model here, on pairs (``cost.update(next(pairs), hf.CostLoss())``); ``None`` is frozen.
             micro_batch_tokens: of a model.
             offload: of a model, as in :meth:`reward`.
@@ -281,7 +296,19 @@ class Declarations:
         Raises: as in :meth:`reward`.
         """
         return self._scorer(
-            CostModel, source, timeout_s, workers, failures, layout, dtype, optimizer, micro_batch_tokens, offload, name, replace
+            CostModel,
+            source,
+            timeout_s,
+            workers,
+            failures,
+            layout,
+            dtype,
+            lora,
+            optimizer,
+            micro_batch_tokens,
+            offload,
+            name,
+            replace,
         )
 
     def _sum_of(
@@ -321,7 +348,8 @@ class Declarations:
 
     def _scorer(
         self, cls: type[S], source: Any, timeout_s: float, workers: int | None, failures: str, layout: Layouts, dtype: str | None,
-        optimizer: AdamW | None, micro_batch_tokens: int, offload: bool, name: str, replace: bool, per_token: bool = False,
+        lora: Adapters, optimizer: AdamW | None, micro_batch_tokens: int, offload: bool, name: str, replace: bool,
+        per_token: bool = False,
     ) -> S:  # fmt: skip
         role = RoleSpec(
             name=name, kind=cls.kind, dtype=self._dtype(dtype), micro_batch_tokens=micro_batch_tokens,
@@ -336,10 +364,10 @@ class Declarations:
         if workers and not is_function:
             raise OptionError("workers are processes of a reward function; a model runs on its layout's devices")
         if is_function:
-            if optimizer is not None:
-                raise OptionError(f"a {cls.kind} function cannot be trained; leave optimizer out, or give a model")
+            if optimizer is not None or lora is not None:
+                raise OptionError(f"a {cls.kind} function cannot be trained; leave optimizer and lora out, or give a model")
             return self._deployment.declare(cls, function_role(role, source), replace=replace)
         if optimizer is not None:
             role = dataclasses.replace(role, optimizer=optimizer)
-        role = model_role(dataclasses.replace(role, head="scalar"), source, layout, None, self._backend)
+        role = model_role(dataclasses.replace(role, head="scalar"), source, layout, None, self._backend, lora)
         return self._deployment.declare(cls, role, replace=replace)

@@ -14,6 +14,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import LayoutError, ModelNotFoundError, OptionError, PlacementError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
 from hfsdk.core.placement import Placement, Pool, is_shadow
 from hfsdk.core.plan import Plan
 from hfsdk.core.reward_arguments import check_reward_function
@@ -113,11 +114,39 @@ def parse_layout(text: str | Layout, spec: ModelSpec, num_devices: int, what: st
     return layout
 
 
-def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout: str | Layout | None, backend: Backend) -> RoleSpec:
+def with_adapters(role: RoleSpec, model: ModelSource, spec: ModelSpec, lora: LoRA | str | Path | None) -> RoleSpec:
+    """Return the role with the adapters that are asked for, or that a role it begins with began with.
+
+    Raises:
+        ModelNotFoundError: a folder without adapters.
+        OptionError: the model has not the layers that are asked for.
+    """
+    if lora is None:
+        if isinstance(model, ModelHandle) and model.role.adapters:
+            return replace(role, lora=model.role.lora, adapters=model.role.adapters)
+        return role
+    if isinstance(lora, LoRA):
+        role = replace(role, lora=lora)
+    else:
+        folder = Path(lora).expanduser().resolve()
+        role = replace(role, lora=LoRA.from_folder(folder), adapters=str(folder))
+    assert role.lora is not None
+    role.lora.check_model(spec)
+    if not role.trainable and not role.adapters:
+        raise OptionError(
+            f"lora=hf.LoRA(...) gives {role.name} adapters to train; give it an optimizer too, or a folder of adapters"
+        )
+    return role
+
+
+def model_role(
+    role: RoleSpec, model: ModelSource, train: str | Layout, rollout: str | Layout | None, backend: Backend,
+    lora: LoRA | str | Path | None = None,
+) -> RoleSpec:  # fmt: skip
     """Complete and check a role that is a model.
 
     Raises:
-        ModelNotFoundError: no such model.
+        ModelNotFoundError: no such model, or a folder without adapters.
         UnsupportedModelError: an architecture or head size that the engines do not run.
         LayoutError: a layout that does not fit.
         OptionError: an option out of its range.
@@ -126,7 +155,7 @@ def model_role(role: RoleSpec, model: ModelSource, train: str | Layout, rollout:
     num_devices = backend.cluster.num_devices
     auto = tuple(use for use, asked in (("train", train), ("rollout", rollout)) if asked == "auto")
     filled_in = parse_layout(train, spec, num_devices, f"{role.name}'s")
-    role = replace(role, folder=folder, model=spec, train=filled_in, auto=role.auto or auto)
+    role = with_adapters(replace(role, folder=folder, model=spec, train=filled_in, auto=role.auto or auto), model, spec, lora)
     if rollout is None:
         return role
     layout = parse_layout(rollout, spec, num_devices, f"{role.name}'s rollout")
@@ -261,7 +290,8 @@ def _facts(role: RoleSpec) -> dict[str, Any]:
     """Return what a plan depends on, by the names under which it is declared; layouts are told apart from these."""
     optimizer, options = role.optimizer, role.rollout_options
     facts = {
-        "model": role.model, "dtype": role.dtype, "head": role.head, "recompute": role.recompute, "offload": role.offload,
+        "model": role.model, "dtype": role.dtype, "head": role.head, "lora": role.lora, "recompute": role.recompute,
+        "offload": role.offload,
         "micro_batch_tokens": role.micro_batch_tokens,
         "optimizer": "none" if optimizer is None else "AdamW",
         "AdamW.distributed": optimizer is not None and optimizer.distributed,

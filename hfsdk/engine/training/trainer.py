@@ -250,7 +250,8 @@ class Trainer:
     def optimizer_taken(self) -> AdamW | None:
         """The role's optimizer with the learning rate that its model takes, given or suggested."""
         declared = self.role.optimizer
-        return None if declared is None else declared.for_model(self.spec.num_parameters(), self._learns)
+        adapters = self.role.lora is not None
+        return None if declared is None else declared.for_model(self.spec.num_parameters(), self._learns, adapters=adapters)
 
     def step(self) -> dict[str, float]:
         """Clip, set the learning rate, take one AdamW step and drop the gradient.
