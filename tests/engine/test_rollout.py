@@ -109,8 +109,8 @@ def make(folder, mode, rank=0, world_size=1, tp=1, sizes=None, **options):
     )  # fmt: skip
 
 
-def draw(rollout, sampling=EIGHT, prompts=PROMPTS, seeds=SEEDS, safe=NEVER, group=None, eos=EOS):
-    return rollout.generate(prompts, seeds, sampling, eos, safe, group, np.arange(len(prompts)))
+def draw(rollout, sampling=EIGHT, prompts=PROMPTS, seeds=SEEDS, safe=NEVER, group=None, eos=EOS, **more):
+    return rollout.generate(prompts, seeds, sampling, eos, safe, group, np.arange(len(prompts)), **more)
 
 
 def push(rollout, model):

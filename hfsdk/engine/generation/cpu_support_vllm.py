@@ -341,7 +341,7 @@ class CpuWeights:
         if self._num_packed % GIVE_BACK_EVERY == 0:
             _give_back()
         if wrong:
-            names = [name for name, module in self._model.named_modules() if id(module) in wrong]
+            names = [name.removesuffix(".base_layer") for name, module in self._model.named_modules() if id(module) in wrong]
             raise WeightMismatchError(
                 f"{', '.join(names[:3])}{' and more' * (len(names) > 3)}: the packed weight does not multiply as the plain one. "
                 'Run the call again; if it comes back, leave the weights plain with RolloutOptions(cpu_weights="shared").'

@@ -59,20 +59,23 @@ class Scorer:
         safe: asked after every step.
         group: gloo group of the replica's ranks; ``None`` for tp=1.
         longest: tokens that the engine takes, the one that it must be able to add included.
+        loras: what vLLM is told of each row's adapter.
     """
 
-    def __init__(self, engine: Any, safe: SafePoint, group: ProcessGroup | None, longest: int) -> None:
+    def __init__(self, engine: Any, safe: SafePoint, group: ProcessGroup | None, longest: int, loras: Sequence[Any]) -> None:
         self._engine, self._core, self._safe, self._group, self._longest = engine, engine.engine_core, safe, group, longest
+        self._loras = loras
         self._model = engine.model_executor.driver_worker.worker.model_runner.model
         self._number = 0
 
     def score(self, sequences: Sequences) -> Rescored:
         """Score all that was asked for; behind the prefix cache first, as the others add to it."""
         given = sequences
-        cached = {at: self.through_cache(given.until(*at), float(given.temperatures[at[0]])) for at in given.through_cache}
+        cached = {at: self.through_cache(at[0], given.until(*at), float(given.temperatures[at[0]])) for at in given.through_cache}
         found, states = self.log_probs(given.prompts, given.responses, given.temperatures), None
         if given.inside is not None:
-            states = self.inside(given.until(*given.inside), len(given.prompts[given.inside[0]]) + given.inside[1] - 1)
+            row, token = given.inside
+            states = self.inside(row, given.until(row, token), len(given.prompts[row]) + token - 1)
         return Rescored(found, states, cached)
 
     def log_probs(self, prompts: Ragged, responses: Ragged, temperatures: Array) -> Ragged:
@@ -96,8 +99,8 @@ class Scorer:
             kept.append(values)
         return Ragged.of(kept, np.float32)
 
-    def inside(self, tokens: Array, position: int) -> Inside | None:
-        """Return the hidden states at a position of one sequence; ``None`` where compiled graphs run, which have no hooks."""
+    def inside(self, row: int, tokens: Array, position: int) -> Inside | None:
+        """Return the hidden states at a position of a row's tokens; ``None`` where compiled graphs run, which have no hooks."""
         inner = self._model.model
         places: dict[str, torch.nn.Module] = {"embedding": inner.embed_tokens, "norm": inner.norm}
         places |= {f"layer {number}": layer for number, layer in enumerate(inner.layers)}
@@ -114,14 +117,14 @@ class Scorer:
 
         hooks = [module.register_forward_hook(hook(place)) for place, module in places.items()]
         try:
-            self._prefill([0], [tokens])
+            self._prefill([row], [tokens])
         finally:
             for one in hooks:
                 one.remove()
         return Inside("rollout", seen) if seen else None
 
-    def through_cache(self, tokens: Array, temperature: float) -> float:
-        """Return the log-probability of the last token behind what the prefix cache has of those before it."""
+    def through_cache(self, row: int, tokens: Array, temperature: float) -> float:
+        """Return the log-probability of the last of a row's tokens behind what the prefix cache has of those before it."""
         found: list[float] = []
 
         def read(logits: torch.Tensor) -> torch.Tensor:
@@ -130,7 +133,7 @@ class Scorer:
             return logits
 
         with self._reading(read):
-            self._prefill([0], [tokens[:-1]], scored=False)
+            self._prefill([row], [tokens[:-1]], scored=False)
         return found[-1]
 
     def _prefill(self, rows: Sequence[int], sequences: Sequence[Array], *, scored: bool = True) -> dict[int, Array]:
@@ -146,7 +149,8 @@ class Scorer:
                 max_tokens=1, temperature=0.0, prompt_logprobs=0 if scored else None, logprobs=0, detokenize=False, skip_clone=True
             )
             prompt = {"type": "token", "prompt_token_ids": tokens[: self._longest - 1].tolist()}
-            self._core.add_request(self._engine.input_processor.process_inputs(name, prompt, params, tasks))
+            processed = self._engine.input_processor.process_inputs(name, prompt, params, tasks, lora_request=self._loras[row])
+            self._core.add_request(processed)
             names[name] = row
         waiting = set(names)
         try:

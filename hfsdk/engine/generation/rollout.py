@@ -30,6 +30,7 @@ import torch
 
 from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.core.errors import LayoutError, OptionError, UnsupportedModelError
+from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.roles import RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import (
     cache_bytes,
@@ -39,10 +40,11 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Column, Ragged
 from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.generation import vllm_sleep
+from hfsdk.engine.generation.adapter_slots import Adapter, AdapterSlots, of_base
 from hfsdk.engine.generation.drain import Drain
 from hfsdk.engine.generation.rescoring import Rescored, Scorer, Sequences
 from hfsdk.engine.generation.rollout_engine import _share, build, check_model, engine_arguments, sleeps
-from hfsdk.engine.generation.rollout_run import GenerationRow, GenerationRun, StopStrings
+from hfsdk.engine.generation.rollout_run import GenerationRow, GenerationRun, StopStrings, check_request
 from hfsdk.engine.process import rendezvous
 from hfsdk.engine.process.deterministic import any_algorithm
 from hfsdk.engine.process.recorder import Recorder
@@ -51,10 +53,6 @@ from hfsdk.resharding.boxes import VOCAB_TABLES, vllm_boxes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-MIN_TEMPERATURE = 0.01
-"""vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
 
 
 _open_engines: dict[int, bool] = {}
@@ -80,6 +78,8 @@ class Rollout:
         recorder: takes spans and progress.
         load_weights: read the folder's weights; with ``False`` nothing is read and the first update must come first.
         trained: whether a trainer of this process fills it at every waking, so that it may sleep (:func:`gpus.sleeps`).
+        lora: the adapters that rows may have beside the base.
+        adapters: how many of them it holds at once.
 
     Raises:
         UnsupportedModelError: vLLM cannot run the model here.
@@ -101,6 +101,8 @@ class Rollout:
         recorder: Recorder,
         load_weights: bool = True,
         trained: bool = False,
+        lora: LoRA | None = None,
+        adapters: int = 1,
     ) -> None:
         self._cpu = cpu.on_cpu()
         device_type = "cpu" if self._cpu else "cuda"
@@ -116,12 +118,12 @@ class Rollout:
         """Whether the key/value cache may hold NaN: masked positions of a block that is used again are multiplied, by zero."""
         self._ready = load_weights
         cpu.prepare()
-        share = None if self._cpu else _share(spec, tp, dtype, self.kv_cache_bytes)
+        share = None if self._cpu else _share(spec, tp, dtype, self.kv_cache_bytes, lora, adapters)
         self.sleeps = sleeps(device_type, trained)
         """Whether :meth:`rest` gives its memory up."""
         arguments = engine_arguments(
             folder, spec, options, tp=tp, dtype=dtype, seed=seed, load_weights=load_weights, gpu_share=share, sleeps=self.sleeps,
-            timeout=rendezvous.world_timeout(),
+            timeout=rendezvous.world_timeout(), lora=lora, adapters=adapters,
         )  # fmt: skip
         with cpu.process_state_kept(), any_algorithm():
             self._engine, plain = build(arguments, rank, world_size, job_id)
@@ -131,6 +133,9 @@ class Rollout:
         self._model = self._engine.model_executor.driver_worker.worker.model_runner.model
         self._weights = cpu.CpuWeights(self._model, plain, options.cpu_weights) if self._cpu else None
         self._check_parameters()
+        self._adapters = None if lora is None else AdapterSlots(
+            self._engine, AdapterSpec.of(spec, lora), tp=tp, tp_rank=self.tp_rank, num_slots=adapters, on_cpu=self._cpu
+        )  # fmt: skip
         self._sleep = vllm_sleep.Sleep(vllm_sleep.VllmSleep(self._engine), recorder) if self.sleeps else None
         if self.sleeps:
             vllm_sleep.forget_shared_buffers()
@@ -140,12 +145,15 @@ class Rollout:
     def _check_parameters(self) -> None:
         """Check that the plan of a weight transition knows exactly vLLM's parameters."""
         planned = {box.local for box in vllm_boxes(self.spec, self.tp, self.tp_rank)}
-        found = {name for name, _ in self._model.named_parameters()}
+        found = set(self._parameters())
         if planned - found or found - planned - set(VOCAB_TABLES):  # a rank may hold only padding of the vocabulary
             raise UnsupportedModelError(
                 f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ found)[:6]}; "
                 "use a model without adapters or further biases."
             )
+
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {of_base(name): parameter for name, parameter in self._model.named_parameters()}
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -168,6 +176,8 @@ class Rollout:
         """Give up the memory of weights and cache until they are woken, where this rollout sleeps; it must be filled again then."""
         if self._sleep is not None:
             self._ready, self._soiled = False, True  # what lies in memory that comes back may read as NaN
+            if self._adapters:
+                self._adapters.forget()
             self._sleep.to("asleep")
 
     def wake_weights(self) -> None:
@@ -184,11 +194,11 @@ class Rollout:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return vLLM's parameters on this rank by name; while their storages are emptied or filled nothing is generated."""
         self._ready = False
-        return dict(self._model.named_parameters())
+        return self._parameters()
 
     def readable(self) -> dict[str, torch.Tensor]:
         """Return those of vLLM's parameters on this rank that it multiplies with as they are, and no packed copy of them."""
-        return {name: p.data for name, p in self._model.named_parameters() if p.data.untyped_storage().nbytes() and p.numel()}
+        return {name: p.data for name, p in self._parameters().items() if p.data.untyped_storage().nbytes() and p.numel()}
 
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Return this rank's plain destination tensors by vLLM's parameter names (see ``resharding.vllm_boxes``).
@@ -200,7 +210,7 @@ class Rollout:
         self._ready = False
         if self._weights:
             self._weights.open()
-        targets = {name: parameter.data for name, parameter in self._model.named_parameters()}
+        targets = {name: parameter.data for name, parameter in self._parameters().items()}
         for name in set(VOCAB_TABLES) & set(targets):
             table = targets[name]
             table[max(self.spec.vocab_size - self.tp_rank * len(table), 0) :].zero_()
@@ -210,15 +220,45 @@ class Rollout:
         """Put the written weights into use: pack them where that is the mode, and forget cached prefixes."""
         if self._weights:
             self._weights.close()
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache because requests are running; update between generate calls")
+        self._forget_prefixes()
         self._ready = True
 
+    def _forget_prefixes(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache because requests are running; update between generate calls")
+
+    def adapter_targets(self, slot: int = 0) -> dict[str, torch.Tensor]:
+        """Return this rank's destination tensors of a slot's adapters by name (``resharding.vllm_boxes`` of an ``AdapterSpec``).
+
+        All of them must be written, in the rollout's dtype, then :meth:`finish_adapters` called; until then no row can have the
+        slot. They are vLLM's own tensors, the same ones every time; where the rank is none of vLLM's, B's are not contiguous.
+        """
+        return self._slots().targets(slot)
+
+    def finish_adapters(self, slot: int = 0) -> None:
+        """Put a slot's written adapters into use: B is multiplied by its scale, in place, and cached prefixes are forgotten.
+
+        Raises:
+            RuntimeError: the targets were not asked for, and so not written, since the last time.
+        """
+        self._slots().finish(slot)
+        self._forget_prefixes()
+
+    def readable_adapters(self, slot: int = 0) -> dict[str, torch.Tensor]:
+        """Return what a slot's rows are multiplied with, B times its scale; nothing of a slot that is not in use."""
+        return self._slots().readable(slot)
+
+    def _slots(self) -> AdapterSlots:
+        if self._adapters is None:
+            raise RuntimeError("this rollout was made without lora, and has no adapters")
+        return self._adapters
+
     def memory_bytes(self) -> int:
-        """Return the bytes of weights (plain and packed) and of the key/value cache on this rank."""
+        """Return the bytes of weights (plain and packed), of adapters' slots and of the key/value cache on this rank."""
         plain: int = sum(p.nbytes for p in self._model.parameters())
         packed: int = self._weights.packed_bytes if self._weights else 0
-        return plain + packed + self.kv_cache_bytes
+        slots = self._adapters.num_bytes if self._adapters else 0
+        return plain + packed + slots + self.kv_cache_bytes
 
     @property
     def probe_s(self) -> float:
@@ -241,6 +281,7 @@ class Rollout:
         safe: SafePoint,
         control_group: ProcessGroup | None,
         row_ids: Sequence[int] | npt.NDArray[np.int64],
+        adapter: Adapter = 0,
     ) -> dict[str, Column]:
         """Draw one response per row; called on all ranks of a replica with the same rows.
 
@@ -256,6 +297,7 @@ class Rollout:
             safe: asked before the first and after every step.
             control_group: gloo group of the replica's ranks; ``None`` for tp=1.
             row_ids: number of each row in the batch, for messages.
+            adapter: the slot of all rows, or of each; ``None`` is the base alone, as all rows are of a rollout without ``lora``.
 
         Returns:
             ``response`` (int32) and ``rollout_log_probs`` (float32), ragged, and ``finish_reason`` ("stop", "length").
@@ -267,7 +309,10 @@ class Rollout:
         """
         error: Exception | None = None
         try:
-            self._check_request(prompts, seeds, sampling, row_ids)
+            if not self.ready:
+                raise RuntimeError("the rollout has no weights yet: finish_update() has to follow weight_targets()")
+            check_request(self.spec, self.max_model_len, prompts, seeds, sampling, row_ids)
+            loras = self._requests(adapter, len(prompts))
             stop = StopStrings(self._tokenizer_for(sampling), sampling) if sampling.stop else None
         except Exception as problem:
             error = problem
@@ -279,7 +324,7 @@ class Rollout:
         run = GenerationRun(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
         with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm():
             try:
-                self._add(names, rows, seeds, sampling, eos_token_ids)
+                self._add(names, rows, seeds, sampling, eos_token_ids, loras)
                 self._drive(run, safe, control_group)
             finally:
                 self._soiled = bool(run.open) or not run.finite
@@ -288,11 +333,15 @@ class Rollout:
                     self._settle()
         return run.columns()
 
-    def score(self, safe: SafePoint, control_group: ProcessGroup | None, sequences: Sequences) -> Rescored:
+    def _requests(self, adapter: Adapter, num_rows: int) -> list[Any]:
+        return [None] * num_rows if self._adapters is None else self._adapters.requests(adapter, num_rows)
+
+    def score(self, safe: SafePoint, control_group: ProcessGroup | None, sequences: Sequences, adapter: Adapter = 0) -> Rescored:
         """Score tokens that are there; called on all ranks of a replica with the same rows. Arguments as of :meth:`generate`."""
+        loras = self._requests(adapter, len(sequences.prompts))
         safe.agree(control_group)
         self._clean_cache()
-        scorer = Scorer(self._engine, safe, control_group, self.max_model_len)
+        scorer = Scorer(self._engine, safe, control_group, self.max_model_len, loras)
         with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm(), self._recorder.span("prefill"):
             try:
                 return scorer.score(sequences)
@@ -342,41 +391,20 @@ class Rollout:
                 tokens=run.num_tokens - before, running=peak_running, kv_usage=peak_usage, steps=steps, drain=str(drain)
             )  # fmt: skip
 
-    def _check_request(
-        self, prompts: Ragged, seeds: npt.NDArray[np.int64], sampling: Sampling, row_ids: Sequence[int] | Any
-    ) -> None:
-        if not self.ready:
-            raise RuntimeError("the rollout has no weights yet: finish_update() has to follow weight_targets()")
-        if 0 < sampling.temperature < MIN_TEMPERATURE:
-            raise OptionError(
-                f"temperature={sampling.temperature} is below {MIN_TEMPERATURE}, where vLLM would raise it silently; "
-                f"use 0 (greedy) or at least {MIN_TEMPERATURE}."
-            )
-        if len(seeds) != len(prompts) or len(row_ids) != len(prompts):
-            raise OptionError(f"{len(prompts)} prompts, {len(seeds)} seeds and {len(row_ids)} row ids; give one of each per row")
-        lengths = prompts.lengths
-        limit = self.max_model_len - sampling.max_new_tokens
-        for i in np.flatnonzero((lengths < 1) | (lengths > limit))[:1]:
-            raise OptionError(
-                f"row {row_ids[i]} has a prompt of {lengths[i]} tokens; with max_new_tokens={sampling.max_new_tokens} "
-                f"and max_model_len={self.max_model_len} it must have 1 to {limit}. Shorten it, or raise max_model_len."
-            )
-        outside = np.flatnonzero((prompts.flat < 0) | (prompts.flat >= self.spec.vocab_size))
-        if len(outside):
-            row = int(np.searchsorted(prompts.offsets, outside[0], side="right")) - 1
-            raise OptionError(
-                f"row {row_ids[row]} has token id {prompts.flat[outside[0]]}; {self.spec.name} has ids 0 to "
-                f"{self.spec.vocab_size - 1}. Was it tokenized for another model?"
-            )
-
     def _add(
-        self, names: list[str], rows: list[GenerationRow], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...]
+        self,
+        names: list[str],
+        rows: list[GenerationRow],
+        seeds: Any,
+        sampling: Sampling,
+        eos_token_ids: tuple[int, ...],
+        loras: list[Any],
     ) -> None:
         from vllm import SamplingParams
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)
         tasks = self._engine.get_supported_tasks()
-        for name, row, seed in zip(names, rows, seeds, strict=True):
+        for name, row, seed, lora in zip(names, rows, seeds, loras, strict=True):
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens, min_tokens=sampling.min_new_tokens,
                 temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
@@ -384,7 +412,7 @@ class Rollout:
                 seed=int(seed) & (2**63 - 1), ignore_eos=True, logprobs=0, detokenize=False, skip_clone=True,
             )  # fmt: skip
             prompt = {"type": "token", "prompt_token_ids": row.prompt}
-            self._core.add_request(self._engine.input_processor.process_inputs(name, prompt, params, tasks))
+            self._core.add_request(self._engine.input_processor.process_inputs(name, prompt, params, tasks, lora_request=lora))
 
     def _tokenizer_for(self, sampling: Sampling) -> Any:
         if self._tokenizer is None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.core.errors import UnsupportedModelError
+from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.rollout_sizes import (
     BLOCK_TOKENS,
@@ -21,8 +22,8 @@ from hfsdk.core.rollout_sizes import (
     context_tokens,
 )
 from hfsdk.core.spec import ModelSpec
+from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
-from hfsdk.engine.generation import vllm_sleep
 from hfsdk.engine.process import gpus, startup
 from hfsdk.resharding.boxes import vllm_boxes
 
@@ -85,6 +86,8 @@ def engine_arguments(
     gpu_share: float | None,
     sleeps: bool = False,
     timeout: timedelta | None = None,
+    lora: LoRA | None = None,
+    adapters: int = 1,
 ) -> dict[str, Any]:
     """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`.
 
@@ -108,15 +111,17 @@ def engine_arguments(
         "disable_log_stats": True, "use_tqdm_on_load": False, "trust_remote_code": False,
         "distributed_timeout_seconds": limit_s, "cpu_distributed_timeout_seconds": limit_s,
         **({} if gpu_share is None else {"gpu_memory_utilization": gpu_share, "enable_sleep_mode": sleeps}),
+        **({} if lora is None else adapter_slots.engine_arguments(spec, lora, adapters)),
     }  # fmt: skip
 
 
-def _share(spec: ModelSpec, tp: int, dtype: str, cache: int) -> float:
+def _share(spec: ModelSpec, tp: int, dtype: str, cache: int, lora: LoRA | None, adapters: int) -> float:
     """Return the share of this GPU that vLLM is given: what is free beside the trainer, once torch has given back what it holds."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    weights = sum(box.numel for box in vllm_boxes(spec, tp, 0)) * TORCH_DTYPES[dtype].itemsize
-    return gpus.memory_share(weights + cache, free, total)
+    numbers = sum(box.numel for box in vllm_boxes(spec, tp, 0))
+    numbers += 0 if lora is None else adapters * adapter_slots.slot_numbers(spec, lora, tp, 0)
+    return gpus.memory_share(numbers * TORCH_DTYPES[dtype].itemsize + cache, free, total)
 
 
 def sleeps(device_type: str, trained: bool) -> bool:

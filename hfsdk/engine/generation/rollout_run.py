@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
-from hfsdk.core.errors import CallError
+from hfsdk.core.errors import CallError, OptionError
 from hfsdk.core.roles import Sampling
+from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Column, Ragged
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import RanksDiffer, SafePoint
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+MIN_TEMPERATURE = 0.01
+"""vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
 
 
 @dataclass
@@ -138,3 +144,42 @@ class GenerationRun:
             "rollout_log_probs": Ragged.of([row.log_probs for row in rows], np.float32),
             "finish_reason": np.array([row.finish_reason for row in rows], dtype="<U6"),
         }
+
+
+def check_request(
+    spec: ModelSpec, longest: int, prompts: Ragged, seeds: npt.NDArray[np.int64], sampling: Sampling, row_ids: Sequence[int] | Any
+) -> None:
+    """Check what a rollout is asked to generate.
+
+    Args:
+        spec: of its model.
+        longest: tokens of prompt and response together that it takes.
+        prompts: token ids.
+        seeds: one per row.
+        sampling: how to draw.
+        row_ids: number of each row in the batch, for messages.
+
+    Raises:
+        OptionError: not one of each per row, a prompt that is empty, too long or of other tokens, or a temperature that is none.
+    """
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        raise OptionError(
+            f"temperature={sampling.temperature} is below {MIN_TEMPERATURE}, where vLLM would raise it silently; "
+            f"use 0 (greedy) or at least {MIN_TEMPERATURE}."
+        )
+    if len(seeds) != len(prompts) or len(row_ids) != len(prompts):
+        raise OptionError(f"{len(prompts)} prompts, {len(seeds)} seeds and {len(row_ids)} row ids; give one of each per row")
+    lengths = prompts.lengths
+    limit = longest - sampling.max_new_tokens
+    for i in np.flatnonzero((lengths < 1) | (lengths > limit))[:1]:
+        raise OptionError(
+            f"row {row_ids[i]} has a prompt of {lengths[i]} tokens; with max_new_tokens={sampling.max_new_tokens} "
+            f"and max_model_len={longest} it must have 1 to {limit}. Shorten it, or raise max_model_len."
+        )
+    outside = np.flatnonzero((prompts.flat < 0) | (prompts.flat >= spec.vocab_size))
+    if len(outside):
+        row = int(np.searchsorted(prompts.offsets, outside[0], side="right")) - 1
+        raise OptionError(
+            f"row {row_ids[row]} has token id {prompts.flat[outside[0]]}; {spec.name} has ids 0 to "
+            f"{spec.vocab_size - 1}. Was it tokenized for another model?"
+        )

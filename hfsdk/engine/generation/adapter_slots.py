@@ -1,0 +1,211 @@
+"""Adapters of low rank in the generating engine: vLLM's slots, written in place (on CUDA too).
+
+vLLM wraps every linear layer that may have an adapter and keeps room beside it for some, its *slots*::
+
+    qkv_proj.base_layer.weight         [out, in]                     the base's, moved as ever
+    qkv_proj.lora_a_stacked[part]      [slots, 1, padded rank, in]   one part each for q, k and v
+    qkv_proj.lora_b_stacked[part]      [slots, 1, rows, padded rank]   multiplied by the scale: vLLM's own product has none
+
+    adapter_targets(slot)   ...   the transport writes A and B   ...   finish_adapters(slot): B times its scale
+
+vLLM's own way to change an adapter reads a folder. Here every slot is told to vLLM once, as an adapter that it has loaded
+already, and a row of a batch names the slot or none. Ranks are padded to those that vLLM takes; the padding is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hfsdk.core.errors import OptionError, UnsupportedModelError
+from hfsdk.core.lora import AdapterSpec, LoRA
+from hfsdk.core.spec import ModelSpec
+from hfsdk.engine.generation import cpu_lora_vllm
+from hfsdk.resharding.boxes import PARTS_OF_FUSED, vllm_boxes
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM 0.32 takes as the largest rank of an adapter."""
+
+BASE = -1
+"""The slot of rows that have no adapter."""
+
+Adapter = int | None | Sequence[int | None] | npt.NDArray[np.integer[Any]]
+"""Which slot rows have: of all, or of each; ``None`` or -1 is none, the base alone."""
+
+
+def padded_rank(rank: int) -> int:
+    """Return the least rank that vLLM takes with room for this one."""
+    return next(most for most in RANKS if most >= rank)
+
+
+def slots_of(adapter: Adapter, num_rows: int, num_slots: int) -> list[int]:
+    """Return the slot of every row, -1 for none.
+
+    Raises:
+        OptionError: there is no such slot, or it is not one per row.
+    """
+    each = [adapter] * num_rows if adapter is None or isinstance(adapter, int | np.integer) else list(adapter)
+    if len(each) != num_rows:
+        raise OptionError(f"{num_rows} rows and {len(each)} adapters; give one for all, or one of each per row")
+    slots = [BASE if slot is None else int(slot) for slot in each]
+    for slot in slots:
+        if not BASE <= slot < num_slots:
+            raise OptionError(f"adapter {slot} of a rollout with {num_slots}; use 0 to {num_slots - 1}, or None for the base")
+    return slots
+
+
+def held_adapters(spec: ModelSpec, lora: LoRA) -> AdapterSpec:
+    """Return the adapters that vLLM has room for in each slot: of its rank, and of all parts of a layer that it fuses."""
+    targets = lora.targets
+    if isinstance(targets, tuple):
+        fused = [parts for parts in PARTS_OF_FUSED.values() if not set(parts).isdisjoint(targets)]
+        targets = (*targets, *(part for parts in fused for part in parts))
+    return AdapterSpec.of(spec, replace(lora, rank=padded_rank(lora.rank), targets=targets))
+
+
+def slot_numbers(spec: ModelSpec, lora: LoRA, tp: int, tp_rank: int) -> int:
+    """Return the numbers that a slot has room for on one rank."""
+    return sum(box.numel for box in vllm_boxes(held_adapters(spec, lora), tp, tp_rank))
+
+
+def engine_arguments(spec: ModelSpec, lora: LoRA, num_slots: int) -> dict[str, Any]:
+    """Return what vLLM's ``EngineArgs`` are given for adapters: on these layers alone, the embedding and the head have none."""
+    layers = {box.local.rsplit(".", 3)[1] for box in vllm_boxes(AdapterSpec.of(spec, lora), 1, 0)}
+    return {
+        "enable_lora": True, "max_loras": num_slots, "max_lora_rank": padded_rank(lora.rank),
+        "lora_target_modules": sorted(layers),
+    }  # fmt: skip
+
+
+def of_base(name: str) -> str:
+    """Return the name that a parameter has in a model whose layers are not wrapped."""
+    return name.replace(".base_layer.", ".")
+
+
+class AdapterSlots:
+    """The slots of one engine on this rank.
+
+    Args:
+        engine: vLLM's, just built with :func:`engine_arguments`.
+        spec: the adapters.
+        tp: tensor-parallel size.
+        tp_rank: this rank in it.
+        num_slots: how many adapters there are at once.
+        on_cpu: whether vLLM's kernel is replaced.
+
+    Raises:
+        UnsupportedModelError: vLLM's layers have no room where the adapters are to be written.
+    """
+
+    def __init__(self, engine: Any, spec: AdapterSpec, *, tp: int, tp_rank: int, num_slots: int, on_cpu: bool) -> None:
+        self._manager = engine.model_executor.driver_worker.worker.model_runner.lora_manager._adapter_manager
+        self.num_slots, self._lora = num_slots, spec.lora
+        places = _places(spec, tp, tp_rank)
+        self._targets = [self._views(places, slot) for slot in range(num_slots)]
+        self._requests = self._tell()
+        self._open: set[int] = set()
+        self._written: set[int] = set()
+        self._lost = False
+        if on_cpu:
+            used: dict[str, set[int]] = {}
+            for module, _, part in (name.rsplit(".", 2) for name in places):
+                used.setdefault(module, set()).add(int(part))
+            cpu_lora_vllm.replace_kernel(self._manager, used, spec.lora.rank)
+
+    def _views(self, places: Mapping[str, tuple[int, int]], slot: int) -> dict[str, torch.Tensor]:
+        views, rank = {}, self._lora.rank
+        for name, shape in places.items():
+            module, kind, part = name.rsplit(".", 2)
+            layer = self._manager.modules.get(module)
+            stacks = () if layer is None else layer.lora_a_stacked if kind == "lora_A" else layer.lora_b_stacked
+            view = stacks[int(part)][slot, 0] if int(part) < len(stacks) else torch.empty(0, 0)
+            view = view[:rank] if kind == "lora_A" else view[:, :rank]
+            if tuple(view.shape) != shape:
+                raise UnsupportedModelError(
+                    f"vLLM has room of shape {tuple(view.shape)} for {name}, which has {shape}; train all parameters instead."
+                )
+            views[name] = view
+        return views
+
+    def _tell(self) -> list[Any]:
+        """Have vLLM take every slot for an adapter that it has loaded and put to use."""
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.request import LoRARequest
+
+        for slot in range(self.num_slots):
+            self._manager._registered_adapters[slot + 1] = LoRAModel(slot + 1, self._lora.rank, {})
+            self._manager.activate_adapter(slot + 1)
+        if self._manager.lora_index_to_id != [slot + 1 for slot in range(self.num_slots)]:
+            raise RuntimeError(f"vLLM has other adapters in its slots: {self._manager.lora_index_to_id}")
+        return [LoRARequest(f"slot {slot}", slot + 1, "written in place") for slot in range(self.num_slots)]
+
+    def targets(self, slot: int) -> dict[str, torch.Tensor]:
+        """Return the tensors of a slot; see :meth:`Rollout.adapter_targets`."""
+        if not 0 <= slot < self.num_slots:
+            raise OptionError(f"adapter slot {slot} of a rollout with {self.num_slots}; use 0 to {self.num_slots - 1}")
+        if self._lost:
+            for stack in self._stacks():
+                stack.zero_()
+            self._lost = False
+        self._written.discard(slot)
+        self._open.add(slot)
+        return dict(self._targets[slot])
+
+    def finish(self, slot: int) -> None:
+        """Multiply a slot's written B by its scale; in bfloat16 that rounds once, and not at all where the scale is a power of two.
+
+        Raises:
+            RuntimeError: it was not written since the last time: B would be multiplied twice.
+        """
+        if slot not in self._open:
+            raise RuntimeError(f"finish_adapters({slot}) has to follow adapter_targets({slot}), and all of them written")
+        for name, tensor in self._targets[slot].items():
+            if ".lora_B." in name:
+                tensor.mul_(self._lora.scale)
+        self._open.discard(slot)
+        self._written.add(slot)
+
+    def readable(self, slot: int) -> dict[str, torch.Tensor]:
+        """Return what the engine multiplies with, B times its scale; nothing of a slot that is not written."""
+        return dict(self._targets[slot]) if slot in self._written else {}
+
+    def forget(self) -> None:
+        """Take all slots for lost, with the zeros of their padding, and vLLM's own notes of the last batch: their memory goes."""
+        self._open.clear()
+        self._written.clear()
+        self._lost = True
+        self._manager._last_mapping = None
+
+    def requests(self, adapter: Adapter, num_rows: int) -> list[Any]:
+        """Return what vLLM is told of each row's adapter.
+
+        Raises:
+            OptionError: there is no such slot.
+            RuntimeError: it has no weights.
+        """
+        slots = slots_of(adapter, num_rows, self.num_slots)
+        for slot in sorted(set(slots) - {BASE} - self._written):
+            raise RuntimeError(f"adapter slot {slot} has no weights yet: finish_adapters() has to follow adapter_targets()")
+        return [None if slot == BASE else self._requests[slot] for slot in slots]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots on this rank, padding included."""
+        return sum(stack.nbytes for stack in self._stacks())
+
+    def _stacks(self) -> list[torch.Tensor]:
+        return [stack for layer in self._manager.modules.values() for stack in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
+
+
+def _places(spec: AdapterSpec, tp: int, tp_rank: int) -> dict[str, tuple[int, int]]:
+    """Return the shape of each of a rank's tensors by its local name."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for box in vllm_boxes(spec, tp, tp_rank):
+        rows = box.local_start[0] + box.size[0]
+        shapes[box.local] = max(shapes.get(box.local, (0, 0))[0], rows), box.size[1]
+    return shapes
