@@ -161,6 +161,8 @@ class Folder(Arguments):
     folder: str
     checked: bool = False
     """Whether the files have been compared with their checksums."""
+    merge: bool = True
+    """Whether adapters are written as a part of their weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

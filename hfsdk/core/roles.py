@@ -243,6 +243,8 @@ class RoleSpec:
     @property
     def offloads(self) -> tuple[str, ...]:
         """What stays in host memory while the role does not use it: of ``"weights"``, ``"gradients"``, ``"optimizer"``."""
+        if self.offload and self.lora is not None:  # the base stays: other roles may have it too
+            return PARTS[1:] if self.trainable else ()
         if self.offload:
             return PARTS if self.trainable else ("weights",)
         return ("optimizer",) if self.optimizer is not None and self.optimizer.offload else ()

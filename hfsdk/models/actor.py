@@ -232,7 +232,7 @@ class ActorModel(TrainedHandle):
                 "or hf.ReshardPlan.between(spec, train, rollout)"
             )
         apart, nodes = bool(self._role.generated_by), self._role.nodes or None
-        return ReshardPlan.between(spec, train, rollout, self._role.dtype, nodes=nodes, apart=apart)
+        return ReshardPlan.between(self._role.learned or spec, train, rollout, self._role.dtype, nodes=nodes, apart=apart)
 
     @property
     def last_reshard(self) -> ReshardReport:

@@ -20,6 +20,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.guided import HANDLE, Guided
 from hfsdk.core.layout import Layout
 from hfsdk.core.learning_rates import WORDS, what_is_learned
+from hfsdk.core.lora import ADAPTER_CONFIG
 from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE
 from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
 from hfsdk.core.roles import RoleSpec
@@ -383,11 +384,15 @@ class TrainedHandle(ModelHandle):
         )
 
     @checked
-    def save_pretrained(self, folder: str | Path) -> Path:
+    def save_pretrained(self, folder: str | Path, *, merge: bool = False) -> Path:
         """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder.
 
-        A model that is there is replaced when all files of this one are complete, with a notice unless it is an earlier one of this
-        process.
+        Of a role with LoRA its adapters alone, as peft reads them (adapter_config.json, adapter_model.safetensors). A model that is
+        there is replaced when all files of this one are complete, with a notice unless it is an earlier one of this process.
+
+        Args:
+            folder: where to.
+            merge: add adapters to their weights, and write a plain model.
 
         Raises:
             OptionError: ``folder`` is no path, a file, or the folder the model was loaded from.
@@ -403,20 +408,22 @@ class TrainedHandle(ModelHandle):
             raise OptionError(f"{target} is a file; give the folder to write the model to")
         if self._role.folder and target == Path(self._role.folder).resolve():
             raise OptionError(f"{target} is the folder {self.name} was loaded from; give another one")
+        merge = merge or self._role.lora is None
+        written = "config.json" if merge else ADAPTER_CONFIG
         made = [one for one in (target, *target.parents) if not one.exists()]
         try:
             (target if self._host.simulated else target.parent).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot write to {target}: {error}") from error
-        replaced = is_strangers(target / "config.json")
+        replaced = is_strangers(target / written)
         try:
-            self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target)), waits=True))
+            self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target), merge=merge), waits=True))
         except BaseException:
             for empty in made:
                 with suppress(OSError):  # it holds something by now
                     empty.rmdir()
             raise
-        is_ours(target / "config.json")
+        is_ours(target / written)
         if replaced:
             self._host.notice(f"{self.name}.save_pretrained replaced the model in {target}")
         return target

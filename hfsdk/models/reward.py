@@ -20,6 +20,7 @@ from hfsdk.core.columns import NOT_FOR_REWARDS
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
 from hfsdk.core.functions import Shipped
+from hfsdk.core.lora import ADAPTER_CONFIG
 from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES, PROBE
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.reward_arguments import check_columns, check_reward_function
@@ -172,7 +173,8 @@ class _Scorer(TrainedHandle):
         """
         mean, std = self._host.counters.get(f"{self.name}.score_mean"), self._host.counters.get(f"{self.name}.score_std")
         if mean is None or std is None:
-            return _saved_normalisation(self._role.folder)
+            adapters = self._role.adapters
+            return _saved_normalisation(Path(adapters) / ADAPTER_CONFIG if adapters else Path(self._role.folder) / "config.json")
         return mean, std
 
     @checked
@@ -214,10 +216,13 @@ class _Scorer(TrainedHandle):
         self._host.counters.set(f"{self.name}.score_std", std)
         return mean, std
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """As the actor's; the normalisation goes into ``config.json``, where ``session.reward(folder)`` finds it."""
-        target = super().save_pretrained(folder)
-        file = target / "config.json"
+    def save_pretrained(self, folder: str | Path, *, merge: bool = False) -> Path:
+        """As the actor's; the normalisation goes into ``config.json``, where ``session.reward(folder)`` finds it.
+
+        Beside adapters it goes into theirs, ``adapter_config.json``.
+        """
+        target = super().save_pretrained(folder, merge=merge)
+        file = target / ("config.json" if merge or self._role.lora is None else ADAPTER_CONFIG)
         if self._host.simulated:
             return target  # nothing was written
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -409,9 +414,8 @@ class _Moments:
         return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
 
 
-def _saved_normalisation(folder: str) -> tuple[float, float]:
-    file = Path(folder) / "config.json"
-    if not folder or not file.is_file():
+def _saved_normalisation(file: Path) -> tuple[float, float]:
+    if not file.is_file():
         return 0.0, 1.0
     mean, std = json.loads(file.read_text(encoding="utf-8")).get(NORMALISATION, (0.0, 1.0))
     return float(mean), float(std)

@@ -16,7 +16,10 @@ def identity(handle: ModelHandle) -> dict[str, Any]:
     role = handle.role
     assert role.model is not None
     model = {k: v for k, v in asdict(role.model).items() if k != "name" and v is not None}  # older saves lack newer fields
-    return {"kind": role.kind, "model": model, "name": str(role.model), "layout": str(role.train), "dtype": role.dtype}
+    lora = None if role.lora is None else {k: v for k, v in asdict(role.lora).items() if k != "seed"}
+    return {
+        "kind": role.kind, "model": model, "name": str(role.model), "layout": str(role.train), "dtype": role.dtype, "lora": lora,
+    }  # fmt: skip
 
 
 def check_roles(root: AnyPath, saved: Mapping[str, Any], trained: Sequence[ModelHandle]) -> None:
@@ -35,15 +38,20 @@ def check_roles(root: AnyPath, saved: Mapping[str, Any], trained: Sequence[Model
         names = f"{', '.join(extra)}; it has {', '.join(saved)}"
         raise CheckpointError(f"the checkpoint in {root} has no {names}. Release {extra[0]} first.")
     for name, role in mine.items():
-        for key, words in (("kind", "kind"), ("model", "model"), ("dtype", "dtype")):
-            if saved[name][key] != role[key]:
-                old = saved[name]["name"] if key == "model" else saved[name][key]
+        for key, words in (("kind", "kind"), ("model", "model"), ("dtype", "dtype"), ("lora", "LoRA")):
+            if _plain(saved[name].get(key)) != _plain(role[key]):
+                old = saved[name]["name"] if key == "model" else saved[name].get(key)
                 new = role["name"] if key == "model" else role[key]
                 detail = _differences(saved[name]["model"], role["model"]) if key == "model" else ""
                 raise CheckpointError(
                     f"the checkpoint in {root} has {name} with {words} {old!r}; the session has {new!r}{detail}. "
                     "Declare the role as it was saved; only its layout may be another."
                 )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
 def plan_between(trained: RoleSpec, shadow: RoleSpec) -> ReshardPlan:
     """Return the plan by which a shadow that generates gets its weights; its ranks are numbered after the trained role's."""
-    model, train, rollout = trained.model, trained.train, shadow.rollout
+    model, train, rollout = trained.learned, trained.train, shadow.rollout
     assert model is not None
     assert train is not None
     assert rollout is not None
@@ -36,8 +36,8 @@ def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]
     """
     _, near, far = LINKS
     if shadow.rollout is None:
-        assert trained.model is not None
-        size, ranks = trained.model.num_bytes(trained.dtype), mesh_of(shadow).ranks
+        assert trained.learned is not None
+        size, ranks = trained.learned.num_bytes(trained.dtype), mesh_of(shadow).ranks
         crosses = [any(node != shadow.nodes[rank] for node in trained.nodes) if shadow.nodes else False for rank in ranks]
         return [{near: 0 if crosses[rank] else size, far: size if crosses[rank] else 0} for rank in ranks]
     plan = plan_between(trained, shadow)
@@ -54,11 +54,11 @@ def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bu
 
     One that infers is said to get the whole model from the first rank.
     """
-    assert trained.model is not None
+    assert trained.learned is not None
     sent: list[list[Bundle]] = [[] for _ in mesh_of(trained).ranks]
     if shadow.rollout is None:
         everyone = tuple(mesh_of(shadow).ranks)
-        sent[0].append(Bundle(0, everyone, content, trained.model.num_bytes(trained.dtype)))
+        sent[0].append(Bundle(0, everyone, content, trained.learned.num_bytes(trained.dtype)))
         return tuple(sent)
     plan = plan_between(trained, shadow)
     first = plan.train.size

@@ -35,6 +35,7 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.training import cpu_support_megatron, megatron_adapters, megatron_optimizer, megatron_rope, megatron_sequence
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.packed_attention import PackedAttention
+from hfsdk.engine.training.shared_base import SharedWeights
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
 from hfsdk.resharding.boxes import padded_vocab
 
@@ -283,11 +284,18 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def memory_bytes(
-    model: torch.nn.Module, ddp: DistributedDataParallel | None, optimizer: MegatronOptimizer | None
+    model: torch.nn.Module,
+    ddp: DistributedDataParallel | None,
+    optimizer: MegatronOptimizer | None,
+    frozen: SharedWeights | None = None,
 ) -> dict[str, int]:
-    """Return the bytes of ``weights``, ``gradients`` and ``optimizer`` (float32 masters included) on this rank."""
+    """Return the bytes of ``weights``, ``gradients`` and ``optimizer`` (float32 masters included) on this rank.
+
+    Weights that another role has too count with the first one that has them (``frozen``).
+    """
+    shared = 0 if frozen is None else storage_bytes(frozen.counted_elsewhere())
     return {
-        "weights": storage_bytes(local_tensors(model).values()),
+        "weights": storage_bytes(parameter.data for parameter in model.parameters()) - shared,
         "gradients": 0 if ddp is None else storage_bytes(megatron_optimizer.gradient_tensors(ddp)),
         "optimizer": 0 if optimizer is None else storage_bytes(megatron_optimizer.state_tensors(model, optimizer)),
     }

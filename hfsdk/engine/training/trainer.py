@@ -47,6 +47,7 @@ from hfsdk.engine.training.megatron_overlap import Overlap
 from hfsdk.engine.training.megatron_pipeline import Pipeline
 from hfsdk.engine.training.megatron_shares import ShareOfModel
 from hfsdk.engine.training.passes import Passes
+from hfsdk.engine.training.shared_base import SharedWeights
 from hfsdk.engine.weights.offload import Offloaded
 from hfsdk.engine.weights.role_state import Shard, Summary
 from hfsdk.engine.weights.shares import StateShare
@@ -113,7 +114,8 @@ class Trainer:
         if role.optimizer is None:
             self.model.requires_grad_(False)
             self.model.eval()
-        else:
+        self._frozen = SharedWeights(self.model, role, groups)
+        if role.optimizer is not None:
             self._ddp = megatron_optimizer.wrap(self.model, groups, role.optimizer, self.choices)
             self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype, self.choices)
             self._overlap = Overlap(self._ddp) if self.choices.overlap else None
@@ -336,10 +338,12 @@ class Trainer:
 
         A state of which a part was written is of no use.
         """
+        self._frozen.own()
         with self.on_device(*PARTS):
             share = self._shares.begin(str(self.mesh.layout), known)
             yield share
             self._shares.complete(share)
+            self._frozen.share()
             if self._optimizer is not None:
                 self.zero_grad()
         self.num_updates = known.num_updates
@@ -351,15 +355,17 @@ class Trainer:
             CheckpointError: the state is of another layout, rank or model; on every rank, and nothing changed.
         """
         self._need_own(share.layout, share.rank)
+        self._frozen.own()
         with self.on_device(*PARTS):
             self._shares.write(share)
+            self._frozen.share()
             if self._optimizer is not None:
                 self.zero_grad()
         self.num_updates = share.summary.num_updates
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
-        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer)
+        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer, self._frozen)
 
     def offloaded_bytes(self) -> int:
         """Return the bytes of this rank that are in host memory now, instead of on the device."""

@@ -147,16 +147,16 @@ def _moves_of(plan: ReshardPlan, rank: int) -> Iterator[Move]:
 def boxes_of(role: RoleSpec) -> list[tuple[Box, ...]]:
     """Return what every rank of a role holds in Megatron's model."""
     mesh, scalar = mesh_of(role), role.head == "scalar"
-    assert role.model is not None
-    return [Shard(spec=role.model, layout=mesh.layout, at=mesh.coordinates(r), scalar=scalar).boxes for r in mesh.ranks]
+    assert role.learned is not None
+    return [Shard(spec=role.learned, layout=mesh.layout, at=mesh.coordinates(r), scalar=scalar).boxes for r in mesh.ranks]
 
 
 def boxes_taken(shadow: RoleSpec, rank: int) -> tuple[Box, ...]:
     """Return what a rank of a shadow takes."""
     if shadow.rollout is None:
         return boxes_of(shadow)[rank]
-    assert shadow.model is not None
-    return tuple(vllm_boxes(shadow.model, shadow.rollout.tp, rank % shadow.rollout.tp))
+    assert shadow.learned is not None
+    return tuple(vllm_boxes(shadow.learned, shadow.rollout.tp, rank % shadow.rollout.tp))
 
 
 @torch.no_grad()

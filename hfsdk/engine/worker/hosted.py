@@ -34,7 +34,6 @@ from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process import startup
 from hfsdk.engine.process.safepoint import SafePoint
-from hfsdk.engine.training import megatron_folder
 from hfsdk.engine.training.kept_tokens import KeptTokens
 from hfsdk.engine.training.loss_io import sampled_at
 from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
@@ -103,8 +102,8 @@ class HostedRole:
         setup = self.worker.setup
         rollout = Rollout(
             spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
-            options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=self.worker.recorder, load_weights=False,
-            trained=spec.train is not None,
+            options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=self.worker.recorder,
+            load_weights=spec.train is None and spec.lora is not None, trained=spec.train is not None, lora=spec.lora,
         )  # fmt: skip
         rollout.rest()
         return rollout
@@ -242,20 +241,26 @@ class HostedRole:
 
     def _run(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         view = RankView(self)
-        self.transition.stale = True  # the user's function may change the weights
+        self._touched()
         return None, user_code.on_rank(_as(given, OnRanks), view)
+
+    def _touched(self) -> None:
+        """Know that the user's function may change the weights."""
+        self.transition.stale = self.transition.touched = True
+        if self._states is not None:
+            self._states.forget_base()
 
     def _call(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         view = RankView(self)
-        self.transition.stale = True
+        self._touched()
         return user_code.primitive(_as(given, OwnPrimitive), view, table)
 
     # -- keeping
 
     def _save_pretrained(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         assert self.spec.model is not None
-        folder, source = _as(given, Folder).folder, self.spec.folder
-        megatron_folder.save_folder(self.trainer.model, self.spec.model, self.groups, folder, source)
+        asked = _as(given, Folder)
+        self.trainer.save_folder(asked.folder, merge=asked.merge)
         return None, None
 
     def _save_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:

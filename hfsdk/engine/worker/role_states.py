@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.arguments import Folder, StateMove
 from hfsdk.core.errors import CheckpointError, WeightMismatchError
@@ -13,19 +13,29 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.store import any_path
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.process.safepoint import SafePoint
-from hfsdk.engine.training import megatron_checkpoint
+from hfsdk.engine.training import megatron_checkpoint, megatron_model
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import bridge, shares
 from hfsdk.engine.weights.direct import NOTHING
 from hfsdk.engine.weights.fingerprints import Strips, added
 from hfsdk.engine.weights.moves import Inventory, inventory, way_of_state
-from hfsdk.engine.weights.role_state import Summary
+from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard, Summary
 from hfsdk.engine.weights.shares import StateShare
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import RoleHost
 from hfsdk.engine.worker.transition import Transition
+from hfsdk.resharding.boxes import Box
 from hfsdk.resharding.reshard_report import TransportReport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Sums = dict[str, tuple[str, int]]
+"""(dtype, fingerprint) of each Hugging Face tensor."""
+
+BASE = "base"
+"""Under which name stands what adapters stand beside, as one."""
 
 
 class RoleStates:
@@ -34,6 +44,8 @@ class RoleStates:
     def __init__(self, spec: RoleSpec, worker: RoleHost, groups: RoleGroups, trainer: Trainer, transition: Transition) -> None:
         self._spec, self._worker, self._groups = spec, worker, groups
         self._trainer, self._transition = trainer, transition
+        self._base: list[Sums] = []
+        """Fingerprints of a base beside adapters; none before they are asked for."""
 
     def export(self) -> KeptShare:
         """Return a copy of this rank's share of the state; in pieces any layout reads it."""
@@ -46,18 +58,31 @@ class RoleStates:
         share = self._trainer.share()
         return replace(share, summary=replace(share.summary, fingerprints=sums))
 
-    def _fingerprints(self) -> list[dict[str, tuple[str, int]]]:
-        """Return (dtype, fingerprint) of each Hugging Face tensor, by the role's replicas."""
+    def _fingerprints(self) -> list[Sums]:
+        """Return those of each Hugging Face tensor that the role learns and, beside adapters, of its base as one; by replica."""
         trainer, shard = self._trainer, self._trainer.shard
         with trainer.on_device("weights"):
-            tensors = trainer.local_tensors()
-            told = [box for box in shard.boxes if shard.is_first(box)]
-            sums = Strips([(box.local, box.local_start, box.size, box.start) for box in told]).of(tensors).tolist()
-            dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in told]
+            found = self._of(shard, trainer.local_tensors(), shard.boxes)
+            if self._spec.lora is not None:
+                whole = replace(shard, spec=trainer.spec)
+                boxes = [box for box in whole.boxes if not (shard.scalar and box.local == SCALAR_HEAD)]
+                self._base = self._base or self._of(whole, megatron_model.base_tensors(trainer.model), boxes)
+                for of_replica, base in zip(found, self._base, strict=True):
+                    of_replica[BASE] = self._spec.dtype, added([one for _, one in base.values()])
+        return found
+
+    def forget_base(self) -> None:
+        """Know that the user's code may have changed the weights beside adapters."""
+        self._base = []
+
+    def _of(self, shard: Shard, tensors: Mapping[str, Tensor], boxes: Sequence[Box]) -> list[Sums]:
+        told = [box for box in boxes if shard.is_first(box)]
+        sums = Strips([(box.local, box.local_start, box.size, box.start) for box in told]).of(tensors).tolist()
+        dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in told]
         mine = [(box.tensor, dtype, one) for box, dtype, one in zip(told, dtypes, sums, strict=True)]
         parts: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in range(self._groups.dp_size)]
-        for dp, boxes in self._groups.gather_objects((self._groups.dp_rank, mine)):
-            for tensor, dtype, one in boxes:
+        for dp, these in self._groups.gather_objects((self._groups.dp_rank, mine)):
+            for tensor, dtype, one in these:
                 parts[dp][tensor, dtype].append(one)
         return [{tensor: (dtype, added(these)) for (tensor, dtype), these in of_replica.items()} for of_replica in parts]
 
@@ -82,6 +107,12 @@ class RoleStates:
             ]  # fmt: skip
             if wrong:
                 tensor, left, there = wrong[0]
+                if tensor == BASE:
+                    raise WeightMismatchError(
+                        f"{source} is of adapters beside another model than {self._spec.name} has ({self._spec.folder}): its "
+                        f"weights have fingerprint {there:#018x}, those had {left:#018x}. Declare the role with the model that was "
+                        "trained."
+                    )
                 ranks = [rank for rank in self._groups.mesh.ranks if self._groups.mesh.coordinates(rank).dp == dp]
                 more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
                 raise WeightMismatchError(

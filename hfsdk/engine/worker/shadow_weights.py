@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.errors import CallError, LostColumnError
 from hfsdk.core.roles import RoleSpec
@@ -20,6 +21,9 @@ from hfsdk.engine.weights.fingerprints import MOVE_AGAIN, mismatch
 from hfsdk.engine.worker.role_host import ObjectsGoneError, RoleHost
 from hfsdk.engine.worker.transition import put_into_use
 from hfsdk.resharding.reshard_report import TransportReport
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ShadowWeights:
@@ -70,7 +74,7 @@ class ShadowWeights:
             report = self._take_directly(self._way(given.role, self._spec, route), given.link, safe)
         else:
             if self._rollout is not None:
-                received, proof = bridge.take(route, given, self._rollout.weight_targets)
+                received, proof = bridge.take(route, given, self._targets(self._rollout))
             else:
                 assert self._trainer is not None
                 with self._trainer.on_device("weights"):
@@ -79,7 +83,7 @@ class ShadowWeights:
             self.last_report = report
             safe.agree(self._groups.world, mismatch(self._spec.name, proof, MOVE_AGAIN))
             if self._rollout is not None:
-                put_into_use(self._rollout, self._groups.world, safe)
+                self._use(self._rollout, safe)
         self.last_report = report
         self.version, self.num_updates = version, given.num_updates
         return report
@@ -99,9 +103,19 @@ class ShadowWeights:
             assert self._trainer is not None
             with self._trainer.on_device("weights"):
                 return self._worker.exchange(way, link, NOTHING, self._trainer.local_tensors(), safe, self._keep)
-        report = self._worker.exchange(way, link, NOTHING, self._rollout.weight_targets(), safe, self._keep)
-        put_into_use(self._rollout, self._groups.world, safe)
+        report = self._worker.exchange(way, link, NOTHING, self._targets(self._rollout)(), safe, self._keep)
+        self._use(self._rollout, safe)
         return report
+
+    def _targets(self, rollout: Rollout) -> Callable[[], dict[str, Tensor]]:
+        """Return what gives the tensors to write: all weights or, where the shadow read its base itself, its adapters."""
+        return rollout.weight_targets if self._spec.lora is None else rollout.adapter_targets
+
+    def _use(self, rollout: Rollout, safe: SafePoint) -> None:
+        if self._spec.lora is None:
+            put_into_use(rollout, self._groups.world, safe)
+        else:
+            rollout.finish_adapters()
 
     def _keep(self, report: TransportReport) -> None:
         self.last_report = report

@@ -1,17 +1,25 @@
-"""``Transition``: the weights of one role, between its trainer and its rollout on the same devices (HybridFlow section 5)."""
+"""``Transition``: the weights of one role, between its trainer and its rollout on the same devices (HybridFlow section 5).
+
+What moves has a plan, a *leg*. Of a role that trains all its weights there is one. Of one with adapters there are two: the base,
+which moves when the rollout does not hold it (the first time, or because it slept), and the adapters, whenever they are old.
+"""
 
 from __future__ import annotations
 
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hfsdk.core.errors import CallError, WeightMismatchError
+from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process.safepoint import PeerFailed, SafePoint
+from hfsdk.engine.training import megatron_model
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import fingerprints, transport
@@ -46,13 +54,37 @@ def put_into_use(rollout: Rollout, group: ProcessGroup, safe: SafePoint) -> None
     safe.agree(group, error)
 
 
+@dataclass(frozen=True)
+class Leg:
+    """Tensors that move together, by one plan."""
+
+    plan: ReshardPlan
+    witness: Witness
+    sources: Callable[[], Mapping[str, Tensor]]
+    """The trainer's, by local name."""
+    targets: Callable[[], Mapping[str, Tensor]]
+    """The rollout's; it does not generate until they are put into use."""
+    use: Callable[[SafePoint], None]
+    """Has the rollout use what was written; on all ranks, or on none."""
+
+
+def _data_of(rollout: Rollout) -> dict[str, Tensor]:
+    return {name: parameter.data for name, parameter in rollout.parameters().items()}
+
+
+def _scaled(adapters: Mapping[str, Tensor], lora: LoRA) -> dict[str, Tensor]:
+    """Return adapters as the rollout multiplies with them: B times its scale."""
+    return {name: tensor * lora.scale if name.endswith(".B") else tensor for name, tensor in adapters.items()}
+
+
 class Transition:
     """See the module's text.
 
     Attributes:
-        plan: what goes from the trainer to the rollout; ``None`` where one of them is missing.
+        plan: how what the role learns goes from the trainer to the rollout; ``None`` where one of them is missing.
         residency: which of the two has the weights, where they share memory.
         stale: whether the rollout's weights are older than the trainer's.
+        touched: whether a base may have changed, which nothing trains.
         last_report: of the last time that the rollout took some, also where they were wrong.
     """
 
@@ -63,9 +95,12 @@ class Transition:
         self._trainer, self._rollout = trainer, rollout
         self.plan: ReshardPlan | None = None
         self.residency: Residency | None = None
-        self.stale = True
+        self.stale, self.touched = True, False
         self.last_report: TransportReport | None = None
-        self._witness: Witness | None = None
+        self._leg: Leg | None = None
+        self._base: Leg | None = None
+        self._base_given: fingerprints.Sums | None = None
+        """Fingerprints of the base that the rollout has."""
         self._proof_s = 0.0
         """Seconds that proofs have taken since the transition began."""
         self._given: fingerprints.Sums | None = None
@@ -77,18 +112,43 @@ class Transition:
         if trainer is None or rollout is None or spec.train is None or spec.rollout is None:
             return
         assert spec.model is not None
-        self.plan = ReshardPlan.between(spec.model, spec.train, spec.rollout, spec.dtype, nodes=spec.nodes or None)
-        if rollout.in_place:
-            trainer.keep_weights()  # the transition itself leaves no weight there twice
-            parameters = dict(trainer.model.named_parameters())
-            self.residency = Residency(self.plan, worker.setup.rank, parameters, rollout.parameters())
-        self._witness = self._witness_of(self.plan, rollout)
+        put = partial(put_into_use, rollout, groups.world)
+        if spec.lora is None:
+            self._leg = self._leg_of(spec.model, trainer.local_tensors, rollout.weight_targets, put, vllm_tp=rollout.tp)
+            self.plan = self._leg.plan
+            if rollout.in_place:
+                trainer.keep_weights()  # the transition itself leaves no weight there twice
+                parameters = dict(trainer.model.named_parameters())
+                self.residency = Residency(self.plan, worker.setup.rank, parameters, rollout.parameters())
+                witness = self._witness_of(self.plan, rollout.tp)
+                self._leg = replace(self._leg, witness=witness, targets=partial(_data_of, rollout))
+            return
+        base = partial(megatron_model.base_tensors, trainer.model)
+        self._base = self._leg_of(spec.model, base, rollout.weight_targets, put, vllm_tp=rollout.tp)
+        self._leg = self._leg_of(
+            trainer.learned,
+            trainer.local_tensors,
+            rollout.adapter_targets,
+            lambda safe: rollout.finish_adapters(),
+            vllm_tp=rollout.tp,
+        )
+        self.plan = self._leg.plan
 
-    def _witness_of(self, plan: ReshardPlan, rollout: Rollout) -> Witness:
+    def _leg_of(
+        self, model: ModelSpec, sources: Callable[[], Mapping[str, Tensor]], targets: Callable[[], Mapping[str, Tensor]],
+        use: Callable[[SafePoint], None], *, vllm_tp: int,
+    ) -> Leg:  # fmt: skip
+        spec = self._spec
+        assert spec.train is not None
+        assert spec.rollout is not None
+        plan = ReshardPlan.between(model, spec.train, spec.rollout, spec.dtype, nodes=spec.nodes or None)
+        return Leg(plan, self._witness_of(plan, vllm_tp), sources, targets, use)
+
+    def _witness_of(self, plan: ReshardPlan, vllm_tp: int) -> Witness:
         rank = self._worker.setup.rank
         at = plan.train_at(rank)
         assert at is not None
-        held, needed = megatron_boxes(plan.spec, plan.train, at.tp, at.pp), vllm_boxes(plan.spec, rollout.tp, rollout.tp_rank)
+        held, needed = megatron_boxes(plan.spec, plan.train, at.tp, at.pp), vllm_boxes(plan.spec, vllm_tp, rank % vllm_tp)
         return Witness(plan.moves, rank, held, needed, () if self.residency is None else self.residency.shared)
 
     def to_rollout(self, safe: SafePoint) -> TransportReport | None:
@@ -99,35 +159,54 @@ class Transition:
             WeightMismatchError: what arrived is not what left; the rollout does not generate with it.
             Cancelled, PeerFailed: as at any safe point.
         """
-        plan, trainer, rollout = self.plan, self._trainer, self._rollout
-        if plan is None or trainer is None or rollout is None:  # a shadow's weights came before the call
+        leg, trainer, rollout = self._leg, self._trainer, self._rollout
+        if leg is None or trainer is None or rollout is None:  # a shadow's weights came before the call
             return None
         if not self._lacks_weights(rollout):
             return None
         self._take_back(safe)
-        rank, world = self._worker.setup.rank, self._groups.world
         self._together(rollout, rollout.wake_weights, safe)
         self._proof_s = -rollout.probe_s
         with trainer.on_device("weights"), self._worker.recorder.span("reshard") as attrs:
-            sources = trainer.local_tensors()
-            if self.residency is None:
-                targets = rollout.weight_targets()
-                self._agree(plan, transport.problem(plan, rank, sources, targets), trainer.num_updates, safe)
-                given = self._fingerprints(plan, sources)
-                report = transport.execute(plan, rank, sources, targets, world, checked=True)
-            else:
-                targets = {name: parameter.data for name, parameter in rollout.parameters().items()}
-                self._agree(plan, transport.problem(plan, rank, sources, targets), trainer.num_updates, safe)
-                given = self._fingerprints(plan, sources)
-                report = self.residency.to_rollout(world)
-            report = self._compare(plan, report, given, targets, safe)
-            put_into_use(rollout, self._groups.world, safe)
+            base = self._move_base(rollout, safe)
+            report = self.last_report = self._move(leg, trainer.num_updates, safe)
             attrs.update(
                 bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared,
                 proof_s=self._proof_s + rollout.probe_s,
             )  # fmt: skip
+            if base is not None:
+                attrs.update(base_bytes=base.bytes_received, base_bytes_copied=base.bytes_copied)
         self.stale, self.num_updates = False, trainer.num_updates
         self._together(rollout, rollout.wake_cache, safe)
+        return report
+
+    def _move_base(self, rollout: Rollout, safe: SafePoint) -> TransportReport | None:
+        """Give the rollout the base that adapters stand beside, where it has none, or an older one on some rank."""
+        if self._base is None:
+            return None
+        lacks = not rollout.holds_weights or self._base_given is None
+        if self.touched and not lacks:
+            lacks = bool((self._fingerprints(self._base, self._base.sources()) != self._base_given).any())
+        self.touched = False
+        if not any(self._groups.gather_objects(lacks)):
+            return None
+        self._base_given = None
+        report = self._move(self._base, 0, safe)
+        self._base_given = self._given
+        return report
+
+    def _move(self, leg: Leg, num_updates: int, safe: SafePoint) -> TransportReport:
+        """Carry a leg out, compare both ends, and have the rollout use what arrived."""
+        rank, world = self._worker.setup.rank, self._groups.world
+        sources, targets = leg.sources(), leg.targets()
+        self._agree(leg.plan, transport.problem(leg.plan, rank, sources, targets), num_updates, safe)
+        given = self._fingerprints(leg, sources)
+        if self.residency is None:
+            report = transport.execute(leg.plan, rank, sources, targets, world, checked=True)
+        else:
+            report = self.residency.to_rollout(world)
+        report = self._compare(leg, report, given, targets, safe)
+        leg.use(safe)
         return report
 
     def rollout_has_some(self) -> bool:
@@ -142,37 +221,35 @@ class Transition:
         Returns:
             What was compared, and how many boxes cannot be: packed kernels hide the weights that they multiply with.
         """
-        plan, trainer, rollout, witness = self.plan, self._trainer, self._rollout, self._witness
-        assert plan is not None
+        leg, trainer, rollout = self._leg, self._trainer, self._rollout
+        assert leg is not None
         assert trainer is not None
         assert rollout is not None
-        assert witness is not None
-        targets = rollout.readable()
+        plan, witness, lora = leg.plan, leg.witness, self._spec.lora
+        targets = rollout.readable() if lora is None else rollout.readable_adapters()
         hidden = {taken.move.target_local for taken in witness.takes} - set(targets)
         with trainer.on_device("weights"):
             away = self.residency is not None and self.residency.generating and self._given is not None
-            sums = self._given if away else self._fingerprints(plan, trainer.local_tensors())
+            sums = self._given if away else self._fingerprints(leg, leg.sources() if lora is None else _scaled(leg.sources(), lora))
         assert sums is not None
         given = fingerprints.gathered(sums, [witness.num_given(rank) for rank in range(plan.num_ranks)], self._groups.world)
         proof = fingerprints.compared(witness, targets, given, plan.num_ranks, hidden)
         return proof, len(witness.takes) + witness.num_shared - proof.num_boxes
 
-    def _fingerprints(self, plan: ReshardPlan, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
-        assert self._witness is not None
+    def _fingerprints(self, leg: Leg, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
         begun = time.perf_counter()
-        sums = fingerprints.of_given(self._witness, sources, transport.TORCH_DTYPES[plan.dtype])
+        sums = fingerprints.of_given(leg.witness, sources, transport.TORCH_DTYPES[leg.plan.dtype])
         self._proof_s += time.perf_counter() - begun
         return sums
 
     def _compare(
-        self, plan: ReshardPlan, report: TransportReport, sums: fingerprints.Sums, targets: Mapping[str, Tensor], safe: SafePoint
+        self, leg: Leg, report: TransportReport, sums: fingerprints.Sums, targets: Mapping[str, Tensor], safe: SafePoint
     ) -> TransportReport:
         """Compare what is in the rollout's parameters with what left, before they are packed; return the report with the proof."""
-        assert self._witness is not None
         begun = time.perf_counter()
-        counts = [self._witness.num_given(rank) for rank in range(plan.num_ranks)]
+        counts = [leg.witness.num_given(rank) for rank in range(leg.plan.num_ranks)]
         given = fingerprints.gathered(sums, counts, self._groups.world)
-        proof = fingerprints.compared(self._witness, targets, given, plan.num_ranks)
+        proof = fingerprints.compared(leg.witness, targets, given, leg.plan.num_ranks)
         self._given, self.last_report = sums, replace(report, proof=proof)
         self._proof_s += time.perf_counter() - begun
         safe.agree(self._groups.world, fingerprints.mismatch(f"{self._spec.name}'s rollout", proof, fingerprints.MOVE_AGAIN))
@@ -198,20 +275,20 @@ class Transition:
         rollout = self._rollout
         if rollout is None or not rollout.awake:
             return Resident("training", trainer, 0, 0, 0, 0)
-        twice = self.plan.bytes_copied(self._worker.setup.rank) if self.plan is not None else 0
+        twice = sum(leg.plan.bytes_copied(self._worker.setup.rank) for leg in (self._leg, self._base) if leg is not None)
         return Resident("both", trainer, rollout.memory_bytes() - rollout.kv_cache_bytes, 0, 0, twice)
 
     def close(self) -> None:
         """Let go of both."""
-        self._trainer = self._rollout = self.residency = None
+        self._trainer = self._rollout = self.residency = self._leg = self._base = None
 
     def _take_back(self, safe: SafePoint | None) -> None:
         if self._damaged is not None and safe is not None:
             raise self._damaged
         if self.residency is None or not self.residency.generating:
             return
-        plan, trainer = self.plan, self._trainer
-        assert plan is not None
+        leg, trainer = self._leg, self._trainer
+        assert leg is not None
         assert trainer is not None
         with self._worker.recorder.span("reshard") as attrs:
             self._proof_s = 0.0
@@ -220,7 +297,7 @@ class Transition:
             if safe is None or given is None:
                 return
             error = None
-            if bool((self._fingerprints(plan, trainer.local_tensors()) != given).any()):
+            if bool((self._fingerprints(leg, trainer.local_tensors()) != given).any()):
                 error = WeightMismatchError(f"weights that {self._spec.name}'s rollout gave back are not those it got. {DAMAGED}")
             attrs["proof_s"] = self._proof_s
             try:
@@ -230,7 +307,7 @@ class Transition:
                 raise
 
     def replaced(self) -> None:
-        """Know that the trainer has other weights now, all of them."""
+        """Know that the trainer has other weights now, all that it learns."""
         self.stale, self._damaged = True, None
 
     def _lacks_weights(self, rollout: Rollout) -> bool:
