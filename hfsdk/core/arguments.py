@@ -37,6 +37,10 @@ Inventory = TypeVar("Inventory")
 """What one rank has of a state, or lacks: the engine's own (``hfsdk.engine.weights.moves``)."""
 
 
+OWN, BASE_ALONE = 0, -1
+"""Adapters of ``generate`` that no snapshot keeps."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Generation(Arguments):
     """Of ``generate``."""
@@ -45,6 +49,8 @@ class Generation(Arguments):
     seed: int = 0
     copies: int = 1
     """Rows per prompt: row = prompt * copies + copy."""
+    adapter: int = OWN
+    """With which adapters: the role's own, none (``BASE_ALONE``), or those of the state kept under this number."""
     lengths: Array | None = None
     """Tokens of each row's response where they are known: those of the call that a simulated twin repeats; shape [rows]."""
 

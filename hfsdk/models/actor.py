@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from hfsdk.core.arguments import Generation, LogProbs
+from hfsdk.core.arguments import BASE_ALONE, OWN, Generation, LogProbs
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
 from hfsdk.core.checks import Count, Fraction, Index, NonNegative, Within, checked, shown
@@ -19,8 +19,10 @@ from hfsdk.core.pending import ColumnRef
 from hfsdk.core.prompt_data import as_values, foresee, is_conversation, is_token_ids, left_out, read_source
 from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.table import Ragged, Table
-from hfsdk.models.handle import Host, TrainedHandle
+from hfsdk.models.handle import TrainedHandle
+from hfsdk.models.host import Host
 from hfsdk.models.replays import REPLAYED, sample_of
 from hfsdk.models.reward import PART
 from hfsdk.resharding.census import Census
@@ -69,6 +71,7 @@ class ActorModel(TrainedHandle):
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         seed: int | None = None,
+        adapter: Snapshot | str | None = "",
     ) -> Batch:
         """Generate responses (HybridFlow, table 4: generate_sequences).
 
@@ -85,6 +88,8 @@ class ActorModel(TrainedHandle):
             stop_token_ids: tokens that end a response, besides the model's own.
             ignore_eos: go on past the end-of-sequence token.
             seed: with the prompt's position and the copy's number it seeds each sample; by default the session's.
+            adapter: of an actor with LoRA: a snapshot, or its name, for the adapters it had then; ``None`` for the base alone. By
+                default those that it has now. ``policy_version`` is then the snapshot's, and -1 for the base.
 
         Returns:
             The batch with response (token ids, end token included), rollout_log_probs (one per response token),
@@ -93,7 +98,8 @@ class ActorModel(TrainedHandle):
 
         Raises:
             ColumnError: the batch has no prompts, or one is empty.
-            OptionError: an option is out of its range, or a prompt plus ``max_new_tokens`` is longer than the context.
+            OptionError: an option is out of its range, a prompt plus ``max_new_tokens`` is longer than the context, or the actor
+                has no adapters to choose from.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
@@ -108,13 +114,31 @@ class ActorModel(TrainedHandle):
             batch = batch.with_columns(position=np.arange(len(batch), dtype=np.int64))
         if n > 1:
             batch = batch.take(np.repeat(np.arange(len(batch)), n))
-        arguments = Generation(sampling=sampling, seed=self._host.seed if seed is None else seed, copies=n)
+        chosen = self._adapter(adapter)
+        arguments = Generation(sampling=sampling, seed=self._host.seed if seed is None else seed, copies=n, adapter=chosen)
         lease = self._submit(GENERATE, arguments, {name: refs_of(batch)[name] for name in GENERATE.reads}, len(batch))
         generated = with_written(batch, lease, GENERATE.writes)
         replayed = REPLAYED.get()
-        if replayed is not None and (rows := sample_of(generated, sampling)) is not None:
+        if replayed is not None and chosen == OWN and (rows := sample_of(generated, sampling)) is not None:
             replayed.append((self.compute_log_probs(rows), self._role.dtype))
         return generated
+
+    def _adapter(self, asked: Snapshot | str | None) -> int:
+        """Return which adapters a call generates with, as workers know them."""
+        if asked == "":
+            return OWN
+        if self._role.lora is None or self._role.generated_by:
+            what = "generates on a pool of its own" if self._role.lora is not None else "has no LoRA"
+            raise OptionError(f"{self.name} {what}, so there are no adapters to choose from; leave adapter={asked!r} out")
+        if asked is None:
+            return BASE_ALONE
+        snapshot = self._host.find_snapshot(asked)
+        kept = next((kept for kept in snapshot.kept if kept.role == self.name), None)
+        if kept is None:
+            raise OptionError(
+                f"the snapshot {snapshot.name!r} has no {self.name}; it has {', '.join(k.role for k in snapshot.kept)}"
+            )
+        return kept.number
 
     @checked
     def chat(

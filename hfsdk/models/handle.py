@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
-from hfsdk.models.counters import Counters
-from hfsdk.models.host import CallClient
+from hfsdk.models.host import CallClient, Host
 from hfsdk.models.primitive import Primitive
 
 Epochs = Annotated[int, Within(1, 10_000)]
@@ -46,42 +45,6 @@ class OneRowMetrics(Metrics):
         """The one row; waits."""
         self.wait()
         return [self._client.result(self.call_ids[0])]
-
-
-class Host(Protocol):
-    """What handles need of their session; they stand below it and know nothing else of it."""
-
-    @property
-    def client(self) -> CallClient:
-        """Who calls are sent through."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """The session's seed, which calls without one of their own use."""
-        ...
-
-    @property
-    def simulated(self) -> bool:
-        """Whether seconds are those of a virtual clock."""
-        ...
-
-    @property
-    def counters(self) -> Counters:
-        """Numbers that are saved with the session."""
-        ...
-
-    def ready(self, handle: ModelHandle) -> None:
-        """Place and load the handle's role where that has not happened; refuse a handle that was replaced or released."""
-        ...
-
-    def release(self, handle: ModelHandle) -> None:
-        """Free the handle's role and forget it."""
-        ...
-
-    def notice(self, text: str) -> None:
-        """Tell the user something that is no failure."""
-        ...
 
 
 class ModelHandle(Guided):

@@ -173,8 +173,8 @@ class _Scorer(TrainedHandle):
         """
         mean, std = self._host.counters.get(f"{self.name}.score_mean"), self._host.counters.get(f"{self.name}.score_std")
         if mean is None or std is None:
-            adapters = self._role.adapters
-            return _saved_normalisation(Path(adapters) / ADAPTER_CONFIG if adapters else Path(self._role.folder) / "config.json")
+            adapters, folder = self._role.adapters, self._role.folder
+            return _saved_normalisation(adapters or folder, ADAPTER_CONFIG if adapters else "config.json")
         return mean, std
 
     @checked
@@ -414,8 +414,9 @@ class _Moments:
         return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
 
 
-def _saved_normalisation(file: Path) -> tuple[float, float]:
-    if not file.is_file():
+def _saved_normalisation(folder: str, name: str) -> tuple[float, float]:
+    file = Path(folder) / name
+    if not folder or not file.is_file():
         return 0.0, 1.0
     mean, std = json.loads(file.read_text(encoding="utf-8")).get(NORMALISATION, (0.0, 1.0))
     return float(mean), float(std)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.errors import OptionError
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import queries as q
 from hfsdk.models.counters import Counters
 from hfsdk.session.client import ControllerClient
@@ -34,6 +36,15 @@ class Far(Protocol):
         ...
 
 
+def no_snapshots(snapshot: Snapshot | str) -> Snapshot:
+    """Find none: the session has not begun to keep them.
+
+    Raises:
+        OptionError: always.
+    """
+    raise OptionError(f"there is no snapshot {snapshot!r} here; session.snapshot('before') takes one")
+
+
 @dataclass(eq=False)
 class Context:
     """A session's name, devices, seed and way to the controller.
@@ -47,6 +58,7 @@ class Context:
         messages: notices so far.
         counters: numbers that are saved with the session.
         far: does near the cluster what needs files there, where this process is not near it; else ``None``.
+        find_snapshot: gives a snapshot by its name.
     """
 
     name: str
@@ -57,6 +69,7 @@ class Context:
     messages: list[str] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     far: Far | None = None
+    find_snapshot: Callable[[Snapshot | str], Snapshot] = no_snapshots
 
     @property
     def simulated(self) -> bool:

@@ -158,6 +158,7 @@ class Declarations:
         *,
         layout: Layouts = "auto",
         dtype: str | None = None,
+        lora: str | Path | None = None,
         micro_batch_tokens: Count = 2048,
         offload: bool = False,
         name: Name = "reference",
@@ -170,6 +171,8 @@ class Declarations:
                 e.g. a folder that ``actor.save_pretrained`` wrote.
             layout: of inference; by default the actor's.
             dtype: by default the actor's, or as in :meth:`actor`.
+            lora: folder of adapters that the model has, as peft or ``save_pretrained`` wrote it; of an actor that went on with some
+                those are taken without asking.
             micro_batch_tokens: as in :meth:`actor`.
             offload: keep the weights in host memory and bring them to the device for this role's own calls.
             name: as in :meth:`actor`.
@@ -186,7 +189,7 @@ class Declarations:
             name=name, kind="reference", dtype=dtype or own, micro_batch_tokens=micro_batch_tokens, offload=offload,
             seed=self._context.seed,
         )  # fmt: skip
-        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend), replace=replace)
+        return self._deployment.declare(ReferenceModel, model_role(role, model, layout, None, self._backend, lora), replace=replace)
 
     @near_the_models
     @checked

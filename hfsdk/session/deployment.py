@@ -14,6 +14,7 @@ from hfsdk.core.errors import PlacementError
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import messages as m
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
@@ -257,7 +258,7 @@ class Deployment:
 
 @dataclass(frozen=True, eq=False)
 class HandleHost:
-    """What handles see of their session: :class:`hfsdk.models.handle.Host`."""
+    """What handles see of their session: :class:`hfsdk.models.host.Host`."""
 
     _context: Context
     _deployment: Deployment
@@ -293,6 +294,10 @@ class HandleHost:
     def notice(self, text: str) -> None:
         """Tell the user something that is no failure."""
         self._context.notice(text)
+
+    def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
+        """Return a snapshot of the session by its name, or as it is."""
+        return self._context.find_snapshot(snapshot)
 
 
 def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -> str | Mapping[str, float] | Placement:

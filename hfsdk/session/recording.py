@@ -26,6 +26,7 @@ from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.plan import MOST_SAMPLES, Workload, counted
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import context_tokens
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
@@ -36,6 +37,7 @@ from hfsdk.models.counters import Counters
 from hfsdk.models.reward import RewardSum
 from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.session.client import ControllerClient
+from hfsdk.session.context import no_snapshots
 from hfsdk.session.role_book import Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer
 
@@ -299,3 +301,7 @@ class _Host:
 
     def notice(self, text: str) -> None:
         """Nobody is told: nothing runs."""
+
+    def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
+        """There are none here."""
+        return no_snapshots(snapshot)

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from hfsdk.core.roles import RoleSpec
     from hfsdk.core.runtime import Kept
 
-MUST_AGREE = (("kind", "kind"), ("model", "model"), ("dtype", "dtype"), ("head", "head"), ("optimizer", "optimizer"))
+MUST_AGREE = (
+    ("kind", "kind"),
+    ("model", "model"),
+    ("dtype", "dtype"),
+    ("head", "head"),
+    ("optimizer", "optimizer"),
+    ("lora", "lora"),
+)
 """Fields of a role, and their names in messages, that must be as in the snapshot: with another one it is another role."""
 
 
@@ -40,6 +47,7 @@ class Snapshots:
         self._context, self._client, self._deployment = context, context.client, deployment
         self._places, self._log, self._run = places, log, run
         self._snapshots: dict[str, Snapshot] = {}
+        context.find_snapshot = self.find
         self._own_places: weakref.WeakKeyDictionary[Snapshot, weakref.WeakKeyDictionary[RowStream, int]]
         self._own_places = weakref.WeakKeyDictionary()
         """Of every snapshot each stream's place."""

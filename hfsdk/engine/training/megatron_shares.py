@@ -93,6 +93,18 @@ class ShareOfModel:
                 yield strip, self._there(strip, held)
 
     @torch.no_grad()
+    def weights_of(self, share: StateShare) -> dict[str, torch.Tensor]:
+        """Return the weights of every rank's share as tensors of their own, by local name; collective over dp.
+
+        Raises:
+            CheckpointError: on every rank: tensors are missing or have other shapes.
+        """
+        self._check(share)
+        tensors = {name: torch.empty_like(tensor) for name, tensor in megatron_model.local_tensors(self._model).items()}
+        self._give("weights", dict(share.content), {name: (tensor, 0) for name, tensor in tensors.items()})
+        return tensors
+
+    @torch.no_grad()
     def write(self, share: StateShare) -> None:
         """Take every rank's share; collective over dp. An optimizer that the shares do not know starts afresh.
 
@@ -119,9 +131,9 @@ class ShareOfModel:
         if problems:
             raise CheckpointError(f"the state does not fit the model, e.g. {problems[0]}. It is a state of another model.")
 
-    def _give(self, kind: str, values: dict[Strip, torch.Tensor]) -> None:
-        """Write this rank's strips of a kind into its tensors, and bring those of the other dp ranks."""
-        held = self._held(kind)
+    def _give(self, kind: str, values: dict[Strip, torch.Tensor], held: dict[str, tuple[torch.Tensor, int]] | None = None) -> None:
+        """Write this rank's strips of a kind into its tensors, or others like them, and bring those of the other dp ranks."""
+        held = self._held(kind) if held is None else held
         for strip in self._mine(kind):
             self._there(strip, held).copy_(values[strip])
         if self._stays(kind) or self._groups.dp_size == 1:

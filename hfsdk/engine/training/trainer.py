@@ -363,6 +363,11 @@ class Trainer:
                 self.zero_grad()
         self.num_updates = share.summary.num_updates
 
+    def weights_of(self, share: StateShare) -> dict[str, torch.Tensor]:
+        """Return the weights of a share as tensors of their own, by local name; as :meth:`take_share`, but nothing changes."""
+        self._need_own(share.layout, share.rank)
+        return self._shares.weights_of(share)
+
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
         return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer, self._frozen)

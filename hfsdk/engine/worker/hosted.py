@@ -12,6 +12,8 @@ import numpy as np
 import torch.distributed as dist
 
 from hfsdk.core.arguments import (
+    BASE_ALONE,
+    OWN,
     Arguments,
     Folder,
     Generation,
@@ -45,7 +47,7 @@ from hfsdk.engine.worker.rank_view import RankView
 from hfsdk.engine.worker.role_host import RoleHost
 from hfsdk.engine.worker.role_states import RoleStates
 from hfsdk.engine.worker.shadow_weights import ShadowWeights
-from hfsdk.engine.worker.transition import Transition
+from hfsdk.engine.worker.transition import BESIDE, Transition
 from hfsdk.resharding.reshard_report import TransportReport
 
 A = TypeVar("A", bound=Arguments)
@@ -104,6 +106,7 @@ class HostedRole:
             spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
             options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=self.worker.recorder,
             load_weights=spec.train is None and spec.lora is not None, trained=spec.train is not None, lora=spec.lora,
+            adapters=1 + BESIDE,
         )  # fmt: skip
         rollout.rest()
         return rollout
@@ -149,16 +152,33 @@ class HostedRole:
         copies = table.row_ids % asked.copies
         positions = np.asarray(table["position"])
         seeds = np.array([sample_seed(asked.seed, int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
-        control = self.rollout_group
+        slot, version = self._adapter(asked.adapter, safe)
         columns = self.rollout.generate(
-            table.ragged("prompt"), seeds.astype(np.int64), asked.sampling, self._eos, safe, control, table.row_ids
-        )
+            table.ragged("prompt"), seeds.astype(np.int64), asked.sampling, self._eos, safe, self.rollout_group, table.row_ids,
+            adapter=slot,
+        )  # fmt: skip
         extra: dict[str, Column] = {
-            "policy_version": np.full(table.num_rows, self._num_updates_of_weights, dtype=np.int64),
+            "policy_version": np.full(table.num_rows, version, dtype=np.int64),
             "temperature": np.full(table.num_rows, asked.sampling.temperature, dtype=np.float32),
             "group": np.asarray(table.row_ids // asked.copies),
         }
         return {**columns, **extra}, None
+
+    def _adapter(self, asked: int, safe: SafePoint) -> tuple[int | None, int]:
+        """Return the rollout's slot with the adapters that are asked for, and the optimizer steps that they have seen."""
+        if asked == OWN:
+            return 0, self._num_updates_of_weights
+        if asked == BASE_ALONE:
+            return None, -1
+        kept = self.worker.kept.get(asked)
+        there = kept is not None and (kept.layout, kept.share.rank) == (str(self.mesh.layout), self.groups.rank)
+        if kept is None or not all(self.groups.gather_objects(there)):
+            raise CallError(
+                f"{self.spec.name}'s adapters of that snapshot are not on these devices in this layout any more; rewind to it, or "
+                "take snapshots after placing"
+            )
+        self.transition.put_beside(asked, kept, safe)
+        return BESIDE, kept.num_updates
 
     @property
     def _num_updates_of_weights(self) -> int:

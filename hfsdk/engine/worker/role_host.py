@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.training.megatron_groups import RoleGroups
     from hfsdk.engine.training.trainer import Trainer
     from hfsdk.engine.weights.direct import Tensors, Way
+    from hfsdk.engine.worker.kept_share import KeptShare
     from hfsdk.resharding.reshard_report import TransportReport
 
 
@@ -79,6 +80,8 @@ class RoleHost(Protocol):
     recorder: Recorder
     saves: dict[str, StateWriter]
     """The last save of each role."""
+    kept: dict[int, KeptShare]
+    """States of roles that snapshots refer to."""
     store: ObjectStore
 
     def rest(self) -> None:

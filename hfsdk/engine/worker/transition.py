@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+    from hfsdk.engine.worker.kept_share import KeptShare
+
 DAMAGED = (
     "The trainer's weights of this rank are damaged: session.load(...) a checkpoint, or rewind to a snapshot, before you go on."
 )
@@ -52,6 +54,10 @@ def put_into_use(rollout: Rollout, group: ProcessGroup, safe: SafePoint) -> None
     except WeightMismatchError as found:
         error = found
     safe.agree(group, error)
+
+
+BESIDE = 1
+"""The rollout's slot for the adapters of a snapshot; the role's own are in slot 0."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class Transition:
         self.residency: Residency | None = None
         self.stale, self.touched = True, False
         self.last_report: TransportReport | None = None
+        self._beside = 0
+        """Number of the snapshot whose adapters the rollout has beside the role's."""
         self._leg: Leg | None = None
         self._base: Leg | None = None
         self._base_given: fingerprints.Sums | None = None
@@ -208,6 +216,31 @@ class Transition:
         report = self._compare(leg, report, given, targets, safe)
         leg.use(safe)
         return report
+
+    def put_beside(self, number: int, kept: KeptShare, safe: SafePoint) -> None:
+        """Have the rollout hold a snapshot's adapters too, in a slot of their own, unless it does; collective over the role.
+
+        Raises:
+            WeightMismatchError: what arrived is not what left.
+        """
+        leg, trainer, rollout = self._leg, self._trainer, self._rollout
+        assert leg is not None
+        assert trainer is not None
+        assert rollout is not None
+        has = self._beside == number and bool(rollout.readable_adapters(BESIDE))
+        if all(self._groups.gather_objects(has)):
+            return
+        with self._worker.recorder.span("reshard") as attrs:
+            tensors = trainer.weights_of(kept.share)
+            slot = replace(
+                leg, sources=lambda: tensors, targets=partial(rollout.adapter_targets, BESIDE),
+                use=lambda safe: rollout.finish_adapters(BESIDE),
+            )  # fmt: skip
+            last, given = self.last_report, self._given
+            report = self._move(slot, kept.num_updates, safe)
+            self.last_report, self._given = last, given
+            attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied)
+        self._beside = number
 
     def rollout_has_some(self) -> bool:
         """Whether the rollout can generate with what it has, however old; the same on all ranks."""
