@@ -102,13 +102,14 @@ def one_rank(rank, world_size, folder):
         ones, others = drawn(spec, lora, 1), drawn(spec, lora, 2)
         one, other = merged(folder, lora, ones), merged(folder, lora, others)
         check_refusals(rollout)
-        check_rows(rollout, [base] * 6, None)
+        alone = check_rows(rollout, [base] * 6, None)
         write(rollout, lora, ones)
         check_rows(rollout, [one] * 6, 0)
         with pytest.raises(RuntimeError, match="slot 1 has no weights yet"):
             draw(rollout, adapter=[0, 1, 0, 1, 0, 1])
         write(rollout, lora, others, 1)
-        check_rows(rollout, [one, one, base, other, base, other], [0, 0, None, 1, None, 1])
+        mixed = check_rows(rollout, [one, one, base, other, base, other], [0, 0, None, 1, None, 1])
+        assert mixed["response"].take([2, 4]) == alone["response"].take([2, 4]), "whatever the others have"
         check_rows(rollout, [other] * 3 + [one] * 3, np.array([1, 1, 1, 0, 0, 0]))
         check_rows(rollout, [base] * 6, np.full(6, -1))
         check_scores(rollout, [one, other, base])
@@ -171,26 +172,60 @@ def check_base_moves(rollout, folder, lora, ones):
     check_rows(rollout, [model] * 3 + [merged(folder, lora, ones, model)] * 3, [None, None, None, 0, 0, 0])
 
 
-def fused(rank, world_size, folder):
-    """One A and one B for queries, keys and values together, as the model's files have them."""
-    spec, lora = ModelSpec.from_folder(folder), LoRA(rank=16, alpha=16.0)
-    rollout = make(folder, "shared", lora=lora)
+def half_precision(rank, world_size, folder):
+    """bfloat16: what is written is multiplied by the scale with one rounding, and the padding of rank 4 to 8 stays zero."""
+    spec, lora = ModelSpec.from_folder(folder), LoRA(rank=4, alpha=12.0)
+    rollout = make(folder, "packed", lora=lora, dtype="bf16")
     ones = drawn(spec, lora, 1)
     write(rollout, lora, ones)
-    one, base = merged(folder, lora, ones), base_of(folder)
-    check_rows(rollout, [one, base] * 3, [0, None] * 3)
+    for box in vllm_boxes(AdapterSpec.of(spec, lora), 1, 0):
+        factor = lora.scale if box.tensor.endswith(B) else 1.0
+        expected = (factor * ones[box.tensor].bfloat16().float()).bfloat16()[at(box.start, box.size)]
+        assert torch.equal(rollout.readable_adapters()[box.local][at(box.local_start, box.size)], expected)
+    whole, own = (sum(int(t.count_nonzero()) for t in found) for found in (rollout._adapters._stacks(), ones.values()))
+    assert own * 0.99 < whole <= own
+    out = draw(rollout)
+    check_parity(merged(folder, lora, ones), out, tolerance=1.5)
     rollout.close()
+
+
+# --- two ranks --------------------------------------------------------------------------------------------------------
+
+
+def two_ranks(rank, world_size, folders):
+    """tp2: B is cut with the rows of the weight, A with its columns; of a family whose files fuse queries, keys and values too."""
+    group, drawn_tokens = dist.new_group([0, 1]), []
+    for family, mode, lora in (("llama", "packed", SOME), ("phi3", "shared", LINEAR)):
+        folder = folders[family]
+        spec, base = ModelSpec.from_folder(folder), base_of(folder)
+        rollout = make(folder, mode, rank, world_size, 2, lora=lora, adapters=2)
+        assert rollout._adapters.num_bytes == 2 * 4 * slot_numbers(spec, lora, 2, rank)
+        ones, others = drawn(spec, lora, 1), drawn(spec, lora, 2)
+        write(rollout, lora, ones, 1)
+        write(rollout, lora, others, 0)
+        one, other = merged(folder, lora, ones), merged(folder, lora, others)
+        out = check_rows(rollout, [one, base, other, one, other, base], [1, None, 0, 1, 0, None], group)
+        drawn_tokens.append(out["response"].flat)
+        rollout.close()
+        dist.barrier()
+    return drawn_tokens
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
+def one_process(rank, world_size, folders):
+    one_rank(rank, world_size, folders["llama"])
+    half_precision(rank, world_size, folders["llama"])
+
+
 def test_one_rank(folders):
-    run(one_rank, 1, folders["llama"])
+    run(one_process, 1, folders)
 
 
-def test_fused_layers(folders):
-    run(fused, 1, folders["phi3"])
+def test_two_ranks(folders):
+    first, second = run(two_ranks, 2, folders)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_ranks_and_slots():

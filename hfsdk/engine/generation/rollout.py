@@ -409,7 +409,10 @@ class Rollout:
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)
         tasks = self._engine.get_supported_tasks()
-        for name, row, seed, lora in zip(names, rows, seeds, loras, strict=True):
+        given = zip(names, rows, seeds, loras, strict=True)
+        for name, row, seed, lora in sorted(
+            given, key=lambda one: 0 if one[3] is None else one[3].adapter_id
+        ):  # one product a slot
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens, min_tokens=sampling.min_new_tokens,
                 temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
