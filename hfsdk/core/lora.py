@@ -83,8 +83,8 @@ class LoRA(NamedFields):
             rank, alpha, targets = config["r"], config["lora_alpha"], config["target_modules"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelNotFoundError(
-                f"{shown(str(path))} is no description of LoRA adapters ({shown(str(error))}); give the folder that peft's "
-                "save_pretrained, or actor.save_pretrained, wrote"
+                f"{shown(str(folder))} has no {ADAPTER_CONFIG} that says what its adapters are ({type(error).__name__}); give the "
+                "folder that peft's save_pretrained, or actor.save_pretrained, wrote"
             ) from error
         odd = [name for name, plain in PLAIN.items() if config.get(name) not in (None, False, plain, [], {})]
         if config.get("peft_type", "LORA") != "LORA" or odd:

@@ -47,7 +47,7 @@ def test_a_run_trains_adapters_and_a_scalar_head(roles):
     before = roles.actor.run(fingerprint)
     run = train(roles)
     assert len(run.rows) == 2
-    assert all(np.isfinite(row["policy_loss"]) for row in run.to_pandas().to_dict("records"))
+    assert all(np.isfinite(row["policy_loss"]) for row in run.rows)
     assert roles.actor.run(fingerprint) != before
     assert all(".adapter." in name for name in roles.actor.run(adapters_alone)[0])
     assert roles.critic.run(adapters_alone)[0][-1] == "output_layer.weight"
@@ -68,7 +68,7 @@ def test_only_adapters_move_and_are_proven(roles):
     assert roles.actor.reshard_plan.spec == spec
     assert report.verified
     assert max(rank.bytes_received + rank.bytes_copied for rank in report.ranks) == spec.num_bytes("fp32")
-    assert {box.tensor for box in report.boxes().itertuples()} == set(spec.tensors())
+    assert report.boxes() == {"proven": len(roles.actor.reshard_plan.moves), "unproven": 0, "wrong": 0}
 
 
 def test_the_rollout_says_what_the_trainer_says(roles):
@@ -112,7 +112,7 @@ def test_rewind_gives_adapters_back_bit_for_bit(roles):
 def test_a_save_is_loaded_in_another_layout_and_not_by_other_adapters(roles, tmp_path, ray_here):
     roles.session.save(tmp_path / "save")
     size = sum(file.stat().st_size for file in (tmp_path / "save").rglob("*") if file.is_file())
-    assert size < 2e6
+    assert size < 4e6
     with hf.Session(devices=2, seed=5, name="lora again") as session:
         again = declared(session, train="dp2", rollout="tp2")
         session.load(tmp_path / "save")
