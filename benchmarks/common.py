@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,36 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--json", metavar="FILE", help="write the figures and their details there")
     made.add_argument("--check", action="store_true", help="exit with 1 when a target is missed, naming it")
     return made
+
+
+class PeakMemory(threading.Thread):
+    """Samples the summed PSS of a process and all it started, until stopped."""
+
+    def __init__(self, pid: int, every_s: float = 0.25) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.every_s, self.peak, self.at_peak = pid, every_s, 0, {}
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        import psutil
+
+        while not self._stop_asked.wait(self.every_s):
+            found: dict[str, int] = {}
+            root = psutil.Process(self.pid)
+            for process in [root, *root.children(recursive=True)]:
+                try:
+                    name, lines = process.name(), Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                    continue
+                found[name] = found.get(name, 0) + 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            if sum(found.values()) > self.peak:
+                self.peak, self.at_peak = sum(found.values()), found
+
+    def stop(self) -> int:
+        """Stop and return the peak in bytes."""
+        self._stop_asked.set()
+        self.join()
+        return self.peak
 
 
 class Stopwatch:

@@ -24,14 +24,13 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import Report, Stopwatch, parser, say, short, table
+from common import PeakMemory, Report, Stopwatch, parser, say, short, table
 
 from hfsdk.session.session_parts import parts_of
 
@@ -312,42 +311,12 @@ def bare_vllm(started: float, *, eager: bool) -> None:
     serve({"generate": generate})
 
 
-class Memory(threading.Thread):
-    """Samples the summed PSS of a process and all it started, until stopped."""
-
-    def __init__(self, pid: int, every_s: float = 0.25) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.every_s, self.peak, self.at_peak = pid, every_s, 0, {}
-        self._stop_asked = threading.Event()
-
-    def run(self) -> None:
-        import psutil
-
-        while not self._stop_asked.wait(self.every_s):
-            found: dict[str, int] = {}
-            root = psutil.Process(self.pid)
-            for process in [root, *root.children(recursive=True)]:
-                try:
-                    name, lines = process.name(), Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-                except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                    continue
-                found[name] = found.get(name, 0) + 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-            if sum(found.values()) > self.peak:
-                self.peak, self.at_peak = sum(found.values()), found
-
-    def stop(self) -> int:
-        """Stop and return the peak in bytes."""
-        self._stop_asked.set()
-        self.join()
-        return self.peak
-
-
 def measure_smol(report: Report, rounds: int) -> None:
     threads = {"OMP_NUM_THREADS": "2"}
     bare_environment = {**threads, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     ours = Peer("smol")
     ours.ask("generate")  # loads
-    memory = Memory(ours.process.pid)
+    memory = PeakMemory(ours.process.pid)
     memory.start()
     steps = [ours.ask("step") for _ in range(2)]
     peak = memory.stop()

@@ -260,6 +260,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "SafeRLHF": lambda w: hf.SafeRLHF(max_new_tokens=4),
     "AdamW": lambda w: hf.AdamW(),
     "RolloutOptions": lambda w: hf.RolloutOptions(),
+    "LoRA": lambda w: hf.LoRA(),
     "Workload": lambda w: hf.Workload(prompts=16, prompt_tokens=16, response_tokens=16),
     "Lengths": _lengths,
     "Primitive": lambda w: margins,
