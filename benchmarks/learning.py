@@ -5,7 +5,9 @@ Targets, 60 steps, each of three seeds:
 * the mean score of continuations of 200 held-out prompts at temperature 1 rises by at least 0.3;
 * with --vs-trl: the score at equal KL, mean of the seeds, is at least that of TRL 1.12's PPO (trl.experimental.ppo) with the
   same model, prompts, lengths, batch, number of steps, optimizer updates per step and kl_coef. Score is interpolated
-  against KL (one estimator, one evaluator for both: learning_task.py) at the smaller of the two final KLs.
+  against KL (one estimator, one evaluator for both: learning_task.py) at the smaller of the two final KLs;
+* with --lora: the score at equal KL of adapters of rank 16 is, for each seed, at least 0.95 of what training all weights gains to
+  there. Their learning rates are ten times those of all weights, the critic's three times.
 
 Uses two worker processes of one thread each (hfsdk), or one process of two threads (TRL, evaluator). TRL lives in an environment
 of its own under the cache folder, made here: the packages of this environment that it needs, plus trl. Each has a learning rate
@@ -15,6 +17,7 @@ betas included, and the rest is TRL's default.
 
     python benchmarks/learning.py --check                 about 15 minutes
     python benchmarks/learning.py --vs-trl --check        about 30 minutes more
+    python benchmarks/learning.py --lora --seeds 11 12 13 --check        about 30 minutes
 """
 
 from __future__ import annotations
@@ -52,9 +55,13 @@ class Settings:
     critic_lr: float = 1e-3
     warmup: int = 5
     """Steps over which the learning rate rises (hfsdk: the actor's, while the critic learns to judge)."""
+    lora_rank: int = 0
+    """Of adapters, which are trained in place of the weights; 0 trains the weights (hfsdk alone)."""
 
 
 OURS = Settings()
+OF_LORA, LORA_RATES, LORA_RANK = 0.95, (10, 3), 16
+"""Least share of the score; times the learning rates of actor and critic; rank."""
 TRL_LR = 2e-4
 TRL_THREADS = 2
 
@@ -76,18 +83,20 @@ def run_hfsdk(settings: Settings, seed: int, folder: Path) -> tuple[list[dict[st
     decay = {"schedule": "linear", "total_steps": settings.steps * per_step}
     warmup = settings.warmup * per_step
     with hf.Session(devices=2, seed=seed) as session:
-        actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=settings.lr, warmup_steps=warmup, **decay))
-        session.critic("tiny", optimizer=hf.AdamW(lr=settings.critic_lr, **decay))
+        lora = hf.LoRA(rank=settings.lora_rank, alpha=2 * settings.lora_rank) if settings.lora_rank else None
+        optimizer = hf.AdamW(lr=settings.lr, warmup_steps=warmup, **decay)
+        actor = session.actor("tiny", rollout="tp1", lora=lora, optimizer=optimizer)
+        session.critic("tiny", lora=lora, optimizer=hf.AdamW(lr=settings.critic_lr, **decay))
         session.reference(actor)
         session.reward(positive)
         session.place("colocate")
         prompts = session.prompts(texts, batch_size=settings.batch_size, seed=seed)
-        actor.save_pretrained(str(folder / "step0000"))
+        actor.save_pretrained(str(folder / "step0000"), merge=True)
         history: list[dict[str, Any]] = []
         while len(history) < settings.steps:
             count = min(settings.save_every, settings.steps - len(history))
             history += session.train(ppo, prompts, steps=count, progress=False).rows
-            actor.save_pretrained(str(folder / f"step{len(history):04d}"))
+            actor.save_pretrained(str(folder / f"step{len(history):04d}"), merge=True)
             last = history[-1]
             say(f"  step {len(history)}: score {last['score_mean']:.3f}, KL {last['kl_mean']:.2f}, {last['seconds']:.1f} s")
         used = [texts[prompts.row_at(p)] for p in range(settings.steps * settings.batch_size)]
@@ -144,7 +153,7 @@ def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> 
 
     from hfsdk.assets import model_folder
 
-    shared = {k: v for k, v in asdict(settings).items() if k != "critic_lr"}
+    shared = {k: v for k, v in asdict(settings).items() if k not in ("critic_lr", "lora_rank")}
     config = {
         **shared, "model": str(model_folder("tiny")), "prompts": prompts, "seed": seed, "new_tokens": NEW_TOKENS,
         "folder": str(folder),
@@ -175,7 +184,7 @@ def train_trl(settings: Settings, seed: int, prompts: list[str], folder: Path, e
 def earlier_trl(path: str, settings: Settings) -> dict[int, Any]:
     """Return TRL's runs by seed of a JSON that this benchmark wrote with the same settings for TRL."""
     found = json.loads(Path(path).read_text())
-    wanted = {k: v for k, v in asdict(settings).items() if k not in ("lr", "critic_lr")}
+    wanted = {k: v for k, v in asdict(settings).items() if k not in ("lr", "critic_lr", "lora_rank")}
     same = {k: v for k, v in found["settings"].items() if k in wanted} == wanted and found["trl_lr"] == settings.lr
     if not same:
         raise SystemExit(f"{path} holds other settings for TRL: {found['settings']}, lr {found['trl_lr']}")
@@ -247,6 +256,19 @@ def main() -> int:
             report.add(f"  final KL (exact per token), seed {seed}", curve[-1]["kl"], "nats")
             report.add(f"  final KL (k1), seed {seed}", curve[-1]["kl_k1"], "nats")
             report.add(f"  final KL (k3), seed {seed}", curve[-1]["kl_k3"], "nats")
+            if arguments.lora:
+                rates = {"lr": LORA_RATES[0] * ours.lr, "critic_lr": LORA_RATES[1] * ours.critic_lr, "lora_rank": LORA_RANK}
+                adapted = replace(ours, **{**rates, **json.loads(arguments.lora_settings)})
+                say(f"seed {seed}: LoRA of rank {adapted.lora_rank}")
+                lora_history, _ = run_hfsdk(adapted, seed, folder / "lora")
+                lora_curve = judge(evaluator, folder / "lora")
+                say(curve_table(lora_curve), samples_text(lora_curve), sep="\n")
+                run["lora"] = {"history": lora_history, "curve": lora_curve, "settings": asdict(adapted)}
+                kl = min(curve[-1]["kl"], lora_curve[-1]["kl"])
+                full_at, lora_at = (score_at(one, kl) - curve[0]["score"] for one in (curve, lora_curve))
+                report.add(f"  gain of LoRA, seed {seed}", lora_curve[-1]["score"] - lora_curve[0]["score"])
+                report.add(f"  final KL of LoRA, seed {seed}", lora_curve[-1]["kl"], "nats")
+                report.add(f"gain of LoRA / all weights at KL {kl:.2f}, seed {seed}", lora_at / full_at, at_least=OF_LORA)
             if arguments.vs_trl or arguments.trl_from:
                 say(f"seed {seed}: TRL")
                 run["trl"] = before.get(seed) or train_trl(theirs, seed, prompts, folder / "trl", evaluator)
@@ -270,6 +292,8 @@ def parse() -> argparse.Namespace:
     only = 'with --all: e.g. PPO Safe-RLHF "reward model" additions'
     made.add_argument("--only", nargs="+", default=[], metavar="NAME", help=only)
     made.add_argument("--vs-trl", action="store_true", help="train the same by TRL and compare the scores at equal KL")
+    made.add_argument("--lora", action="store_true", help="train adapters too and compare the scores at equal KL")
+    made.add_argument("--lora-settings", default="{}", metavar="JSON", help="other settings for these, e.g. '{\"lr\": 1e-3}'")
     made.add_argument("--trl-from", metavar="FILE", help="the same, with TRL's runs of an earlier --json FILE, which do not change")
     made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), metavar="SEED")
     made.add_argument("--steps", type=int, default=OURS.steps)
