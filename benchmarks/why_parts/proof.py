@@ -14,7 +14,7 @@ PART = "proof"
 OPENINGS = ("the film is a ", "a warm and funny ", "it never quite ", "one of the best ")
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"train": "tp2", "batch": 32, "tokens": 32, "steps": 9},
-    "smollm2-135m-instruct": {"train": "dp2", "batch": 8, "tokens": 16, "steps": 3},
+    "smollm2-135m-instruct": {"train": "dp2", "batch": 8, "tokens": 16, "steps": 6},
 }
 PARAMETER = "model.layers.1.mlp.down_proj.weight"
 

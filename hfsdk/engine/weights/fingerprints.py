@@ -10,8 +10,8 @@ and in whatever order; what two ranks hold alike has the same sum. One number th
 once in 2^32 where numbers have 16 bits, as the lower half of a sum says nothing then. (Additive hashes of sets: Bellare and
 Micciancio, EUROCRYPT 1997.)
 
-Of a row c_l is multiplied and summed in one product of a matrix and a vector of whole numbers, so a fingerprint costs what reading
-the weights twice costs. bf16 is read two numbers at a time: c_l[2k + 1] = 2^16 c_l[2k].
+Rows are multiplied by both c and summed in one product of whole numbers, so a fingerprint costs what reading the weights once
+costs. bf16 is read two numbers at a time: c_l[2k + 1] = 2^16 c_l[2k].
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DtypeOf = Mapping[str, torch.dtype] | torch.dtype
 
 Given = Mapping[int, Sums | Mapping[int, int]]
 
-_multipliers: dict[tuple[str, int, str], Tensor] = {}
+_multipliers: dict[tuple[str, str], Tensor] = {}
 
 
 LocalBox = tuple[str, Offsets, Offsets, Offsets]
@@ -78,7 +78,7 @@ class Strips:
             rows.append(of_strip)
             offset += high - low
         self._rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-        self._there: dict[str, tuple[list[Tensor], Tensor, Tensor]] = {}
+        self._there: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def of(self, tensors: Mapping[str, Tensor], dtype_of: DtypeOf | None = None) -> Sums:
@@ -90,27 +90,24 @@ class Strips:
         """
         if not self._strips:
             return np.zeros(0, dtype=np.uint64)
-        sums: list[list[Tensor]] = [[] for _ in range(LANES)]
+        sums: list[Tensor] = []
         for local, dims, low, high, column, width, global_column in self._strips:
             held = tensors[local].detach()
             values = held[low:high, column : column + width] if dims == 2 else held[column : column + width].view(1, -1)
             cast = values if dtype_of is None else values.to(dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local])
-            for of_lane, row_sums in zip(sums, _row_sums(cast, global_column), strict=True):
-                of_lane.append(row_sums)
-        multipliers, first, last = self._on(sums[0][0].device)
-        lanes = []
-        for of_lane, of_rows in zip(sums, multipliers, strict=True):
-            ends = torch.cumsum(torch.cat(of_lane) * of_rows, 0, dtype=torch.int64)
-            lanes.append(ends[last - 1] - torch.where(first > 0, ends[(first - 1).clamp(min=0)], 0))
-        low_high = torch.stack(lanes).cpu().numpy().astype(np.uint64) & np.uint64(LANE_MASK)
+            sums.append(_row_sums(cast, global_column))
+        multipliers, first, last = self._on(sums[0].device)
+        ends = torch.cumsum(torch.cat(sums, 1) * multipliers, 1, dtype=torch.int64)
+        lanes = ends[:, last - 1] - torch.where(first > 0, ends[:, (first - 1).clamp(min=0)], 0)
+        low_high = lanes.cpu().numpy().astype(np.uint64) & np.uint64(LANE_MASK)
         joined: Sums = (low_high[1] << np.uint64(32)) | low_high[0]
         return joined
 
-    def _on(self, device: torch.device) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return, on a device, what rows are multiplied by, and where each box's begin and end."""
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, on a device, what rows are multiplied by (lanes, rows), and where each box's begin and end."""
         if str(device) not in self._there:
             most = int(self._rows.max()) + 1
-            of_rows = [_odd("row", lane, 0, most, device)[torch.from_numpy(self._rows).to(device)] for lane in range(LANES)]
+            of_rows = _odd("row", 0, most, device)[:, torch.from_numpy(self._rows).to(device)]
             first, last = torch.from_numpy(self._first).to(device), torch.from_numpy(self._last).to(device)
             self._there[str(device)] = of_rows, first, last
         return self._there[str(device)]
@@ -131,14 +128,13 @@ def added(sums: Iterable[int]) -> int:
     return (high & LANE_MASK) << 32 | low & LANE_MASK
 
 
-def _row_sums(matrix: Tensor, column: int) -> list[Tensor]:
-    """Return, for each lane, the sum over each row of a matrix whose first column is ``column`` of the whole tensor."""
+def _row_sums(matrix: Tensor, column: int) -> Tensor:
+    """Return the sums over each row of a matrix whose first column is ``column`` of the whole tensor: (lanes, rows)."""
     words, count, device = _whole_words(matrix, column), matrix.shape[1], matrix.device
     if words is None:
-        halves = _as_words(matrix)
-        return [_times(halves, _of_halves(lane, column, count, device)) for lane in range(LANES)]
+        return _times(_as_words(matrix), _of_halves(column, count, device))
     step = count // words.shape[1]
-    return [_times(words, _odd("column", lane, column // step, words.shape[1], device)) for lane in range(LANES)]
+    return _times(words, _odd("column", column // step, words.shape[1], device))
 
 
 def _whole_words(matrix: Tensor, column: int) -> Tensor | None:
@@ -153,33 +149,35 @@ def _as_words(matrix: Tensor) -> Tensor:
     return matrix.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
 
 
-def _of_halves(lane: int, column: int, count: int, device: torch.device) -> Tensor:
-    """Return the multipliers of numbers of 16 bits, one each."""
+def _of_halves(column: int, count: int, device: torch.device) -> Tensor:
+    """Return the multipliers of numbers of 16 bits, one each: (lanes, count)."""
     first, last = column // 2, (column + count + 1) // 2
-    pairs = _odd("column", lane, first, last - first, device)
-    return torch.stack([pairs, pairs << 16], 1).flatten()[column - 2 * first :][:count]
+    pairs = _odd("column", first, last - first, device)
+    return torch.stack([pairs, pairs << 16], 2).flatten(1)[:, column - 2 * first :][:, :count]
 
 
 def _times(words: Tensor, multipliers: Tensor) -> Tensor:
-    """Return the product of a matrix and a vector of whole numbers, modulo 2^32."""
-    return torch.mv(words, multipliers) if words.device.type == "cpu" else _times_in_steps(words, multipliers)
+    """Return the product of multipliers (lanes, count) and the rows of a matrix (rows, count), modulo 2^32: (lanes, rows)."""
+    return multipliers @ words.t() if words.device.type == "cpu" else _times_in_steps(words, multipliers)
 
 
 def _times_in_steps(words: Tensor, multipliers: Tensor) -> Tensor:
     """Do so where torch has no such product."""
     step = max(1, GPU_NUMBERS // max(words.shape[1], 1))
-    sums = [(words[i : i + step] * multipliers).sum(1, dtype=torch.int32) for i in range(0, len(words), step)]
-    return sums[0] if len(sums) == 1 else torch.cat(sums)
+    of_lanes = [
+        [(words[i : i + step] * of_lane).sum(1, dtype=torch.int32) for i in range(0, len(words), step)] for of_lane in multipliers
+    ]
+    return torch.stack([torch.cat(sums) for sums in of_lanes])
 
 
-def _odd(axis: str, lane: int, first: int, count: int, device: torch.device) -> Tensor:
-    """Return odd numbers of 32 bits for some rows or columns."""
-    known = _multipliers.get((axis, lane, str(device)))
-    if known is None or len(known) < first + count:
+def _odd(axis: str, first: int, count: int, device: torch.device) -> Tensor:
+    """Return odd numbers of 32 bits for some rows or columns: (lanes, count)."""
+    known = _multipliers.get((axis, str(device)))
+    if known is None or known.shape[1] < first + count:
         size = 1 << max(10, (first + count - 1).bit_length())
-        known = torch.from_numpy(_hashed(axis, lane, size)).to(device)
-        _multipliers[axis, lane, str(device)] = known
-    return known[first : first + count]
+        known = torch.from_numpy(np.stack([_hashed(axis, lane, size) for lane in range(LANES)])).to(device)
+        _multipliers[axis, str(device)] = known
+    return known[:, first : first + count]
 
 
 def _hashed(axis: str, lane: int, count: int) -> npt.NDArray[np.int32]:
