@@ -1,10 +1,12 @@
 """Draws every picture from real runs, photographs it light and dark, and writes ``docs/gallery.md``: ``make gallery``.
 
-The runs: PPO of ``tiny`` on two worker processes (tp2, then pp2), and a simulated cluster. About two minutes.
+The runs: PPO of ``tiny`` on two worker processes (tp2, then pp2), runs in which something is wrong, and a simulated cluster. About
+three minutes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -121,6 +123,44 @@ def planned_plates(plates: list[Plate]) -> None:
     ]  # fmt: skip
 
 
+def why_plates(plates: list[Plate]) -> None:
+    """Pictures of what was wrong: the runs of notebook 13."""
+    with hf.Session(devices=2, wait=True, name="why") as session:
+        actor = session.actor("tiny", train="tp2", rollout="dp2", optimizer=hf.AdamW(lr=3e-4))
+        session.critic("tiny", train="dp2", optimizer=hf.AdamW(lr=1e-3))
+        session.reference(actor)
+        session.reward(positive)
+        session.place("colocate")
+        with contextlib.suppress(hf.WeightMismatchError):
+            hf.testing.broken_run(1, session)
+        proof = hf.viz.picture(actor.last_reshard)
+        gap = actor.explain_gap(hf.testing.broken_run(2, session))
+        start = session.snapshot("before")
+        bad = hf.testing.broken_run(5, session).first_bad()
+        session.rewind(start)
+        reward, batch = hf.testing.broken_run(6, session)
+        plates += [
+            Plate("proof", "Proof of weights", "actor.last_reshard", proof,
+                  "One number changed on its way: the box that is not what left, among those that are proven by fingerprint."),
+            Plate("gap", "Why trainer and generating engine differ", "actor.explain_gap(batch)", hf.viz.picture(gap),
+                  "Generated at temperature 0.7, and the batch says 1: what each cause has of the gap, and both engines by layer."),
+            Plate("first_bad", "The first bad number", "run.first_bad()", hf.viz.picture(bad),
+                  "A loss that divides by zero for one sample: the call, the sample, the columns there, a cell to get it again."),
+            Plate("probe", "The reward's bench", "reward.probe(batch)", hf.viz.picture(reward.probe(batch)),
+                  "A reward that follows length: seconds, failures, what scores follow, groups without variance."),
+        ]  # fmt: skip
+    explained = hf.explain([
+        "algorithm.adv_estimator=grpo", "data.train_batch_size=1024", "actor_rollout_ref.rollout.n=5",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=256", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=160", "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.8", "trainer.test_frec=5",
+    ])  # fmt: skip
+    plates.append(
+        Plate("explanation", "What a configuration means", "hf.explain(config)", hf.viz.picture(explained),
+              "A configuration of verl: prompts to optimizer steps, memory by phase, the rule that it breaks and what mends it.")
+    )  # fmt: skip
+
+
 def longest(batch: hf.Batch) -> int:
     """Return the row with the longest response."""
     return int(batch["response"].lengths.argmax())
@@ -194,6 +234,7 @@ def main() -> None:
     """Run, draw, photograph, write the page."""
     plates: list[Plate] = []
     session_plates(plates)
+    why_plates(plates)
     planned_plates(plates)
     photograph(plates)
     parts = [

@@ -107,6 +107,23 @@ def old_weights(session: Any, actor: Any) -> tuple[Any, Any]:
     return actor, batch
 
 
+def snapshot_of_then(session: Any, actor: Any) -> tuple[Any, Any]:
+    """An update after the generation, the rollout has its weights by now, and a snapshot those of then."""
+    session.snapshot("then")
+    batch = generated(actor)
+    actor.update(batch, likelihood).wait()
+    generated(actor, PROMPTS[:1]).wait()
+    return actor, batch
+
+
+def blamed_on_age(session: Any, actor: Any) -> tuple[Any, Any]:
+    """Other tokens, in a batch that says that it is old and is not; a snapshot has the weights of then."""
+    _, older = snapshot_of_then(session, actor)
+    batch = generated(actor)
+    backwards = hf.Ragged.of([row[::-1] for row in batch["prompt"]], np.int32)
+    return actor, by_value(session, batch, prompt=backwards, policy_version=older["policy_version"])
+
+
 def missed_move(session: Any, actor: Any) -> tuple[Any, Any]:
     """An update whose weights do not go to the rollout, though the batch claims them."""
     actor.update(generated(actor), likelihood).wait()
@@ -170,6 +187,38 @@ def other_tokens(session: Any, actor: Any) -> tuple[Any, Any]:
     return actor, by_value(session, batch, prompt=edited(batch))
 
 
+def read_special_token(session: Any, actor: Any) -> tuple[Any, Any]:
+    """Prompts with an end of a turn that was generated from as one token, and is five bytes in the batch."""
+    texts = [f"{text}<eos>and then" for text in PROMPTS]
+    return actor, by_value(session, generated(actor, texts), prompt=hf.Ragged.of([list(text.encode()) for text in texts], np.int32))
+
+
+def forgotten_template(session: Any, actor: Any) -> tuple[Any, Any]:
+    """Generated from the chat template, and the batch has the text alone."""
+    batch = generated(actor, session.prompts(PROMPTS, batch_size=4, chat=True, shuffle=False)[0])
+    return actor, by_value(session, batch, prompt=generated(actor)["prompt"])
+
+
+def replaced_template(session: Any, actor: Any) -> tuple[Any, Any]:
+    """The same, and it is known what was generated from."""
+    batch = generated(actor, session.prompts(PROMPTS, batch_size=4, chat=True, shuffle=False)[0])
+    kept.append(batch)
+    return actor, batch.with_columns(prompt=generated(actor)["prompt"])
+
+
+def added_template(session: Any, actor: Any) -> tuple[Any, Any]:
+    """Generated from the text, and the batch has it in the chat template."""
+    chat = session.prompts(PROMPTS, batch_size=4, chat=True, shuffle=False)[0]
+    return actor, by_value(session, generated(actor), prompt=chat["prompt"])
+
+
+def doubled_beginning(session: Any, actor: Any) -> tuple[Any, Any]:
+    """Generated behind one beginning of a sequence, and the batch has two."""
+    batch = generated(actor, [f"<bos>{text}" for text in PROMPTS])
+    twice = [[int(row[0]), *row.tolist()] for row in batch["prompt"]]
+    return actor, by_value(session, batch, prompt=hf.Ragged.of(twice, np.int32))
+
+
 def old_cache(session: Any, actor: Any) -> tuple[Any, Any]:
     """A prefix cache that outlives an update."""
     actor.update(generated(actor, PROMPTS[-1:]), likelihood).wait()
@@ -220,6 +269,8 @@ def batch_in_bf16(session: Any, actor: Any) -> tuple[Any, Any]:
 
 PLANTED: dict[str, tuple[str, Callable[[Any, Any], tuple[Any, Any]]]] = {
     "weights one update old": ("version", old_weights),
+    "weights one update old, a snapshot of then": ("version", snapshot_of_then),
+    "other tokens, said to be old": ("tokens", blamed_on_age),
     "weights that did not move": ("weights", missed_move),
     "a norm changed in the rollout": ("weights", changed_norm),
     "packed weights changed in the rollout": ("weights", changed_packed),
@@ -232,6 +283,11 @@ PLANTED: dict[str, tuple[str, Callable[[Any, Any], tuple[Any, Any]]]] = {
     "an edited prompt": ("prompt", edited_prompt),
     "an edited prompt, the first one gone": ("prompt", replaced_prompt),
     "an edited prompt, by value": ("tokens", other_tokens),
+    "text tokenised anew, by value": ("template", read_special_token),
+    "a chat template left out, by value": ("template", forgotten_template),
+    "a chat template left out": ("template", replaced_template),
+    "a chat template too much, by value": ("template", added_template),
+    "a first token twice, by value": ("template", doubled_beginning),
     "a prefix cache that outlives an update": ("cache", old_cache),
     "a trainer that computes in bf16": ("dtype", rounding_trainer),
     "a rollout with weights in bf16": ("dtype", rounded_weights),

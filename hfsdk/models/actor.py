@@ -206,7 +206,8 @@ class ActorModel(TrainedHandle):
         """Say why trainer and generating engine disagree on the batch's log-probabilities, by experiments; waits.
 
         Each experiment has an engine score the very same tokens with one thing changed: the weights moved anew, another
-        temperature, top-k or top-p, the prompts as they were given, the prefix cache not read, transformers in fp32 and bf16.
+        temperature, top-k or top-p, the prompts as they were given or tokenised anew, the prefix cache not read, the weights of
+        then where a snapshot has them, transformers in fp32 and bf16.
         What a change takes away of the gap is its share. Where the engines agree within rounding nothing is a cause.
 
         It takes two passes over the batch where they agree, and about a dozen over some rows where not. Weights are as before; the

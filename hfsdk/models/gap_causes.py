@@ -15,8 +15,8 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.errors import OptionError, UnsupportedModelError, WeightMismatchError
 from hfsdk.core.gap import CAUSES, GAP_TOLERANCE, Gap, GapCause, Inside, LayerGap, Scored, is_rounding, layer_gaps, size
 from hfsdk.core.table import Array
-from hfsdk.models.gap_fits import Fits
-from hfsdk.models.gap_passes import GapPasses, Origin
+from hfsdk.models.gap_fits import KNOWN, Fits
+from hfsdk.models.gap_passes import GapPasses, Origin, Setting
 from hfsdk.models.handle import TrainedHandle
 from hfsdk.models.host import TextCodec
 
@@ -33,6 +33,7 @@ NEARER = 10.0
 ANEW = "the trainer's weights moved to the generating engine anew"
 BESIDE = "transformers on the trainer's weights, in fp32 and bf16, beside both engines"
 UNREAD = "the same tokens without reading the prefix cache"
+OF_THEN = "the trainer's pass with its weights of then, which a snapshot has"
 EXCLUDED = "nothing: no other change gives the recorded numbers"
 BEFORE_TOKENS = 8
 """Tokens before the worst one that are shown."""
@@ -174,15 +175,31 @@ class _Explanation:
             else:
                 self._experiments[cause] = replace(self._experiments[cause], changed=changed)
         if not is_rounding(fits.rest, self._dtype):
-            self._by_exclusion(fits.rest, origin, row)
+            rest = self._older(fits.rest, then - trainer, fits.setting)
+            if not is_rounding(rest, self._dtype):
+                self._by_exclusion(rest, origin, row)
         return None
+
+    def _older(self, rest: Array, less_trainer: Array, setting: Setting) -> Array:
+        """Name older weights where the batch says so, tried with those of a snapshot if there is one; return what is left."""
+        now, versions = self._actor.version, self._passes.versions
+        if versions is None or int(versions.min()) >= now or "version" in self._parts:
+            return rest
+        old = int(versions.min())
+        detail = f"generated after {_updates(old)}; the trainer has taken {now}"
+        of_then = self._passes.of_version(old, setting) if old == int(versions.max()) else None
+        if of_then is None:
+            self._name("version", EXCLUDED, rest, detail)
+            return np.zeros_like(rest)
+        left = less_trainer + of_then
+        if size(left)[0] > (1 - KNOWN) * size(rest)[0]:
+            self._experiments["version"] = replace(self._experiments["version"], changed=OF_THEN)
+            return rest
+        self._name("version", OF_THEN, rest - left, f"{detail}; with the weights of then {size(left)[0]:.1g} nats a token are left")
+        return left
 
     def _by_exclusion(self, rest: Array, origin: Origin | None, row: int) -> None:
         """Name what is left when no change explains the record."""
-        now, versions = self._actor.version, self._passes.versions
-        if versions is not None and int(versions.min()) < now and "version" not in self._parts:
-            old = int(versions.min())
-            return self._name("version", EXCLUDED, rest, f"generated after {_updates(old)}; the trainer has taken {now}")
         if origin is not None and origin.replaced and origin.prompts is None:
             detail = "the batch has other prompts than those that it was generated from, which are gone"
             return self._name("prompt", EXCLUDED, rest, detail)

@@ -25,6 +25,8 @@ MOST_HALVINGS = 14
 """Of the range in which top-p is searched for."""
 NONE_NATS = 1e-5
 """Mean over tokens of what is left where the same tokens are."""
+TURN = "what the user says"
+"""A text that is put into the chat template to see what that puts around it."""
 ONE_SIDED = 0.98
 """Share of tokens that must be likelier in the record: a distribution over fewer tokens makes every one of them likelier."""
 
@@ -46,6 +48,7 @@ class Fits:
     ) -> None:
         self._passes, self._trainer, self._then, self._origin = passes, trainer, then, origin
         self._dtype, self._codec = dtype, codec
+        self._given = None if origin is None else origin.prompts
         sums = np.array([np.nansum(np.abs(passes.of_row(then, row))) for row in range(len(passes.prompts))])
         self._focus = np.sort(np.argsort(-sums, kind="stable")[:FOCUS_ROWS])
         self._near = passes.of_rows(trainer, self._focus), passes.of_rows(then, self._focus)
@@ -70,10 +73,11 @@ class Fits:
                     break
 
     def _all(self) -> dict[str, Callable[[], Iterator[tuple[bool, Setting, str, str]]]]:
-        return {
-            "prompt": self._prompt, "temperature": self._temperature, "min_new_tokens": self._min_new_tokens,
-            "top_k": self._top_k, "top_p": self._top_p, "template": self._template,
+        first, last = {"prompt": self._prompt}, {"template": self._template}
+        sampling = {
+            "temperature": self._temperature, "min_new_tokens": self._min_new_tokens, "top_k": self._top_k, "top_p": self._top_p,
         }  # fmt: skip
+        return first | last | sampling if self._given is not None else first | sampling | last
 
     def _left(self, setting: Setting) -> Array:
         """Return what a setting leaves, on the rows in focus."""
@@ -87,10 +91,11 @@ class Fits:
     # -- changes
 
     def _prompt(self) -> Iterator[tuple[bool, Setting, str, str]]:
-        given = None if self._origin is None else self._origin.prompts
-        if given is not None and not _same(given, self._passes.prompts):
-            words = "the prompts that were given to the generating engine"
-            yield True, replace(self.setting, prompts=given), words, self._difference(given)
+        given = self._given
+        if given is None or _same(given, self._passes.prompts) or any(_same(given, prompts) for _, prompts in self._tokenised()):
+            return
+        words = "the prompts that were given to the generating engine"
+        yield True, replace(self.setting, prompts=given), words, self._difference(given)
 
     def _temperature(self) -> Iterator[tuple[bool, Setting, str, str]]:
         column = f"{float(self._passes.temperatures[self._focus[0]]):.3g}"
@@ -171,23 +176,33 @@ class Fits:
                 yield False, replace(self.setting, min_new_tokens=best), said[0].format(best), said[1].format(best)
 
     def _template(self) -> Iterator[tuple[bool, Setting, str, str]]:
+        known = self._given is not None
+        for words, prompts in self._tokenised():
+            if self._given is None or _same(self._given, prompts):
+                detail = f"{words}: {self._difference(prompts)}"
+                yield known, replace(self.setting, prompts=prompts), f"the prompts: {words}", detail
+
+    # -- what they need
+
+    def _tokenised(self) -> Iterator[tuple[str, Ragged]]:
+        """Yield in which other way the prompts' texts may have been tokenised, and the tokens that it gives."""
         codec = self._codec
         if codec is None:
             return
-        ways: dict[str, Callable[[str], list[int]]] = {
-            "their text tokenised anew": codec.encode,
-            "their text in the chat template": lambda text: codec.encode_chat([{"role": "user", "content": text}]),
+        ways: dict[str, Callable[[list[int]], list[int]]] = {
+            "their text tokenised anew": lambda tokens: codec.encode(codec.decode(tokens)),
+            "their text in the chat template": lambda tokens: _in_template(codec, codec.decode(tokens)),
+            "their text without the chat template": lambda tokens: codec.encode(_out_of_template(codec, codec.decode(tokens))),
+            "with their first token once": lambda tokens: tokens[1:] if tokens[:1] == tokens[1:2] else tokens,
         }
-        texts = [codec.decode(self._passes.prompts[row].tolist()) for row in range(len(self._passes.prompts))]
+        mine = [self._passes.prompts[row].tolist() for row in range(len(self._passes.prompts))]
         for words, way in ways.items():
             try:
-                prompts = Ragged.of([way(text) for text in texts], np.int32)
+                prompts = Ragged.of([way(tokens) for tokens in mine], np.int32)
             except Exception:  # whatever a tokenizer has against it: then nothing was tokenised so
                 continue
             if prompts.lengths.min() and not _same(prompts, self._passes.prompts):
-                yield False, replace(self.setting, prompts=prompts), f"the prompts: {words}", self._difference(prompts)
-
-    # -- what they need
+                yield words, prompts
 
     def _one_sided(self) -> bool:
         """Whether tokens are likelier in the record than over the whole vocabulary."""
@@ -217,6 +232,16 @@ class Fits:
         if not piece:
             return f"its end, after {len(tokens)} tokens"
         return repr(self._codec.decode(piece)) if self._codec is not None else str(piece)
+
+
+def _in_template(codec: TextCodec, text: str) -> list[int]:
+    return codec.encode_chat([{"role": "user", "content": text}])
+
+
+def _out_of_template(codec: TextCodec, text: str) -> str:
+    """Return what the user's turn says, if a text is one in the chat template; else the text."""
+    before, _, after = codec.decode(_in_template(codec, TURN)).partition(TURN)
+    return text.removeprefix(before).removesuffix(after) if text.startswith(before) and text.endswith(after) else text
 
 
 def _same(one: Ragged, other: Ragged) -> bool:

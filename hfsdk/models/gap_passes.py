@@ -14,7 +14,9 @@ from hfsdk.core.gap import Inside, Scored
 from hfsdk.core.methods import COMPUTE_LOG_PROBS, GENERATE, LAYERS, RESCORE, RESCORE_AS_IS
 from hfsdk.core.roles import Sampling
 from hfsdk.core.table import Array, Ragged
+from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.host_memory import too_large
 from hfsdk.models.handle import TrainedHandle
 
 LOG_PROBS = "gap_log_probs"
@@ -117,6 +119,24 @@ class GapPasses:
         asked = LogProbs(column=LOG_PROBS, top_k=setting.top_k, top_p=setting.top_p, without_ends=without_ends)
         found = self._actor._forward(batch, replace(COMPUTE_LOG_PROBS, phase="inspection"), asked, [LOG_PROBS])
         return np.asarray(found.table(LOG_PROBS).ragged(LOG_PROBS).flat, dtype=np.float64)
+
+    def of_version(self, num_updates: int, setting: Setting) -> Array | None:
+        """Return what :meth:`trainer` does with the weights after so many updates; ``None`` where no snapshot has them.
+
+        The state of now is copied meanwhile, and given back. Nothing is done where the hosts have no room for the copy, and while a
+        run goes on, whose calls would meet the older weights.
+        """
+        client, name = self._actor._client, self._actor.name
+        kept = None if client.run_goes_on() else client.send(q.KeptOf(name, num_updates))
+        if kept is None or too_large(client.send(m.AskHostRoom((name,), unless_kept=True)), 1.0):
+            return None
+        now = client.send(m.Snapshot((name,)))
+        try:
+            client.send(m.Rewind((kept,)))
+            return self.trainer(setting)
+        finally:
+            client.send(m.Rewind(now))
+            client.send(m.Forget(now))
 
     # -- the generating engine
 

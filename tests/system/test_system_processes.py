@@ -172,7 +172,7 @@ def examples():
         m.AwaitLoads(),
         *(query(1) for query in (q.StateOf, q.ResultOf, q.WriterOf, q.StoredOf, q.CallsOf, q.SpansOf, q.FlowsOf, q.RerunsOf)),
         *(query() for query in (q.CurrentStep, q.FirstStep, q.RunningCalls, q.Changes, q.Roles, q.CurrentPlacement, q.Nodes)),
-        q.UpcomingStep(),
+        q.UpcomingStep(), q.KeptOf("actor", 3),
         q.InfoOf(ref), q.ControllerBytes(), q.HeldBytes(), m.Locate({"prompt": ref}),
         m.PutAway(Stored("your data", 0, (), {}), [None], 0),
     ]  # fmt: skip

@@ -67,7 +67,9 @@ def test_with_one_copy_of_the_weights_none_is_named_and_what_the_rollout_did_to_
 
 SAID = {
     "weights one update old": "generated after 0 updates; the trainer has taken 1",
-    "weights that did not move": "had those of 1 update, though the batch says 2: they did not move",
+    "weights one update old, a snapshot of then": "the trainer has taken 2; with the weights of then ",
+    "other tokens, said to be old": "others were generated from, or scored",
+    "weights that did not move": "had those of 3 updates, though the batch says 4: they did not move",
     "a norm changed in the rollout": "changed after they had arrived: model.layers.1.post_attention_layernorm.weight",
     "packed weights changed in the rollout": "packed kernels hide which; first seen in layer 2",
     "a layer that computes otherwise": "layer 2 of the generating engine computes otherwise",
@@ -79,6 +81,11 @@ SAID = {
     "an edited prompt": "row 1, prompt token 3: ",
     "an edited prompt, the first one gone": "which are gone",
     "an edited prompt, by value": "others were generated from, or scored",
+    "text tokenised anew, by value": "tokenised anew: row 0, prompt token 13: '<eos>and' was generated from, the batch has '<eos'",
+    "a chat template left out, by value": r"their text in the chat template: row 0, prompt token 13: '\n' was generated from",
+    "a chat template left out": r"their text in the chat template: row 0, prompt token 13: '\n' was generated from",
+    "a chat template too much, by value": "their text without the chat template: row 0, prompt token 13: its end, after 13",
+    "a first token twice, by value": "with their first token once: row 0, prompt token 1: 'the ' was generated from",
     "a prefix cache that outlives an update": "behind the prefix cache",
     "a trainer that computes in bf16": "the trainer is off as bf16 rounds, the generating engine is exact",
     "a rollout with weights in bf16": "the generating engine's weights are rounded to bf16",
@@ -96,8 +103,10 @@ def mended(actor):
 def test_a_planted_cause_is_named_and_no_other(session, actor, what):
     expected, plant = PLANTED[what]
     asked, batch = plant(session, actor)
+    version = asked.version
     gap = causes(asked.explain_gap(batch), expected)
     assert SAID[what] in gap.verdict
+    assert asked.version == version
     if what == "a norm changed in the rollout":
         off = gap.to_pandas("layers").set_index("place")["rollout"]
         assert off["layer 0"] < 1e-5 < 1e-3 < off["layer 1"]

@@ -214,7 +214,8 @@ class Rewind:
     """Give trained roles kept states back; what is trained from then on belongs to ``branch``."""
 
     kept: tuple[Kept, ...]
-    branch: str
+    branch: str = ""
+    """Empty: the one there is."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hfsdk.core.call_flow import Call, CallFlow
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import DeviceStatus, NodeStatus, Stored
+from hfsdk.core.runtime import DeviceStatus, Kept, NodeStatus, Stored
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.rerun import Rerun
 
@@ -150,6 +150,14 @@ class Changes(Query[list[Change]]):
 @dataclass(frozen=True)
 class Roles(Query[Mapping[str, RoleStatus]]):
     """Every role, shadows included, by name."""
+
+
+@dataclass(frozen=True)
+class KeptOf(Query[Kept | None]):
+    """The state of a role after so many updates, which its weights of now come from, if a snapshot keeps it."""
+
+    role: str
+    num_updates: int
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class Answers:
             ],
             q.Changes: lambda query: self._ledger.changes(),
             q.Roles: lambda query: self._homes.states,
+            q.KeptOf: lambda query: self._homes.keeping.of_version(self._homes.role(query.role), query.num_updates),
             q.CurrentPlacement: lambda query: self._homes.placement,
             q.Devices: lambda query: self._devices(),
             q.Nodes: lambda query: self._runtime.nodes(),

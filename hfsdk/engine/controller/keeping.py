@@ -7,7 +7,7 @@ role, so a snapshot without one of them since the last refers to the same state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -114,7 +114,7 @@ class Keeping:
             record.num_updates, record.version, record.kept = held.kept.num_updates, held.version, held.kept
         if failure is not None:
             raise failure
-        self.lineage.branch = branch
+        self.lineage.branch = branch or self.lineage.branch
 
     def _giver(self, record: RoleRecord, kept: Kept) -> Callable[[Pool], None]:
         return lambda pool: self._runtime.restore(record.spec, pool, kept)
@@ -139,16 +139,22 @@ class Keeping:
 
     def newest(self, record: RoleRecord) -> Kept | None:
         """Return the newest state that a role's weights come from and whose workers are still there; ``None`` where none is."""
+        return next(self._behind(record), None)
+
+    def of_version(self, record: RoleRecord, num_updates: int) -> Kept | None:
+        """Return the state after so many updates that a role's weights come from, as :meth:`newest` does."""
+        return next((kept for kept in self._behind(record) if kept.num_updates == num_updates), None)
+
+    def _behind(self, record: RoleRecord) -> Iterator[Kept]:
         if record.version is None:
-            return None
+            return
         with self._lock:
             mine = [held for held in self._held.values() if held.kept.role == record.spec.name]
         mine = [held for held in mine if record.version.descends_from(held.version)]
         for held in sorted(mine, key=lambda held: (held.version.number, held.kept.number), reverse=True):
             with suppress(HfsdkError):  # the session is being closed
                 if self._runtime.holds(held.kept):
-                    return held.kept
-        return None
+                    yield held.kept
 
     # -- lineage
 
