@@ -18,16 +18,18 @@ from typing import Any
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.quickstart import beginnings
-from hfsdk.viz.frame import Picture
+from hfsdk.viz.frame import Picture, html_page
+from hfsdk.viz.tables import first_bad_html
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 1180
 MOST_PIXELS = 1400
 """Taller pictures are cut; the whole is in the notebook."""
-
+CARD = ".hf-first-bad"
+"""The card among the pictures, which is there at once."""
 
 BOTTOM = """
-() => Math.ceil(Math.max(...[...document.querySelectorAll('.hf-picture, .hf-tip:not([hidden])')]
+() => Math.ceil(Math.max(...[...document.querySelectorAll('.hf-picture, .hf-first-bad, .hf-tip:not([hidden])')]
   .map((e) => e.getBoundingClientRect().bottom))) + 12
 """
 
@@ -39,7 +41,8 @@ class Plate:
     name: str
     title: str
     code: str
-    picture: Picture
+    picture: Picture | str
+    """A card, which has no script, as HTML."""
     words: str
     act: Callable[[Any], None] = lambda page: None
 
@@ -141,10 +144,11 @@ def why_plates(plates: list[Plate]) -> None:
         reward, batch = hf.testing.broken_run(6, session)
         plates += [
             Plate("proof", "Proof of weights", "actor.last_reshard", proof,
-                  "One number changed on its way: the box that is not what left, among those that are proven by fingerprint."),
+                  "One number changed on its way: the box that is not what left, among those that are proven by fingerprint.",
+                  lambda page: page.locator(".hf-reshard select").first.select_option("model.layers.0.mlp.down_proj.weight")),
             Plate("gap", "Why trainer and generating engine differ", "actor.explain_gap(batch)", hf.viz.picture(gap),
                   "Generated at temperature 0.7, and the batch says 1: what each cause has of the gap, and both engines by layer."),
-            Plate("first_bad", "The first bad number", "run.first_bad()", hf.viz.picture(bad),
+            Plate("first_bad", "The first bad number", "run.first_bad()", first_bad_html(bad.view()),
                   "A loss that divides by zero for one sample: the call, the sample, the columns there, a cell to get it again."),
             Plate("probe", "The reward's bench", "reward.probe(batch)", hf.viz.picture(reward.probe(batch)),
                   "A reward that follows length: seconds, failures, what scores follow, groups without variance."),
@@ -216,11 +220,16 @@ def photograph(plates: list[Plate]) -> None:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=flags)
         for plate in plates:
-            file = plate.picture.save(Path(name) / f"{plate.name}.html")
+            file, ready = Path(name) / f"{plate.name}.html", '.hf-picture[data-ready="1"]'
+            if isinstance(plate.picture, str):
+                ready = CARD
+                file.write_text(html_page(plate.title, plate.picture), encoding="utf-8")
+            else:
+                plate.picture.save(file)
             for theme in ("light", "dark"):
                 page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=theme)
                 page.goto(file.as_uri())
-                page.wait_for_selector('.hf-picture[data-ready="1"]')
+                page.wait_for_selector(ready)
                 plate.act(page)
                 page.wait_for_timeout(400)
                 height = page.evaluate(BOTTOM)

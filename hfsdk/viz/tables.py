@@ -331,7 +331,7 @@ def _of_token(name: str, row: Mapping[str, Any], token: int | None) -> str:
     """Return a cell of the tokens around; that of the token itself is marked."""
     value = row[name]
     if name == "token":
-        return _cell(repr(value)[1:-1], "hf-left", code=True)
+        return _cell("␣" * len(value) if value == " " * len(value) else repr(value)[1:-1], "hf-left", code=True)
     if name == "position" and value == token:
         return f"<td><b>▶ {value}</b></td>"
     if isinstance(value, float) and not math.isfinite(value):

@@ -11,7 +11,8 @@ const nats = (x) => (isMissing(x) ? "–" : `${x.toPrecision(2)} nats`);
 const words = (c) => (c.named ? `${nats(c.nats)}, ${fmtShare(c.share) ?? "–"}` : c.changed ? "explains nothing" : "not needed");
 
 function render({ model, el }) {
-  const f = frame(el, "gap");
+  const f = frame(el, "gap"),
+    verdict = f.root.insertBefore(H("p", {}), f.host);
   let view,
     width = 0;
   const current = { row: -1 };
@@ -43,7 +44,7 @@ function render({ model, el }) {
       bottom = top + LAYER_HEIGHT * view.layers.length;
     S(
       "text",
-      { x: 8, y: top - 8, class: "hf-fg", "font-weight": 600 },
+      { x: 0, y: top - 8, class: "hf-fg", "font-weight": 600 },
       svg,
       "Hidden states at the worst token: relative distance from transformers in fp32",
     );
@@ -81,6 +82,7 @@ function render({ model, el }) {
     const svg = titledSvg(view, width, height);
     view.causes.forEach((c, i) => bar(svg, c, i));
     if (view.layers.length) layers(svg, causes + 26);
+    verdict.textContent = view.summary.slice(view.title.length + 2);
     f.host.replaceChildren(svg);
     f.below.replaceChildren();
     const legend = H("div", { class: "hf-legend" }, f.below);
@@ -97,13 +99,12 @@ function render({ model, el }) {
               ),
         );
     if (view.left_out) H("span", {}, legend, `${view.left_out} layers in the middle are left out`);
-    H("p", {}, f.below, view.summary.slice(view.title.length + 2));
     const w = view.worst;
     H(
       "p",
       { class: "hf-dim" },
       f.below,
-      `worst token: row ${w.row}, response token ${w.token}${w.text ? `, …${w.text}` : ""}: trainer ${isMissing(w.trainer) ? "–" : w.trainer.toFixed(3)}, recorded ${isMissing(w.recorded) ? "–" : w.recorded.toFixed(3)}`,
+      `worst token: row ${w.row}, response token ${w.token}${w.text ? `, the end of “${w.text}”` : ""}: trainer ${isMissing(w.trainer) ? "–" : w.trainer.toFixed(3)}, recorded ${isMissing(w.recorded) ? "–" : w.recorded.toFixed(3)}`,
     );
   }
 
