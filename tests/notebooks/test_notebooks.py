@@ -1,9 +1,9 @@
 """Every notebook runs from its first cell to its last, and is committed with outputs that need no kernel.
 
-Where a notebook trains for several steps or on thousands of pairs, the test takes two and a few hundred: whether every cell
-works does not hang on more. The committed outputs are those of all (``scripts/run_notebooks.py``). A cell with the tag
-``stored`` checks what the text says of them (seconds, and what many steps of training reach); it stops the script, and is left
-out here.
+Where a notebook trains for several steps, with several seeds or on thousands of pairs, the test takes one or two, one, and a
+hundred: whether every cell works does not hang on more. The committed outputs are those of all
+(``scripts/run_notebooks.py``). A cell with the tag ``stored`` checks what the text says of them (seconds, and what many steps
+of training reach); it stops the script, and is left out here.
 """
 
 import inspect
@@ -27,10 +27,19 @@ QUICK = ("01",)
 JOINS = ("12",)
 """Notebooks that join a Ray which runs already, and so start in a kernel that has none."""
 
-TRAIN = ("01", "05", "06", "07")
-"""Notebooks with training loops of many steps."""
-SHORTER = {r'(\bsteps"?[=:] ?)\d+': r"\g<1>2", r"\bpreferences\(3600\b": "preferences(400"}
-"""What their loops are cut to."""
+SHORTER = {
+    "01": {r"steps=10\b": "steps=2"},
+    "02": {r"learn\(prepare\([035]\)\).*\n": ""},  # steps that warm up what is measured
+    "05": {r"steps=3, seeds=\[0, 1\]": "steps=1, seeds=[0]"},
+    "06": {'"steps": 8': '"steps": 1', r"steps=3, seeds=\[0, 1\]": "steps=1, seeds=[0]"},
+    "07": {
+        r"range\(8\)": "range(2)", r"steps=1[04]\b": "steps=2",
+        r"preferences\(3600\b": "preferences(200", r"preferences\(600\b": "preferences(100",
+        r"len\(margins\) > 200": "len(margins) > 20",
+    },
+    "12": {r"\b40\b": "15"},
+}  # fmt: skip
+"""By number: what of a notebook's cells is replaced by what for time; each of it has to be there."""
 
 START = """
 import ray
@@ -91,8 +100,7 @@ def test_notebook_runs(kernel, path, tmp_path):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.execution_count = None
-    if path.name.startswith(TRAIN):
-        assert shorten(notebook) > 0
+    shorten(notebook, SHORTER.get(path.name[:2], {}))
     folder = tmp_path / "notebooks"
     folder.mkdir()
     (tmp_path / "benchmarks").symlink_to(path.parents[1] / "benchmarks")  # as in the repository
@@ -105,15 +113,15 @@ def test_notebook_runs(kernel, path, tmp_path):
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
 
 
-def shorten(notebook):
-    """Let training loops end early; returns how many do."""
-    found = 0
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            for long, short in SHORTER.items():
+def shorten(notebook, shorter):
+    """Let training loops end early, and the like."""
+    for long, short in shorter.items():
+        found = 0
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
                 cell.source, count = re.subn(long, short, cell.source)
                 found += count
-    return found
+        assert found, f"there is no {long} any more"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
