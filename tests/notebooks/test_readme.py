@@ -1,4 +1,7 @@
-"""README's programs run as they stand: in order, in one process that begins in an empty folder; that for a cluster in its own."""
+"""README's programs run as they stand: in order, in one process that begins in an empty folder; that for a cluster in its own.
+
+For time the others than the first train for two steps, and not for as many as would show something.
+"""
 
 import json
 import os
@@ -66,9 +69,10 @@ def test_the_first_program_prints_what_is_shown_below_it(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_program_runs_in_order(tmp_path):
-    here = [block for block in BLOCKS if ON_CLUSTER not in block]
-    printed = run(["-c", RUN, json.dumps(here)], tmp_path)
-    assert printed.count("block ") == len(here) == 4
+    """But for the first, of which the others need the import alone, and which has its own test."""
+    here = [re.sub(r"\bsteps=(?:20|5)\b", "steps=2", block) for block in BLOCKS[1:] if ON_CLUSTER not in block]
+    printed = run(["-c", RUN, json.dumps(["import hfsdk as hf", *here])], tmp_path)
+    assert printed.count("block ") - 1 == len(here) == 3
     assert {path.name for path in tmp_path.iterdir()} >= {"my-model", "my-model-trained", "runs", "plan.html"}
 
 
