@@ -36,6 +36,8 @@ LAYOUTS = {
 }  # fmt: skip
 """Layout -> world size; "zero" has the distributed optimizer. The one for rollout 2 has its tp axis permuted, and more tp ranks
 than the tied model has kv heads."""
+ZERO = [layout for layout in LAYOUTS if layout.endswith(" zero")]
+PLAIN = [layout for layout in LAYOUTS if layout not in ZERO]
 QUICK_LAYOUTS = ("tp1", "tp2", "dp2 zero")
 LLAMA_MODELS = ("untied", "tied", "critic")
 OTHER_MODELS = ("qwen2", "qwen3", "qwen2 critic", "llama3")
@@ -427,19 +429,19 @@ def check_errors(h):
 CHECKS = {
     "inference": check_inference, "gradients": check_gradients, "aggregations": check_aggregations,
     "update": check_update, "state": check_state, "refusals": check_refusals, "saving": check_saving,
-    "bf16": check_bf16, "offload": check_offload, "errors": check_errors,
+    "bf16": check_bf16, "offload": check_offload, "errors": check_errors, "distributed": check_distributed,
+    "recompute": check_recompute,
 }  # fmt: skip
-
-
-ZERO_CHECKS = {name: CHECKS[name] for name in CHECKS if name not in ("inference", "errors")} | {"distributed": check_distributed}
-
-
-RECOMPUTE_CHECKS = CHECKS | {"recompute": check_recompute}
-RECOMPUTE_LAYOUTS = ("tp1", "tp2", "pp2")
+ON_SOME = {
+    "inference": PLAIN, "distributed": ZERO, "errors": ("tp1", "tp2", "tp2 dp2", "tp2 pp2"), "recompute": ("tp1", "tp2", "pp2"),
+    "offload": ("tp1", "tp2", "tp2 dp2", "pp2 dp2", "dp2 zero", "pp2 dp2 zero"),
+}  # fmt: skip
+"""Check -> its layouts; the others are made on all. What a rank does with its own memory, and what it is told of mistakes before
+anything is sent, hangs on the kind of layout and not on each."""
 
 
 def checks_of(layout):
-    return ZERO_CHECKS if layout.endswith(" zero") else RECOMPUTE_CHECKS if layout in RECOMPUTE_LAYOUTS else CHECKS
+    return {name: check for name, check in CHECKS.items() if layout in ON_SOME.get(name, LAYOUTS)}
 
 
 def all_checks(rank, world_size, layouts, root):
@@ -459,17 +461,14 @@ def results(case, request):
     return once_for_each_size(all_checks, {name: size for name, size in LAYOUTS.items() if name in asked}, case["root"])
 
 
-ZERO = [layout for layout in LAYOUTS if layout.endswith(" zero")]
-PLAIN = [layout for layout in LAYOUTS if layout not in ZERO]
-
-
 def on(layout, *more):
     """A case on a layout; one, two by tensor and two by data with the distributed optimizer are quick."""
     return pytest.param(layout, *more, marks=[pytest.mark.slow] * (layout not in QUICK_LAYOUTS))
 
 
 every_layout = pytest.mark.parametrize("layout", [on(layout) for layout in LAYOUTS])
-every_plain_layout = pytest.mark.parametrize("layout", [on(layout) for layout in PLAIN])
+every_layout_of_errors = pytest.mark.parametrize("layout", [on(layout) for layout in ON_SOME["errors"]])
+every_layout_of_offload = pytest.mark.parametrize("layout", [on(layout) for layout in ON_SOME["offload"]])
 every_zero_layout = pytest.mark.parametrize("layout", [on(layout) for layout in ZERO])
 every_model = pytest.mark.parametrize(("layout", "model"), [on(layout, m) for layout in LAYOUTS for m in models_of(layout)])
 every_plain_model = pytest.mark.parametrize(("layout", "model"), [on(layout, m) for layout in PLAIN for m in models_of(layout)])
@@ -512,7 +511,7 @@ def test_metrics_do_not_depend_on_the_split(results, layout):
     assert 0 < alone["clip"] < 1 < alone["ratio_max"]
 
 
-@pytest.mark.parametrize("layout", RECOMPUTE_LAYOUTS)
+@pytest.mark.parametrize("layout", ON_SOME["recompute"])
 def test_recompute_does_not_change_the_gradient(results, layout):
     ranks = results(layout, "recompute")
     for name, (apart, _) in ranks[0].items():
@@ -636,7 +635,7 @@ def test_bf16_trains_with_fp32_masters(case, results, layout):
         assert memory["gradients"] == pytest.approx(2 * memory["weights"], rel=0.0 if sharers == 1 else 0.02)
 
 
-@every_layout
+@every_layout_of_offload
 def test_what_is_offloaded_leaves_the_device_and_changes_nothing(results, layout):
     for found, (frozen_bytes, during_its_call, same) in results(layout, "offload"):
         for exact, stays, leaves in (found[dtype] for dtype in ("fp32", "bf16")):
@@ -647,7 +646,7 @@ def test_what_is_offloaded_leaves_the_device_and_changes_nothing(results, layout
         assert same
 
 
-@every_layout
+@every_layout_of_offload
 def test_a_trained_role_leaves_the_device_between_its_calls_and_changes_nothing(results, layout):
     for found, _ in results(layout, "offload"):
         for exact, stays, leaves in found["between calls"].values():
@@ -659,7 +658,7 @@ def test_a_trained_role_leaves_the_device_between_its_calls_and_changes_nothing(
                 assert host == full["weights"] + gradients + full["optimizer"]
 
 
-@every_plain_layout
+@every_layout_of_errors
 def test_mistakes_are_explained(results, layout):
     ranks = results(layout, "errors")
     for found in ranks:
@@ -671,7 +670,7 @@ def test_mistakes_are_explained(results, layout):
         assert f"the pool has {LAYOUTS[layout]} workers" in found["size"][1]
 
 
-@every_plain_layout
+@every_layout_of_errors
 def test_new_scalar_heads(results, layout):
     ranks = results(layout, "errors")
     for found in (rank for rank in ranks if "reward heads" in rank):

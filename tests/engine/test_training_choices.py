@@ -34,7 +34,8 @@ LAYOUTS = {
     "tp2": 2, "pp2": 2, "dp2 zero": 2, "tp2 dp2 zero": 4, "tp2 pp2": 4, "pp2 dp2": 4,
     "tp4 for rollout 2": 4,
 }  # fmt: skip
-MODELS = ("untied", "tied", "critic", "qwen3")
+MODELS = ("untied", "critic", "qwen3")
+"""The last one is tied."""
 SMALL = 5_000
 """Gradients of a bucket: several in models of about 80,000 parameters."""
 
