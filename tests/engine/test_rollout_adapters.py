@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from spawn import run
-from test_rollout import EIGHT, NEVER, PROMPTS, SEEDS, at, change, check_parity, draw, log_probs, make, push
+from test_rollout import NEVER, PROMPTS, at, change, check_parity, draw, log_probs, make, push
 
 from hfsdk.core.errors import OptionError
 from hfsdk.core.lora import A, AdapterSpec, B, LoRA
@@ -79,14 +79,14 @@ def merged(folder, lora, adapters, weights=None):
     return model
 
 
-def check_rows(rollout, models, adapter, group=None):
+def check_rows(rollout, models, adapter, group=None, prompts=PROMPTS):
     """Of a batch whose rows have one each of ``models``: every row is its own model's, and clearly none of the others'."""
-    out = rollout.generate(PROMPTS, SEEDS, EIGHT, (), NEVER, group, np.arange(len(PROMPTS)), adapter=adapter)
+    out = draw(rollout, prompts=prompts, group=group, adapter=adapter)
     far = []
     for i, model in enumerate(models):
-        check_parity(model, {name: out[name].take([i]) for name in ("response", "rollout_log_probs")}, prompts=PROMPTS.take([i]))
+        check_parity(model, {name: out[name].take([i]) for name in ("response", "rollout_log_probs")}, prompts=prompts.take([i]))
         for other in {id(m): m for m in models if m is not model}.values():
-            expected = log_probs(other, PROMPTS[i], out["response"][i])
+            expected = log_probs(other, prompts[i], out["response"][i])
             far.append(np.abs(out["rollout_log_probs"][i] - expected).max())
     assert not far or min(far) > 0.05
     return out
@@ -143,12 +143,13 @@ def check_scores(rollout, models):
 def check_written_again(rollout, lora, other, ones):
     """A slot's new adapters are seen, cached prefixes of the old ones are not; the other slot stays."""
     halves = {name: 0.5 * tensor for name, tensor in ones.items()}
-    draw(rollout, adapter=0)
+    blocks = Ragged.of([np.concatenate([row, row, row]) for row in PROMPTS], np.int32)  # the cache keeps whole ones of 32 tokens
+    draw(rollout, prompts=blocks, adapter=0)
     write(rollout, lora, halves)
     with pytest.raises(RuntimeError, match="has to follow adapter_targets"):
         rollout.finish_adapters()
     folder = rollout._folder
-    check_rows(rollout, [merged(folder, lora, halves)] * 3 + [other] * 3, [0, 0, 0, 1, 1, 1])
+    check_rows(rollout, [merged(folder, lora, halves)] * 3 + [other] * 3, [0, 0, 0, 1, 1, 1], prompts=blocks)
     readable = rollout.readable_adapters()
     for box in vllm_boxes(AdapterSpec.of(rollout.spec, lora), 1, 0):
         factor = lora.scale if box.tensor.endswith(B) else 1.0
@@ -186,7 +187,20 @@ def half_precision(rank, world_size, folder):
     assert own * 0.99 < whole <= own
     out = draw(rollout)
     check_parity(merged(folder, lora, ones), out, tolerance=1.5)
+    check_after_sleep(rollout, lora, ones, out)
     rollout.close()
+
+
+def check_after_sleep(rollout, lora, ones, before):
+    """A slot whose memory was given up comes back with anything in it, in its padding too: it is refused until it is written."""
+    rollout._adapters.forget()
+    for stack in rollout._adapters._stacks():
+        stack.fill_(float("nan"))
+    assert rollout.readable_adapters() == {}
+    with pytest.raises(RuntimeError, match="slot 0 has no weights yet"):
+        draw(rollout)
+    write(rollout, lora, ones)
+    assert np.array_equal(draw(rollout)["rollout_log_probs"].flat, before["rollout_log_probs"].flat)
 
 
 # --- two ranks --------------------------------------------------------------------------------------------------------

@@ -439,13 +439,13 @@ def test_a_deterministic_worker_tells_megatron_too(trainer_of):
 # ---- vLLM
 
 
-def question(name, rank, *, trained=True, deterministic=False):
+def question(name, rank, *, trained=True, deterministic=False, lora=None):
     cluster = CLUSTERS[name]
     return {
         "name": f"{name} {trained} {deterministic}", "rank": rank, "world_size": len(cluster.nodes), "nodes": cluster.nodes,
         "tp": Layout.parse(cluster.rollout).tp, "index": cluster.index[rank], "visible": cluster.visible,
         "num_gpus": cluster.num_gpus, "free_gib": FREE_GIB[trained], "dtype": "bf16", "trained": trained,
-        "deterministic": deterministic, "folder": str(MODELS[MODEL].place()),
+        "deterministic": deterministic, "folder": str(MODELS[MODEL].place()), "lora": lora,
     }  # fmt: skip
 
 
@@ -461,6 +461,7 @@ def vllm_says():
         pytest.skip("there are real GPUs here")
     asked = {(name, rank, True, False): question(name, rank) for name, rank in (param.values for param in EVERY_RANK)}
     asked[(*ALONE, False, False)] = question(*ALONE, trained=False)
+    asked["adapters"] = question("8 GPUs", 0, lora={"rank": 4, "targets": ("v_proj", "down_proj")})
     asked[(*IN_ORDER, True, True)] = question(*IN_ORDER, deterministic=True)  # the last: vLLM does not go back
     script = Path(__file__).with_name("vllm_on_gpus.py")
     run = subprocess.run(
@@ -511,6 +512,12 @@ def test_a_rollout_in_a_pool_of_its_own_stays_awake(vllm_says):
     assert said["sleep"] == [False, False]
     assert 0.36 <= said["share"] <= 30 / 80
     assert {name for name in said if said[name] != beside[name]} == {"sleep", "share"}
+
+
+def test_a_rollout_with_adapters_has_slots_on_the_layers_that_are_asked_for_and_is_as_fast(vllm_says):
+    said, plain = vllm_says["adapters"], vllm_says["8 GPUs", 0, True, False]
+    assert said["adapters"] == [2, 8, ["down_proj", "qkv_proj"]]
+    assert {name for name in said if said[name] != plain[name]} <= {"adapters", "share"}
 
 
 def test_a_deterministic_rollout_is_told_by_its_environment_alone(vllm_says):

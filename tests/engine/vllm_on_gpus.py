@@ -70,6 +70,7 @@ def told(rank):
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from hfsdk.core.lora import LoRA
     from hfsdk.core.roles import RolloutOptions
     from hfsdk.core.spec import ModelSpec
     from hfsdk.engine.generation.rollout import Rollout
@@ -90,7 +91,8 @@ def told(rank):
             Rollout(
                 rank["folder"], ModelSpec.from_folder(rank["folder"]), tp=rank["tp"], rank=rank["rank"], seed=1, job_id="told",
                 world_size=rank["world_size"], dtype=rank["dtype"], options=RolloutOptions(max_model_len=256), load_weights=False,
-                recorder=Recorder(device=0, rank=0), trained=rank["trained"],
+                recorder=Recorder(device=0, rank=0), trained=rank["trained"], lora=LoRA(**rank["lora"]) if rank["lora"] else None,
+                adapters=2,
             )  # fmt: skip
         except Made:
             pass
@@ -141,6 +143,8 @@ def made(arguments, rank):
         "kv heads": config.model_config.get_num_kv_heads(config.parallel_config),
         "log-probs": config.model_config.logprobs_mode,
         "load format": str(getattr(config.load_config.load_format, "value", config.load_config.load_format)),
+        "adapters": config.lora_config
+        and [config.lora_config.max_loras, config.lora_config.max_lora_rank, config.lora_config.target_modules],
         "invariant": __import__("vllm.envs").envs.VLLM_BATCH_INVARIANT,
     }
 
