@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from spawn import JOB, run
-from test_rollout import PROMPTS
+from test_rollout import NEVER, PROMPTS
 from test_transition import Loss, mine_of, plan_of
 
 from hfsdk.core.arguments import Generation, Learning
@@ -292,7 +292,7 @@ def phases(rank, world_size, folder):
     actor.update()
     seen["update"] = rollout.awake, Mapped.there(), actor.spans(), rollout.away_bytes == all_of_it
     with pytest.raises(RuntimeError, match="no weights yet"):
-        rollout._check_request(PROMPTS, [], actor_sampling(), [])
+        rollout.generate(PROMPTS, [], actor_sampling(), (), NEVER, None, [])
     seen["after"] = actor.generate() == expected[1], actor.spans()
     if rank == 0:  # as a call of a role on a part of the pool does
         worker.rest()
