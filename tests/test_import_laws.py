@@ -21,7 +21,7 @@ NOUNS = [
     *["other_names", "checks"],
     *["system", "store", "files", "functions", "reward_arguments", "prompt_data"],
     *["table", "unscored", "rank_statistics", "sample_outcome", "reward_probe"],
-    *["clock", "rope", "hf_config", "spec", "lora", "cluster", "layout", "placement", "learning_rates", "roles"],
+    *["clock", "rope", "hf_config", "spec", "lora", "cluster", "layout", "placement", "learning_rates", "roles", "frozen_bases"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],
     *["pending", "column_refs", "tokens", "batch", "call_events", "microbatch", "rollout_weights"],
     *["call_flow", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],

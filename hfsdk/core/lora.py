@@ -29,6 +29,9 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 ADAPTER_CONFIG = "adapter_config.json"
 """The file beside them that says what they are."""
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM 0.32 takes as the largest rank of an adapter."""
+
 PLAIN = {
     "bias": "none", "use_dora": False, "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False,
     "layers_to_transform": None, "layers_pattern": None, "exclude_modules": None, "trainable_token_indices": None,
@@ -131,6 +134,11 @@ class LoRA(NamedFields):
             for name in self.targets:
                 if name not in there:
                     raise OptionError(f"{spec.name} has no layer {shown(name)} for an adapter; it has {', '.join(there)}")
+
+
+def padded_rank(rank: int) -> int:
+    """Return the least rank that the generating engine takes with room for this one."""
+    return next(most for most in RANKS if most >= rank)
 
 
 def linear_weights(spec: ModelSpec) -> dict[str, tuple[int, int]]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hfsdk.core.layout import Layout
-from hfsdk.core.lora import A, AdapterSpec, B
+from hfsdk.core.lora import A, AdapterSpec, B, LoRA, padded_rank
 from hfsdk.core.spec import ModelSpec
 
 Offsets = tuple[int, ...]
@@ -295,6 +295,15 @@ def slice_of(module: str, local: str) -> int:
     """Return which of a fused layer's parts a module is: 1 for ``k_proj`` in ``qkv_proj``; 0 where it is alone."""
     parts = adapter_parts(local, [module + ".weight"])
     return parts.index(module)
+
+
+def held_adapters(spec: ModelSpec, lora: LoRA) -> AdapterSpec:
+    """Return the adapters that the generating engine has room for in each slot: of its rank, and of all parts of a layer that it fuses."""
+    targets = lora.targets
+    if isinstance(targets, tuple):
+        fused = [parts for parts in PARTS_OF_FUSED.values() if not set(parts).isdisjoint(targets)]
+        targets = (*targets, *(part for parts in fused for part in parts))
+    return AdapterSpec.of(spec, replace(lora, rank=padded_rank(lora.rank), targets=targets))
 
 
 def intersect(held: Box, needed: Box) -> tuple[Offsets, Offsets] | None:

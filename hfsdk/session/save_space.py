@@ -42,5 +42,5 @@ def check_space(session: Saveable, folder: AnyPath, num_saves: int, keep: int) -
 
 def num_bytes(handle: ModelHandle, stepped: bool) -> int:
     """Return the bytes of a role's state in a save."""
-    assert handle.role.model is not None
-    return handle.role.model.num_parameters() * state_bytes(handle.role.dtype, stepped)
+    assert handle.role.learned is not None
+    return handle.role.learned.num_parameters() * state_bytes(handle.role.dtype, stepped)

@@ -2,7 +2,7 @@
 
 A snapshot, and a save until it is written, copy every trained role once; its ranks copy a share each (``shares.py``). So a node
 needs what its ranks' shares are. A 70B actor in bf16 after its first step, tp8 pp2 dp4 on eight nodes of eight GPUs (14 bytes a
-parameter: weight, fp32 master, two moments)::
+parameter: weight, fp32 master, two moments; of a role with LoRA the parameters are its adapters')::
 
     every dp rank copying all it holds      8 x 61.7 GB = 494 GB a node
     shares                                  8 x 15.4 GB = 123 GB a node
@@ -49,10 +49,10 @@ def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
 
     Over the ranks that differ in dp alone they sum up to one copy.
     """
-    assert role.model is not None
+    assert role.learned is not None
     mesh = mesh_of(role)
     at, num_ranks = mesh.coordinates(rank), mesh.layout.num_replicas
-    numbers = sum(box.numel for box in megatron_boxes(role.model, mesh.layout, at.tp, at.pp))
+    numbers = sum(box.numel for box in megatron_boxes(role.learned, mesh.layout, at.tp, at.pp))
     whole = numbers * state_bytes(role.dtype, trained)
     return whole * (at.dp + 1) // num_ranks - whole * at.dp // num_ranks
 

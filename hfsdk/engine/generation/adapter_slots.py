@@ -15,7 +15,6 @@ already, and a row of a batch names the slot or none. Ranks are padded to those 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,24 +22,16 @@ import numpy.typing as npt
 import torch
 
 from hfsdk.core.errors import OptionError, UnsupportedModelError
-from hfsdk.core.lora import AdapterSpec, LoRA
+from hfsdk.core.lora import AdapterSpec, LoRA, padded_rank
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.generation import cpu_lora_vllm
-from hfsdk.resharding.boxes import PARTS_OF_FUSED, vllm_boxes
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM 0.32 takes as the largest rank of an adapter."""
+from hfsdk.resharding.boxes import held_adapters, vllm_boxes
 
 BASE = -1
 """The slot of rows that have no adapter."""
 
 Adapter = int | None | Sequence[int | None] | npt.NDArray[np.integer[Any]]
 """Which slot rows have: of all, or of each; ``None`` or -1 is none, the base alone."""
-
-
-def padded_rank(rank: int) -> int:
-    """Return the least rank that vLLM takes with room for this one."""
-    return next(most for most in RANKS if most >= rank)
 
 
 def slots_of(adapter: Adapter, num_rows: int, num_slots: int) -> list[int]:
@@ -57,15 +48,6 @@ def slots_of(adapter: Adapter, num_rows: int, num_slots: int) -> list[int]:
         if not BASE <= slot < num_slots:
             raise OptionError(f"adapter {slot} of a rollout with {num_slots}; use 0 to {num_slots - 1}, or None for the base")
     return slots
-
-
-def held_adapters(spec: ModelSpec, lora: LoRA) -> AdapterSpec:
-    """Return the adapters that vLLM has room for in each slot: of its rank, and of all parts of a layer that it fuses."""
-    targets = lora.targets
-    if isinstance(targets, tuple):
-        fused = [parts for parts in PARTS_OF_FUSED.values() if not set(parts).isdisjoint(targets)]
-        targets = (*targets, *(part for parts in fused for part in parts))
-    return AdapterSpec.of(spec, replace(lora, rank=padded_rank(lora.rank), targets=targets))
 
 
 def slot_numbers(spec: ModelSpec, lora: LoRA, tp: int, tp_rank: int) -> int:

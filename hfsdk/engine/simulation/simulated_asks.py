@@ -28,6 +28,7 @@ class Costs(Protocol):
         devices: Sequence[int],
         rows: Sequence[RowLengths],
         stale: bool = False,
+        first: bool = False,
     ) -> Sequence[Phases]:
         """Return, for each (prompt lengths, response lengths) of ranks that share rows, seconds by span name, in order."""
         ...
@@ -49,6 +50,8 @@ class CostQuestion:
     weights: tuple[int, ...]
     """By group: its number of ranks."""
     stale: bool = False
+    first: bool = False
+    """Whether the rollout has had no weights before."""
 
 
 class Estimate(Protocol):
@@ -82,6 +85,11 @@ class Estimate(Protocol):
     @property
     def offloaded(self) -> tuple[str, ...]:
         """Which of these are in host memory while they are not used."""
+        ...
+
+    @property
+    def base(self) -> int:
+        """Of ``weights``, those that are not trained here, which roles on a device may have together."""
         ...
 
     @property

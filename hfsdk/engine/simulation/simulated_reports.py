@@ -28,10 +28,10 @@ def transport_reports(
         first = plan.train.size if role.shadow_of else 0
         last = plan.num_ranks if role.shadow_of else plan.train.size
     else:
-        assert role.model is not None
+        assert role.learned is not None
         assert role.train is not None
         assert role.rollout is not None
-        plan = ReshardPlan.between(role.model, role.train, role.rollout, role.dtype, nodes=role.nodes or None)
+        plan = ReshardPlan.between(role.learned, role.train, role.rollout, role.dtype, nodes=role.nodes or None)
         last = plan.num_ranks
     return tuple(_report(plan, rank, seconds) for rank in range(first, last))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hfsdk.core.arguments import Generation
 from hfsdk.core.call_flow import Call
+from hfsdk.core.frozen_bases import HeldBase, base_key, held_by_others
 from hfsdk.core.methods import method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.roles import RoleSpec
@@ -43,7 +44,8 @@ class SimulatedRole:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        alone = self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.rollout is not None and not spec.shadow_of
+        shared = self.on_cpu and spec.rollout_options.cpu_weights == "shared" and spec.lora is None
+        alone = shared and spec.rollout is not None and not spec.shadow_of
         self.weights = RolloutWeights(shared=alone)  # hfsdk.engine.weights.residency
 
 
@@ -100,6 +102,11 @@ def note_sleep(roles: Iterable[SimulatedRole], now: SimulatedRole, method: str) 
             state.awake = state.awake and set(state.pool.devices).isdisjoint(now.pool.devices)
 
 
+def bases_elsewhere(held: Mapping[SimulatedRole, Estimate]) -> dict[str, str]:
+    """Return, of each role on a device whose frozen base another holds, the name of that one."""
+    return held_by_others({state.spec.name: HeldBase(base_key(state.spec), one.base) for state, one in held.items()})
+
+
 class HeldBytes:
     """What devices hold after a call, worked out once for all calls after which it is the same.
 
@@ -136,13 +143,14 @@ class HeldBytes:
 def _held_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> Held:
     """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
     parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
+    elsewhere = bases_elsewhere({state: state.estimate for state in roles if state.estimate is not None})
     for state in roles:
         estimate = state.estimate
         assert estimate is not None
         masters = 4 * (state.spec.dtype != "fp32")
         made = estimate.optimizer if state.num_updates else estimate.optimizer * masters // (masters + 8)
         here = {
-            "weights": estimate.weights, "gradients": estimate.gradients, "optimizer": made,
+            "weights": estimate.weights - (estimate.base if state.spec.name in elsewhere else 0), "gradients": estimate.gradients, "optimizer": made,
             "rollout": estimate.rollout_weights, "kv_cache": estimate.kv_cache,
         }  # fmt: skip
         if estimate.asleep and not state.awake:

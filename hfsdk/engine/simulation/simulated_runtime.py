@@ -42,7 +42,16 @@ from hfsdk.engine.simulation.simulated_cores import SharedCores
 from hfsdk.engine.simulation.simulated_keeping import read_checkpoint, write_checkpoint
 from hfsdk.engine.simulation.simulated_lengths import ResponseLengths
 from hfsdk.engine.simulation.simulated_reports import transport_reports
-from hfsdk.engine.simulation.simulated_roles import HeldBytes, RowGroup, SimulatedRole, inputs_of, note_sleep, numbers, row_groups
+from hfsdk.engine.simulation.simulated_roles import (
+    HeldBytes,
+    RowGroup,
+    SimulatedRole,
+    bases_elsewhere,
+    inputs_of,
+    note_sleep,
+    numbers,
+    row_groups,
+)
 from hfsdk.engine.simulation.simulated_spans import Phases, SimulatedSpans, Timeline
 from hfsdk.engine.simulation.simulated_values import (
     SimulatedPart,
@@ -270,13 +279,14 @@ class SimulatedRuntime:
             state.resharded_s = 0.0
 
     def _ask(
-        self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[RowLengths], weights: Sequence[int], stale: bool = False
-    ) -> Sequence[Phases]:
+        self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[RowLengths], weights: Sequence[int], stale: bool = False,
+        first: bool = False,
+    ) -> Sequence[Phases]:  # fmt: skip
         """Ask what a method takes on each group of ranks."""
         if self.keep_questions:
-            asked = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale)
+            asked = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale, first)
             self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), asked)
-        return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale)
+        return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale, first)
 
     def _lay_return(self, state: SimulatedRole, line: Timeline) -> None:
         """Lay down the weights' way back from the rollout to the trainer."""
@@ -307,7 +317,8 @@ class SimulatedRuntime:
         own = method_of(method).generates and not state.spec.shadow_of
         stale = own and (state.weights.stale_for(method) or state.weights.away_for(method))
         rows = [(g.prompts, g.responses) for g in groups]
-        costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale)
+        first = stale and state.spec.lora is not None and state.resharded_s is None
+        costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale, first)
         line.lay([g.ranks for g in groups], costs, [numbers(g.prompts, g.responses) for g in groups])
         if stale:
             state.resharded_s = costs[0].get("reshard", 0.0)
@@ -405,7 +416,11 @@ class SimulatedRuntime:
         with self._lock:
             states = [state for state in self._roles.values() if state.pool.name == pool.name]
         held = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
-        roles = {state.spec.name: one.resident + (one.asleep if state.awake else 0) for state, one in held.items()}
+        elsewhere = bases_elsewhere(held)
+        roles = {
+            name: one.resident + (one.asleep if state.awake else 0) - (one.base if name in elsewhere else 0)
+            for state, one in held.items() for name in [state.spec.name]
+        }  # fmt: skip
         asleep = {state.spec.name: 0 if state.awake else one.asleep for state, one in held.items() if one.asleep}
         used = sum(roles.values()) if self._memory else None
         return tuple(

@@ -83,6 +83,11 @@ class MethodQuestion(Protocol):
         """Whether the rollout lacks the trainer's weights."""
         ...
 
+    @property
+    def first(self) -> bool:
+        """Whether it has had none before."""
+        ...
+
 
 class Predicts(Protocol):
     """A performance model whose fields are its constants (``PerfModel`` is one)."""
@@ -98,7 +103,7 @@ class Predicts(Protocol):
 
     def method_costs(
         self, method: str, role: RoleSpec, cluster: ClusterSpec, devices: Sequence[int], rows: Sequence[tuple[Array, Array]],
-        stale: bool = False,
+        stale: bool = False, first: bool = False,
     ) -> Sequence[Mapping[str, float]]:  # fmt: skip
         """Return, for each group of ranks that share rows, the call's seconds by span name."""
         ...
@@ -317,7 +322,7 @@ def phase_seconds(perf: Predicts, cluster: ClusterSpec, questions: Iterable[Meth
     """Return a call's seconds by phase, on its ranks in the mean."""
     by_phase: dict[str, float] = {}
     for asked in questions:
-        answers = perf.method_costs(asked.method, asked.role, cluster, asked.devices, asked.rows, asked.stale)
+        answers = perf.method_costs(asked.method, asked.role, cluster, asked.devices, asked.rows, asked.stale, asked.first)
         for answer, ranks in zip(answers, asked.weights, strict=True):
             for name, seconds in answer.items():
                 by_phase[name] = by_phase.get(name, 0.0) + seconds * ranks / len(asked.devices)

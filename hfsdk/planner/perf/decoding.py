@@ -20,6 +20,7 @@ import numpy as np
 from hfsdk.core.cluster import LinkSpec
 from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.table import Array
+from hfsdk.planner.perf.adapter_sizes import slot_numbers
 from hfsdk.planner.perf.setup import Setup
 
 _ACTIVE = np.arange(1.0, 1025.0)
@@ -129,6 +130,8 @@ def _step_s(perf: Rates, setup: Setup, active: Array) -> Array:
     stages = setup.rollout_pp
     layers = spec.num_layers / stages
     local = setup.matmul_parameters / (tp * stages)
+    if setup.lora is not None:
+        local += slot_numbers(setup.spec, setup.lora, tp) / stages
     layer_bytes = setup.layer_parameters * setup.bytes_each / tp
     bandwidth = device.memory_bandwidth * perf.weight_efficiency / (1 + perf.weight_half_bytes / layer_bytes)
     read = local * setup.bytes_each / bandwidth

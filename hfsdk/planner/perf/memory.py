@@ -6,6 +6,10 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     trained in fp32    4 weights + 4 gradients + 8 / d Adam
     trained in bf16    2 weights + 4 gradients + (4 masters + 8 Adam) / d
     frozen             4 or 2 weights
+    with LoRA          4 or 2 weights of a frozen base, and its adapters (and a scalar head) as above
+
+Roles on a device that begin with the same frozen base hold it once (:mod:`hfsdk.core.frozen_bases`): here it counts for one of
+them. A rollout has a base of its own, and room for one adapter of a padded rank.
 
 What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
 rollout beside its trainer sleeps: its weights and cache are there while it generates, and not while a trainer works there; while it
@@ -22,7 +26,7 @@ Of several such rollouts on a device only one can sleep, and none is counted on 
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
 layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
-either way once the rest of the layer that is computed again. Roles that share a device run one after the other, so what a
+either way once the rest of the layer that is computed again. Adapters keep their A x, [tokens, rank] each. Roles that share a device run one after the other, so what a
 pass needs while it runs counts once, for the greediest role.
 
 Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB resident, predicted 4.4; tp2: 2.6 and 2.6.
@@ -30,19 +34,22 @@ Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from hfsdk.core.checks import checked
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.errors import DeviceMemoryError
+from hfsdk.core.frozen_bases import HeldBase, base_key, held_by_others
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import AdapterSpec
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import PARTS, RoleSpec
 from hfsdk.core.rollout_sizes import cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.training_choices import choose_training
+from hfsdk.planner.perf.adapter_sizes import slot_numbers, tp_sums, trained_numbers
 from hfsdk.resharding.boxes import padded_vocab
 
 CPU_PROCESS_BYTES = 700 * 10**6
@@ -94,6 +101,10 @@ class MemoryEstimate:
     """Of ``"weights"``, ``"gradients"`` and ``"optimizer"``, what is in host memory while it is not used (accelerators)."""
     for_steps: bool = False
     """Whether the optimizer's part of that comes for the step alone, and not for the whole of an update."""
+    base: int = 0
+    """Of ``weights``, those that are not trained here, which roles on a device may have together."""
+    base_with: str = ""
+    """The role on this device that holds this one's base, which is not in ``weights`` then."""
 
     @property
     def resident(self) -> int:
@@ -152,14 +163,18 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     if role.model is None:
         return MemoryEstimate()
     spec, size = role.model, DTYPE_BYTES[role.dtype]
-    parameters = activations = logits = stepped = 0
+    parameters = learned = frozen = activations = logits = stepped = 0
     shards, fused = 1, False
     if role.train is not None:  # a shadow that generates has no trainer
         layout = role.train.fill(pool_size)
-        parameters = _trainer_parameters(spec, layout, role.head)
+        parameters = learned = _trainer_parameters(spec, layout, role.head)
+        frozen = parameters - (spec.hidden_size if role.head == "scalar" and layout.pp == 1 else 0)
+        if role.lora is not None:
+            learned = trained_numbers(role, layout)
+            parameters = frozen + learned
         activations, logits = _pass_bytes(role, spec, layout, on_cpu)
         shards = layout.num_replicas if role.optimizer is not None and role.optimizer.distributed else 1
-        stepped = parameters // shards if role.trainable else 0
+        stepped = learned // shards if role.trainable else 0
         fused = choose_training(on_cpu=on_cpu, tp=layout.tp, dp=layout.num_replicas).fused_adamw
     masters = 4 if role.dtype == "bf16" else 0
     rollout_weights = kv_cache = 0
@@ -167,23 +182,42 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         tp = role.rollout.tp
         copies = 2 if on_cpu and role.rollout_options.cpu_weights == "packed" else 1
         rollout_weights = copies * size * rollout_parameters(spec, tp)
-        if on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
+        if role.lora is not None:
+            rollout_weights += size * slot_numbers(spec, role.lora, tp)
+        elif on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
             rollout_weights = max(0, rollout_weights - size * parameters)
         kv_cache = cache_bytes(spec, role.rollout_options, tp, role.dtype, on_cpu=on_cpu)
     sleeps = not on_cpu and role.train is not None
+    offloaded = () if on_cpu else role.offloads
     return MemoryEstimate(
         weights=size * parameters,
-        gradients=4 * parameters if role.trainable else 0,
-        optimizer=(masters + 8) * parameters // shards if role.trainable else 0,
+        gradients=4 * learned if role.trainable else 0,
+        optimizer=(masters + 8) * learned // shards if role.trainable else 0,
         rollout_weights=rollout_weights,
         kv_cache=kv_cache,
         activations=activations,
         logits=logits,
         asleep=rollout_weights + kv_cache if sleeps else 0,
         temporaries=adamw_temporary_bytes(stepped, on_cpu=on_cpu, fused=fused),
-        offloaded=() if on_cpu else role.offloads,
+        offloaded=offloaded,
         for_steps=not on_cpu and role.optimizer is not None and role.optimizer.offload,
+        base=0 if (role.trainable and role.lora is None) or "weights" in offloaded else size * frozen,
     )
+
+
+def bases_once(roles: Iterable[RoleSpec], held: Mapping[str, MemoryEstimate]) -> dict[str, MemoryEstimate]:
+    """Return what roles hold on a device, where those that begin with the same frozen base have it once.
+
+    Args:
+        roles: in filled layouts, all on one pool (or on another that has the device as well).
+        held: of each role, by name, what it holds by itself.
+    """
+    keys = {role.name: base_key(role) for role in roles}
+    others = held_by_others({name: HeldBase(keys[name], one.base) for name, one in held.items()})
+    return {
+        name: one if name not in others else replace(one, weights=one.weights - one.base, base=0, base_with=others[name])
+        for name, one in held.items()
+    }
 
 
 @checked
@@ -219,10 +253,9 @@ def alike_devices(
         for (kind, *here), numbers in alike.items():
             spec = kinds[kind]
             on_cpu = spec.name.startswith("cpu")
-            mine = {
-                role.name: role_bytes(role, home.size, on_cpu=on_cpu)
-                for (role, home, _), is_here in zip(near, here, strict=True) if is_here
-            }  # fmt: skip
+            there = [(role, home.size) for (role, home, _), is_here in zip(near, here, strict=True) if is_here]
+            mine = {role.name: role_bytes(role, size, on_cpu=on_cpu) for role, size in there}
+            mine = bases_once((replace(role, train=role.train and role.train.fill(size)) for role, size in there), mine)
             if sum(estimate.asleep > 0 for estimate in mine.values()) > 1:
                 mine = {name: replace(estimate, asleep=0) for name, estimate in mine.items()}
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
@@ -295,6 +328,9 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     again = {"": 0.0, "selective": 4 * spec.mlp_hidden_size / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
     layers = spec.num_layers if role.trainable else 1
     activations = tokens * ((per_layer - again) * layers + again) * size / 2
+    if role.lora is not None and role.trainable:
+        kept = 1 if role.recompute == "full" else layers
+        activations += tokens * kept * sum(sums.numbers for sums in tp_sums(AdapterSpec.of(spec, role.lora))) * size
     copies = LOGITS_COPIES if role.trainable else 2.0
     width = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
     return round(activations), round(tokens * width * 4 * copies)
@@ -327,6 +363,10 @@ def _table(group: Sequence[DeviceMemory]) -> str:
         f"  {name}'s rollout sleeps while it does not generate: its {_gb(estimate.asleep)} do not stay"
         for name, estimate in first.roles.items() if estimate.asleep
     ]  # fmt: skip
+    lines += [
+        f"  {name} has its frozen weights from {estimate.base_with}, which holds them once for both"
+        for name, estimate in first.roles.items() if estimate.base_with
+    ]  # fmt: skip
     if any(estimate.offloaded for estimate in first.roles.values()):
         lines.append("  (in parentheses: in host memory until the role's own calls need it)")
     return "\n".join(lines)
@@ -343,6 +383,8 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> 
     if repeated:
         saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)
         options["optimizer=AdamW(distributed=True)"] = round(saved)
+    full = [device.roles[r.name] for r in roles if r.trainable and r.lora is None and not r.shadow_of]
+    options["lora=hf.LoRA(rank=16), which trains adapters alone"] = sum(e.gradients + e.optimizer for e in full)
     if not device.device_name.startswith("cpu"):
         masters = [device.roles[r.name].optimizer for r in roles if r.optimizer is not None and "optimizer" not in r.offloads]
         options["optimizer=AdamW(offload=True)"] = sum(masters)

@@ -35,6 +35,7 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array, RowLengths
+from hfsdk.planner.perf.adapter_sizes import Sums, received_numbers, slot_numbers
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
 from hfsdk.planner.perf.decoding import decode_s
 from hfsdk.planner.perf.setup import Links, Setup, parameters
@@ -128,26 +129,33 @@ class PerfModel:
 
     def forward(self, setup: Setup, lengths: Array | LengthSums) -> float:
         """Return the seconds of one forward pass of one dp rank over rows of these lengths (prompt + response)."""
-        return self._pass(setup, lengths, 1.0, 1.0, self.forward_efficiency)
+        return self._pass(setup, lengths, 1.0, 1.0, self.forward_efficiency, sums=setup.adapter_sums[:1])
 
     def train(self, setup: Setup, lengths: Array | LengthSums) -> tuple[float, float]:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
 
         6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the backward pass also reads and writes the
-        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp.
+        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp. Of a frozen base
+        no gradient is computed but that of its input: 4 P T (Hu et al., arXiv 2106.09685, section 4.2), and 6 for each adapter's.
         """
         lengths = lengths if isinstance(lengths, LengthSums) else LengthSums.of(lengths)
-        forward = self._pass(setup, lengths, 1.0, 1.0, self.train_efficiency)
+        there, back = setup.adapter_sums
+        forward = self._pass(setup, lengths, 1.0, 1.0, self.train_efficiency, sums=(there,))
         again = setup.forwards_again
-        backward = self._pass(setup, lengths, 2.0 + again, 2.0 + again, self.train_efficiency, reduces=1.0 + again)
+        reads = (2.0 if setup.lora is None else 1.0) + again
+        sums = (there,) * (setup.recompute == "full") + (back,)
+        backward = self._pass(setup, lengths, 2.0 + again, reads, self.train_efficiency, reduces=1.0 + again, sums=sums)
         num_micro = math.ceil(lengths.tokens / setup.micro_batch_tokens)
-        kept = (8 + 2 * setup.bytes_each) * num_micro * self._local(setup) / setup.device.memory_bandwidth
+        kept = (8 + 2 * setup.bytes_each) * num_micro * setup.local_learned / setup.device.memory_bandwidth
         return forward, backward + kept + (self.exposed_reduction * self.reduction(setup) if lengths.tokens else 0.0)
 
     def _pass(
-        self, setup: Setup, lengths: Array | LengthSums, times: float, reads: float, efficiency: float, reduces: float = 1.0
-    ) -> float:
-        """Seconds of ``times`` forward passes' work in which weights are read ``reads`` times.
+        self, setup: Setup, lengths: Array | LengthSums, times: float, reads: float, efficiency: float, reduces: float = 1.0,
+        sums: Sequence[Sums] = (),
+    ) -> float:  # fmt: skip
+        """Seconds of ``times`` forward passes' work in which weights are read, and multiplied with, ``reads`` times.
+
+        ``sums`` is what adapters sum over tp, a layer.
 
         In layers' worth of work: m micro-batches take m of the slowest stage and, once, all the others (GPipe, arXiv 1811.06965;
         1F1B has the same bubble), which is (m + pp - 1) stages where all are alike.
@@ -165,8 +173,9 @@ class PerfModel:
         # attention: causal, so half of the square; the bubble is filled by micro-batches of the longest rows
         squares = squared * most + filling * longest * (spec.num_layers - most)
         attention = 2.0 * spec.num_heads * spec.head_dim * squares
-        flops = 2.0 * setup.layer_parameters * layer_tokens + attention
-        arithmetic = times * flops / (tp * setup.peak_flops * efficiency)
+        flops = reads * 2.0 * setup.layer_parameters * layer_tokens + times * attention
+        adapted = layer_tokens * spec.num_layers / every  # adapters are in layers only, and not beside the output layer
+        arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
         weights = reads * layer_passes * setup.layer_parameters * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
         kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
@@ -179,6 +188,9 @@ class PerfModel:
         seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
         message = layer_tokens * hidden * setup.bytes_each
         seconds += 2 * reduces * float(self._all_reduce(message, tp, setup.links.tp, layer_passes))
+        for one in sums:
+            sent = adapted * one.numbers * setup.bytes_each
+            seconds += float(self._all_reduce(sent, tp, setup.links.tp, one.messages * layer_passes))
         if traits.gathers_weights:  # gathering the next layer's weights hides behind this layer's work
             seconds = max(seconds, num_micro * (1 + (times > 1)) * self.gather(setup))
         return seconds + self._hops(setup, tokens, filling, num_micro)
@@ -203,7 +215,7 @@ class PerfModel:
         """Return the bytes that a rank sends for that."""
         dp = setup.layout.num_replicas
         sent = 4 + setup.bytes_each if setup.distributed or setup.traits.gathers_weights else 8
-        return (dp - 1) / dp * self._local(setup) * sent
+        return (dp - 1) / dp * setup.local_learned * sent
 
     def gather(self, setup: Setup) -> float:
         """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
@@ -217,7 +229,7 @@ class PerfModel:
         """
         shards = setup.layout.num_replicas if setup.distributed or setup.traits.gathers_weights else 1
         clip = setup.links.dp.latency_s * (setup.layout.size > 1)
-        return self.optimizer_bytes * self._local(setup) / shards / setup.device.memory_bandwidth + clip
+        return self.optimizer_bytes * setup.local_learned / shards / setup.device.memory_bandwidth + clip
 
     def agree(self, setup: Setup) -> float:
         """Return the seconds in which a role's ranks agree at the end of a pass that all of them are well and what they counted."""
@@ -240,14 +252,22 @@ class PerfModel:
 
     # -- weights on the move
 
-    def reshard(self, setup: Setup, received_bytes: float | None = None) -> float:
+    def reshard(self, setup: Setup, received_bytes: float | None = None, *, base: bool = False) -> float:
         """Return the seconds of a weight transition on the slowest rank.
+
+        Of a role with adapters only they go; their base goes once, and again wherever the rollout has slept (``refills``).
 
         Args:
             setup: the actor.
             received_bytes: bytes the fullest rank receives, e.g. counted by a ``ReshardPlan``; by default in closed form.
+            base: whether adapters' base goes too, because it is the first time.
         """
-        layout = setup.layout
+        layout, adapters = setup.layout, setup.adapters
+        if adapters is not None and (base or setup.refills):
+            whole = replace(setup, lora=None, refills=False)
+            return self.reshard(whole) + self.reshard(replace(setup, refills=False), received_bytes)
+        if received_bytes is None and adapters is not None:
+            received_bytes = received_numbers(adapters, layout.tp, layout.pp, setup.rollout_tp) * setup.bytes_each
         if received_bytes is None:
             received_bytes = reshard_bytes(setup.spec, layout, setup.rollout_tp, setup.dtype, setup.rollout_pp)
         link = setup.links.pp if layout.pp > 1 else setup.links.tp if layout.tp > 1 else setup.links.dp
@@ -274,8 +294,10 @@ class PerfModel:
         On CPU in mode ``shared`` only one engine's weights are there at a time: the trainer's come back at this price, with no
         bytes over a link (``to_training``).
         """
-        needed = setup.parameters * setup.bytes_each / setup.rollout_tp / setup.rollout_pp
-        return 2 * needed / setup.device.memory_bandwidth
+        needed = setup.parameters / setup.rollout_tp / setup.rollout_pp
+        if setup.lora is not None:
+            needed = slot_numbers(setup.spec, setup.lora, setup.rollout_tp)
+        return 2 * needed * setup.bytes_each / setup.device.memory_bandwidth
 
     def onload(self, setup: Setup, what: str) -> float:
         """Return the seconds of bringing ``"weights"`` or ``"optimizer"`` from host memory (or back: the links are symmetric).
@@ -283,10 +305,11 @@ class PerfModel:
         In bf16 the optimizer's part is the fp32 master and two moments, in fp32 the moments; sharded over dp with
         ``AdamW(distributed=True)``.
         """
-        each = float(setup.bytes_each)
+        count, each = self._local(setup), float(setup.bytes_each)
         if what == "optimizer":
+            count = setup.local_learned
             each = (8 if setup.dtype == "fp32" else 12) / (setup.layout.num_replicas if setup.distributed else 1)
-        return self._local(setup) * each / (setup.device.host_bandwidth * self.link_efficiency)
+        return count * each / (setup.device.host_bandwidth * self.link_efficiency)
 
     def move(self, num_bytes: float, link: LinkSpec, messages: int = 1) -> float:
         """Return the seconds of a batch's columns between pools: bytes of the fullest receiver over its link."""
@@ -299,16 +322,17 @@ class PerfModel:
     # -- calls
 
     def costs(
-        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, lengths: LengthSums | None = None
-    ) -> dict[str, float]:
+        self, method: str, setup: Setup, prompts: Array, responses: Array, stale: bool = False, lengths: LengthSums | None = None,
+        first: bool = False,
+    ) -> dict[str, float]:  # fmt: skip
         """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
 
-        ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights. ``lengths`` are
-        those of prompts and responses together, where they were summed before.
+        ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights, with ``first``
+        also those that nothing trains. ``lengths`` are those of prompts and responses together, where they were summed before.
         """
         kind = method_of(method)
         if kind.generates:
-            reshard = {"reshard": self.reshard(setup)} if stale else {}
+            reshard = {"reshard": self.reshard(setup, base=first)} if stale else {}
             return {**reshard, "prefill": self.prefill(setup, prompts), "decode": self.decode(setup, prompts, responses)}
         if kind.learns:
             forward, backward = self.train(setup, lengths or prompts + responses)
@@ -320,7 +344,7 @@ class PerfModel:
             return self._step(setup)
         if kind.files:
             each = state_bytes(setup.dtype) if kind.files == "state" else setup.bytes_each
-            return {method: each * setup.parameters / self.storage_bandwidth / setup.layout.num_replicas}
+            return {method: each * setup.learned / self.storage_bandwidth / setup.layout.num_replicas}
         if kind.phase == "inspection" or kind.work == "look":
             return {method: self.task_s}
         found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
@@ -350,10 +374,11 @@ class PerfModel:
         devices: Sequence[int],
         rows: Sequence[RowLengths],
         stale: bool = False,
+        first: bool = False,
     ) -> list[Mapping[str, float]]:
         """Return, for each group of ranks that share rows, the call's seconds by span name (see :meth:`costs`)."""
         setup = _setup(role, cluster, tuple(devices))
-        return [self.costs(method, setup, prompts, responses, stale) for prompts, responses in rows]
+        return [self.costs(method, setup, prompts, responses, stale, first=first) for prompts, responses in rows]
 
     # -- parts of formulas
 
@@ -362,8 +387,9 @@ class PerfModel:
 
     @staticmethod
     def _local(setup: Setup) -> float:
-        """Parameters of a rank."""
-        return setup.parameters / (setup.layout.tp * setup.layout.pp)
+        """Parameters of a rank, a frozen base included."""
+        base = setup.parameters / (setup.layout.tp * setup.layout.pp)
+        return base + (0.0 if setup.lora is None else setup.local_learned)
 
     def _all_reduce(self, num_bytes: Array | float, ranks: int, link: LinkSpec, messages: float) -> Array | float:
         """Seconds of a ring: every byte crosses 2 (n - 1) / n times (Patarasuk and Yuan, 2009); short messages take a tree's hops.

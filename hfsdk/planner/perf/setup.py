@@ -19,10 +19,12 @@ import numpy as np
 
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array
+from hfsdk.planner.perf.adapter_sizes import Sums, layer_numbers, tp_sums
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.perf.traits import HFSDK, EngineTraits
@@ -102,6 +104,10 @@ class Setup:
     """Most prompt tokens the generating engine reads in one pass."""
     distributed: bool = False
     """Whether AdamW's state is sharded over dp."""
+    lora: LoRA | None = None
+    """Adapters that are trained in place of the weights, which stay frozen."""
+    refills: bool = False
+    """Whether the rollout sleeps between phases, so that a frozen base goes there with the adapters every time."""
     offloads: tuple[str, ...] = ()
     """What stays in host memory while it is not used: ``"weights"``, ``"optimizer"``."""
     traits: EngineTraits = HFSDK
@@ -128,7 +134,8 @@ class Setup:
             micro_batch_tokens=role.micro_batch_tokens, recompute=role.recompute, rollout=role.rollout,
             rollout_links=rollout_links, max_num_seqs=options.max_num_seqs or LEAST_SEQS, kv_cache_bytes=cache,
             batch_tokens=options.max_num_batched_tokens, offloads=role.offloads,
-            distributed=role.optimizer is not None and role.optimizer.distributed,
+            distributed=role.optimizer is not None and role.optimizer.distributed, lora=role.lora,
+            refills=role.lora is not None and role.train is not None and not on_cpu,
         )  # fmt: skip
 
     @property
@@ -160,6 +167,42 @@ class Setup:
     def parameters(self) -> int:
         """All weights."""
         return parameters(self.spec)
+
+    @cached_property
+    def adapters(self) -> AdapterSpec | None:
+        """The adapters as numbers."""
+        return None if self.lora is None else AdapterSpec.of(self.spec, self.lora)
+
+    @cached_property
+    def learned(self) -> int:
+        """What is trained, kept and saved: all weights, or adapters and a scalar head."""
+        if self.adapters is None:
+            return self.parameters
+        return parameters(self.adapters) + (self.spec.hidden_size if self.head == "scalar" else 0)
+
+    @cached_property
+    def local_learned(self) -> float:
+        """The same on a rank, without what lies uneven over stages."""
+        if self.adapters is None:
+            return self.parameters / (self.layout.tp * self.layout.pp)
+        return self.spec.num_layers / self.layout.pp * layer_numbers(self.adapters, self.layout.tp)
+
+    @cached_property
+    def adapter_products(self) -> float:
+        """Numbers of a layer's adapters that a rank multiplies each token with.
+
+        With sequence parallelism what is whole on every rank sees a part of the tokens, which is as if it were cut.
+        """
+        if self.adapters is None:
+            return 0.0
+        if self.traits.sequence_parallel:
+            return parameters(self.adapters) / (self.spec.num_layers * self.layout.tp)
+        return layer_numbers(self.adapters, self.layout.tp)
+
+    @cached_property
+    def adapter_sums(self) -> tuple[Sums, Sums]:
+        """What a layer's adapters sum over tp forwards, and backwards; in the generating engine W x and B A x have one sum."""
+        return (Sums(), Sums()) if self.adapters is None else tp_sums(self.adapters)
 
     @cached_property
     def bytes_each(self) -> int:

@@ -139,7 +139,7 @@ def _sharing(roles: Sequence[RoleSpec], shadows: Sequence[str]) -> set[str]:
     """Return the roles whose trainer and rollout live side by side and, on CPU, have one copy of the weights between them."""
     return {
         role.name for role in roles
-        if role.rollout and role.rollout_options.cpu_weights == "shared" and f"{role.name}.rollout" not in shadows
+        if role.rollout and role.rollout_options.cpu_weights == "shared" and not role.lora and f"{role.name}.rollout" not in shadows
     }  # fmt: skip
 
 
