@@ -18,6 +18,7 @@ from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.setup import Setup
 from hfsdk.planner.perf.sizing import with_least
+from hfsdk.planner.search.bases import Least, base_groups, least_of_all
 from hfsdk.planner.search.candidates import process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf, rollouts_of, trains_of, with_layouts
 from hfsdk.planner.search.leaf import describe
@@ -172,10 +173,8 @@ def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: Layo
 
 
 def _peak_bytes(solution: Solution) -> int:
-    leaf, tables = solution.leaf, solution.leaf.space.tables
-    held = {}
-    for b, block in enumerate(leaf.blocks):
-        held[b] = [tables.bytes_of(solution.items[i], solution.layouts[i], leaf.kind(b), leaf.num_devices(b)) for i in block]
+    leaf = solution.leaf
+    held = [list(solution.held_on(b).values()) for b in range(len(leaf.blocks))]
     most = 0
     for b, host in enumerate(leaf.hosts):
         mine = held[b] + (held[host] if host >= 0 else [])
@@ -220,17 +219,18 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int | None:
     least all the time.
     """
     held = [
-        (bytes_.working, number, bytes_.resident)
+        (bytes_.working, number, Least(bytes_.resident, bytes_.resident - bytes_.base, bytes_.base))
         for number, (role, size) in enumerate(roles) for layouts in every_layout(role, kind, size)
         for laid in [with_layouts(role, layouts)]
         for bytes_ in [role_bytes(laid if kind.on_cpu else with_least(laid), size, on_cpu=kind.on_cpu)]
     ]  # fmt: skip
-    least: dict[int, int] = {}
+    groups = base_groups(role for role, _ in roles)
+    least: dict[int, Least] = {}
     asked = []
-    for working, number, resident in sorted(held):
-        least[number] = min(resident, least.get(number, resident))
+    for working, number, one in sorted(held):
+        least[number] = Least(*map(min, one, least.get(number, one)))
         if len(least) == len(roles):
-            asked.append(working + sum(least.values()))
+            asked.append(working + int(least_of_all(least, groups)))
     return process_bytes(kind) + min(asked) - kind.device.memory_bytes if asked else None
 
 

@@ -179,13 +179,11 @@ def planned_memory(solution: Solution) -> tuple[PlannedMemory, ...]:
     devices = leaf.devices()
     assert devices is not None
     held: dict[int, dict[str, dict[str, int]]] = {}
-    for b, block in enumerate(leaf.blocks):
+    for b in range(len(leaf.blocks)):
         held[b] = {}
-        for i in block:
-            item = solution.items[i]
-            one = space.tables.bytes_of(item, solution.layouts[i], leaf.kind(b), leaf.num_devices(b))
-            numbers = {name: value for name, value in asdict(one).items() if isinstance(value, int)}
-            held[b][item.name] = {**numbers, "resident": one.resident, "working": one.working}
+        for name, one in solution.held_on(b).items():
+            numbers = {part: value for part, value in asdict(one).items() if isinstance(value, int)}
+            held[b][name] = {**numbers, "resident": one.resident, "working": one.working}
     placement, rows = leaf.placement(), []
     for b, host in enumerate(leaf.hosts):
         inside = {d for p, h in enumerate(leaf.hosts) if h == b for d in devices[p]}
@@ -283,9 +281,10 @@ def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Cluste
     else:
         what = "each role fits alone, but their declared layouts cover no pools that lie side by side with room for all"
     enough = smallest_cluster(roles, recorded, cluster)
+    adapters = ", lora=hf.LoRA(rank=16)" if any(role.trainable and role.lora is None for role in roles) else ""
     none = f"No number of these nodes up to {MOST_NODES} would do."
     do = f"The smallest cluster that would do is '{enough}'." if enough else none
     return (
         f"nothing fits on {cluster}: {what}. {do} What also helps: optimizer=AdamW(distributed=True), offload=True, "
-        "recompute='full', dtype='bf16', fewer micro_batch_tokens."
+        f"recompute='full', dtype='bf16', fewer micro_batch_tokens{adapters}."
     )

@@ -298,7 +298,7 @@ def slice_of(module: str, local: str) -> int:
 
 
 def held_adapters(spec: ModelSpec, lora: LoRA) -> AdapterSpec:
-    """Return the adapters that the generating engine has room for in each slot: of its rank, and of all parts of a layer that it fuses."""
+    """Return the adapters that vLLM has room for in each slot: of its rank, and of all parts of a layer that it fuses."""
     targets = lora.targets
     if isinstance(targets, tuple):
         fused = [parts for parts in PARTS_OF_FUSED.values() if not set(parts).isdisjoint(targets)]

@@ -16,6 +16,7 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.protocol import balanced_split
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.planner.perf.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
+from hfsdk.resharding.boxes import vllm_boxes
 
 
 def partitions(items):
@@ -157,9 +158,18 @@ class BruteForce:
                     laid = replace(role, train=train, rollout=rollout)
                     held = role_bytes(laid, size, on_cpu=self.on_cpu)
                     if held.resident + held.working <= self.room:
-                        found.append((laid, (held.resident, held.working)))
+                        found.append((laid, (held.resident, held.working, held.base, self.base_key(laid))))
             self.memo[key] = found
         return self.memo[key]
+
+    @staticmethod
+    def base_key(role):
+        """Of what nothing trains: which numbers a device of the pool has of it, rank by rank."""
+        trained = role.train is None or (role.lora is None and (role.trainable or role.shadow_of or role.kind == "reward"))
+        if trained:
+            return None
+        mesh = role.train.mesh(role.rollout.tp if role.rollout else 1)
+        return role.model, role.dtype, role.train, tuple(mesh.coordinates(rank) for rank in mesh.ranks)
 
     def trains(self, role, size):
         if role.train is None:
@@ -197,7 +207,11 @@ class BruteForce:
             mine = [held[n] for n in block]
             if hosts.get(b) is not None:
                 mine += [held[n] for n in blocks[hosts[b]]]
-            if sum(r for r, _ in mine) + max(w for _, w in mine) > self.room:
+            bases = {}
+            for _, _, base, key in mine:
+                bases.setdefault(key, []).append(base)
+            twice = sum(sum(found) - max(found) for key, found in bases.items() if key is not None)
+            if sum(one[0] for one in mine) - twice + max(one[1] for one in mine) > self.room:
                 return False
         return True
 
@@ -226,7 +240,8 @@ class BruteForce:
                 clock[b] = free(b) + self.perf.dispatch_s + self.priced("export_weights", layouts[call.role], devices[b], [])
                 start = max(start, clock[b])
                 extra = self.sync(layouts[who], devices[home[who]], devices[b])
-            shares = self.on_cpu and layouts[who].rollout is not None and layouts[who].rollout_options.cpu_weights == "shared"
+            both = layouts[who].rollout is not None and layouts[who].lora is None
+            shares = self.on_cpu and both and layouts[who].rollout_options.cpu_weights == "shared"
             stale = call.method == "generate" and who == call.role and (changed[who] or (shares and not lent[who]))
             if shares and call.method != "generate" and lent[who]:
                 extra += self.priced("to_training", layouts[who], devices[home[who]], [])
@@ -246,6 +261,9 @@ class BruteForce:
         far = len({self.cluster.node_of(d) for d in (*mine, *theirs)}) > 1
         link = self.cluster.inter_node if far else self.cluster.intra_node
         count = rollout_parameters(shadow.model, shadow.rollout.tp) if shadow.rollout else shadow.model.num_parameters()
+        if shadow.lora is not None:
+            boxes = vllm_boxes(shadow.learned, shadow.rollout.tp, 0) if shadow.rollout else []
+            count = sum(box.numel for box in boxes) or shadow.learned.num_parameters()
         return link.latency_s + count * DTYPE_BYTES[shadow.dtype] / link.bandwidth
 
     def call_seconds(self, call, role, devices, stale):

@@ -149,8 +149,9 @@ def _held_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: 
         assert estimate is not None
         masters = 4 * (state.spec.dtype != "fp32")
         made = estimate.optimizer if state.num_updates else estimate.optimizer * masters // (masters + 8)
+        weights = estimate.weights - (estimate.base if state.spec.name in elsewhere else 0)
         here = {
-            "weights": estimate.weights - (estimate.base if state.spec.name in elsewhere else 0), "gradients": estimate.gradients, "optimizer": made,
+            "weights": weights, "gradients": estimate.gradients, "optimizer": made,
             "rollout": estimate.rollout_weights, "kv_cache": estimate.kv_cache,
         }  # fmt: skip
         if estimate.asleep and not state.awake:

@@ -54,6 +54,12 @@ def slot_numbers(spec: ModelSpec, lora: LoRA, tp: int) -> int:
 
 
 @lru_cache(maxsize=1024)
+def rollout_numbers(adapters: AdapterSpec, tp: int) -> int:
+    """Return the numbers that a rank of the generating engine needs."""
+    return adapters.num_layers * sum(box.numel for box in vllm_layer(adapters, tp, 0, 0))
+
+
+@lru_cache(maxsize=1024)
 def tp_sums(adapters: AdapterSpec) -> tuple[Sums, Sums]:
     """Return what a layer's adapters sum over tp forwards, and backwards."""
     names = [name for name in adapters.tensors() if name.startswith("model.layers.0.") and name.endswith(A)]

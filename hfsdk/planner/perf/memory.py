@@ -26,8 +26,8 @@ Of several such rollouts on a device only one can sleep, and none is counted on 
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
 layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
-either way once the rest of the layer that is computed again. Adapters keep their A x, [tokens, rank] each. Roles that share a device run one after the other, so what a
-pass needs while it runs counts once, for the greediest role.
+either way once the rest of the layer that is computed again. Adapters keep their A x, [tokens, rank] each. Roles that share a
+device run one after the other, so what a pass needs while it runs counts once, for the greediest role.
 
 Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB resident, predicted 4.4; tp2: 2.6 and 2.6.
 """

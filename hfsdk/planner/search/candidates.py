@@ -1,7 +1,8 @@
 """What every call takes in every layout on pools of every size: predicted once, looked up by the search.
 
 For an item on a pool the *candidates* are its layouts that fit the model and, alone, the device. Those that are no better than
-another in the seconds of any call and in either kind of bytes cannot make a plan better, and are dropped::
+another in the seconds of any call and in either kind of bytes cannot make a plan better, and are dropped (where others may hold the
+same frozen base, among those that cut it alike)::
 
     actor (generate, log_probs, update) on 16 devices      seconds              resident   working
         tp8 pp2 dp1, rollout tp8                           41.0   9.1  31.0      52 GB       6 GB
@@ -21,12 +22,15 @@ import numpy as np
 
 from hfsdk.core.clock import stretch
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
+from hfsdk.core.frozen_bases import base_shape
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import AdapterSpec
 from hfsdk.core.methods import EXPORT_WEIGHTS, FORWARD_BACKWARD, GENERATE, STEP, TO_TRAINING, UPDATE, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.core.table import Array
+from hfsdk.planner.perf.adapter_sizes import rollout_numbers
 from hfsdk.planner.perf.decoding import slots
 from hfsdk.planner.perf.memory import (
     CPU_PROCESS_BYTES,
@@ -47,12 +51,14 @@ EMPTY = np.zeros(0, dtype=np.int64)
 RankRows = tuple[Array, Array, LengthSums]
 """Prompt and response lengths of a rank's rows, and both together, summed once for all layouts."""
 NOTHING: list[RankRows] = [(EMPTY, EMPTY, LengthSums.of(EMPTY))]
+MOST_AXIS = 100_000
+"""Above any axis of a layout."""
 MOST_SETUPS = 50_000
 """Setups that are remembered; a search over 4,096 devices makes about 10,000."""
 NamedSeconds = list[tuple[str, float]]
 """(span name, seconds), in order."""
-Fitting = tuple[tuple[LayoutsOf, ...], Array, Array]
-"""Layouts, and bytes resident and working of each."""
+Fitting = tuple[tuple[LayoutsOf, ...], Array, Array, Array]
+"""Layouts, and bytes resident, of a frozen base, and working of each."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,6 +70,8 @@ class Candidates:
     """[candidate, job of the item]; what is taken over from a trained role comes over the faster link where it might."""
     resident: Array
     """Bytes held all the time, [candidate]."""
+    base: Array
+    """Of these, bytes that roles which begin with the same frozen base have together where it is cut alike, [candidate]."""
     working: Array
     """Further bytes while its greediest call runs, [candidate]."""
 
@@ -75,11 +83,23 @@ class Candidates:
         """Tensor-parallel size of the rollout, 0 without one, [candidate]."""
         return np.array([x["rollout"].tp if "rollout" in x else 0 for x in self.layouts])
 
+    @cached_property
+    def own(self) -> Array:
+        """Bytes held all the time that are nobody else's, [candidate]."""
+        found: Array = self.resident - self.base
+        return found
+
+    @cached_property
+    def shapes(self) -> Array:
+        """How each cuts a base, as a number, [candidate]; equal ones have the same shard on every device of a pool."""
+        cuts = [base_shape(x["train"], x.get("rollout")) if "train" in x else (0, 0, 0) for x in self.layouts]
+        return np.array([(tp * MOST_AXIS + pp) * MOST_AXIS + permuted for tp, pp, permuted in cuts], dtype=np.int64)
+
     def take(self, keep: Array) -> Candidates:
         """Return those with these numbers."""
         return Candidates(
             layouts=tuple(self.layouts[i] for i in keep), seconds=self.seconds[keep], resident=self.resident[keep],
-            working=self.working[keep],
+            base=self.base[keep], working=self.working[keep],
         )  # fmt: skip
 
 
@@ -160,30 +180,36 @@ class Tables:
         """The kinds of the cluster's nodes."""
         return self.known.kinds
 
-    def candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False) -> Candidates:
-        """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits."""
+    def candidates(
+        self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False, shares: bool = False
+    ) -> Candidates:
+        """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits.
+
+        Where other items begin with the same frozen base (``shares``) they are compared among those that cut it alike.
+        """
         about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
         sizes = (self.alone, self.least) if waits(item.role) and not kind.on_cpu else ()
-        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything, sizes
+        key = self._like(item), item.role.train, item.role.rollout, item.role.auto, about, kind, size, everything, shares, sizes
         if key not in self._candidates_of:
-            self._candidates_of[key] = self._candidates(item, jobs, kind, size, everything)
+            self._candidates_of[key] = self._candidates(item, jobs, kind, size, everything, shares)
         return self._candidates_of[key]
 
-    def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool) -> Candidates:
-        layouts, resident, working = self._fitting(item, kind, size)
+    def _candidates(self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, everything: bool, shares: bool) -> Candidates:
+        layouts, resident, base, working = self._fitting(item, kind, size)
         seconds = [[self.seconds(item, job, each, kind, size) for job in jobs] for each in layouts]
         self.num_predicted += len(layouts)
         found = Candidates(
-            layouts=layouts, seconds=np.array(seconds).reshape(len(layouts), len(jobs)), resident=resident, working=working
-        )
-        return found if everything or len(layouts) < 2 else found.take(_undominated(found))
+            layouts=layouts, seconds=np.array(seconds).reshape(len(layouts), len(jobs)), resident=resident, base=base,
+            working=working,
+        )  # fmt: skip
+        return found if everything or len(layouts) < 2 else found.take(_undominated(found, shares))
 
     def _fitting(self, item: Item, kind: Kind, size: int) -> Fitting:
-        """Return the layouts that the memory of a pool's devices allows, with resident and working bytes."""
+        """Return the layouts that the memory of a pool's devices allows, with their bytes."""
         role = item.role
         key = self._like(item), role.train, role.rollout, role.auto, kind, size, self.least
         if key not in self.known.fitting:
-            rows: list[tuple[LayoutsOf, int, int]] = []
+            rows: list[tuple[LayoutsOf, int, int, int]] = []
             most = room(kind)
             layers = layer_bytes(role) if role.train is not None else 0.0
             for layouts in self.layouts(item, kind, size):
@@ -192,9 +218,9 @@ class Tables:
                     continue  # said at once what the memory model says of most layouts of a large model
                 held = self.bytes_of(item, layouts, kind, size)
                 if held.total <= most:
-                    rows.append((layouts, held.resident, held.working))
-            resident, working = (np.array([row[i] for row in rows], dtype=float) for i in (1, 2))
-            self.known.fitting[key] = tuple(row[0] for row in rows), resident, working
+                    rows.append((layouts, held.resident, held.base, held.working))
+            resident, base, working = (np.array([row[i] for row in rows], dtype=float) for i in (1, 2, 3))
+            self.known.fitting[key] = tuple(row[0] for row in rows), resident, base, working
         return self.known.fitting[key]
 
     # -- layouts
@@ -269,16 +295,22 @@ class Tables:
     def sync_s(self, item: Item, layouts: LayoutsOf, *, far: bool | None) -> float:
         """Return the seconds in which the fullest rank of a shadow takes over its weights (as the simulated runtime has it).
 
-        One that generates gets the weights that its rank of the rollout needs, one that infers the whole model. Where ``far`` is
+        One that generates gets the weights that its rank of the rollout needs, one that infers the whole model; with LoRA each
+        has its base already, and gets adapters. Where ``far`` is
         not known the least that it may take: a cluster's network may be faster than the links in its nodes.
         """
         if far is None:
             return min(self.sync_s(item, layouts, far=True), self.sync_s(item, layouts, far=False))
         link = self.cluster.inter_node if far else self.cluster.intra_node
-        assert item.role.model is not None
-        rollout = layouts.get("rollout")
-        size = DTYPE_BYTES[item.role.dtype]
-        count = rollout_parameters(item.role.model, rollout.tp) if rollout else parameters(item.role.model)
+        role, rollout = item.role, layouts.get("rollout")
+        assert role.model is not None
+        assert role.learned is not None
+        size = DTYPE_BYTES[role.dtype]
+        count = parameters(role.learned)
+        if rollout is not None and role.lora is None:
+            count = rollout_parameters(role.model, rollout.tp)
+        elif rollout is not None and role.lora is not None:
+            count = rollout_numbers(AdapterSpec.of(role.model, role.lora), rollout.tp)
         return link.latency_s + size * count / link.bandwidth
 
     def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> NamedSeconds:
@@ -400,12 +432,15 @@ def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:
     return tuple(crossings)
 
 
-def _undominated(candidates: Candidates) -> Array:
-    """Return the numbers of the candidates than which no other is at least as good in everything."""
+def _undominated(candidates: Candidates, shares: bool) -> Array:
+    """Return the numbers of the candidates than which no other (that cuts a base alike) is at least as good in everything."""
     numbers = np.column_stack([candidates.seconds, candidates.resident, candidates.working])
     order = np.lexsort(numbers.T[::-1])
     ordered = numbers[order]
     no_worse = (ordered[:, None] <= ordered[None]).all(2)  # [i, j]: i is at least as good as j in everything
+    if shares:
+        shapes = candidates.shapes[order]
+        no_worse &= shapes[:, None] == shapes[None]
     beaten = np.triu(no_worse, 1).any(0)  # by one before it in order: of two alike the first stays
     kept: Array = np.sort(order[~beaten])
     return kept

@@ -23,13 +23,13 @@ def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
 
 
 def layer_bytes(role: RoleSpec) -> float:
-    """Bytes of the layers' weights, and of their gradients where they are trained: what a role holds at least, over all ranks."""
+    """Bytes of the layers' weights, and of the gradients of those that are trained: what a role holds at least, over all ranks."""
     spec = role.model
     assert spec is not None
     if role.offload:
         return 0.0
     layers = parameters(spec) - 2 * spec.vocab_size * spec.hidden_size
-    return layers * (DTYPE_BYTES[role.dtype] + 4 * role.trainable)
+    return layers * (DTYPE_BYTES[role.dtype] + 4 * (role.trainable and role.lora is None))
 
 
 def trains_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:

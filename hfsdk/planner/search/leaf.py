@@ -14,6 +14,7 @@ import numpy as np
 from hfsdk.core.clock import TASK_NODE
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.table import Array
+from hfsdk.planner.search.bases import held_twice, least_of, least_of_all
 from hfsdk.planner.search.candidates import Candidates, room
 from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.pools import Kind, pack, pack_parts
@@ -153,15 +154,17 @@ class Leaf:
 
     def _beside_others(self, candidates: Sequence[Candidates]) -> list[Candidates]:
         """Leave out candidates that do not fit beside the least that others hold on the same device."""
-        least = [float(sum(candidates[i].resident.min() for i in block)) for block in self.blocks]
+        groups = self.space.base_groups
+        of_item = [{i: least_of(candidates[i]) for i in block} for block in self.blocks]
+        least = [float(least_of_all(one, groups)) for one in of_item]
         fitting = list(candidates)
         for b, block in enumerate(self.blocks):
             parts = [least[p] for p, host in enumerate(self.hosts) if host == b]
-            beside = max(parts, default=0.0) + (least[self.hosts[b]] if self.hosts[b] >= 0 else 0.0) + least[b]
+            beside = max(parts, default=0.0) + (least[self.hosts[b]] if self.hosts[b] >= 0 else 0.0)
             most = room(self.kind(b))
             for i in block:
                 one = candidates[i]
-                fits = one.resident + one.working + (beside - one.resident.min()) <= most
+                fits = one.resident + one.working + beside + float(least_of_all(of_item[b], groups, but=i)) <= most
                 if not fits.all():
                     fitting[i] = one.take(np.flatnonzero(fits))
         return fitting
@@ -250,7 +253,8 @@ class Leaf:
         held, works = [], []
         for block in self.blocks:
             mine = [i for i in block if i < chosen.shape[1]]
-            held.append(sum((candidates[i].resident[chosen[:, i]] for i in mine), np.zeros(len(chosen))))
+            together = sum((candidates[i].resident[chosen[:, i]] for i in mine), np.zeros(len(chosen)))
+            held.append(together - held_twice(chosen, mine, candidates, self.space.base_groups))
             works.append(np.max([candidates[i].working[chosen[:, i]] for i in mine], axis=0) if mine else np.zeros(len(chosen)))
             tps = [candidates[i].rollout_tps[chosen[:, i]] for i in mine]
             tps = [tp for tp in tps if len(tp) and tp[0]]

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hfsdk.core.table import Array
+from hfsdk.planner.perf.memory import MemoryEstimate, bases_once
 from hfsdk.planner.perf.sizing import sized, waits
 from hfsdk.planner.search.candidates import NamedSeconds
 from hfsdk.planner.search.fitting import LayoutsOf, with_layouts
@@ -48,6 +49,14 @@ class Solution:
             if waits(item.role) else item
             for item, o in zip(space.mode.items, options, strict=True)
         )  # fmt: skip
+
+    def held_on(self, block: int) -> dict[str, MemoryEstimate]:
+        """Return what the items of a block ask of each of its devices, each frozen base once."""
+        leaf, tables = self.leaf, self.leaf.space.tables
+        kind, size = leaf.kind(block), leaf.num_devices(block)
+        mine = {self.items[i].name: (self.items[i], self.layouts[i]) for i in leaf.blocks[block]}
+        held = {name: tables.bytes_of(item, layouts, kind, size) for name, (item, layouts) in mine.items()}
+        return bases_once((with_layouts(item.role, layouts) for item, layouts in mine.values()), held)
 
     def timed(self) -> Solution:
         """Return it with the seconds of the step with those sizes, to be compared by them."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.sizing import waits
+from hfsdk.planner.search.bases import ALONE, Least, base_groups, least_of_all
 from hfsdk.planner.search.candidates import Candidates, Tables, room
 from hfsdk.planner.search.items import Grouping, Mode
 from hfsdk.planner.search.pools import Kind
@@ -37,6 +38,7 @@ class Space:
         mode: items and jobs.
         kinds: of nodes.
         arrangements: ways to share devices and to choose kinds; the search adds sizes, then layouts.
+        base_groups: of every item, which others begin with the same frozen base.
         sizes_are_open: whether sizes of a rollout come from the memory of GPUs.
     """
 
@@ -62,10 +64,11 @@ class Space:
         self.mode, self.groupings, self.kinds, self.tables = mode, list(groupings), list(kinds), tables
         self.replay = Replay(mode, self.groupings)
         self.jobs_of = [mode.jobs_of(item.name) for item in mode.items]
+        self.base_groups = base_groups(item.role for item in mode.items)
         self.everything = everything or sum(item.role.rollout is not None for item in mode.items) > 1
         self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
         self._candidates_of: dict[tuple[int, int, int], Candidates] = {}
-        self._pads: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
+        self._pads: dict[tuple[int, int], tuple[Array, Array, Array, Least]] = {}
         if known is not None:
             same = {i for i, item in enumerate(mode.items) if not waits(item.role)}
             self._candidates_of |= {key: found for key, found in known._candidates_of.items() if key[0] in same}
@@ -97,21 +100,28 @@ class Space:
             devices, one = int(self.kinds[kind].sizes[size]), self.mode.items[item]
             depends = one.trained is not None and self.tables.far(self.kinds[kind], devices) is None  # on where its weights are
             everything = self.everything or depends
-            self._candidates_of[key] = self.tables.candidates(one, jobs, self.kinds[kind], devices, everything=everything)
+            self._candidates_of[key] = self.tables.candidates(
+                one, jobs, self.kinds[kind], devices, everything=everything, shares=self.base_groups[item] != ALONE
+            )
         return self._candidates_of[key]
 
-    def _padded(self, item: int, kind: int) -> tuple[Array, Array, Array]:
-        """Return seconds [size, candidate, job], resident and working [size, candidate]; infinite where there is no candidate."""
+    def _padded(self, item: int, kind: int) -> tuple[Array, Array, Array, Least]:
+        """Return seconds [size, candidate, job], resident and working [size, candidate], and the least bytes [size].
+
+        They are infinite where there is no candidate.
+        """
         if (item, kind) in self._pads:
             return self._pads[item, kind]
         found = [self.candidates(item, kind, s) for s in range(len(self.kinds[kind].sizes))]
         most = max(1, *map(len, found))
         seconds = np.full((len(found), most, len(self.jobs_of[item])), np.inf)
         resident, working = np.full((len(found), most), np.inf), np.full((len(found), most), np.inf)
+        own, base = np.full(len(found), np.inf), np.zeros(len(found))
         for s, one in enumerate(found):
             seconds[s, : len(one)], resident[s, : len(one)], working[s, : len(one)] = one.seconds, one.resident, one.working
-        self._pads[item, kind] = seconds, resident, working
-        return seconds, resident, working
+            own[s], base[s] = one.own.min(initial=np.inf), one.base.min(initial=np.inf) if len(one) else 0.0
+        self._pads[item, kind] = seconds, resident, working, Least(resident.min(1), own, base)
+        return self._pads[item, kind]
 
     # -- tables of bounds: one row for every (kind, block); row 0 is that of a block that is not there
 
@@ -176,9 +186,9 @@ class Space:
         for n, (kind, block) in enumerate(self.blocks, start=1):
             count = len(self.kinds[kind].sizes)
             parts = [self._padded(i, kind) for i in block]
-            least = [resident.min(1) for _, resident, _ in parts]
-            for i, (seconds, resident, working) in zip(block, parts, strict=True):
-                others = np.sum([x for j, x in zip(block, least, strict=True) if j != i], axis=0) if len(block) > 1 else 0.0
+            least = {i: part[3] for i, part in zip(block, parts, strict=True)}
+            for i, (seconds, resident, working, _) in zip(block, parts, strict=True):
+                others = least_of_all(least, self.base_groups, but=i)
                 fits = resident + working + np.reshape(others, (-1, 1)) <= room(self.kinds[kind])
                 best = np.where(fits[:, :, None], seconds, np.inf).min(1)
                 best[~fits.any(1)] = np.inf
@@ -207,8 +217,8 @@ class Space:
         for n, (kind, block) in enumerate(self.blocks, start=1):
             count = len(self.kinds[kind].sizes)
             parts = [self._padded(i, kind) for i in block]
-            resident[n, :count] = np.sum([r.min(1) for _, r, _ in parts], axis=0)
-            working[n, :count] = np.max([w.min(1) for _, _, w in parts], axis=0)
+            resident[n, :count] = least_of_all({i: part[3] for i, part in zip(block, parts, strict=True)}, self.base_groups)
+            working[n, :count] = np.max([part[2].min(1) for part in parts], axis=0)
         return np.minimum.accumulate(resident, axis=1), np.minimum.accumulate(working, axis=1)
 
     @cached_property
