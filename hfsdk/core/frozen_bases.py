@@ -1,7 +1,8 @@
 """Which roles begin with the same frozen weights, a *base*, and so hold them once on a device; for planner and simulation.
 
 A base is frozen where nothing trains it: of a role with adapters (LoRA), of a reference, of a reward model. Roles on a device share
-one that begins with the same folder, in the same dtype, where their ranks there have the same shard of it::
+one that begins with the same folder, in the same dtype, where their ranks there have the same shard of it, as the engine has it
+(:mod:`hfsdk.engine.training.shared_base`)::
 
     device 3     actor        adapters   gradients   moments      train tp8, rank 3 of tp
                  critic       adapters   gradients   moments      train tp8, rank 3 of tp     one base of tp rank 3
@@ -30,9 +31,10 @@ class HeldBase:
 def base_of(role: RoleSpec) -> Hashable | None:
     """Return what a role's frozen weights are known by, whatever its layout; ``None`` where it has none.
 
-    A frozen scorer that is only numbers, in simulation, stands for a model that somebody trained: it shares with nobody.
+    A frozen model in host memory has its own. A frozen scorer that is only numbers, in simulation, stands for a model that somebody
+    trained: it shares with nobody.
     """
-    if role.model is None or role.train is None:
+    if role.model is None or role.train is None or "weights" in role.offloads:
         return None
     if role.lora is None and (role.trainable or role.shadow_of or (role.kind in ("reward", "cost") and not role.folder)):
         return None

@@ -24,7 +24,7 @@ from hfsdk.planner.configs.batch_arithmetic import batch_rows
 from hfsdk.planner.configs.config_sources import Given, open_config, system_named
 from hfsdk.planner.configs.known_keys import said_of_keys
 from hfsdk.planner.configs.model_sizes import Model, lengthened, specs_of
-from hfsdk.planner.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase
+from hfsdk.planner.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase, states_text
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import BROKEN, NOTE, Finding, Row, StepConfig
 from hfsdk.session.own_step import read_own
@@ -120,7 +120,7 @@ class Explanation:
         roles = [
             {
                 "role": role.name, "model": role.model, "pool": role.pool, "devices": step.pools[role.pool],
-                "layout": layouts_text(role, rollout), "states": role.states.name, "trained": role.trained,
+                "layout": layouts_text(role, rollout), "states": states_text(role), "trained": role.trained,
             }
             for role in step.roles
         ]  # fmt: skip

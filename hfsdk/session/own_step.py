@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
+from hfsdk.core.frozen_bases import base_key, base_of
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
@@ -73,7 +75,7 @@ def read_own(
         options={name: getattr(algorithm, name) for name in getattr(algorithm, "__dataclass_fields__", ())}, prompts=number,
         copies=copies, prompt_tokens=prompt, response_tokens=response, mini_batch=-(-samples // parts), micro_batch=None,
         micro_tokens=actor.micro_batch_tokens, epochs=getattr(algorithm, "epochs", 1), dp=layout.num_replicas, pools=pools,
-        roles=tuple(_role(models[name], placement) for name in used),
+        roles=_with_bases([_role(models[name], placement) for name in used], [models[name] for name in used]),
         rollout=RolloutConfig(
             pool=pool, layout=Layout(tp=rollout.tp, dp=max(1, pools[pool] // rollout.tp)), engine="vllm", sleeps=not shadow,
             cache_bytes=actor.rollout_options.kv_cache_bytes, rows=actor.rollout_options.max_num_seqs or 64,
@@ -99,5 +101,18 @@ def _role(role: RoleSpec, placement: Placement) -> RoleConfig:
     return RoleConfig(
         name=role.name, model=str(role.model), pool=placement.pool_of(role.name).name, layout=layout, states=states,
         trained=role.trainable, train_tokens=role.micro_batch_tokens, pass_tokens=role.micro_batch_tokens, recompute=role.recompute,
-        away=dict.fromkeys(PHASES, role.offloads), head=role.head, lr=role.optimizer.lr if role.optimizer else None,
+        away=dict.fromkeys(PHASES, role.offloads), head=role.head, lr=role.optimizer.lr if role.optimizer else None, lora=role.lora,
     )  # fmt: skip
+
+
+def _with_bases(roles: Sequence[RoleConfig], models: Sequence[RoleSpec]) -> tuple[RoleConfig, ...]:
+    """Return the roles, those that begin with the frozen weights of one before them in the same pool without these."""
+    found: list[RoleConfig] = []
+    keys = [
+        (role.pool, base_key(replace(model, train=role.layout))) if base_of(model) is not None else None
+        for role, model in zip(roles, models, strict=True)
+    ]
+    for number, role in enumerate(roles):
+        first = number if keys[number] is None else keys.index(keys[number])
+        found.append(replace(role, base_of=roles[first].name) if first < number else role)
+    return tuple(found)

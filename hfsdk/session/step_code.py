@@ -15,6 +15,7 @@ from typing import Any
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError, HfsdkError, OptionError
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
 from hfsdk.core.plan import MOST_SAMPLES
 from hfsdk.core.roles import AdamW, RolloutOptions
 from hfsdk.core.spec import PRESETS, ModelSpec
@@ -203,6 +204,8 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     else:
         options["dtype"] = "bf16"
     gone = {part for parts in role.away.values() for part in parts} | set(role.never)
+    if role.lora is not None:
+        options["lora"] = role.lora
     if role.trained:
         cut = step.pools[role.pool] > layout.size
         moments = offload or ("optimizer" in gone and "weights" not in gone)
@@ -247,7 +250,9 @@ def _algorithm_text(algorithm: Any) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, Written):
         return value.text
-    if isinstance(value, (AdamW, RolloutOptions)):
+    if isinstance(value, LoRA) and value.rank == LoRA.rank:
+        return _algorithm_text(value).replace("hf.LoRA(", f"hf.LoRA(rank={value.rank}, ").replace(", )", ")")
+    if isinstance(value, (AdamW, LoRA, RolloutOptions)):
         return _algorithm_text(value)
     if isinstance(value, ModelSpec):
         return f"hf.{value!r}"

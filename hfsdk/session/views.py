@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from hfsdk.core.checks import checked
@@ -17,7 +18,7 @@ from hfsdk.core.runtime import DeviceStatus
 from hfsdk.core.text import printable
 from hfsdk.core.trace import Span, Trace, Traced
 from hfsdk.engine.calls import queries as q
-from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.memory import MemoryEstimate, device_bytes
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
 from hfsdk.session.role_book import RoleBook
@@ -84,6 +85,12 @@ class LivePlacement:
             "predicted": self._predicted, "before": self._before,
         }  # fmt: skip
 
+    @cached_property
+    def _planned(self) -> Mapping[int, Mapping[str, MemoryEstimate]]:
+        """By device what each role holds there, frozen weights that several begin with once."""
+        assert self.placement is not None
+        return {one.device: one.roles for one in device_bytes(self._placed.values(), self.placement, self._cluster)}
+
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per role and device: role, pool, device, rank, coordinates, replica, and the bytes of the view."""
         import pandas as pd
@@ -121,11 +128,10 @@ class LivePlacement:
         pool = self.placement.pool_of(role.name)
         tp = role.rollout.tp if role.rollout else 1
         mesh = role.train.mesh(tp) if role.train else None
-        on_cpu = self._cluster.devices[0].name == "cpu"
-        estimate = role_bytes(role, pool.size, on_cpu=on_cpu)
-        planned = estimate.resident + estimate.asleep  # while it generates
         shards = []
         for rank, device in enumerate(pool.devices):
+            estimate = self._planned[device][role.name]
+            planned = estimate.resident + estimate.asleep  # while it generates
             at = mesh.coordinates(rank) if mesh else Coordinates(rank % tp, 0, rank // tp)
             status = measured.get(device)
             shards.append({

@@ -109,8 +109,10 @@ def test_roles_that_begin_with_the_same_weights_hold_them_once_where_they_are_cu
     permuted = role(train="tp4", rollout="tp2")
     assert not asked([permuted, other]).roles["reference"].base_with, "a rank's shard is another one"
     assert asked([role(train="tp4", rollout="tp4"), other]).roles["reference"].base_with == "actor"
-    on_cpu = asked([actor, reference("tp4", offload=True)], "1x8 cpu")
-    assert on_cpu.roles["reference"].base_with == "actor", "offloading saves nothing there"
+    assert asked([actor, other], "1x8 cpu").roles["reference"].base_with == "actor"
+    assert not asked([actor, reference("tp4", offload=True)], "1x8 cpu").roles["reference"].base_with
+    away = asked([replace(actor, offload=True), other])
+    assert away.roles["reference"].base_with == "actor", "a base that adapters stand beside stays"
 
 
 def test_a_refusal_says_who_holds_the_weights_and_that_adapters_help():

@@ -12,6 +12,8 @@ import math
 from typing import Any
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
+from hfsdk.planner.configs.adapters_asked import lora_asked
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.planner.configs.trl import Rule, rules_into
@@ -26,7 +28,14 @@ POLICY: dict[str, Any] = {
     f"{P}logprob_batch_size": "${policy.train_micro_batch_size}", f"{P}max_total_sequence_length": 512,
     f"{P}logprob_chunk_size": None, f"{P}offload_optimizer_for_logprob": False,
     f"{D}enabled": True, f"{D}cpu_offload": False, f"{D}activation_checkpointing": False, f"{D}tensor_parallel_size": 1,
-    f"{D}context_parallel_size": 1, f"{D}lora_cfg.enabled": False,
+    f"{D}context_parallel_size": 1, **{
+        f"{model}{key}": default for model in (P, "value.")
+        for key, default in {
+            "dtensor_cfg.lora_cfg.enabled": False, "dtensor_cfg.lora_cfg.dim": 8, "dtensor_cfg.lora_cfg.alpha": 32,
+            "dtensor_cfg.lora_cfg.target_modules": [], "dtensor_cfg.lora_cfg.match_all_linear": True,
+        }.items()
+    },
+    f"{M}peft.enabled": False, f"{M}peft.dim": 8, f"{M}peft.alpha": 32, f"{M}peft.target_modules": [],
     f"{M}enabled": False, f"{M}activation_checkpointing": False, f"{M}recompute_granularity": "full",
     f"{M}tensor_model_parallel_size": 1, f"{M}pipeline_model_parallel_size": 1, f"{M}context_parallel_size": 1,
     f"{M}optimizer.lr": 5e-6, f"{M}optimizer.optimizer_cpu_offload": False,
@@ -89,7 +98,9 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     response = max(1, min(s.whole(f"{V}max_new_tokens"), longest - prompt))
     estimator, epochs = s.text(f"{kind}.adv_estimator.name"), s.whole("ppo.ppo_epochs") if kind == "ppo" else 1
     found: list[Finding] = []
-    _check(s, rules_into(found, f"NeMo-RL {RELEASE}"), kind, num_gpus, (tp, pp, cp), dp, ways, longest, tokens)
+    rule = rules_into(found, f"NeMo-RL {RELEASE}")
+    _check(s, rule, kind, num_gpus, (tp, pp, cp), dp, ways, longest, tokens)
+    loras = [_lora(s, model, megatron and model == P, rule) for model in (P, "value.")]
     multiplier = s.number(f"{kind}.batch_multiplier") if s.yes(f"{kind}.use_dynamic_sampling") else 1
     how = {
         "prompts": f"{kind}.num_prompts_per_step" + f"; {multiplier:g} times as many are drawn" * (multiplier != 1),
@@ -103,7 +114,7 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
         system="NeMo-RL", release=RELEASE, algorithm=f"{kind}, {estimator}", ours=OURS.get(estimator, ""),
         options=_options(s, kind, copies, response), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
         response_tokens=response, mini_batch=max(1, batch), micro_batch=None if ways else max(1, micro), micro_tokens=tokens,
-        epochs=epochs, dp=dp, pools=pools, roles=_roles(s, kind, layout, cp, megatron, tokens, ways, longest),
+        epochs=epochs, dp=dp, pools=pools, roles=_roles(s, kind, layout, cp, megatron, tokens, ways, longest, *loras),
         rollout=_rollout(s, pools), nodes=nodes, gpus_per_node=each_node, rounding="down", how=how, findings=tuple(found),
         assumed=assumed,
     )  # fmt: skip
@@ -139,8 +150,9 @@ def _prompt(s: Settings, longest: int, given: int | None) -> tuple[int, dict[str
 
 
 def _roles(
-    s: Settings, kind: str, layout: Layout, cp: int, megatron: bool, tokens: int | None, ways: list[str], longest: int
-) -> tuple[RoleConfig, ...]:
+    s: Settings, kind: str, layout: Layout, cp: int, megatron: bool, tokens: int | None, ways: list[str], longest: int,
+    lora: LoRA | None, critics: LoRA | None,
+) -> tuple[RoleConfig, ...]:  # fmt: skip
     pool = "all" if s.yes(f"{V}colocated.enabled") else "policy"
     ranks = layout.num_replicas * cp
     if megatron:
@@ -164,7 +176,7 @@ def _roles(
     train = (tokens or micro * longest) // cp
     roles = [RoleConfig(
         name="actor", model=s.text(f"{P}model_name"), trained=True, train_tokens=train, recompute=recompute, away=away,
-        never=always, lr=lr, **common
+        never=always, lr=lr, lora=lora, **common
     )]  # fmt: skip
     if s.number("loss_fn.reference_policy_kl_penalty"):
         gone = dict.fromkeys(PHASES, ("weights",))  # they are in host memory, and change places with the policy's
@@ -174,9 +186,20 @@ def _roles(
         roles.append(RoleConfig(
             name="critic", model=s.text("value.model_name"), trained=True, head="scalar", train_tokens=value, away=away,
             recompute="full" * s.yes("value.dtensor_cfg.activation_checkpointing"), lr=s.number("value.optimizer.kwargs.lr"),
+            lora=critics,
             **{**common, "pass_tokens": value},
         ))  # fmt: skip
     return tuple(roles)
+
+
+def _lora(s: Settings, model: str, megatron: bool, rule: Rule) -> LoRA | None:
+    keys = f"{model}megatron_cfg.peft." if megatron else f"{model}dtensor_cfg.lora_cfg."
+    if not s.yes(f"{keys}enabled"):
+        return None
+    targets = s.value(f"{keys}target_modules")
+    if not megatron and s.yes(f"{keys}match_all_linear"):
+        targets = "all-linear"
+    return lora_asked(s.whole(f"{keys}dim"), s.number(f"{keys}alpha"), targets, rule, f"{keys}dim")
 
 
 def _rollout(s: Settings, pools: dict[str, int]) -> RolloutConfig:
@@ -254,5 +277,3 @@ def _check(
          "Change policy.generation.vllm_cfg.tensor_parallel_size.", "nemo_rl/models/generation/vllm")  # fmt: skip
     rule(s.maybe_whole(f"{P}logprob_chunk_size") is None, "logprob_chunk_size cuts the logits of log-prob passes",
          f"{s.value(f'{P}logprob_chunk_size')} tokens", "Read the memory of preparation as an upper bound.", "", NOTE)  # fmt: skip
-    rule(not s.yes(f"{D}lora_cfg.enabled"), "LoRA trains few weights: memory here is of full training", "lora_cfg.enabled",
-         "Read memory as an upper bound.", "", NOTE)  # fmt: skip

@@ -11,6 +11,8 @@ import math
 from typing import Any
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
+from hfsdk.planner.configs.adapters_asked import lora_asked
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.planner.configs.trl import Rule, rules_into
@@ -29,7 +31,8 @@ DEFAULTS: dict[str, Any] = {
     "rollout.max_tokens_per_gpu": None, "rollout.temperature": 1.0, "rollout.vllm_generate_batch_size": None,
     "data.max_len": 2048, "vllm.num_engines": None, "vllm.tensor_parallel_size": 1, "vllm.gpu_memory_utilization": 0.95,
     "vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.zero_stage": 2, "ds.param_dtype": "bf16", "ds.adam_offload": False,
-    "ds.ring_attn_size": 1, "ds.tensor_parallel_size": 1, "ds.lora.rank": 0, "ds.packing_samples": False,
+    "ds.ring_attn_size": 1, "ds.tensor_parallel_size": 1, "ds.lora.rank": 0, "ds.lora.alpha": 16,
+    "ds.lora.target_modules": "all-linear", "ds.packing_samples": False,
     "actor.gradient_checkpointing_enable": False, "actor.adam.lr": 1e-6, "critic.adam.lr": 9e-6, "actor.eps_clip": 0.2,
     "actor.eps_clip_low_high": None, "actor.dual_clip": None, "actor.entropy_coef": None, "actor.loss_agg_mode": "token-mean",
     "critic.value_clip": 0.5, "algo.advantage.estimator": "gae", "algo.advantage.gamma": 1.0, "algo.advantage.lambd": 1.0,
@@ -92,7 +95,9 @@ def read_openrlhf(s: Settings) -> StepConfig:
         assumed["prompt tokens"] = f"{longest - response}, half of data.max_len {longest}; --rollout.max_new_tokens says it"
     estimator = s.text("algo.advantage.estimator")
     found: list[Finding] = []
-    _check(s, rules_into(found, f"OpenRLHF {RELEASE}"), gpus, dp, ring, tp)
+    rule = rules_into(found, f"OpenRLHF {RELEASE}")
+    _check(s, rule, gpus, dp, ring, tp)
+    lora = lora_asked(s.whole("ds.lora.rank"), s.number("ds.lora.alpha"), s.value("ds.lora.target_modules"), rule, "ds.lora.rank")
     pools = _pools(s, gpus)
     micro, tokens = s.whole("train.micro_batch_size"), s.whole("train.max_tokens_per_gpu") * ring * tp
     how = {
@@ -110,7 +115,7 @@ def read_openrlhf(s: Settings) -> StepConfig:
         prompt_tokens=max(1, longest - response), response_tokens=response, mini_batch=max(1, batch),
         micro_batch=None if dynamic else max(1, micro), micro_tokens=tokens if dynamic else None,
         epochs=s.whole("train.max_epochs"),
-        dp=dp, pools=pools, roles=_roles(s, pools, dp, tp, ring, longest), rollout=_rollout(s, pools, rows),
+        dp=dp, pools=pools, roles=_roles(s, pools, dp, tp, ring, longest, lora), rollout=_rollout(s, pools, rows),
         nodes=_nodes(s, pools), gpus_per_node=s.whole("actor.num_gpus_per_node"), rounding="down", how=how, findings=tuple(found),
         assumed=assumed,
         reward=s.text("reward.model_name_or_path") or "a function",
@@ -142,7 +147,9 @@ def _pools(s: Settings, gpus: int) -> dict[str, int]:
     return pools | ({"vllm": engines} if apart and engines else {})
 
 
-def _roles(s: Settings, pools: dict[str, int], dp: int, tp: int, ring: int, longest: int) -> tuple[RoleConfig, ...]:
+def _roles(
+    s: Settings, pools: dict[str, int], dp: int, tp: int, ring: int, longest: int, lora: LoRA | None
+) -> tuple[RoleConfig, ...]:  # fmt: skip
     sleeps, dynamic = s.yes("ds.enable_sleep"), s.yes("train.dynamic_batch_enable")
     path, split = s.text("actor.model_name_or_path"), max(1, ring * tp)
 
@@ -169,7 +176,7 @@ def _roles(s: Settings, pools: dict[str, int], dp: int, tp: int, ring: int, long
 
     learned: dict[str, Any] = {
         "trained": True, "train_tokens": trained, "recompute": "full" * s.yes("actor.gradient_checkpointing_enable"), "away": away,
-        "never": ("optimizer",) * s.yes("ds.adam_offload"),
+        "never": ("optimizer",) * s.yes("ds.adam_offload"), "lora": lora,
     }  # fmt: skip
     roles = [role("actor", "actor", path, lr=s.number("actor.adam.lr"), **learned)]
     if s.number("algo.kl.init_coef") > 0:

@@ -8,6 +8,8 @@ between systems is how many bytes a parameter has, over how many ranks they are 
     preparation   what stays                 + one role's forward pass: activations of a layer, logits     rollout asleep, or not
     learning      what stays                 + one role's gradients, activations, logits
 
+With LoRA gradients and optimizer are those of adapters alone; a reference that is the actor without them holds nothing.
+
 Where weights are cut over ranks (FSDP, ZeRO-3) a pass has two whole layers of them in bf16 at a time: the one it works on, and the
 next.
 """
@@ -143,7 +145,8 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
     def all_bytes(worker: str) -> tuple[dict[str, int], dict[str, int]]:
         parts, roles = dict.fromkeys(PARTS, 0), {}
         for role, spec in mine:
-            held = _held(role, spec, phase, works=role.name == worker)
+            lends = any(other.base_of == role.name for other, _ in mine if other.name == worker)
+            held = _held(role, spec, phase, works=role.name == worker or lends)
             roles[role.name] = sum(held.values())
             parts = {part: parts[part] + held[part] for part in PARTS}
         work = works.get(worker, {})
@@ -167,11 +170,12 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
 
 def _held(role: RoleConfig, spec: ModelSpec, phase: str, *, works: bool) -> dict[str, int]:
     """Return the bytes of a role that are there all through a phase."""
-    states, parameters = role.states, parameters_of(role, spec)
+    states, learned = role.states, learned_of(role, spec)
+    there = learned * (role.lora is not None) if role.base_of else parameters_of(role, spec)
     held = {
-        "weights": states.weights * parameters // states.weights_over,
-        "gradients": states.gradients * parameters // states.gradients_over * (role.trained and states.gradients_stay),
-        "optimizer": states.optimizer * parameters // states.optimizer_over * role.trained,
+        "weights": states.weights * there // states.weights_over,
+        "gradients": states.gradients * learned // states.gradients_over * (role.trained and states.gradients_stay),
+        "optimizer": states.optimizer * learned // states.optimizer_over * role.trained,
     }  # fmt: skip
     gone = set(role.away.get(phase, ()))
     if works:
@@ -191,7 +195,7 @@ def _work(role: RoleConfig, spec: ModelSpec, phase: str) -> dict[str, int]:
         working += GATHERED_LAYERS * 2 * layer
     gradients = 0
     if learning and not states.gradients_stay and "gradients" not in role.never:
-        gradients = states.gradients * parameters_of(role, spec) // states.gradients_over
+        gradients = states.gradients * learned_of(role, spec) // states.gradients_over
     return {"gradients": gradients, "working": working}
 
 
@@ -203,6 +207,7 @@ def _estimate(role: RoleConfig, spec: ModelSpec, tokens: int, learning: bool) ->
     one = RoleSpec(
         name=role.name, kind="critic" if role.head == "scalar" else "reference", head=role.head, model=spec, train=role.layout,
         dtype="bf16", optimizer=AdamW() if learning else None, micro_batch_tokens=max(1, tokens), recompute=role.recompute,
+        lora=role.lora,
     )  # fmt: skip
     return role_bytes(one, role.layout.size)
 
@@ -210,6 +215,11 @@ def _estimate(role: RoleConfig, spec: ModelSpec, tokens: int, learning: bool) ->
 def parameters_of(role: RoleConfig, spec: ModelSpec) -> int:
     """Return the parameters of one rank of the fullest stage, before they are cut over data-parallel ranks."""
     return _estimate(role, spec, 1, False).weights // 2
+
+
+def learned_of(role: RoleConfig, spec: ModelSpec) -> int:
+    """Return how many of them are trained: all, or those of adapters and of a scalar head."""
+    return _estimate(role, spec, 1, True).gradients // 4
 
 
 def _rollout(step: StepConfig, specs: Specs, device: DeviceSpec, phase: str) -> dict[str, int]:
@@ -233,6 +243,13 @@ def _sequence_bytes(step: StepConfig, spec: ModelSpec, rollout: RolloutConfig, t
 def layouts_text(role: RoleConfig, rollout: RolloutConfig) -> str:
     """Return a role's layouts as they are written, e.g. ``"tp2 pp1 dp4, rollout tp2 pp1 dp4"``."""
     return f"{_text(role.layout)}, rollout {_text(rollout.layout)}" if role.name == "actor" else _text(role.layout)
+
+
+def states_text(role: RoleConfig) -> str:
+    """Return in words what a role holds, e.g. ``"FSDP, LoRA of rank 16"``."""
+    if role.lora is not None:
+        return f"{role.states.name}, LoRA of rank {role.lora.rank}"
+    return f"the weights of {role.base_of}" if role.base_of else role.states.name
 
 
 def _text(layout: Layout) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
 
 PHASES = ("generation", "preparation", "learning")
 """Of a step: responses, the passes without a gradient over them, updates (HybridFlow, section 2)."""
@@ -96,6 +97,10 @@ class RoleConfig:
     """Which of them are never on the device (CPU Adam, FSDP's CPU offload)."""
     head: str = "lm"
     lr: float | None = None
+    lora: LoRA | None = None
+    """Adapters that are trained in place of the weights."""
+    base_of: str = ""
+    """The role whose frozen weights it takes, and does not hold itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
+from hfsdk.planner.configs.adapters_asked import PEFT_DEFAULT, lora_asked
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import BROKEN, NOTE, Finding, RoleConfig, RolloutConfig, States, StepConfig
 
@@ -30,6 +32,7 @@ COMMON: dict[str, Any] = {
     "bf16": None, "deepspeed": None, "fsdp": None, "use_peft": False, "deepspeed_config.zero_stage": None,
     "deepspeed_config.offload_optimizer_device": None, "distributed_type": None, "fsdp_config.fsdp_sharding_strategy": None,
     "fsdp_config.fsdp_version": None, "fsdp_config.fsdp_reshard_after_forward": None,
+    "lora_r": 16, "lora_alpha": 32, "lora_target_modules": None, "use_rslora": False,
 }  # fmt: skip
 """Of transformers and of ``accelerate launch`` and its configuration file."""
 
@@ -108,8 +111,7 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     rule(steps * epochs % accumulated == 0, "an optimizer step adds up gradients over two generations: "
          f"{ACCUMULATED} does not divide steps_per_generation x num_iterations", f"{accumulated}, {steps} x {epochs}",
          f"Take steps_per_generation={-(-steps // accumulated) * accumulated}.", trainer, NOTE)  # fmt: skip
-    rule(not s.yes("use_peft"), "LoRA trains few weights: memory here is of full training", "use_peft",
-         "Read memory as an upper bound.", "", NOTE)  # fmt: skip
+    lora = _lora(s, rule, assumed)
     response = s.whole("max_completion_length")
     prompt = prompt_tokens or _said_prompt(s, response) or PROMPT_TOKENS
     if prompt_tokens is None and _said_prompt(s, response) is None:
@@ -129,10 +131,13 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     recompute = "full" * s.yes("gradient_checkpointing")
     roles = [RoleConfig(
         name="actor", model=model, pool="all", layout=layout, states=states, trained=True, train_tokens=tokens, pass_tokens=tokens,
-        recompute=recompute, lr=s.number("learning_rate"), never=_offloaded(s),
+        recompute=recompute, lr=s.number("learning_rate"), never=_offloaded(s), lora=lora,
     )]  # fmt: skip
     if beta:
-        roles.append(RoleConfig(name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens))
+        roles.append(RoleConfig(
+            name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens,
+            base_of="actor" * (lora is not None),  # adapters are switched off: grpo_trainer.py, use_adapter
+        ))  # fmt: skip
     return StepConfig(
         system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {s.text('loss_type')}", ours="GRPO",
         options=_grpo_options(s, copies, response),
@@ -142,6 +147,17 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
         gpus_per_node=max(1, processes // max(1, s.whole("num_machines"))), rounding="carried", how=how, findings=tuple(found),
         assumed=assumed,
     )  # fmt: skip
+
+
+def _lora(s: Settings, rule: Rule, assumed: dict[str, str]) -> LoRA | None:
+    """Return the adapters of peft's LoraConfig (``trl/trainer/utils.py``, ``get_peft_config``)."""
+    if not s.yes("use_peft"):
+        return None
+    targets = s.value("lora_target_modules")
+    if targets is None:
+        targets = list(PEFT_DEFAULT)
+        assumed["adapters"] = f"on {' and '.join(targets)}, peft's default for Llama and Qwen; lora_target_modules says it"
+    return lora_asked(s.whole("lora_r"), s.number("lora_alpha"), targets, rule, "lora_r", stabilised=s.yes("use_rslora"))
 
 
 def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
@@ -263,9 +279,10 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
         "trained": True, "train_tokens": tokens, "recompute": "full" * s.yes("gradient_checkpointing"),
         "lr": s.number("learning_rate"), "never": _offloaded(s),
     }  # fmt: skip
-    scorer = s.text("reward_model_path")
+    scorer, lora = s.text("reward_model_path"), _lora(s, rule, assumed)
     roles = (
-        RoleConfig(name="actor", model=model, **common, **learned), RoleConfig(name="reference", model=model, **common),
+        RoleConfig(name="actor", model=model, lora=lora, **common, **learned),
+        RoleConfig(name="reference", model=model, base_of="actor" * (lora is not None), **common),
         RoleConfig(name="critic", model=scorer or model, head="scalar", **common, **learned),
         RoleConfig(name="reward", model=scorer or model, head="scalar", **common),
     )  # fmt: skip

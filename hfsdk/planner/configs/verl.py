@@ -12,8 +12,11 @@ import math
 from typing import Any
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
+from hfsdk.planner.configs.adapters_asked import lora_asked
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
+from hfsdk.planner.configs.trl import rules_into
 
 RELEASE = "0.9.1"
 A, R, T = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "trainer."
@@ -22,6 +25,7 @@ MICRO, OLD_MICRO, DYNAMIC, TOKENS = (
     f"{A}{key}" for key in ("ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 )
 REF = "actor_rollout_ref.ref."
+MODELS = ("actor_rollout_ref.model.", "critic.model.")
 RECOMPUTE = f"{A}megatron.override_transformer_config.recompute_granularity"
 
 DEFAULTS: dict[str, Any] = {
@@ -35,7 +39,13 @@ DEFAULTS: dict[str, Any] = {
     f"{A}megatron.pipeline_model_parallel_size": 1, f"{A}megatron.context_parallel_size": 1, f"{A}megatron.param_offload": False,
     f"{A}megatron.optimizer_offload": False, RECOMPUTE: None,
     "actor_rollout_ref.model.path": "~/models/deepseek-llm-7b-chat", "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-    "actor_rollout_ref.model.lora_rank": 0,
+    **{
+        f"{model}{key}": default for model in MODELS
+        for key, default in {
+            "lora_rank": 0, "lora_alpha": 16, "target_modules": "all-linear", "lora.rank": 0, "lora.alpha": 32,
+            "lora.target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
+        }.items()
+    },
     f"{R}name": None, f"{R}tensor_model_parallel_size": 2, f"{R}data_parallel_size": 1, f"{R}pipeline_model_parallel_size": 1,
     f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True, f"{R}temperature": 1.0, f"{R}nnodes": 0,
     f"{R}log_prob_micro_batch_size": None, f"{R}log_prob_micro_batch_size_per_gpu": None,
@@ -91,14 +101,16 @@ def read_verl(settings: Settings) -> StepConfig:
         else "ppo_micro_batch_size_per_gpu, counted in samples: it is not multiplied by rollout.n",
         "epochs": f"{A}ppo_epochs",
     }  # fmt: skip
-    roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens)
+    found = _findings(s, num_gpus, layout, split, megatron)
+    loras = [_lora(s, model, megatron, rules_into(found, f"verl {RELEASE}")) for model in MODELS]
+    roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens, *loras)
     return StepConfig(
         system="verl", release=RELEASE, algorithm=estimator, ours=OURS.get(estimator, ""),
         options=_options(s, estimator, response, copies), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
         response_tokens=response, mini_batch=max(1, mini * copies), micro_batch=micro, micro_tokens=tokens,
         epochs=max(1, s.whole(f"{A}ppo_epochs")), dp=dp, pools={"all": num_gpus}, roles=roles,
         rollout=_rollout(s, num_gpus), nodes=nodes, gpus_per_node=gpus_per_node, rounding="up", how=how,
-        findings=tuple(_findings(s, num_gpus, layout, split, megatron)),
+        findings=tuple(found),
         reward=s.text("reward.reward_model.model_path") if s.yes("reward.reward_model.enable") else "a function",
     )  # fmt: skip
 
@@ -137,8 +149,9 @@ def _away(param: bool, optimizer: bool) -> dict[str, tuple[str, ...]]:
 
 
 def _roles(
-    s: Settings, layout: Layout, split: int, megatron: bool, num_gpus: int, longest: int, micro: int | None, tokens: int | None
-) -> tuple[RoleConfig, ...]:
+    s: Settings, layout: Layout, split: int, megatron: bool, num_gpus: int, longest: int, micro: int | None, tokens: int | None,
+    lora: LoRA | None, critics: LoRA | None,
+) -> tuple[RoleConfig, ...]:  # fmt: skip
     states = _states(s, megatron, num_gpus, layout.num_replicas)
     engine = "megatron" if megatron else "fsdp_config"
     path = s.text("actor_rollout_ref.model.path")
@@ -156,13 +169,14 @@ def _roles(
     roles = [RoleConfig(
         name="actor", model=path, pool="all", layout=layout, states=states, trained=True, train_tokens=local(micro, tokens),
         pass_tokens=passes(R), recompute=checkpointed, lr=s.number(f"{A}optim.lr"),
-        away=_away(s.yes(f"{A}{engine}.param_offload"), s.yes(f"{A}{engine}.optimizer_offload")),
+        away=_away(s.yes(f"{A}{engine}.param_offload"), s.yes(f"{A}{engine}.optimizer_offload")), lora=lora,
     )]  # fmt: skip
     if s.yes(f"{A}use_kl_loss") or s.yes("algorithm.use_kl_in_reward"):
         gone = ("weights",) * s.yes(f"{REF}{engine}.param_offload")
         roles.append(RoleConfig(
             name="reference", model=path, pool="all", layout=layout, states=states, pass_tokens=passes(REF),
             away=dict.fromkeys(PHASES, gone),
+            base_of="actor" * (lora is not None),  # trainer_base.py, ref_in_actor
         ))  # fmt: skip
     if _has_critic(s):
         given = s.maybe_whole("critic.ppo_micro_batch_size_per_gpu", 1)
@@ -172,8 +186,16 @@ def _roles(
             name="critic", model=s.text("critic.model.path"), pool="all", layout=layout, states=states, trained=True, head="scalar",
             train_tokens=each, pass_tokens=each, recompute="full" * s.yes("critic.model.enable_gradient_checkpointing"),
             lr=s.number("critic.optim.lr"), away=_away(s.yes("critic.fsdp.param_offload"), s.yes("critic.fsdp.optimizer_offload")),
+            lora=critics,
         ))  # fmt: skip
     return tuple(roles)
+
+
+def _lora(s: Settings, model: str, megatron: bool, rule: Any) -> LoRA | None:
+    """Return the adapters of a model; Megatron's are asked for under keys of their own."""
+    keys = ("lora.rank", "lora.alpha", "lora.target_modules") if megatron else ("lora_rank", "lora_alpha", "target_modules")
+    rank, alpha, targets = (f"{model}{key}" for key in keys)
+    return lora_asked(s.maybe_whole(rank), s.number(alpha), s.value(targets), rule, rank)
 
 
 def _has_critic(s: Settings) -> bool:
@@ -249,9 +271,6 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
     rule(copies > 1 or s.text("algorithm.adv_estimator") not in ("grpo", "rloo"),
          "responses are compared with others to their prompt, and there is one: its advantage is its own score", f"{N}={copies}",
          f"Set {N} to 2 or more, e.g. 8.", "verl/trainer/ppo/core_algos.py", NOTE)  # fmt: skip
-    rule(s.maybe_whole("actor_rollout_ref.model.lora_rank") in (None, 0),
-         "LoRA trains few weights: memory here is of full training",
-         f"lora_rank={s.value('actor_rollout_ref.model.lora_rank')}", "Read memory as an upper bound.", "", NOTE)  # fmt: skip
     return found
 
 
