@@ -75,7 +75,8 @@ class PlannedMemory:
     """Bytes of the worker process itself."""
     roles: Mapping[str, Mapping[str, int]]
     """Role -> what (``weights``, ``gradients``, ``optimizer``, ``rollout_weights``, ``kv_cache``, ``activations``, ``logits``,
-    of the rollout's what is ``asleep`` unless it generates, and in sum ``resident`` and ``working``) -> bytes."""
+    of ``weights`` the ``base`` that roles here may have together, of the rollout's what is ``asleep`` unless it generates, and in
+    sum ``resident`` and ``working``) -> bytes."""
 
     @property
     def asked(self) -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.lora import AdapterSpec
 from hfsdk.planner.configs.known_keys import known_keys
-from hfsdk.planner.configs.model_sizes import spec_named
-from hfsdk.planner.configs.phase_memory import GPU_PROCESS_BYTES, parameters_of
+from hfsdk.planner.configs.model_sizes import spec_named, specs_of
+from hfsdk.planner.configs.phase_memory import GPU_PROCESS_BYTES, learned_of, parameters_of
 from hfsdk.planner.perf.memory import device_bytes
 from hfsdk.viz.drawn import picture_of
 
@@ -30,6 +31,13 @@ DOUBTS = {
 
 def example(name: str) -> dict[str, Any]:
     return next(one["config"] for one in EXAMPLES if one["example"].endswith(name))
+
+
+def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, dict) and value else {f"{before}{key}": value}
+    return found
 
 
 def kinds(explained: Any, kind: str) -> str:
@@ -105,6 +113,60 @@ def test_the_code_runs_as_pasted_and_is_what_was_simulated(name):
         assert {span.role for span in found.trace.calls.spans} >= {"actor", "reward"}
         assert session.cluster.num_devices == sum(found.step.pools.values())
         assert len(space["step"].batch) == found["samples"]
+
+
+LORAS = {
+    "verl": ({"actor_rollout_ref.model.lora_rank": 32, "actor_rollout_ref.model.lora_alpha": 64}, "linear", 64),
+    "TRL": ({"use_peft": True, "lora_r": 32, "lora_target_modules": ["q_proj", "o_proj"]}, ("q_proj", "o_proj"), 32),
+    "OpenRLHF": ({"ds.lora.rank": 32}, "linear", 16),
+    "NeMo-RL": (
+        {"policy.dtensor_cfg.lora_cfg.enabled": True, "policy.dtensor_cfg.lora_cfg.dim": 32}, "linear", 32
+    ),
+}  # fmt: skip
+"""System -> keys, the layers and the alpha that they ask for."""
+
+
+@pytest.mark.parametrize(("system", "name"), [
+    ("verl", "run_qwen3_8b_fsdp.sh"), ("TRL", "lora_without_regret.md"), ("OpenRLHF", "train_ppo_with_reward_fn.sh"),
+    ("NeMo-RL", "2n8g-fsdp2tp1-noncolocated.yaml"),
+])  # fmt: skip
+def test_lora_is_read_counted_and_written(system, name):
+    keys, targets, alpha = LORAS[system]
+    config = flat(example(name))
+    off = {"use_peft": False} if system == "TRL" else {}
+    full, found = hf.explain({**config, **off}), hf.explain({**config, **keys})
+    actor = next(role for role in found.step.roles if role.name == "actor")
+    assert actor.lora == hf.LoRA(rank=32, alpha=alpha, targets=targets)
+    assert "lora=hf.LoRA(rank=32" in found.code
+    assert "upper bound" not in kinds(found, "note")
+    spec = specs_of(found.step, None)["actor"]
+    whole = parameters_of(replace(actor, lora=None), spec)
+    assert parameters_of(actor, spec) == whole + learned_of(actor, spec)
+    ranks = actor.layout.tp * actor.layout.pp
+    assert AdapterSpec.of(spec, actor.lora).num_parameters() // ranks <= learned_of(actor, spec) < whole // 20
+    for with_lora, without in zip(found.memory, full.memory, strict=True):
+        assert all(with_lora.parts[part] <= without.parts[part] for part in ("gradients", "optimizer"))
+        if "actor" in without.roles and without.phase == "learning":
+            assert with_lora.roles["actor"] < without.roles["actor"]
+
+
+def test_a_reference_that_is_the_actor_without_adapters_holds_nothing():
+    lora = {"actor_rollout_ref.model.lora_rank": 8}
+    full, found = hf.explain(rename(DOUBTS), model="llama-7b"), hf.explain({**DOUBTS, **lora}, model="llama-7b")
+    assert next(role for role in found.step.roles if role.name == "reference").base_of == "actor"
+    held = {one.phase: one.roles for one in found.memory}
+    assert held["learning"]["reference"] == 0 < {one.phase: one.roles for one in full.memory}["learning"]["reference"]
+    away = {f"{A}fsdp_config.param_offload": True}
+    prepared = next(one for one in hf.explain({**DOUBTS, **lora, **away}, model="llama-7b").memory if one.phase == "preparation")
+    assert prepared.parts["weights"] > 0, "the actor's weights come back for the reference's pass"
+
+
+@pytest.mark.parametrize("odd", ["lm_head", ".*attn.*"])
+def test_layers_that_have_no_adapters_here_are_told(odd):
+    asked = {"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.target_modules": ["q_proj", odd]}
+    found = hf.explain({**DOUBTS, **asked}, model="llama-7b")
+    assert odd in kinds(found, "note")
+    assert found.step.roles[0].lora.targets == "linear"
 
 
 def test_code_of_a_model_that_is_no_preset_holds_its_numbers():

@@ -5,6 +5,7 @@ allocates at once.
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -16,9 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine.training import cpu_support_megatron, megatron_model, megatron_optimizer
+from hfsdk.engine.training import cpu_support_megatron, megatron_adapters, megatron_model, megatron_optimizer
 from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
 from hfsdk.planner.perf.memory import adamw_temporary_bytes, role_bytes, rollout_parameters
 from hfsdk.resharding.boxes import vllm_boxes
@@ -35,11 +37,11 @@ def world():
     dist.destroy_process_group()
 
 
-def built(spec, layout, head, dtype):
+def built(spec, layout, head, dtype, lora=None):
     groups = RoleGroups(layout.mesh())
     groups.device = torch.device("meta")
     with torch.device("meta"):
-        model = megatron_model.build_model(spec, groups, head, dtype, spec.max_positions, "")
+        model = megatron_model.build_model(spec, groups, head, dtype, spec.max_positions, "", lora=lora)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     return model, groups
 
@@ -82,6 +84,26 @@ def test_planned_weights_of_the_rollout_are_the_boxes_that_are_moved(name, tp):
     spec = ModelSpec.preset(name)
     there = sum(box.numel for box in vllm_boxes(spec, tp, 0))
     assert rollout_parameters(spec, tp) == pytest.approx(there, rel=0.03)
+
+
+@pytest.mark.parametrize(("layout", "head", "targets"), [
+    ("tp2 dp4", "lm", "linear"), ("tp2 pp2 dp2", "lm", "linear"), ("tp1 dp8", "scalar", ("q_proj", "down_proj")),
+    ("tp8", "lm", ("v_proj", "up_proj", "o_proj")),
+])  # fmt: skip
+def test_planned_adapters_are_those_that_the_trainer_attaches(layout, head, targets):
+    """To the number; q, k and v, gate and up have one each though Megatron fuses them."""
+    spec, layout = replace(ModelSpec.preset("qwen3-8b"), num_layers=2), Layout.parse(layout).fill(RANKS)
+    lora = LoRA(rank=5, targets=targets)
+    model, _ = built(spec, layout, head, "bf16", lora)
+    trained = [parameter for _, parameter in megatron_adapters.trained(model)]
+    numbers = sum(parameter.numel() for parameter in trained)
+    role = RoleSpec(
+        name="actor", kind="actor", model=spec, train=layout, head=head, dtype="bf16", optimizer=AdamW(), lora=lora
+    )  # fmt: skip
+    planned = role_bytes(role, RANKS)
+    assert (planned.gradients, planned.optimizer) == (4 * numbers, 12 * numbers)
+    frozen = sum(parameter.nbytes for parameter in model.parameters() if not parameter.requires_grad)
+    assert planned.base == pytest.approx(frozen, rel=0.03) or layout.pp > 1
 
 
 class MostMade(TorchDispatchMode):

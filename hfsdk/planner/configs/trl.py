@@ -10,6 +10,7 @@ steps_per_generation times num_iterations micro-batches); ``trl/experimental/ppo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hfsdk.core.layout import Layout
@@ -134,10 +135,8 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
         recompute=recompute, lr=s.number("learning_rate"), never=_offloaded(s), lora=lora,
     )]  # fmt: skip
     if beta:
-        roles.append(RoleConfig(
-            name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens,
-            base_of="actor" * (lora is not None),  # adapters are switched off: grpo_trainer.py, use_adapter
-        ))  # fmt: skip
+        frozen = RoleConfig(name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens)
+        roles.append(replace(frozen, base_of="actor" * (lora is not None)))  # with adapters off: grpo_trainer.py, use_adapter
     return StepConfig(
         system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {s.text('loss_type')}", ours="GRPO",
         options=_grpo_options(s, copies, response),

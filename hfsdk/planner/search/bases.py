@@ -11,6 +11,7 @@ and the base of the one whose least is most::
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +28,9 @@ ALONE = -1
 class Least(NamedTuple):
     """The least bytes that an item holds, in any of its layouts; each number by size of the pool, or one."""
 
-    resident: Array
-    own: Array
-    base: Array
+    resident: Array | float
+    own: Array | float
+    base: Array | float
 
 
 def base_groups(roles: Iterable[RoleSpec]) -> tuple[int, ...]:
@@ -62,7 +63,7 @@ def least_of_all(least: Mapping[int, Least], groups: Sequence[int], *, but: int 
             continue
         total = total + sum(least[item].own for item in members)
         if but < 0 or groups[but] != group:
-            total = total + np.max([least[item].base for item in members], axis=0)
+            total = total + reduce(np.maximum, [least[item].base for item in members])
     return total
 
 
