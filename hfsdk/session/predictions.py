@@ -13,6 +13,7 @@ from hfsdk.core.trace import Trace
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.twin import TwinRun, run_twin
+from hfsdk.engine.simulation.simulated_roles import BASE_COPIED
 from hfsdk.planner.explain import relative_errors
 from hfsdk.planner.perf.calibration import Calibration, Measured
 from hfsdk.planner.perf.perf_model import PerfModel
@@ -113,12 +114,14 @@ class Predictions:
         return run_twin(reruns, runtime, deployment.placement, tuple(deployment.specs.values()), functions, fresh)
 
 
-def _fresh(trace: Trace, reruns: Iterable[Rerun], specs: Mapping[str, RoleSpec]) -> list[str]:
-    """Return the actors whose first generation in the step moved no weights."""
-    fresh_by_role: dict[str, bool] = {}
-    moved = {span.call_id for span in trace if span.name == "reshard"}
+def _fresh(trace: Trace, reruns: Iterable[Rerun], specs: Mapping[str, RoleSpec]) -> dict[str, bool]:
+    """Return the actors whose first generation in the step moved no weights, or (``False``) adapters alone."""
+    first: dict[str, tuple[bool, bool]] = {}
+    moves = [span for span in trace if span.name == "reshard"]
+    moved, bases = {span.call_id for span in moves}, {span.call_id for span in moves if BASE_COPIED in span.attrs}
     for rerun in reruns:
         spec = specs.get(rerun.call.role)
         if rerun.call.method == GENERATE.name and spec is not None and not spec.shadow_of:
-            fresh_by_role.setdefault(rerun.call.role, rerun.call.id not in moved)
-    return [role for role, fresh in fresh_by_role.items() if fresh]
+            known = rerun.call.id not in moved or (spec.lora is not None and rerun.call.id not in bases)
+            first.setdefault(rerun.call.role, (known, rerun.call.id not in moved))
+    return {role: whole for role, (known, whole) in first.items() if known}

@@ -265,6 +265,7 @@ def test_70b_ppo_fits_on_8_gpus_with_lora_and_not_without():
             metrics.wait()
         took = session.trace.snapshot().duration_s
         assert took == pytest.approx(plan.seconds, rel=1e-6)
+        assert "actor.rollout" in plan.runners_up[0].placement.roles
         actor = next(handle for handle in session.roles if handle.name == "actor")
         moved = ReshardPlan.between(actor.role.learned, actor.role.train, actor.role.rollout, "bf16").bytes_moved
         assert actor.last_reshard.measured_bytes == moved
@@ -287,7 +288,9 @@ def test_on_processors_the_base_goes_to_the_rollout_once():
         for _ in range(3):
             batch = actor.compute_log_probs(actor.generate(prompts, max_new_tokens=8))
             actor.update(batch, lambda out, b: -out.log_probs).wait()
-            moved += [span.duration_s for span in session.trace if span.name == "reshard" and span.rank == 0]
+            here, again = session.trace.snapshot(), session.predict()
+            moved += [span.duration_s for span in here if span.name == "reshard" and span.rank == 0]
+            assert again.duration_s == pytest.approx(here.duration_s), "told from the step before it"
         perf, setup = PerfModel(), Setup.of(actor.role, session.cluster, range(2))
     assert moved == pytest.approx([perf.reshard(setup, base=True), perf.reshard(setup), perf.reshard(setup)])
     assert moved[0] > 10 * moved[1]

@@ -34,7 +34,7 @@ class TwinRun:
 
 def run_twin(
     reruns: Sequence[Rerun], runtime: SimulatedRuntime, placement: Placement | None, roles: Sequence[RoleSpec],
-    functions: Sequence[RoleSpec], fresh: Sequence[str],
+    functions: Sequence[RoleSpec], fresh: Mapping[str, bool],
 ) -> TwinRun:  # fmt: skip
     """Carry calls out again on a simulated runtime, in their order.
 
@@ -44,7 +44,7 @@ def run_twin(
         placement: of the roles that are models.
         roles: as they are placed, shadows included.
         functions: roles that are functions.
-        fresh: roles whose rollout has the trainer's weights at the beginning.
+        fresh: roles whose rollout has weights at the beginning: all of the trainer's, or (``False``) the base of adapters alone.
     """
     controller = Controller(runtime)
     try:
@@ -52,8 +52,8 @@ def run_twin(
             controller.send(m.Declare(role))
         if placement is not None:
             controller.send(m.Place(placement, tuple(roles)))
-        for name in fresh:
-            runtime.set_fresh(name)
+        for name, whole in fresh.items():
+            runtime.set_fresh(name, adapters=whole)
         shadow_of = {role.name: role.shadow_of for role in roles if role.shadow_of}
         new_id: dict[int, int] = {}
         for rerun in (r for r in reruns if method_of(r.call.method).repeatable):

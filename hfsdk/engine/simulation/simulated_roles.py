@@ -23,6 +23,9 @@ from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_leng
 from hfsdk.engine.simulation.simulated_spans import Held, Timeline
 from hfsdk.engine.simulation.simulated_values import lengths_of, response_lengths, values_of
 
+BASE_COPIED = "base_bytes_copied"
+"""Attribute of a span in which a base went to the rollout: bytes of it that a rank writes."""
+
 
 @dataclass(eq=False)
 class SimulatedRole:
@@ -105,6 +108,13 @@ def note_sleep(roles: Iterable[SimulatedRole], now: SimulatedRole, method: str) 
 def bases_elsewhere(held: Mapping[SimulatedRole, Estimate]) -> dict[str, str]:
     """Return, of each role on a device whose frozen base another holds, the name of that one."""
     return held_by_others({state.spec.name: HeldBase(base_key(state.spec), one.base) for state, one in held.items()})
+
+
+def base_moved(role: RoleSpec) -> dict[str, int]:
+    """Return the attribute of the span in which the base that adapters stand beside goes to the rollout."""
+    assert role.model is not None
+    assert role.rollout is not None
+    return {BASE_COPIED: role.model.num_bytes(role.dtype) // role.rollout.tp}
 
 
 class HeldBytes:

@@ -46,6 +46,7 @@ from hfsdk.engine.simulation.simulated_roles import (
     HeldBytes,
     RowGroup,
     SimulatedRole,
+    base_moved,
     bases_elsewhere,
     inputs_of,
     note_sleep,
@@ -271,11 +272,11 @@ class SimulatedRuntime:
             with self._lock:
                 self._cores.settle()
 
-    def set_fresh(self, role: str) -> None:
-        """Say that a role's rollout has the trainer's weights."""
+    def set_fresh(self, role: str, *, adapters: bool = True) -> None:
+        """Say that a role's rollout has the trainer's weights, or those of them alone that its adapters stand beside."""
         with self._lock:
             state = self._roles[role]
-            state.weights.fresh = state.weights.generating = True
+            state.weights.fresh = state.weights.generating = adapters
             state.resharded_s = 0.0
 
     def _ask(
@@ -319,7 +320,8 @@ class SimulatedRuntime:
         rows = [(g.prompts, g.responses) for g in groups]
         first = stale and state.spec.lora is not None and state.resharded_s is None
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale, first)
-        line.lay([g.ranks for g in groups], costs, [numbers(g.prompts, g.responses) for g in groups])
+        moved = {"reshard": base_moved(state.spec)} if first else {}
+        line.lay([g.ranks for g in groups], costs, [{**numbers(g.prompts, g.responses), **moved} for g in groups])
         if stale:
             state.resharded_s = costs[0].get("reshard", 0.0)
         asked = orders[0].arguments
