@@ -15,14 +15,25 @@ from hfsdk.engine.process.interrupts import held
 if TYPE_CHECKING:
     from hfsdk import data, testing, viz
     from hfsdk.algorithms import (
+        CISPO,
+        DAPO,
         DPO,
         GRPO,
+        GSPO,
+        OPO,
         PPO,
         RLOO,
         BradleyTerry,
+        ClipCov,
         CostLoss,
         CrossEntropy,
+        Distillation,
+        DrGRPO,
+        KLCov,
+        OverlongPenalty,
+        ProcessGRPO,
         ReinforcePlusPlus,
+        ReinforcePlusPlusBaseline,
         ReMax,
         SafeRLHF,
     )
@@ -79,7 +90,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "algorithms": "DPO GRPO PPO RLOO BradleyTerry CostLoss CrossEntropy ReMax ReinforcePlusPlus SafeRLHF",
+    "algorithms": (
+        "CISPO DAPO DPO GRPO GSPO OPO PPO RLOO BradleyTerry ClipCov CostLoss CrossEntropy Distillation DrGRPO KLCov "
+        "OverlongPenalty ProcessGRPO ReMax ReinforcePlusPlus ReinforcePlusPlusBaseline SafeRLHF"
+    ),
     "session.explanation": "explain",
     "core.batch": "Batch",
     "core.call_flow": "Call",
@@ -116,8 +130,12 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 _MODULES = {"data": "data", "protocols": "core.protocol", "testing": "testing", "viz": "viz"}
 
 __all__ = [
+    "CISPO",
+    "DAPO",
     "DPO",
     "GRPO",
+    "GSPO",
+    "OPO",
     "PPO",
     "RLOO",
     "AdamW",
@@ -127,6 +145,7 @@ __all__ = [
     "CallCancelledError",
     "CallError",
     "CheckpointError",
+    "ClipCov",
     "ClusterSpec",
     "ColumnError",
     "CostLoss",
@@ -135,11 +154,14 @@ __all__ = [
     "DependencyError",
     "DeviceMemoryError",
     "DeviceSpec",
+    "Distillation",
+    "DrGRPO",
     "Experiment",
     "FirstBad",
     "HfsdkError",
     "History",
     "InvariantWarning",
+    "KLCov",
     "KeepBest",
     "Layout",
     "LayoutError",
@@ -152,16 +174,19 @@ __all__ = [
     "NonFiniteLossError",
     "OptionError",
     "OutputError",
+    "OverlongPenalty",
     "PerfModel",
     "Placement",
     "PlacementError",
     "Plan",
     "Pool",
     "Primitive",
+    "ProcessGRPO",
     "PromptStream",
     "Ragged",
     "ReMax",
     "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
     "ReshardPlan",
     "RewardFunctionError",
     "RolloutOptions",
@@ -197,8 +222,6 @@ __all__ = [
 _SFT = "it is a loss: actor.update(batch, hf.CrossEntropy()), with batches of session.demonstrations(data)"
 _ELSEWHERE = {
     **dict.fromkeys(("SFT", "SFTTrainer", "SFTConfig"), _SFT),
-    "DAPO": "it is GRPO with options: hf.GRPO(aggregation='token_mean', clip_high=0.28, filter_groups=True, kl_coef=0.0)",
-    "DrGRPO": "it is GRPO with options: hf.GRPO(aggregation='fixed_length', scale='none')",
     "LoraConfig": "hf.LoRA(rank=16, alpha=32), given as session.actor(..., lora=...)",
     "Trainer": "a session trains: session.train(hf.PPO(), prompts, steps=50), or hf.GRPO(), hf.DPO(), ... in its place",
     "Config": "options are an algorithm's, e.g. hf.PPO(clip=0.2), or a model's: session.actor(model, optimizer=hf.AdamW(lr=1e-5))",

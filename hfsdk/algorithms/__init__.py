@@ -5,15 +5,26 @@ Of models they know the types of the handles alone.
 May import: core, models.
 """
 
+from hfsdk.algorithms.cispo import CISPO
+from hfsdk.algorithms.covariance import ClipCov, KLCov
+from hfsdk.algorithms.dapo import DAPO, OverlongPenalty
+from hfsdk.algorithms.distillation import Distillation
 from hfsdk.algorithms.dpo import DPO
+from hfsdk.algorithms.dr_grpo import DrGRPO
 from hfsdk.algorithms.grpo import GRPO
+from hfsdk.algorithms.gspo import GSPO
+from hfsdk.algorithms.opo import OPO
 from hfsdk.algorithms.ppo import PPO
 from hfsdk.algorithms.preferences import BradleyTerry, CostLoss, CrossEntropy
+from hfsdk.algorithms.process import ProcessGRPO
 from hfsdk.algorithms.reinforce_pp import ReinforcePlusPlus
+from hfsdk.algorithms.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from hfsdk.algorithms.remax import ReMax
 from hfsdk.algorithms.rloo import RLOO
 from hfsdk.algorithms.safe_rlhf import SafeRLHF
 
 __all__ = [
-    "DPO", "GRPO", "PPO", "RLOO", "BradleyTerry", "CostLoss", "CrossEntropy", "ReMax", "ReinforcePlusPlus", "SafeRLHF",
+    "CISPO", "DAPO", "DPO", "GRPO", "GSPO", "OPO", "PPO", "RLOO", "BradleyTerry", "ClipCov", "CostLoss", "CrossEntropy",
+    "Distillation", "DrGRPO", "KLCov", "OverlongPenalty", "ProcessGRPO", "ReMax", "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline", "SafeRLHF",
 ]  # fmt: skip

@@ -23,12 +23,16 @@ Aggregation = Annotated[str, OneOf(*AGGREGATIONS)]
 Clamp = Annotated[str, OneOf(*LOG_RATIO_CLAMPS)]
 OldLogProbs = Annotated[str, OneOf("recompute", "rollout")]
 Scale = Annotated[str, OneOf(*SCALES)]
+TokenShare = Annotated[float, Within(above=0, most=1)]
+"""Of all response tokens."""
+Level = Annotated[str, OneOf("token", "sequence")]
+WeightBounds = Annotated[str, OneOf("truncate", "mask")]
 Alone = Annotated[str, OneOf("zero", "score")]
 """What a group of one response gets."""
 MOST_EPSILON = 0.05
 """Who gives GRPO a larger ``epsilon`` means PPO's, which is ``clip`` here."""
 Epsilon = Annotated[float, Within(above=0, most=MOST_EPSILON)]
-Clip = Annotated[float, Within(above=0, below=1)]
+Clip = Annotated[float, Within(above=0, most=1)]
 DualClip = Annotated[float, Within(above=1)]
 NewTokens = Annotated[int, Within(1, 10**7)]
 Copies = Annotated[int, Within(1, 100_000)]

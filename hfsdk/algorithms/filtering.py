@@ -1,15 +1,19 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476) without sampling again: leave out what teaches nothing."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476): leave out what teaches nothing, and draw others in its place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hfsdk.core.errors import SimulatedValueError
 from hfsdk.core.unscored import scored_rows
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
-    from hfsdk.core.table import Table
+    from hfsdk.core.table import Column, Table
 
 
 def informative_rows(table: Table) -> list[int]:
@@ -25,8 +29,77 @@ def informative_rows(table: Table) -> list[int]:
 
 def informative(batch: Batch) -> Batch | None:
     """Return the rows that have something to teach, or ``None``; all in a simulated session, where there are no scores."""
-    try:
-        rows = list(batch.reduce(informative_rows, reads=["scores", "group"]).value)
-    except SimulatedValueError:
+    rows = taught_by(batch)
+    if len(rows) == len(batch):
         return batch
     return batch.take(rows) if rows else None
+
+
+def taught_by(batch: Batch) -> list[int]:
+    """Return the numbers of these rows; waits for the scores."""
+    try:
+        return list(batch.reduce(informative_rows, reads=["scores", "group"]).value)
+    except SimulatedValueError:
+        return list(range(len(batch)))
+
+
+def drawn_until(wanted: int, prompts: Batch, n: int, scored: Callable[[Batch], Batch]) -> tuple[Batch, list[int]]:
+    """Generate for prompts of a batch, first to last, until so many groups have something to teach or no prompt is left.
+
+    Args:
+        wanted: groups; so many prompts are drawn at first, then each time as many as groups are lacking.
+        prompts: those that may be drawn.
+        n: responses per prompt.
+        scored: generates and scores, for some of the prompts.
+
+    Returns:
+        Everything that was generated, and the numbers of the rows of the first ``wanted`` groups that teach something.
+    """
+    batch = scored(prompts.take(np.arange(min(wanted, len(prompts)))))
+    rows = taught_by(batch)
+    drawn = len(batch) // n
+    while (groups := len({row // n for row in rows})) < wanted and drawn < len(prompts):
+        more = np.arange(drawn, min(drawn + wanted - groups, len(prompts)))
+        new = scored(prompts.take(more))
+        rows += [len(batch) + row for row in taught_by(new)]
+        batch = one_after_the_other(batch, new, drawn)
+        drawn += len(more)
+    return batch, rows
+
+
+def one_after_the_other(first: Batch, second: Batch, groups_before: int) -> Batch:
+    """Return one batch with the rows of both, where their columns are: nothing comes here.
+
+    Args:
+        first: rows that come first.
+        second: with the same columns.
+        groups_before: what is added to the second's group numbers.
+    """
+    a, b = len(first), len(second)
+    names = [name for name in first.columns if name in second]
+    both = first.take(np.r_[np.arange(a), np.zeros(b, np.int64)])
+    other = second.take(np.r_[np.zeros(a, np.int64), np.arange(b)])
+    both = both.join(other, **{f"{OTHER}{name}": name for name in names})
+    reads = [*names, *(f"{OTHER}{name}" for name in names)]
+    return both.map(Concatenation(a, groups_before), reads=reads, writes=names).drop(*reads[len(names) :])
+
+
+OTHER = "of the other "
+
+
+@dataclass(frozen=True)
+class Concatenation:
+    """A function over a table of both batches' columns that takes the first rows of the one and the last of the other."""
+
+    rows: int
+    groups_before: int
+
+    def __call__(self, table: Table) -> dict[str, Column]:
+        """Return the columns, one after the other."""
+        from hfsdk.core.table import concat, take
+
+        ours, theirs = np.arange(self.rows), np.arange(self.rows, table.num_rows)
+        names = [name for name in table if not name.startswith(OTHER)]
+        found = {name: concat([take(table[name], ours), take(table[OTHER + name], theirs)]) for name in names}
+        later = np.asarray(found["group"])[self.rows :] + self.groups_before
+        return found | {"group": np.r_[np.asarray(found["group"])[: self.rows], later]}

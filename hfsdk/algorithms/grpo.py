@@ -1,8 +1,8 @@
 """GRPO (DeepSeekMath, arXiv 2402.03300): a group of responses to one prompt is its own baseline; there is no critic.
 
 Against `PPO.step` the lines with the critic are gone, ``n`` responses answer each prompt, and a response's advantage, the
-same on all its tokens, is its score in standard deviations from its group's mean. The KL is in the loss. Dr. GRPO, DAPO and GRPOVI
-are options of it: docs/algorithms.md.
+same on all its tokens, is its score in standard deviations from its group's mean. The KL is in the loss. GRPOVI is an option of it;
+Dr. GRPO, DAPO, GSPO, CISPO, KL-Cov and Clip-Cov take its step and say in files of their own what they change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GRPO(AdvantageOptions, OnPolicy):
         if reference := reference_of(models):
             batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
-        batch = Advantages.of(self).over(batch)
+        batch = self.with_advantages(batch)
         trained = informative(batch) if self.filter_groups else batch
         if trained is None:
             return Step(batch, None, None)
@@ -81,6 +81,10 @@ class GRPO(AdvantageOptions, OnPolicy):
         super().__post_init__()
         check(self.kl in ("k2", "k3", "k3+"), "kl", self.kl, "k2, k3 or k3+ (in a loss, k1 has no gradient in expectation)")
 
+    def with_advantages(self, batch: Batch) -> Batch:
+        """Return the batch with its advantages; variants have others."""
+        return Advantages.of(self).over(batch)
+
     @property
     def policy_loss(self) -> PolicyLoss:
         """The actor's loss."""
@@ -99,13 +103,18 @@ class Advantages(AdvantageOptions, BatchFunction):
 
     def of_scored(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
-        from hfsdk.algorithms import groups, tensors
+        from hfsdk.algorithms import tensors
 
-        scores_N, group_N = tensors.finite(table, "scores"), tensors.groups(table)
+        advantages_N = self.compared(tensors.finite(table, "scores"), tensors.groups(table))
+        return {"advantages": tensors.on_every_token(table, advantages_N)}
+
+    def compared(self, scores_N: Tensor, group_N: Tensor) -> Tensor:
+        """Return each score's advantage over its group, shape [N]."""
+        from hfsdk.algorithms import groups
+
         if self.increase_variance:
             scores_N = groups.increase_variance(scores_N, group_N)
-        advantages_N = group_advantages(scores_N, group_N, self.scale, self.epsilon, self.alone)
-        return {"advantages": tensors.on_every_token(table, advantages_N)}
+        return group_advantages(scores_N, group_N, self.scale, self.epsilon, self.alone)
 
 
 def group_advantages(scores_N: Tensor, group_N: Tensor, scale: str = "group", epsilon: float = 1e-6, alone: str = "zero") -> Tensor:

@@ -78,5 +78,19 @@ def reference_of(models: StepModels) -> ReferenceModel | None:
         return None
 
 
+def check_same_vocabulary(actor: ActorModel, teacher: ReferenceModel) -> None:
+    """Refuse a teacher whose tokens are not the student's: the columns hold the student's token ids.
+
+    Raises:
+        OptionError: their vocabularies differ in size.
+    """
+    mine, theirs = actor.spec, teacher.spec
+    if mine is not None and theirs is not None and mine.vocab_size != theirs.vocab_size:
+        raise OptionError(
+            f"a teacher must have the student's tokenizer; {theirs} has {theirs.vocab_size} tokens, {mine} has {mine.vocab_size}. "
+            "Declare one of the same family: session.reference(...)"
+        )
+
+
 def _not_models(models: object, role: str, roles: Sequence[str]) -> OptionError:
     return OptionError(f"models must have {role}: a step uses {', '.join(roles)}, as session.models has them; got {shown(models)}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfsdk.algorithms.choices import KL, Aggregation, Clamp, Clip, DualClip
 from hfsdk.algorithms.options import Options
+from hfsdk.algorithms.rollout_correction import CorrectionOptions, rollout_weights
 from hfsdk.core.checks import Index, Name, NonNegative, Positive, shown
 from hfsdk.core.errors import OptionError
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurrogateOptions(Options):
+class SurrogateOptions(CorrectionOptions):
     """Options of the clipped surrogate loss, of algorithms and of `PolicyLoss`."""
 
     clip: Clip = 0.2
-    """epsilon: how far the ratio may fall below 1 and, without ``clip_high``, rise above it (PPO eq. 7); without effect in the
-    first optimizer step on a batch."""
+    """epsilon: how far the ratio may fall below 1 (all the way with 1.0) and, without ``clip_high``, rise above it (PPO eq. 7);
+    without effect in the first optimizer step on a batch."""
     clip_high: Positive | None = None
     """How far the ratio may rise above 1, where it differs; DAPO's clip-higher takes 0.28 (arXiv 2503.14476)."""
     dual_clip: DualClip | None = None
@@ -36,10 +37,6 @@ class SurrogateOptions(Options):
     """Weight of the entropy bonus, per nat; the loss is lowered by it."""
     aggregation: Aggregation = "token_mean"
     """How the loss is averaged, one of `AGGREGATIONS`; an algorithm's ``"fixed_length"`` divides by ``max_new_tokens``."""
-    tis_cap: Positive | None = None
-    """Truncated importance sampling: the loss of each token, without its bonus and KL, times ``min(trainer / rollout, tis_cap)``,
-    for what the generating engine's numerics differ from the trainer's; verl takes 2.0. ``None`` is off; needs old log-probs by
-    the trainer."""
     log_ratio_clamp: Clamp = "above"
     """Where log-ratios are cut before ``exp``: one of `LOG_RATIO_CLAMPS`."""
 
@@ -69,18 +66,28 @@ class PolicyLoss(SurrogateOptions):
         more = ["ref_log_probs"] * (self.kl_coef > 0) + ["rollout_log_probs"] * (self.tis_cap is not None)
         return ["old_log_probs", "advantages", *more]
 
-    def __call__(self, out: Any, b: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """How far the ratio may fall below 1 and rise above it."""
+        return self.clip, self.clip if self.clip_high is None else self.clip_high
+
+    def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return loss, ratio, where it was clipped and where doubly: those of `rlmath.policy_loss_terms`; all of shape [T]."""
+        from hfsdk.algorithms import rlmath
+
+        return rlmath.policy_loss_terms(
+            out.log_probs, b["old_log_probs"], b["advantages"], *self.bounds, self.dual_clip, self.log_ratio_clamp
+        )
+
+    def __call__(self, out: Any, b: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss per token, shape [T], and metrics per token."""
         from hfsdk.algorithms import rlmath
 
         old = b["old_log_probs"]
-        clip_high = self.clip if self.clip_high is None else self.clip_high
-        policy_loss, ratio, clipped, dual_clipped = rlmath.policy_loss_terms(
-            out.log_probs, old, b["advantages"], self.clip, clip_high, self.dual_clip, self.log_ratio_clamp
-        )
+        policy_loss, ratio, clipped, dual_clipped = self.surrogate(out, b)
         weights = {}
         if self.tis_cap is not None:
-            tis, cut = rlmath.truncated_weights(old, b["rollout_log_probs"], self.tis_cap)
+            tis, cut = rollout_weights(old, b["rollout_log_probs"], self, b)
             policy_loss = policy_loss * tis
             weights = {"tis_mean": tis, "tis_clip_fraction": cut.to(tis.dtype)}
         loss = policy_loss
@@ -137,9 +144,3 @@ def check(condition: bool, name: str, value: object, wanted: str) -> None:
     """Raise an OptionError that names the option, what it must be and what was given, unless the condition holds."""
     if not condition:
         raise OptionError(f"{name} must be {wanted}; got {name}={shown(value)}")
-
-
-def check_tis(tis_cap: float | None, old_log_probs: str) -> None:
-    """Refuse truncated importance sampling where the trainer's own log-probs of the samples are not computed."""
-    fits = tis_cap is None or old_log_probs == "recompute"
-    check(fits, "tis_cap", tis_cap, 'None with old_log_probs="rollout": trainer over rollout would be 1 on every token')

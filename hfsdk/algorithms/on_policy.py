@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from hfsdk.algorithms.choices import KL, Copies, Epochs, MiniBatches, NewTokens, OldLogProbs, Temperature
-from hfsdk.algorithms.losses import PolicyLoss, SurrogateOptions, check, check_tis
+from hfsdk.algorithms.losses import PolicyLoss, SurrogateOptions, check
 from hfsdk.algorithms.options import BatchFunction, Options
+from hfsdk.algorithms.rollout_correction import check_correction
 from hfsdk.algorithms.step import Statistics, Step
 from hfsdk.core.checks import Fraction, NonNegative, Positive
 
@@ -55,6 +56,8 @@ class OnPolicy(SurrogateOptions, KLOptions, SamplingOptions):
     """The ratio's denominator: ``"recompute"`` by the trainer (one more forward pass, ratio exactly 1 at first), or
     ``"rollout"``: as the generating engine gave them."""
 
+    loss_kind: ClassVar[type[PolicyLoss]] = PolicyLoss
+    """Class of the actor's loss."""
     compares: ClassVar[bool] = False
     """Whether responses are compared with others to their prompt, so that there must be two."""
 
@@ -62,7 +65,7 @@ class OnPolicy(SurrogateOptions, KLOptions, SamplingOptions):
         super().__post_init__()
         enough = self.n >= 2 or not self.compares
         check(enough, "n", self.n, "at least 2 (responses are compared with others to their prompt)")
-        check_tis(self.tis_cap, self.old_log_probs)
+        check_correction(self, self.old_log_probs)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -73,7 +76,7 @@ class OnPolicy(SurrogateOptions, KLOptions, SamplingOptions):
     def policy_loss(self) -> PolicyLoss:
         """The actor's loss."""
         fixed_length = self.max_new_tokens if self.aggregation == "fixed_length" else 0
-        return PolicyLoss.of(self, kl_coef=0.0, fixed_length=fixed_length)
+        return self.loss_kind.of(self, kl_coef=0.0, fixed_length=fixed_length)
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""

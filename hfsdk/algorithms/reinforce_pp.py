@@ -8,7 +8,7 @@ tokens of all responses, not within a group. The loss is PPO's, clip included, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hfsdk.algorithms.choices import MiniBatches
 from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
@@ -18,6 +18,8 @@ from hfsdk.algorithms.step import Step
 from hfsdk.core.checks import Fraction, checked
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hfsdk.core.batch import Batch
     from hfsdk.core.table import Column, Table
 
@@ -46,33 +48,43 @@ class ReinforcePlusPlus(AdvantageOptions, OnPolicy):
         if reference := reference_of(models):
             batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
-        batch = Advantages.of(self).over(batch)
+        batch = self.with_advantages(batch)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
 
     mini_batches: MiniBatches = 2
     """Optimizer steps per epoch."""
 
+    def with_advantages(self, batch: Batch) -> Batch:
+        """Return the batch with its advantages; a variant has others (:mod:`hfsdk.algorithms.reinforce_pp_baseline`)."""
+        return Advantages.of(self).over(batch)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Advantages(AdvantageOptions, KLRewardFunction):
     """The function that `advantages` runs over the whole batch."""
 
-    needs = ("scores", "response")
-    takes = ("token_scores",)
+    needs: ClassVar[tuple[str, ...]] = ("scores", "response")
+    takes: ClassVar[tuple[str, ...]] = ("token_scores",)
     gives = ("rewards", "returns", "advantages")
 
     def of_scored(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes`, in float32."""
         from hfsdk.algorithms import rlmath, tensors
 
-        scores_N, lengths_N = tensors.finite(table, "scores"), tensors.lengths(table)
+        scores_N, lengths_N = self.scores_of(table), tensors.lengths(table)
         own_T = tensors.flat(table, "token_scores") if "token_scores" in table else None
         kl_T, columns = self.kl_of(table)
         columns["rewards"] = rlmath.token_rewards(scores_N, kl_T, lengths_N, self.kl_coef, self.score_clip, own_T)
         columns["returns"] = rlmath.reward_to_go(columns["rewards"], lengths_N, self.gamma)
         columns["advantages"] = rlmath.whiten(columns["returns"])
         return tensors.all_on_tokens(table, columns)
+
+    def scores_of(self, table: Table) -> Tensor:
+        """Return what each response earned, shape [N]."""
+        from hfsdk.algorithms import tensors
+
+        return tensors.finite(table, "scores")
 
 
 @with_options(Advantages)

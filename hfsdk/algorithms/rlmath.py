@@ -244,6 +244,11 @@ def whiten(x_T: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tenso
     return whitened_T if shift_mean else whitened_T + mean
 
 
+def importance_ratio(log_probs_T: Tensor, old_log_probs_T: Tensor, clamp: str = "above") -> Tensor:
+    """Return ``exp(log_probs - old_log_probs)``, shape [T]; ``clamp`` is one of `LOG_RATIO_CLAMPS`."""
+    return _clamped(log_probs_T - old_log_probs_T, clamp).exp()
+
+
 def policy_loss_terms(
     log_probs_T: Tensor,
     old_log_probs_T: Tensor,
@@ -272,7 +277,7 @@ def policy_loss_terms(
         Loss, ratio, whether the clip cut this token's gradient, whether the dual clip did (bool); all of shape [T]. A
         token outside the bounds that the loss would move back inside is not clipped.
     """
-    ratio_T = _clamped(log_probs_T - old_log_probs_T, clamp).exp()
+    ratio_T = importance_ratio(log_probs_T, old_log_probs_T, clamp)
     plain_T = -advantages_T * ratio_T
     bounded_T = -advantages_T * ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss_T = torch.maximum(plain_T, bounded_T)
@@ -283,25 +288,6 @@ def policy_loss_terms(
         dual_clipped_T = (advantages_T < 0) & (loss_T > bound_T)
         loss_T = torch.where(dual_clipped_T, bound_T, loss_T)
     return loss_T, ratio_T, clipped_T, dual_clipped_T
-
-
-def truncated_weights(old_log_probs_T: Tensor, rollout_log_probs_T: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """Return ``min(pi_trainer / pi_rollout, cap)`` per token: truncated importance sampling (Yao et al. 2025).
-
-    The tokens were drawn by the generating engine, whose probabilities are not quite the trainer's. A loss times these
-    weights is that of tokens drawn by the trainer, but for the cap, which bounds the variance ("Your Efficient RL Framework
-    Secretly Brings You Off-Policy RL Training"; verl's ``rollout_is="token"``, cap 2, and TRL's mode ``token_truncate``).
-
-    Args:
-        old_log_probs_T: the trainer's, of the weights that generated, shape [T].
-        rollout_log_probs_T: the generating engine's, shape [T].
-        cap: above 0.
-
-    Returns:
-        Weights without gradient, and where the cap cut them (bool); both of shape [T].
-    """
-    weights_T = (old_log_probs_T - rollout_log_probs_T).detach().exp()
-    return weights_T.clamp(max=cap), weights_T > cap
 
 
 def value_loss_terms(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ class RLOO(KLReward, OnPolicy):
         if reference := reference_of(models):
             batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
-        batch = Advantages.of(self).over(batch)
+        batch = self.with_advantages(batch)
         actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
 
@@ -51,6 +51,10 @@ class RLOO(KLReward, OnPolicy):
     """How the loss is averaged: the sum over a response's tokens, as log pi(y|x) is one; others as in `PolicyLoss`."""
 
     compares = True
+
+    def with_advantages(self, batch: Batch) -> Batch:
+        """Return the batch with its advantages; a variant has others (`hfsdk.algorithms.opo.OPO`)."""
+        return Advantages.of(self).over(batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +75,14 @@ class Advantages(KLRewardFunction):
         if self.score_clip is not None:
             rewards_N = rewards_N.clamp(-self.score_clip, self.score_clip)
         kl_T, columns = self.kl_of(table)
-        rewards_N = rewards_N - self.kl_coef * rlmath.sequence_sum(kl_T, tensors.lengths(table))
-        advantages_N = leave_one_out(rewards_N, tensors.groups(table), self.alone)
+        lengths_N = tensors.lengths(table)
+        rewards_N = rewards_N - self.kl_coef * rlmath.sequence_sum(kl_T, lengths_N)
+        advantages_N = self.compared(rewards_N, tensors.groups(table), lengths_N)
         return {"advantages": tensors.on_every_token(table, advantages_N), **tensors.all_on_tokens(table, columns)}
+
+    def compared(self, rewards_N: Tensor, group_N: Tensor, lengths_N: Tensor) -> Tensor:
+        """Return each reward minus its baseline, shape [N]."""
+        return leave_one_out(rewards_N, group_N, self.alone)
 
 
 def leave_one_out(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor:

@@ -84,6 +84,8 @@ class Statistics:
     Example: ``batch.reduce(fn, reads=fn.reads).value`` with ``fn = Statistics()`` gives ``{"score_mean": ..., ...}``.
     """
 
+    scores: bool = True
+    """Whether there is a column ``scores``; without, what is learned is no score (distillation)."""
     reference: bool = True
     """Whether there is a column ``ref_log_probs``."""
     critic: bool = True
@@ -102,7 +104,7 @@ class Statistics:
     @property
     def reads(self) -> list[str]:
         """Columns the function reads."""
-        columns = ["scores", "finish_reason", "rollout_log_probs", "old_log_probs"]
+        columns = ["scores"] * self.scores + ["finish_reason", "rollout_log_probs", "old_log_probs"]
         columns += ["ref_log_probs"] * self.reference + ["values", "returns"] * self.critic
         columns += ["baseline_scores"] * self.baselines
         return columns + ["group"] * self.groups + ["costs"] * self.costs + [*self.parts, *self.failures]
@@ -129,11 +131,12 @@ class Statistics:
         lengths_N = torch.tensor(table.ragged("old_log_probs").lengths)
         scored = scored_rows({name: table[name] for name in SCORES if name in table}, table.num_rows)
         judged = table if len(scored) == table.num_rows else table.take(scored)
-        scores_N = torch.tensor(np.asarray(judged["scores"]), dtype=torch.float32)
         gap_T = (old_T - flat("rollout_log_probs")).abs()
-        numbers = {
-            "score_mean": scores_N.mean(),
-            "score_std": rlmath.masked_var(scores_N, unbiased=False).sqrt(),
+        numbers = {}
+        if self.scores:
+            scores_N = torch.tensor(np.asarray(judged["scores"]), dtype=torch.float32)
+            numbers = {"score_mean": scores_N.mean(), "score_std": rlmath.masked_var(scores_N, unbiased=False).sqrt()}
+        numbers |= {
             "response_tokens_mean": lengths_N.double().mean(),
             "response_tokens_max": lengths_N.max(),
             "eos_rate": torch.tensor(ended(table)).double().mean(),

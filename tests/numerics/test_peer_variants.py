@@ -1,0 +1,235 @@
+"""The algorithms of 2025 and 2026 against TRL's and verl's own numbers (tests/data/make_variant_oracles.py), and by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hfsdk as hf
+from hfsdk.algorithms import covariance, distillation, opo, process, reinforce_pp_baseline, rlmath
+from hfsdk.algorithms.cispo import CISPOLoss
+from hfsdk.algorithms.covariance import ClipCovLoss, Drawn, KLCovLoss, Largest
+from hfsdk.algorithms.filtering import OTHER, Concatenation
+from hfsdk.algorithms.gspo import GSPOLoss
+from hfsdk.algorithms.losses import PolicyLoss
+from hfsdk.algorithms.rollout_correction import CorrectionOptions, rollout_weights
+from hfsdk.core.errors import OptionError
+from hfsdk.core.table import Ragged, Table
+from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
+
+ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_variants.json").read_text())
+LENGTHS, COLUMNS = ORACLE["lengths"], ORACLE["columns"]
+OF_RESPONSES = np.repeat(ORACLE["response_advantages"], LENGTHS)
+
+
+def t(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def token_batch(advantages, **more):
+    columns = {name: COLUMNS[name] for name in ("old_log_probs", "ref_log_probs", "rollout_log_probs")}
+    columns |= {"advantages": advantages, **more}
+    rows = {name: Ragged.from_lengths(np.array(column, np.float32), LENGTHS) for name, column in columns.items()}
+    response = Ragged.from_lengths(np.zeros(sum(LENGTHS), np.int32), LENGTHS)
+    return TokenBatch(Table(rows | {"response": response}), num_tokens=sum(LENGTHS), num_rows=len(LENGTHS))
+
+
+def run(loss, advantages, **more):
+    """Return the mini-batch's loss and its gradient, as the engine takes them."""
+    log_probs = t(COLUMNS["log_probs"]).requires_grad_()
+    part = evaluate(
+        loss, ModelOutput(log_probs=log_probs, entropy=torch.ones(len(log_probs))), token_batch(advantages, **more), Tally()
+    )
+    return part.item(), torch.autograd.grad(part, log_probs)[0]
+
+
+def check(found, wanted, values=True):
+    loss, gradient = found
+    torch.testing.assert_close(gradient, t(wanted["gradient"]), rtol=2e-5, atol=1e-7)
+    assert any(wanted["gradient"])
+    if values:
+        assert loss == pytest.approx(wanted["loss"], rel=2e-5)
+
+
+def made(loss, peer, name, **options):
+    return loss(**{k: v for k, v in ORACLE["options"][peer][name].items() if k in ("clip", "clip_high", "old_kl_coef")}, **options)
+
+
+class TestLosses:
+    def test_gspo_is_trls_and_verls(self):
+        check(run(made(GSPOLoss, "trl", "gspo", aggregation="sequence_mean"), OF_RESPONSES), ORACLE["trl"]["gspo"])
+        check(run(made(GSPOLoss, "verl", "gspo", aggregation="sequence_mean"), OF_RESPONSES), ORACLE["verl"]["gspo"])
+
+    def test_gspo_with_an_advantage_per_token_is_verls(self):
+        loss = made(GSPOLoss, "verl", "gspo_token", aggregation="sequence_mean")
+        check(run(loss, COLUMNS["token_advantages"]), ORACLE["verl"]["gspo_token"])
+
+    def test_cispo_is_trls_and_verls(self):
+        """TRL bounds the weight by epsilon_high itself, hfsdk and verl by 1 + clip_high."""
+        check(
+            run(CISPOLoss(clip=1.0, clip_high=ORACLE["options"]["trl"]["cispo"]["clip_high"] - 1), OF_RESPONSES),
+            ORACLE["trl"]["cispo"],
+        )
+        check(run(made(CISPOLoss, "verl", "cispo"), COLUMNS["token_advantages"]), ORACLE["verl"]["cispo"])
+
+    @pytest.mark.parametrize(("name", "aggregation"), [("dapo", "token_mean"), ("dr_grpo", "fixed_length")])
+    def test_dapo_and_dr_grpo_are_trls(self, name, aggregation):
+        more = {"fixed_length": 7} if aggregation == "fixed_length" else {}
+        check(run(made(PolicyLoss, "trl", name, aggregation=aggregation, **more), OF_RESPONSES), ORACLE["trl"][name])
+        ours = {"dapo": hf.DAPO(), "dr_grpo": hf.DrGRPO(max_new_tokens=7)}[name]
+        assert ours.policy_loss.aggregation == aggregation
+        assert (ours.policy_loss.fixed_length, ours.policy_loss.kl_coef) == (more.get("fixed_length", 0), 0)
+
+    def test_kl_cov_is_verls(self):
+        mask = self.marks(Largest(share=ORACLE["options"]["verl"]["kl_cov"]["share"]))
+        assert mask.sum() == 3
+        found = run(made(KLCovLoss, "verl", "kl_cov"), COLUMNS["token_advantages"], covariance_mask=mask)
+        check(found, ORACLE["verl"]["kl_cov"])
+
+    def test_clip_cov_is_verls(self):
+        """By the gradient: of a token that the clip has cut anyway, verl keeps the loss, which has none."""
+        options = ORACLE["options"]["verl"]["clip_cov"]
+        mask = self.marks(Drawn(share=options["share"], low=options["low"], high=options["high"]))
+        assert 0 < mask.sum() < len(mask)
+        found = run(made(ClipCovLoss, "verl", "clip_cov"), COLUMNS["token_advantages"], covariance_mask=mask)
+        check(found, ORACLE["verl"]["clip_cov"], values=False)
+
+    def test_distillation_is_verls(self):
+        rows = {name: Ragged.from_lengths(np.array(COLUMNS[name]), LENGTHS) for name in ("old_log_probs", "ref_log_probs")}
+        rows["response"] = Ragged.from_lengths(np.zeros(sum(LENGTHS), np.int32), LENGTHS)
+        advantages = distillation.Advantages()(Table(rows))["advantages"].flat
+        np.testing.assert_allclose(advantages, ORACLE["verl_teacher_advantages"], rtol=1e-6)
+        check(run(made(PolicyLoss, "verl", "distillation"), advantages), ORACLE["verl"]["distillation"])
+
+    @staticmethod
+    def marks(function):
+        """What is marked of verl's own log-probs: those of the policy as it is now, in one mini-batch."""
+        return function.marked(covariance.covariances(t(COLUMNS["log_probs"]), t(COLUMNS["token_advantages"]))).numpy()
+
+
+class TestAdvantages:
+    case = ORACLE["advantages"]
+
+    @pytest.mark.parametrize(("module", "name"), [(opo, "opo"), (reinforce_pp_baseline, "reinforce_pp_baseline")])
+    def test_opo_and_reinforce_pp_baseline_are_verls(self, module, name):
+        lengths = self.case["lengths"]
+        rows = {"response": Ragged.from_lengths(np.zeros(sum(lengths), np.int32), lengths)}
+        rows |= {"scores": np.array(self.case["scores"]), "group": np.array(self.case["group"])}
+        found = module.Advantages(kl_coef=0.0, alone="score")(Table(rows))["advantages"]
+        np.testing.assert_allclose(found.flat, self.case["expected"][name], rtol=1e-5)
+
+    def test_the_optimal_baseline_by_hand(self):
+        """Lengths 1 and 3 with scores 4 and 0: (1 * 4 + 3 * 0) / 4 = 1. Equal scores and a group of one get exactly 0."""
+        scores, group, lengths = t([4, 0, 0.1, 0.1, 5]), torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1, 3, 7, 2, 4])
+        assert opo.over_optimal_baseline(scores, group, lengths).tolist() == [3, -1, 0, 0, 0]
+        empty = opo.over_optimal_baseline(t([1, 3]), torch.tensor([0, 0]), torch.tensor([0, 0]))
+        assert empty.tolist() == [-1, 1], "without tokens the plain mean"
+
+
+class TestWeights:
+    case = ORACLE["weights"]
+
+    @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+    def test_point_11_truncated_and_masked_weights_are_trls_and_verls(self, mode):
+        level, _, bounds = mode.partition("_")
+        old, rollout = t(COLUMNS["old_log_probs"]), t(COLUMNS["rollout_log_probs"])
+        for peer in ("trl", "verl"):
+            floor = self.case["floor"] if (peer, bounds) != ("verl", "truncate") else None
+            options = CorrectionOptions(tis_cap=self.case["cap"], tis_floor=floor, tis_level=level, tis_bounds=bounds)
+            weights, outside = rollout_weights(old, rollout, options, token_batch(OF_RESPONSES))
+            torch.testing.assert_close(weights, t(self.case[peer][mode]))
+            assert bool(outside.any())
+            assert not outside.all()
+
+    def test_point_11_a_masked_response_has_no_gradient(self):
+        plain = PolicyLoss(clip=1.0, clip_high=9.0)
+        masked = PolicyLoss(
+            clip=1.0, clip_high=9.0, tis_cap=self.case["cap"], tis_floor=0.6, tis_level="sequence", tis_bounds="mask"
+        )
+        before, after = run(plain, OF_RESPONSES)[1], run(masked, OF_RESPONSES)[1]
+        torch.testing.assert_close(after, before * t(self.case["trl"]["sequence_mask"]), rtol=1e-5, atol=1e-8)
+
+    def test_a_floor_needs_a_cap_above_it(self):
+        for options in ({"tis_floor": 0.5}, {"tis_floor": 3.0, "tis_cap": 2.0}):
+            with pytest.raises(OptionError, match="tis_floor must be None, or at most tis_cap"):
+                hf.GRPO(**options)
+
+
+class TestCovariance:
+    def test_the_draw_is_of_the_numbers_and_within_the_bounds(self):
+        numbers = torch.linspace(-3, 9, 4001, dtype=torch.float64)
+        function = Drawn(share=0.01)
+        marked = function.marked(numbers)
+        assert marked.sum() == 40
+        assert torch.equal(marked, function.marked(numbers)), "the same batch, the same tokens"
+        assert ((numbers[marked] > 1) & (numbers[marked] < 5)).all()
+        assert not torch.equal(marked, function.marked(numbers + 1e-9)), "another batch, others"
+        assert numbers[marked].std() > 0.5, "spread over the bounds, not the first ones"
+        assert not function.marked(torch.zeros(9, dtype=torch.float64)).any()
+
+    def test_at_least_one_and_at_most_all_are_held(self):
+        numbers = t([0.1, 3.0, -1.0])
+        assert Largest(share=1e-6).marked(numbers).tolist() == [False, True, False]
+        assert Largest(share=1.0).marked(numbers).all()
+
+
+class TestSteps:
+    """Process supervision by hand: no peer has it."""
+
+    def table(self, token_scores, responses, group):
+        lengths = [len(row) for row in responses]
+        return Table({
+            "token_scores": Ragged.from_lengths(np.concatenate(token_scores), lengths), "group": np.array(group),
+            "response": Ragged.of(responses, np.int32),
+        })  # fmt: skip
+
+    def test_by_hand(self):
+        """Steps end behind token 9. Step rewards 1, 3 | 0, 4: mean 2; a token has the sum of its own step's and of those after."""
+        table = self.table([[0, 1, 3], [0, 0, 0, 2, 2]], [[5, 9, 6], [7, 9, 8, 8, 9]], [4, 4])
+        found = process.Advantages(step_ends=[9], scale="none")(table)["advantages"]
+        assert [row.tolist() for row in found] == [[0, 0, 1], [0, 0, 2, 2, 2]]
+        deviation = np.std([1, 3, 0, 4], ddof=1)
+        scaled = process.Advantages(step_ends=(9,), epsilon=1e-6)(table)["advantages"]
+        np.testing.assert_allclose(scaled.flat, np.array([0, 0, 1, 0, 0, 2, 2, 2]) / (deviation + 1e-6), rtol=1e-6)
+
+    def test_one_step_each_is_grpo(self):
+        rng = np.random.default_rng(0)
+        lengths, group = [3, 1, 0, 4, 2, 2], [0, 0, 0, 1, 1, 1]
+        responses = [[1] * n for n in lengths]
+        scores = [rng.normal(size=n) for n in lengths]
+        found = process.Advantages()(self.table(scores, responses, group))["advantages"]
+        wanted = hf.algorithms.grpo.group_advantages(t([s.sum() for s, n in zip(scores, lengths, strict=True) if n]),
+                                                     torch.tensor([0, 0, 1, 1, 1]))  # fmt: skip
+        np.testing.assert_allclose([row[0] for row in found if len(row)], wanted, rtol=1e-6)
+
+
+def test_overlong_penalty_is_trls():
+    case = ORACLE["overlong"]
+    penalty = hf.OverlongPenalty(max_new_tokens=case["max_new_tokens"], buffer=case["buffer"])
+    assert penalty(completion_ids=[[0] * n for n in case["lengths"]], prompts=[""]) == case["expected"]
+    assert hf.OverlongPenalty(max_new_tokens=20, buffer=8, penalty=0.5)(completion_ids=[[0] * 15, [0] * 50]) == [-0.1875, -0.5]
+    with pytest.raises(OptionError, match="buffer must be at most max_new_tokens, 20"):
+        hf.OverlongPenalty(max_new_tokens=20, buffer=21)
+
+
+def test_batches_are_put_one_after_the_other():
+    first = {"group": np.array([0, 0, 9]), "prompt": Ragged.of([[1], [2, 3], [0]], np.int32), "text": np.array(["a", "b", "x"])}
+    second = {"group": np.array([9, 9, 0]), "prompt": Ragged.of([[7], [7], [4, 5]], np.int32), "text": np.array(["x", "x", "c"])}
+    both = Concatenation(2, 5)(Table(first | {OTHER + name: column for name, column in second.items()}))
+    assert both["group"].tolist() == [0, 0, 5]
+    assert [row.tolist() for row in both["prompt"]] == [[1], [2, 3], [4, 5]]
+    assert list(both["text"]) == ["a", "b", "c"]
+
+
+def test_point_10_every_loss_is_the_plain_policy_gradient_before_anything_is_updated():
+    """Where the ratio is 1 everywhere, all losses have the gradient of ``-A log pi``, whatever their clips."""
+    b, old = token_batch(OF_RESPONSES, covariance_mask=np.ones(sum(LENGTHS))), t(COLUMNS["old_log_probs"]).float()
+    for loss in (PolicyLoss(), GSPOLoss(clip=3e-4, clip_high=4e-4), CISPOLoss(clip=1.0, clip_high=4.0), KLCovLoss()):
+        log_probs = old.clone().requires_grad_()
+        per_token, ratio, clipped, _ = loss.surrogate(ModelOutput(log_probs=log_probs), b)
+        torch.testing.assert_close(torch.autograd.grad(per_token.sum(), log_probs)[0], -b["advantages"])
+        assert torch.equal(ratio.detach(), torch.ones(len(old)))
+        assert not clipped.any()
+    assert rlmath.MAX_LOG_RATIO == 20
