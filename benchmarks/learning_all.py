@@ -7,7 +7,8 @@ error is that of the differences.
 Targets, each of three seeds:
 
 * every algorithm raises the held-out score by more than twice its standard error (DPO: on pairs of the initial policy's own
-  responses that the reward tells apart);
+  responses that the reward tells apart; ProcessGRPO: from a reward for each word; Distillation: without a reward, from a teacher
+  that GRPO trained from the same start);
 * Safe-RLHF keeps the mean cost of held-out responses below COST_LIMIT, where PPO, trained for the same reward, does not. A
   response's cost is how many words of praise it holds (words that VADER's lexicon rates positive): PPO learns to gush;
 * a reward model with SmolLM2's body, trained on PAIRS pairs of reviews that people rated at least 2 apart, prefers the better
@@ -29,9 +30,11 @@ import numpy as np
 from common import Report, say, short, table
 
 STEPS = 16
-LONGER_STEPS = {"PPO": 28, "Safe-RLHF": 28, "ReMax": 28}
-"""Of PPO and Safe-RLHF, because the cost needs longer to run away and the multiplier to follow it; of ReMax, because it takes each
-batch once (its gradient is REINFORCE's: scores are not normalised, and a second pass drifts)."""
+LONGER_STEPS = {"PPO": 28, "Safe-RLHF": 28, "ReMax": 28, "OPO": 40}
+"""Of PPO and Safe-RLHF, because the cost needs longer to run away and the multiplier to follow it; of ReMax and OPO, because they
+take each batch once (their gradient is REINFORCE's: scores are not normalised, and a second pass drifts)."""
+TEACHER = "GRPO"
+"""Whose policy, of the same seed, is the teacher of Distillation."""
 SEEDS = (0, 1, 2)
 COST_LIMIT = 0.95
 """Words of praise per response, for Safe-RLHF."""
@@ -68,7 +71,32 @@ def algorithms() -> dict[str, Any]:
         "REINFORCE++": hf.ReinforcePlusPlus(**one),
         "Safe-RLHF": hf.SafeRLHF(**one, cost_limit=0.8 * COST_LIMIT, multiplier_lr=8.0),
         "DPO": hf.DPO(beta=0.1),
+        "GSPO": hf.GSPO(**several),
+        "CISPO": hf.CISPO(**several),
+        "DAPO": hf.DAPO(**several),
+        "Dr. GRPO": hf.DrGRPO(**several),
+        "OPO": hf.OPO(max_new_tokens=NEW_TOKENS, n=4),
+        "REINFORCE++-baseline": hf.ReinforcePlusPlusBaseline(**several),
+        "KL-Cov": hf.KLCov(**several),
+        "Clip-Cov": hf.ClipCov(**several),
+        "TIS": hf.GRPO(**several, tis_cap=2.0),
+        "MIS": hf.GRPO(**several, tis_cap=2.0, tis_floor=0.5, tis_level="sequence", tis_bounds="mask"),
+        "ProcessGRPO": hf.ProcessGRPO(**several, step_ends=[ord(" ")]),
+        "Distillation": hf.Distillation(**one),
     }
+
+
+def words(completions: list[str], completion_ids: list[list[int]]) -> list[list[float]]:
+    """Reward of steps: at the end of each word what VADER's lexicon rates it, from -1 to 1; a token of `tiny` is a byte."""
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    lexicon = SentimentIntensityAnalyzer().lexicon
+    rows = [[0.0] * len(ids) for ids in completion_ids]
+    for row, text in zip(rows, completions, strict=True):
+        for word in re.finditer(rb"[a-z']+", text.lower().encode()):
+            if word.end() < len(row):  # a word that was cut off is none yet
+                row[word.end()] = lexicon.get(word.group().decode(), 0.0) / 4
+    return rows
 
 
 def own_pairs(session: Any, texts: list[str], seed: int) -> Any:
@@ -110,11 +138,18 @@ def train_each(seed: int, folder: Path, names: list[str]) -> Iterator[tuple[str,
             if name == "DPO":
                 stream = own_pairs(session, texts, seed)
             else:
-                stream = session.prompts(texts, batch_size=64 // algorithm.n, seed=seed)
+                drawn = getattr(algorithm, "oversample", 1.0)
+                stream = session.prompts(texts, batch_size=int(drawn * 64 / algorithm.n), seed=seed)
+            if name == "ProcessGRPO":
+                session.reward(words, per_token=True)
+            if name == "Distillation":
+                session.reference(str(folder / TEACHER), replace=True)
             steps = LONGER_STEPS.get(name, STEPS)
             rows = session.train(algorithm, stream, steps=steps, progress=False).rows
             seconds = time.perf_counter() - since
             yield name, rows, seconds, actor.save_pretrained(folder / name.replace(" ", ""))
+            if name == "ProcessGRPO":
+                session.reward(positive)
             session.rewind(start)
 
 
@@ -154,6 +189,8 @@ def run_all(report: Report, arguments: argparse.Namespace, evaluator: Any, folde
         folder_of: a model's folder by name.
     """
     wanted = [name for name in algorithms() if not arguments.only or name in arguments.only]
+    if "Distillation" in wanted and TEACHER not in wanted:
+        wanted.insert(0, TEACHER)
     rows = []
     for seed in arguments.seeds if wanted else []:
         before = judged(evaluator, folder_of("tiny"))

@@ -257,6 +257,11 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "RLOO": lambda w: hf.RLOO(max_new_tokens=4, n=2),
     "ReMax": lambda w: hf.ReMax(max_new_tokens=4),
     "ReinforcePlusPlus": lambda w: hf.ReinforcePlusPlus(max_new_tokens=4),
+    **{
+        name: lambda w, name=name: getattr(hf, name)(max_new_tokens=4, n=2)
+        for name in ("GSPO", "CISPO", "DAPO", "DrGRPO", "OPO", "ReinforcePlusPlusBaseline", "KLCov", "ClipCov", "ProcessGRPO", "Distillation")
+    },
+    "OverlongPenalty": lambda w: hf.OverlongPenalty(max_new_tokens=4, buffer=2),
     "SafeRLHF": lambda w: hf.SafeRLHF(max_new_tokens=4),
     "AdamW": lambda w: hf.AdamW(),
     "RolloutOptions": lambda w: hf.RolloutOptions(),

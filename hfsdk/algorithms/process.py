@@ -27,7 +27,8 @@ class StepOptions(Options):
     """Options of `advantages`, and with them of `ProcessGRPO`."""
 
     step_ends: tuple[Index, ...] = ()
-    r"""Token ids that end a step, e.g. ``session.tokenizer.encode("\n")``; a response's last token always does."""
+    r"""Token ids that end a step, e.g. ``session.prompts(["\n"], batch_size=1)[0]["prompt"].flat``; a response's last token always
+    does."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,13 @@ OF_ALGORITHMS = (
         hint="Call ppo.advantages(batch) first, or that of another algorithm, e.g. grpo.advantages(batch).",
     ),
     BuiltinColumn("returns", "token", "float32", "per token: advantage + value, the critic's target", _PPO, label="return"),
+    BuiltinColumn(
+        "covariance_mask",
+        "token",
+        "float32",
+        "1 on tokens whose log-prob and advantage covary so much that the update holds them (KL-Cov, Clip-Cov)",
+        "hf.KLCov().with_advantages(batch)",
+    ),
     BuiltinColumn("kl", "token", "float32", "per token: old log-prob - reference log-prob", _PPO),
 )
 """Columns that functions of algorithms write."""

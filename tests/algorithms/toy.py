@@ -50,6 +50,9 @@ class ToyBatch(Batch):
         assert len(other) == len(self)
         return self.plus(**{new: other.rows[name] for new, name in columns.items()})
 
+    def drop(self, *names):
+        return ToyBatch(Table({name: column for name, column in self.rows.items() if name not in names}, self.rows.row_ids))
+
     def take(self, rows):
         return ToyBatch(self.rows.take(rows))
 
@@ -60,13 +63,17 @@ class ToyBatch(Batch):
 class ToyModels:
     """Tokens 0 (ends the response), 1 and 2, drawn from one distribution, at most three. The score counts the twos."""
 
-    def __init__(self, seed=0, lr=0.1, score=None):
+    def __init__(self, seed=0, lr=0.1, score=None, per_token=False):
+        self.per_token = per_token
         self.logits = torch.zeros(3, requires_grad=True)
         self.optimizer = torch.optim.Adam([self.logits], lr=lr)
         self.rng, self.calls, self.updates = np.random.default_rng(seed), [], []
         self.score = score or (lambda tokens: float((tokens == GOOD).sum()))
-        self.actor = SimpleNamespace(generate=self.generate, compute_log_probs=self.log_probs("old"), update=self.update)
-        self.reference = SimpleNamespace(compute_log_probs=self.log_probs("ref"))
+        self.reference_logits = torch.zeros(3)
+        self.actor = SimpleNamespace(
+            generate=self.generate, compute_log_probs=self.log_probs("old"), update=self.update, spec=None
+        )  # fmt: skip
+        self.reference = SimpleNamespace(compute_log_probs=self.log_probs("ref"), spec=None)
         self.reward = SimpleNamespace(compute_scores=self.scores)
 
     def generate(self, prompts, *, max_new_tokens, temperature, n=1):
@@ -92,14 +99,16 @@ class ToyModels:
     def log_probs(self, kind):
         def run(batch):
             self.calls.append(f"{kind}_log_probs")
-            logits = self.logits if kind == "old" else torch.zeros(3)
+            logits = self.logits if kind == "old" else self.reference_logits
             return batch.plus(**{f"{kind}_log_probs": self._log_probs(batch.rows["response"], logits)})
 
         return run
 
     def scores(self, batch):
         self.calls.append("scores")
-        return batch.plus(scores=np.array([self.score(tokens) for tokens in batch.rows["response"]], np.float32))
+        response = batch.rows["response"]
+        scored = batch.plus(scores=np.array([self.score(tokens) for tokens in response], np.float32))
+        return scored.plus(token_scores=response.map((response.flat == GOOD).astype(np.float32))) if self.per_token else scored
 
     def update(self, batch, loss, *, epochs, mini_batches):
         self.calls.append("update")

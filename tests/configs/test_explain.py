@@ -169,6 +169,30 @@ def test_layers_that_have_no_adapters_here_are_told(odd):
     assert found.step.roles[0].lora.targets == "linear"
 
 
+NAMED = [
+    ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "hf.GSPO(clip=0.2"),
+    ({"loss_type": "cispo", "epsilon_high": 5.0}, "hf.CISPO(clip_high=4.0"), ({"loss_type": "dr_grpo"}, "hf.DrGRPO("),
+    ({"use_vllm": True}, "tis_cap=3.0, tis_level='sequence', tis_bounds='mask'"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "hf.GSPO("),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", "hf.KLCov(share=0.0002, old_kl_coef=0.1"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "hf.ClipCov("),
+    ("algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_2.0",
+     "tis_cap=2.0, tis_floor=0.5, tis_bounds='mask'"),
+    ("algorithm.adv_estimator=opo", "hf.OPO("),
+    ("algorithm.adv_estimator=reinforce_plus_plus_baseline", "hf.ReinforcePlusPlusBaseline("),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "code"), NAMED, ids=[code for _, code in NAMED])
+def test_the_algorithm_that_a_configuration_names_is_hfsdks_own(config, code):
+    if isinstance(config, str):
+        given = {"algorithm.adv_estimator": "grpo", **dict(word.split("=") for word in config.split())}
+        config = {"actor_rollout_ref.rollout.n": 4, "actor_rollout_ref.model.path": "of/nobody", **given}
+    found = hf.explain({"num_generations": 8, **config} if "actor_rollout_ref.rollout.n" not in config else config)
+    assert code in found.code.replace("aggregation='token_mean', ", "")
+    assert "hfsdk has no" not in found.code
+
+
 def test_code_of_a_model_that_is_no_preset_holds_its_numbers():
     spec = hf.ModelSpec(name="mine", num_layers=4, hidden_size=256, mlp_hidden_size=512, num_heads=4, num_kv_heads=4, head_dim=64,
                         vocab_size=1000, max_positions=4096)  # fmt: skip

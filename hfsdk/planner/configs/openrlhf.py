@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "ds.ring_attn_size": 1, "ds.tensor_parallel_size": 1, "ds.lora.rank": 0, "ds.lora.alpha": 16,
     "ds.lora.target_modules": "all-linear", "ds.packing_samples": False,
     "actor.gradient_checkpointing_enable": False, "actor.adam.lr": 1e-6, "critic.adam.lr": 9e-6, "actor.eps_clip": 0.2,
+    "actor.policy_loss_type": "ppo",
     "actor.eps_clip_low_high": None, "actor.dual_clip": None, "actor.entropy_coef": None, "actor.loss_agg_mode": "token-mean",
     "critic.value_clip": 0.5, "algo.advantage.estimator": "gae", "algo.advantage.gamma": 1.0, "algo.advantage.lambd": 1.0,
     "algo.kl.init_coef": 0.01, "algo.kl.use_loss": False, "algo.kl.estimator": "k1", "algo.dynamic_filtering_enable": False,
@@ -71,8 +72,8 @@ OLD_NAMES = {
 """Flags of releases up to 0.9 -> what they are called now."""
 
 OURS = {
-    "gae": "PPO", "reinforce": "ReinforcePlusPlus", "rloo": "RLOO", "group_norm": "GRPO", "dr_grpo": "GRPO",
-    "reinforce_baseline": "GRPO",
+    "gae": "PPO", "reinforce": "ReinforcePlusPlus", "rloo": "RLOO", "group_norm": "GRPO", "dr_grpo": "DrGRPO",
+    "reinforce_baseline": "ReinforcePlusPlusBaseline",
 }  # fmt: skip
 GROUPED = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
@@ -110,7 +111,7 @@ def read_openrlhf(s: Settings) -> StepConfig:
     }  # fmt: skip
     rows = max(1, copies * prompts // max(1, dp))
     return StepConfig(
-        system="OpenRLHF", release=RELEASE, algorithm=estimator, ours=OURS.get(estimator, ""),
+        system="OpenRLHF", release=RELEASE, algorithm=estimator, ours=_ours(s, estimator),
         options=_options(s, estimator, copies, response), prompts=max(1, prompts), copies=max(1, copies),
         prompt_tokens=max(1, longest - response), response_tokens=response, mini_batch=max(1, batch),
         micro_batch=None if dynamic else max(1, micro), micro_tokens=tokens if dynamic else None,
@@ -120,6 +121,11 @@ def read_openrlhf(s: Settings) -> StepConfig:
         assumed=assumed,
         reward=s.text("reward.model_name_or_path") or "a function",
     )  # fmt: skip
+
+
+def _ours(s: Settings, estimator: str) -> str:
+    ours = OURS.get(estimator, "")
+    return "GSPO" if s.text("actor.policy_loss_type") == "gspo" and ours in ("GRPO", "DrGRPO") else ours
 
 
 def _nodes(s: Settings, pools: dict[str, int]) -> int:
@@ -226,8 +232,8 @@ def _options(s: Settings, estimator: str, copies: int, response: int) -> dict[st
     if estimator == "gae":
         options |= {"lam": s.number("algo.advantage.lambd"), "value_clip": s.number("critic.value_clip")}
         options["kl_in"] = "loss" if in_loss else "reward"
-    if OURS.get(estimator) == "GRPO":
-        options["scale"] = "group" if estimator == "group_norm" else "none" if estimator == "dr_grpo" else "batch"
+    if estimator in ("group_norm", "dr_grpo", "reinforce_baseline"):
+        options["scale"] = "group" if estimator == "group_norm" else "none"
         options["kl"] = options["kl"] if options["kl"] in ("k2", "k3") else "k3"
     return {name: value for name, value in options.items() if value is not None}
 

@@ -42,7 +42,9 @@ GRPO_DEFAULTS: dict[str, Any] = {
     "max_completion_length": 512, "num_iterations": 1, "beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None,
     "loss_type": "dapo", "scale_rewards": "group", "temperature": 1.0, "use_vllm": False, "vllm_mode": "colocate",
     "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False,
-    "vllm_max_model_length": None, "entropy_coef": 0.0, "auto_find_batch_size": False,
+    "vllm_max_model_length": None, "entropy_coef": 0.0, "auto_find_batch_size": False, "importance_sampling_level": "token",
+    "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3.0, "vllm_importance_sampling_clip_min": None,
 }  # fmt: skip
 PPO_DEFAULTS: dict[str, Any] = {
     **COMMON, "learning_rate": 3e-6, "num_mini_batches": 1, "num_ppo_epochs": 4, "response_length": 53, "temperature": 0.7,
@@ -51,7 +53,13 @@ PPO_DEFAULTS: dict[str, Any] = {
     "reward_model_path": None,
 }  # fmt: skip
 
-AGGREGATIONS = {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean", "dr_grpo": "fixed_length"}
+AGGREGATIONS = {
+    "grpo": "sequence_mean",
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "dr_grpo": "fixed_length",
+    "cispo": "token_mean",
+}
 Rule = Callable[..., None]
 
 
@@ -138,7 +146,7 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
         frozen = RoleConfig(name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens)
         roles.append(replace(frozen, base_of="actor" * (lora is not None)))  # with adapters off: grpo_trainer.py, use_adapter
     return StepConfig(
-        system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {s.text('loss_type')}", ours="GRPO",
+        system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {s.text('loss_type')}", ours=_ours(s),
         options=_grpo_options(s, copies, response),
         prompts=max(1, samples // max(1, copies)), copies=max(1, copies), prompt_tokens=prompt, response_tokens=response,
         mini_batch=at_once * accumulated, micro_batch=each, micro_tokens=None, epochs=epochs, dp=processes,
@@ -159,6 +167,12 @@ def _lora(s: Settings, rule: Rule, assumed: dict[str, str]) -> LoRA | None:
     return lora_asked(s.whole("lora_r"), s.number("lora_alpha"), targets, rule, "lora_r", stabilised=s.yes("use_rslora"))
 
 
+def _ours(s: Settings) -> str:
+    if s.text("importance_sampling_level") == "sequence":
+        return "GSPO"
+    return {"cispo": "CISPO", "dr_grpo": "DrGRPO"}.get(s.text("loss_type"), "GRPO")
+
+
 def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
     high, scale = s.value("epsilon_high"), s.value("scale_rewards")
     options = {
@@ -167,6 +181,12 @@ def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
         "clip_high": None if high is None else s.number("epsilon_high"),
         "scale": scale if isinstance(scale, str) else "group" if scale else "none",
     }  # fmt: skip
+    if s.text("loss_type") == "cispo":  # it bounds the weight itself by epsilon_high, hfsdk its distance from 1
+        options |= {"clip": None, "clip_high": s.number("epsilon_high") - 1.0 if high is not None else None}
+    if s.yes("use_vllm") and s.yes("vllm_importance_sampling_correction"):
+        level, _, bounds = s.text("vllm_importance_sampling_mode").partition("_")
+        most, least = (s.value(f"vllm_importance_sampling_clip_{end}") for end in ("max", "min"))
+        options |= {"tis_cap": most, "tis_floor": least, "tis_level": level, "tis_bounds": bounds} if most is not None else {}
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -24,7 +24,7 @@ TRAIN, MINI, N = "data.train_batch_size", f"{A}ppo_mini_batch_size", f"{R}n"
 MICRO, OLD_MICRO, DYNAMIC, TOKENS = (
     f"{A}{key}" for key in ("ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 )
-REF = "actor_rollout_ref.ref."
+REF, CORRECTION = "actor_rollout_ref.ref.", "algorithm.rollout_correction."
 MODELS = ("actor_rollout_ref.model.", "critic.model.")
 RECOMPUTE = f"{A}megatron.override_transformer_config.recompute_granularity"
 
@@ -33,6 +33,9 @@ DEFAULTS: dict[str, Any] = {
     N: 1, MINI: 256, MICRO: None, OLD_MICRO: None, DYNAMIC: False, TOKENS: 16384,
     f"{A}ppo_epochs": 1, f"{A}clip_ratio": 0.2, f"{A}clip_ratio_low": 0.2, f"{A}clip_ratio_high": 0.2, f"{A}entropy_coeff": 0,
     f"{A}loss_agg_mode": "token-mean", f"{A}use_kl_loss": False, f"{A}kl_loss_coef": 0.001, f"{A}strategy": "fsdp",
+    f"{A}policy_loss.loss_mode": "vanilla", f"{A}policy_loss.clip_cov_ratio": 0.0002, f"{A}policy_loss.clip_cov_lb": 1.0,
+    f"{A}policy_loss.clip_cov_ub": 5.0, f"{A}policy_loss.kl_cov_ratio": 0.0002, f"{A}policy_loss.ppo_kl_coef": 0.1,
+    f"{CORRECTION}rollout_is": None, f"{CORRECTION}rollout_is_threshold": 2.0,
     f"{A}optim.lr": 1e-6, f"{A}ulysses_sequence_parallel_size": 1, f"{A}fsdp_config.ulysses_sequence_parallel_size": 1,
     f"{A}fsdp_config.fsdp_size": -1, f"{A}fsdp_config.model_dtype": "fp32", f"{A}fsdp_config.param_offload": False,
     f"{A}fsdp_config.optimizer_offload": False, f"{A}megatron.tensor_model_parallel_size": 1,
@@ -68,9 +71,13 @@ DEFAULTS: dict[str, Any] = {
 """Of the keys that are read; ``critic.enable`` of nothing is true for ``gae``."""
 
 OURS = {
-    "gae": "PPO", "grpo": "GRPO", "rloo": "RLOO", "remax": "ReMax", "reinforce_plus_plus": "ReinforcePlusPlus",
+    "gae": "PPO", "grpo": "GRPO", "rloo": "RLOO", "remax": "ReMax", "reinforce_plus_plus": "ReinforcePlusPlus", "opo": "OPO",
+    "reinforce_plus_plus_baseline": "ReinforcePlusPlusBaseline",
 }  # fmt: skip
 """``algorithm.adv_estimator`` -> hfsdk's class."""
+
+LOSSES = {"gspo": "GSPO", "cispo": "CISPO", "kl_cov": "KLCov", "clip_cov": "ClipCov"}
+"""``policy_loss.loss_mode`` with the estimator ``grpo`` -> hfsdk's class."""
 
 AGGREGATIONS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
 
@@ -105,7 +112,7 @@ def read_verl(settings: Settings) -> StepConfig:
     loras = [_lora(s, model, megatron, rules_into(found, f"verl {RELEASE}")) for model in MODELS]
     roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens, *loras)
     return StepConfig(
-        system="verl", release=RELEASE, algorithm=estimator, ours=OURS.get(estimator, ""),
+        system="verl", release=RELEASE, algorithm=estimator, ours=_ours(s, estimator),
         options=_options(s, estimator, response, copies), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
         response_tokens=response, mini_batch=max(1, mini * copies), micro_batch=micro, micro_tokens=tokens,
         epochs=max(1, s.whole(f"{A}ppo_epochs")), dp=dp, pools={"all": num_gpus}, roles=roles,
@@ -224,9 +231,38 @@ def _options(s: Settings, estimator: str, response: int, copies: int) -> dict[st
         options |= {"gamma": s.number("algorithm.gamma"), "lam": s.number("algorithm.lam")}
         options |= {"value_clip": s.number("critic.cliprange_value"), "kl_in": "loss" if in_loss and coef else None}
         options |= {"kl": "k3"} if in_loss and coef else {}
+    options |= _options_of_loss(s, s.text(f"{A}policy_loss.loss_mode")) | _correction(s)
     if estimator == "grpo":
         options["scale"] = "group" if s.yes("algorithm.norm_adv_by_std_in_grpo") else "none"
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _ours(s: Settings, estimator: str) -> str:
+    ours = OURS.get(estimator, "")
+    return LOSSES.get(s.text(f"{A}policy_loss.loss_mode"), ours) if estimator == "grpo" else ours
+
+
+def _options_of_loss(s: Settings, mode: str) -> dict[str, Any]:
+    loss = f"{A}policy_loss."
+    if mode == "kl_cov":
+        return {"share": s.number(f"{loss}kl_cov_ratio"), "old_kl_coef": s.number(f"{loss}ppo_kl_coef"), "clip_high": None}
+    if mode == "clip_cov":
+        bounds = {"low": s.number(f"{loss}clip_cov_lb"), "high": s.number(f"{loss}clip_cov_ub")}
+        return {"share": s.number(f"{loss}clip_cov_ratio"), **bounds}
+    return {}
+
+
+def _correction(s: Settings) -> dict[str, Any]:
+    """Return the weights of the rollout's log-probs: a threshold of one number truncates them, ``"lower_upper"`` masks them."""
+    level, threshold = s.value(f"{CORRECTION}rollout_is"), str(s.value(f"{CORRECTION}rollout_is_threshold"))
+    try:
+        *floor, cap = (float(bound) for bound in threshold.split("_"))
+    except ValueError:
+        return {}
+    if level not in ("token", "sequence"):
+        return {}
+    found = {"tis_cap": cap, "tis_level": level}
+    return found | {"tis_floor": floor[0], "tis_bounds": "mask"} if floor else found
 
 
 def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: bool) -> list[Finding]:
