@@ -17,7 +17,7 @@ from hfsdk.algorithms.choices import Aggregation, MiniBatches, TokenShare
 from hfsdk.algorithms.grpo import GRPO
 from hfsdk.algorithms.losses import PolicyLoss, check
 from hfsdk.algorithms.options import BatchFunction, Options
-from hfsdk.core.checks import NonNegative, Positive
+from hfsdk.core.checks import NonNegative, Positive, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,6 +109,7 @@ class KLCov(KLCovOptions, GRPO):
         for name in ("clip_high", "dual_clip"):
             check(getattr(self, name) is None, name, getattr(self, name), "None: KL-Cov does not clip")
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with advantages, and ``covariance_mask``: 1 on the held tokens."""
         return Largest.of(self).over(super().with_advantages(batch))
@@ -127,6 +128,7 @@ class ClipCov(ClipCovOptions, GRPO):
 
     loss_kind = ClipCovLoss
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with advantages, and ``covariance_mask``: 1 on the drawn tokens."""
         return Drawn.of(self).over(super().with_advantages(batch))

@@ -81,6 +81,7 @@ class GRPO(AdvantageOptions, OnPolicy):
         super().__post_init__()
         check(self.kl in ("k2", "k3", "k3+"), "kl", self.kl, "k2, k3 or k3+ (in a loss, k1 has no gradient in expectation)")
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with its advantages; variants have others."""
         return Advantages.of(self).over(batch)

@@ -30,6 +30,7 @@ class OPO(rloo.RLOO):
     kl_coef: NonNegative = 0.0
     """As in `RLOO`; the paper has no KL."""
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with its advantages."""
         return Advantages.of(self).over(batch)

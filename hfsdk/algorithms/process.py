@@ -35,6 +35,7 @@ class StepOptions(Options):
 class ProcessGRPO(StepOptions, grpo.GRPO):
     """GRPO whose rewards are of steps. Without ``step_ends`` a response is one step: that is GRPO."""
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with its advantages."""
         return Advantages.of(self).over(batch)

@@ -55,6 +55,7 @@ class ReinforcePlusPlus(AdvantageOptions, OnPolicy):
     mini_batches: MiniBatches = 2
     """Optimizer steps per epoch."""
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with its advantages; a variant has others (:mod:`hfsdk.algorithms.reinforce_pp_baseline`)."""
         return Advantages.of(self).over(batch)

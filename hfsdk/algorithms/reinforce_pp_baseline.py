@@ -45,6 +45,7 @@ class ReinforcePlusPlusBaseline(reinforce_pp.ReinforcePlusPlus):
         """The actor's loss."""
         return replace(super().policy_loss, kl_coef=self.kl_coef)
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with its advantages, without the KL."""
         return Advantages.of(self, kl_coef=0.0).over(batch)

@@ -52,6 +52,7 @@ class RLOO(KLReward, OnPolicy):
 
     compares = True
 
+    @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with its advantages; a variant has others (`hfsdk.algorithms.opo.OPO`)."""
         return Advantages.of(self).over(batch)
