@@ -223,7 +223,7 @@ def test_batches_are_put_one_after_the_other():
     assert list(both["text"]) == ["a", "b", "c"]
 
 
-def test_point_10_every_loss_is_the_plain_policy_gradient_before_anything_is_updated():
+def test_every_loss_is_the_plain_policy_gradient_before_anything_is_updated():
     """Where the ratio is 1 everywhere, all losses have the gradient of ``-A log pi``, whatever their clips."""
     b, old = token_batch(OF_RESPONSES, covariance_mask=np.ones(sum(LENGTHS))), t(COLUMNS["old_log_probs"]).float()
     for loss in (PolicyLoss(), GSPOLoss(clip=3e-4, clip_high=4e-4), CISPOLoss(clip=1.0, clip_high=4.0), KLCovLoss()):
