@@ -222,6 +222,8 @@ __all__ = [
 _SFT = "it is a loss: actor.update(batch, hf.CrossEntropy()), with batches of session.demonstrations(data)"
 _ELSEWHERE = {
     **dict.fromkeys(("SFT", "SFTTrainer", "SFTConfig"), _SFT),
+    **dict.fromkeys(("Distillation", "GKD", "GKDTrainer", "GKDConfig"), "hf.Distillation(), with session.reference(the teacher)"),
+    **dict.fromkeys(("TIS", "MIS", "IcePop"), "it is an option of every algorithm with a ratio: hf.GRPO(tis_cap=2.0)"),
     "LoraConfig": "hf.LoRA(rank=16, alpha=32), given as session.actor(..., lora=...)",
     "Trainer": "a session trains: session.train(hf.PPO(), prompts, steps=50), or hf.GRPO(), hf.DPO(), ... in its place",
     "Config": "options are an algorithm's, e.g. hf.PPO(clip=0.2), or a model's: session.actor(model, optimizer=hf.AdamW(lr=1e-5))",

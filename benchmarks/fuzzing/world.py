@@ -196,6 +196,11 @@ def _gap(world: World) -> Any:
 
 _free = itertools.count()
 
+VARIANTS = (
+    "GSPO", "CISPO", "DAPO", "DrGRPO", "OPO", "ReinforcePlusPlusBaseline", "KLCov", "ClipCov", "ProcessGRPO", "Distillation",
+)  # fmt: skip
+"""Algorithms that take ``max_new_tokens`` and ``n`` alike."""
+
 MAKERS: dict[str, Callable[[World], Any]] = {
     # the session and what it hands out
     "Session": _session,
@@ -257,10 +262,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "RLOO": lambda w: hf.RLOO(max_new_tokens=4, n=2),
     "ReMax": lambda w: hf.ReMax(max_new_tokens=4),
     "ReinforcePlusPlus": lambda w: hf.ReinforcePlusPlus(max_new_tokens=4),
-    **{
-        name: lambda w, name=name: getattr(hf, name)(max_new_tokens=4, n=2)
-        for name in ("GSPO", "CISPO", "DAPO", "DrGRPO", "OPO", "ReinforcePlusPlusBaseline", "KLCov", "ClipCov", "ProcessGRPO", "Distillation")
-    },
+    **{name: lambda w, name=name: getattr(hf, name)(max_new_tokens=4, n=2) for name in VARIANTS},
     "OverlongPenalty": lambda w: hf.OverlongPenalty(max_new_tokens=4, buffer=2),
     "SafeRLHF": lambda w: hf.SafeRLHF(max_new_tokens=4),
     "AdamW": lambda w: hf.AdamW(),

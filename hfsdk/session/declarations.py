@@ -164,7 +164,7 @@ class Declarations:
         name: Name = "reference",
         replace: bool = False,
     ) -> ReferenceModel:
-        """Declare the frozen policy that the KL is measured against.
+        """Declare the frozen policy that the KL is measured against, or the teacher of `hf.Distillation`.
 
         Args:
             model: the actor (the weights that it began with, in its dtype, also after updates), or a model as in :meth:`actor`,
@@ -225,8 +225,8 @@ class Declarations:
                 a scalar head, as in :meth:`actor`. Or a list of functions and of handles of this method, to be summed.
             weights: of such a list; by default 1 each.
             per_token: whether the function returns a list of numbers per completion, one for each of ``completion_ids`` (which it
-                gets by that name); they are kept as ``token_scores``, their sums as ``scores``, and `PPO` and
-                `ReinforcePlusPlus` reward each token with its own.
+                gets by that name); they are kept as ``token_scores``, their sums as ``scores``, and `PPO`,
+                `ReinforcePlusPlus` and `ProcessGRPO` reward each token or step with its own.
             timeout_s: most seconds one call of the function may take; with ``workers``, one sample.
             workers: run samples one by one in so many processes side by side: the function is called with lists of length 1 (so a
                 score may not depend on the other samples), a sample that takes longer than ``timeout_s`` is ended and named, and
