@@ -6,13 +6,14 @@ May import: core, models.
 """
 
 from hfsdk.algorithms.cispo import CISPO
-from hfsdk.algorithms.covariance import ClipCov, KLCov
+from hfsdk.algorithms.clip_cov import ClipCov
 from hfsdk.algorithms.dapo import DAPO, OverlongPenalty
 from hfsdk.algorithms.distillation import Distillation
 from hfsdk.algorithms.dpo import DPO
 from hfsdk.algorithms.dr_grpo import DrGRPO
 from hfsdk.algorithms.grpo import GRPO
 from hfsdk.algorithms.gspo import GSPO
+from hfsdk.algorithms.kl_cov import KLCov
 from hfsdk.algorithms.opo import OPO
 from hfsdk.algorithms.ppo import PPO
 from hfsdk.algorithms.preferences import BradleyTerry, CostLoss, CrossEntropy

@@ -10,9 +10,10 @@ import torch
 import hfsdk as hf
 from hfsdk.algorithms import covariance, distillation, opo, process, reinforce_pp_baseline, rlmath
 from hfsdk.algorithms.cispo import CISPOLoss
-from hfsdk.algorithms.covariance import ClipCovLoss, Drawn, KLCovLoss, Largest
+from hfsdk.algorithms.clip_cov import ClipCovLoss, Drawn
 from hfsdk.algorithms.filtering import OTHER, Concatenation
 from hfsdk.algorithms.gspo import GSPOLoss
+from hfsdk.algorithms.kl_cov import KLCovLoss, Largest
 from hfsdk.algorithms.losses import PolicyLoss
 from hfsdk.algorithms.rollout_correction import CorrectionOptions, rollout_weights
 from hfsdk.core.errors import OptionError
