@@ -31,3 +31,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     found = [folded[one] for one in dict.fromkeys([one for one in folded if asked and one.startswith(asked)] + close)][:3]
     every = f"here are {', '.join(names)}"
     return f"did you mean {' or '.join(map(repr, found))}? T{every}" if found else f"t{every}"
+
+
+def millions(count: int) -> str:
+    """Return a number of parameters as people say it: 1.1M, 135M, 7B."""
+    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"

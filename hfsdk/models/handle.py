@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -24,11 +24,13 @@ from hfsdk.core.lora import ADAPTER_CONFIG
 from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE
 from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
 from hfsdk.core.roles import RoleSpec
+from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.text import printable
+from hfsdk.core.text import millions, printable
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
-from hfsdk.models.host import CallClient, Host
+from hfsdk.models.counters import Counters
+from hfsdk.models.host import CallClient
 from hfsdk.models.primitive import Primitive
 
 Epochs = Annotated[int, Within(1, 10_000)]
@@ -45,6 +47,46 @@ class OneRowMetrics(Metrics):
         """The one row; waits."""
         self.wait()
         return [self._client.result(self.call_ids[0])]
+
+
+class Host(Protocol):
+    """What handles need of their session; they stand below it and know nothing else of it."""
+
+    @property
+    def client(self) -> CallClient:
+        """Who calls are sent through."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The session's seed, which calls without one of their own use."""
+        ...
+
+    @property
+    def simulated(self) -> bool:
+        """Whether seconds are those of a virtual clock."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """Numbers that are saved with the session."""
+        ...
+
+    def ready(self, handle: ModelHandle) -> None:
+        """Place and load the handle's role where that has not happened; refuse a handle that was replaced or released."""
+        ...
+
+    def release(self, handle: ModelHandle) -> None:
+        """Free the handle's role and forget it."""
+        ...
+
+    def notice(self, text: str) -> None:
+        """Tell the user something that is no failure."""
+        ...
+
+    def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
+        """Return a snapshot of the session by its name, or as it is."""
+        ...
 
 
 class ModelHandle(Guided):
@@ -343,7 +385,7 @@ class TrainedHandle(ModelHandle):
         self._host.notice(
             f"AdamW: learning rate {taken.lr:.0e} (warm-up {taken.warmup_steps} steps) suggested for "
             f"{self.name if lora is None else f'LoRA of {self.name}'}, "
-            f"{_millions(size)} parameters, and {WORDS[learns]}; optimizer=hf.AdamW(lr=...) to choose"
+            f"{millions(size)} parameters, and {WORDS[learns]}; optimizer=hf.AdamW(lr=...) to choose"
         )
 
     @checked
@@ -395,11 +437,6 @@ class TrainedHandle(ModelHandle):
 def set_role(handle: ModelHandle, role: RoleSpec) -> None:
     """Let a handle take its role as it is placed, or a function's new version."""
     handle._role = role
-
-
-def _millions(count: int) -> str:
-    """Return a number of parameters as people say it: 1.1M, 135M, 7B."""
-    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"
 
 
 def stable_seed(*parts: object) -> int:

@@ -1,4 +1,4 @@
-"""How handles reach the controller and the tokenizer, as Protocols; what else they need of their session."""
+"""How handles reach the controller and the tokenizer, as Protocols; what else they need of their session is ``handle.Host``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hfsdk.core.pending import Client, Lease
 
 if TYPE_CHECKING:
-    from hfsdk.core.snapshot import Snapshot
     from hfsdk.engine.calls.messages import Submit
-    from hfsdk.models.counters import Counters
-    from hfsdk.models.handle import ModelHandle
 
 
 class TextCodec(Protocol):
@@ -53,44 +50,4 @@ class CallClient(Client, Protocol):
 
     def need_tokenizer(self) -> TextCodec:
         """Return the tokenizer."""
-        ...
-
-
-class Host(Protocol):
-    """What handles need of their session; they stand below it and know nothing else of it."""
-
-    @property
-    def client(self) -> CallClient:
-        """Who calls are sent through."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """The session's seed, which calls without one of their own use."""
-        ...
-
-    @property
-    def simulated(self) -> bool:
-        """Whether seconds are those of a virtual clock."""
-        ...
-
-    @property
-    def counters(self) -> Counters:
-        """Numbers that are saved with the session."""
-        ...
-
-    def ready(self, handle: ModelHandle) -> None:
-        """Place and load the handle's role where that has not happened; refuse a handle that was replaced or released."""
-        ...
-
-    def release(self, handle: ModelHandle) -> None:
-        """Free the handle's role and forget it."""
-        ...
-
-    def notice(self, text: str) -> None:
-        """Tell the user something that is no failure."""
-        ...
-
-    def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
-        """Return a snapshot of the session by its name, or as it is."""
         ...

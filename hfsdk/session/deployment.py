@@ -258,7 +258,7 @@ class Deployment:
 
 @dataclass(frozen=True, eq=False)
 class HandleHost:
-    """What handles see of their session: :class:`hfsdk.models.host.Host`."""
+    """What handles see of their session: :class:`hfsdk.models.handle.Host`."""
 
     _context: Context
     _deployment: Deployment

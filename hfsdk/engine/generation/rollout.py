@@ -168,11 +168,6 @@ class Rollout:
         return self._sleep is None or self._sleep.state == "awake"
 
     @property
-    def holds_weights(self) -> bool:
-        """Whether the weights that it multiplies with are written, whatever its cache and its adapters have."""
-        return self._ready
-
-    @property
     def ready(self) -> bool:
         """Whether it can generate: the weights are written, and nothing sleeps."""
         return self._ready and self.awake

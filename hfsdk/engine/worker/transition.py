@@ -173,10 +173,12 @@ class Transition:
         if not self._lacks_weights(rollout):
             return None
         self._take_back(safe)
+        if not rollout.awake:
+            self._base_given = None
         self._together(rollout, rollout.wake_weights, safe)
         self._proof_s = -rollout.probe_s
         with trainer.on_device("weights"), self._worker.recorder.span("reshard") as attrs:
-            base = self._move_base(rollout, safe)
+            base = self._move_base(safe)
             report = self.last_report = self._move(leg, trainer.num_updates, safe)
             attrs.update(
                 bytes=report.bytes_received, bytes_copied=report.bytes_copied, bytes_shared=report.bytes_shared,
@@ -188,11 +190,11 @@ class Transition:
         self._together(rollout, rollout.wake_cache, safe)
         return report
 
-    def _move_base(self, rollout: Rollout, safe: SafePoint) -> TransportReport | None:
+    def _move_base(self, safe: SafePoint) -> TransportReport | None:
         """Give the rollout the base that adapters stand beside, where it has none, or an older one on some rank."""
         if self._base is None:
             return None
-        lacks = not rollout.holds_weights or self._base_given is None
+        lacks = self._base_given is None
         if self.touched and not lacks:
             lacks = bool((self._fingerprints(self._base, self._base.sources()) != self._base_given).any())
         self.touched = False
