@@ -188,6 +188,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
             rollout_weights = max(0, rollout_weights - size * parameters)
         kv_cache = cache_bytes(spec, role.rollout_options, tp, role.dtype, on_cpu=on_cpu)
     sleeps = not on_cpu and role.train is not None
+    offloaded = () if on_cpu else role.offloads
     return MemoryEstimate(
         weights=size * parameters,
         gradients=4 * learned if role.trainable else 0,
@@ -198,9 +199,9 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         logits=logits,
         asleep=rollout_weights + kv_cache if sleeps else 0,
         temporaries=adamw_temporary_bytes(stepped, on_cpu=on_cpu, fused=fused),
-        offloaded=() if on_cpu else role.offloads,
+        offloaded=offloaded,
         for_steps=not on_cpu and role.optimizer is not None and role.optimizer.offload,
-        base=0 if (role.trainable and role.lora is None) or "weights" in role.offloads else size * frozen,
+        base=0 if (role.trainable and role.lora is None) or "weights" in offloaded else size * frozen,
     )
 
 
