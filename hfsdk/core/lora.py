@@ -26,6 +26,9 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of an adapter's two tensors, as peft writes them."""
 
 
+BESIDE, SLOTS = 1, 2
+"""The rollout's slot for the adapters of a snapshot, the role's own being in slot 0; and how many it has."""
+
 ADAPTER_CONFIG = "adapter_config.json"
 """The file beside them that says what they are."""
 

@@ -70,15 +70,15 @@ def test_planned_bytes_are_those_of_the_boxes(layout, lora, kind, dtype):
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
-def test_the_rollout_has_a_base_of_its_own_and_a_slot_of_padded_rank(tp):
+def test_the_rollout_has_a_base_of_its_own_and_slots_of_padded_rank(tp):
     lora = hf.LoRA(rank=5, targets=("q_proj", "down_proj"))
     slot = sum(box.numel for box in vllm_boxes(held_adapters(SMALL, lora), tp, 0))
     assert slot > sum(box.numel for box in vllm_boxes(role(lora=lora).learned, tp, 0))
     one = role(train=f"tp{tp}", rollout=f"tp{tp}", lora=lora)
-    assert role_bytes(one, 8).rollout_weights == 2 * (rollout_parameters(SMALL, tp) + slot)
+    assert role_bytes(one, 8).rollout_weights == 2 * (rollout_parameters(SMALL, tp) + SLOTS * slot)
     on_cpu = {mode: replace(one, rollout_options=hf.RolloutOptions(cpu_weights=mode)) for mode in ("packed", "shared")}
     both = {mode: role_bytes(laid, 8, on_cpu=True).rollout_weights for mode, laid in on_cpu.items()}
-    assert both["shared"] == 2 * (rollout_parameters(SMALL, tp) + slot), "its base is nobody else's"
+    assert both["shared"] == 2 * (rollout_parameters(SMALL, tp) + SLOTS * slot), "its base is nobody else's"
     assert both["packed"] == both["shared"] + 2 * rollout_parameters(SMALL, tp)
 
 

@@ -28,6 +28,7 @@ from hfsdk.core.arguments import (
 )
 from hfsdk.core.builtin import Method
 from hfsdk.core.errors import CallError, NonFiniteLossError
+from hfsdk.core.lora import BESIDE, SLOTS
 from hfsdk.core.methods import METHODS, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Assignment, Weights
@@ -47,7 +48,7 @@ from hfsdk.engine.worker.rank_view import RankView
 from hfsdk.engine.worker.role_host import RoleHost
 from hfsdk.engine.worker.role_states import RoleStates
 from hfsdk.engine.worker.shadow_weights import ShadowWeights
-from hfsdk.engine.worker.transition import BESIDE, Transition
+from hfsdk.engine.worker.transition import Transition
 from hfsdk.resharding.reshard_report import TransportReport
 
 A = TypeVar("A", bound=Arguments)
@@ -106,7 +107,7 @@ class HostedRole:
             spec.folder, spec.model, tp=spec.rollout.tp, rank=setup.rank, world_size=setup.world_size, dtype=spec.dtype,
             options=spec.rollout_options, seed=spec.seed, job_id=setup.job_id, recorder=self.worker.recorder,
             load_weights=spec.train is None and spec.lora is not None, trained=spec.train is not None, lora=spec.lora,
-            adapters=1 + BESIDE,
+            adapters=SLOTS,
         )  # fmt: skip
         rollout.rest()
         return rollout

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hfsdk.core.errors import CallError, WeightMismatchError
-from hfsdk.core.lora import LoRA
+from hfsdk.core.lora import BESIDE, LoRA
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.generation.rollout import Rollout
@@ -54,10 +54,6 @@ def put_into_use(rollout: Rollout, group: ProcessGroup, safe: SafePoint) -> None
     except WeightMismatchError as found:
         error = found
     safe.agree(group, error)
-
-
-BESIDE = 1
-"""The rollout's slot for the adapters of a snapshot; the role's own are in slot 0."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.frozen_bases import HeldBase, base_key, held_by_others
 from hfsdk.core.layout import Layout
-from hfsdk.core.lora import AdapterSpec
+from hfsdk.core.lora import SLOTS, AdapterSpec
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import PARTS, RoleSpec
 from hfsdk.core.rollout_sizes import cache_bytes
@@ -183,7 +183,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         copies = 2 if on_cpu and role.rollout_options.cpu_weights == "packed" else 1
         rollout_weights = copies * size * rollout_parameters(spec, tp)
         if role.lora is not None:
-            rollout_weights += size * slot_numbers(spec, role.lora, tp)
+            rollout_weights += size * SLOTS * slot_numbers(spec, role.lora, tp)
         elif on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
             rollout_weights = max(0, rollout_weights - size * parameters)
         kv_cache = cache_bytes(spec, role.rollout_options, tp, role.dtype, on_cpu=on_cpu)
