@@ -11,6 +11,7 @@ import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.layout import Layout
+from hfsdk.core.lora import SLOTS
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
