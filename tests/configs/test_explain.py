@@ -171,7 +171,8 @@ def test_layers_that_have_no_adapters_here_are_told(odd):
 
 NAMED = [
     ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "hf.GSPO(max_new_tokens=512, clip=0.2"),
-    ({"loss_type": "cispo", "epsilon_high": 3.0}, "hf.CISPO(max_new_tokens=512, clip_high=2.0"), ({"loss_type": "dr_grpo"}, "hf.DrGRPO("),
+    ({"loss_type": "cispo", "epsilon_high": 3.0}, "hf.CISPO(max_new_tokens=512, clip_high=2.0"),
+    ({"loss_type": "dr_grpo"}, "hf.DrGRPO("),
     ({"use_vllm": True}, "tis_cap=3.0, tis_level='sequence', tis_bounds='mask'"),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "hf.GSPO("),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", "n=4, mini_batches=4, share=0.0002, old_kl_coef=0.1"),
