@@ -121,6 +121,10 @@ class LoRA(NamedFields):
         """What B A x is multiplied with."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
+    def __str__(self) -> str:
+        targets = "" if self.targets == "linear" else f" of {', '.join(self.targets)}"
+        return f"LoRA rank {self.rank}{targets}"
+
     def takes(self, module: str) -> bool:
         """Whether a layer, e.g. ``"model.layers.0.mlp.up_proj"``, has an adapter."""
         last = module.rsplit(".", 1)[-1]
@@ -165,6 +169,9 @@ class AdapterSpec(ModelSpec):
     def base(self) -> ModelSpec:
         """The model that they stand beside."""
         return ModelSpec(**{field.name: getattr(self, field.name) for field in fields(ModelSpec)})
+
+    def __str__(self) -> str:
+        return f"{self.lora} of {self.name}" if self.lora.targets == "linear" else f"{self.lora} in {self.name}"
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every adapter's A [rank, in] and B [out, rank] as ``{name: shape}``."""

@@ -286,12 +286,16 @@ class ActorModel(TrainedHandle):
         """
         self._host.ready(self)
         plan, ranks = self.reshard_plan, self._of_ranks(CENSUS, Resident)
-        planned = {"training": plan.bytes_held, "generating": plan.bytes_peak}
+        plans = [plan]
+        if self._role.lora is not None:
+            plans.append(ReshardPlan.between(self._need_model("reshard"), plan.train, plan.rollout, plan.dtype, apart=plan.apart))
 
-        def both(rank: int) -> int:
-            return plan.bytes_held(rank) + plan.bytes_needed(rank)
+        def planned(moment: str, rank: int) -> int:
+            if moment == "generating":
+                return sum(one.bytes_peak(rank) for one in plans)
+            return sum(one.bytes_held(rank) + (one.bytes_needed(rank) if moment == "both" else 0) for one in plans)
 
-        return Census(self.name, ranks, tuple(planned.get(r.moment, both)(rank) for rank, r in enumerate(ranks)))
+        return Census(self.name, ranks, tuple(planned(r.moment, rank) for rank, r in enumerate(ranks)))
 
     def _of_ranks(self, method: Method, kind: type[T], role: str = "") -> tuple[T, ...]:
         """Ask every rank of this role, or of its shadow, for something measured; empty where a rank has nothing yet."""

@@ -157,6 +157,7 @@ class ModelHandle(Guided):
         model = str(self.spec) if self.spec else self._role.function.name if self._role.function else "?"
         words = [f"{use} '{layout}'" for use, layout in self.layouts.items()]
         words += [self._role.dtype] if self.spec else []
+        words += [str(self._role.lora)] if self._role.lora else []
         words += [f"{part} in host memory" for part in self._role.offloads]
         return printable(f"{type(self).__name__}({self.name!r}: {', '.join([model, *words])})")
 

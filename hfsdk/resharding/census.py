@@ -11,8 +11,9 @@ from hfsdk.resharding.reshard_report import Resident
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-HOLDERS = ("trainer", "rollout", "shared", "aside")
-"""Where weights are: in one engine alone, in one storage of both, or kept outside both while generating."""
+HOLDERS = ("trainer", "base", "rollout", "shared", "aside")
+"""Where weights are: in one engine alone (of a role with LoRA the trainer's adapters, and the base beside them), in one storage of
+both, or kept outside both while generating."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +30,17 @@ class Census:
     def moment(self) -> str:
         """``"training"``, ``"generating"``, or ``"both"`` where the rollout keeps a copy of its own (mode ``packed``)."""
         return " and ".join(dict.fromkeys(resident.moment for resident in self.ranks))
+
+    @property
+    def title(self) -> str:
+        """Whose weights, and when: ``"actor's weights while training"``."""
+        when = {"": "", "both": " in both engines"}.get(self.moment, f" while {self.moment}")
+        return f"{self.role}'s weights{when}"
+
+    @property
+    def base_of(self) -> tuple[str, ...]:
+        """The roles that have the frozen weights beside adapters together, the one that they are counted with first."""
+        return tuple(dict.fromkeys(name for resident in self.ranks for name in resident.base_of))
 
     @property
     def total_bytes(self) -> int:
@@ -48,7 +60,8 @@ class Census:
     def to_pandas(self) -> DataFrame:
         """Return a row per rank.
 
-        Columns: moment, ``trainer_bytes`` and ``rollout_bytes`` (in one engine alone), ``shared_bytes`` (one storage for both),
+        Columns: moment, ``trainer_bytes`` and ``rollout_bytes`` (in one engine alone), ``base_bytes`` (in the trainer, the frozen
+        weights beside adapters, which other roles may have too), ``shared_bytes`` (one storage for both),
         ``aside_bytes`` (of the training shard, kept outside both while generating), ``redundant_bytes`` (the same numbers in
         the same dtype a second time), ``total_bytes``, and the plan's ``planned_bytes`` for that moment.
         """
@@ -65,13 +78,16 @@ class Census:
             }
             for rank, (r, planned) in enumerate(zip(self.ranks, self.planned, strict=True))
         ]  # fmt: skip
-        return {"role": self.role, "moment": self.moment, "ranks": ranks}
+        return {"role": self.role, "title": self.title, "base_of": list(self.base_of), "ranks": ranks}
 
     def __repr__(self) -> str:
         lines = [
-            f"{self.role}'s weights while {self.moment}: {size_text(self.total_bytes)} on {len(self.ranks)} ranks, "
+            f"{self.title}: {size_text(self.total_bytes)} on {len(self.ranks)} ranks, "
             f"{size_text(self.planned_bytes)} planned, {size_text(self.redundant_bytes)} redundant"
         ]
+        others = [name for name in self.base_of if name != self.role]
+        if others:
+            lines[0] += f"; base shared with {', '.join(others)}"
         for rank, resident in enumerate(self.ranks):
             held = [f"{name} {size_text(getattr(resident, name))}" for name in HOLDERS if getattr(resident, name)]
             lines.append(f"  rank {rank}: " + (", ".join(held) or "nothing"))

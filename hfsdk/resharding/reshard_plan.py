@@ -401,7 +401,7 @@ class ReshardPlan:
         ways = f"'{self.train}' to rollout '{self.rollout}'"
         if self.to_train:
             ways = f"rollout '{self.rollout}' back to '{self.train}'"
-        return f"ReshardPlan {self.spec.name}: {ways}, {size_text(self.bytes_moved)} between ranks"
+        return f"ReshardPlan {self.spec}: {ways}, {size_text(self.bytes_moved)} between ranks"
 
 
 def size_text(num_bytes: int) -> str:

@@ -45,11 +45,15 @@ class Resident:
     """Of the training shard, kept outside both while generating."""
     redundant: int
     """Numbers that are there twice in the same dtype."""
+    base: int = 0
+    """Of Megatron's, frozen weights beside adapters; not in ``trainer``."""
+    base_of: tuple[str, ...] = ()
+    """The roles of the rank that have that base together, which is there once."""
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.trainer + self.rollout + self.shared + self.aside
+        return self.trainer + self.rollout + self.shared + self.aside + self.base
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,7 +147,7 @@ class ReshardReport:
 
     def __repr__(self) -> str:
         return (
-            f"ReshardReport {self.plan.spec.name}: planned {size_text(self.planned_bytes)} between ranks, "
+            f"ReshardReport {self.plan.spec}: planned {size_text(self.planned_bytes)} between ranks, "
             f"{'predicted' if self.predicted else 'measured'} "
             f"{size_text(self.measured_bytes)} (ratio {self.ratio:.3f}) in {self.seconds:.3f} s"
         )

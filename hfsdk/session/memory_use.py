@@ -81,6 +81,7 @@ class MemoryUse:
         return {
             "device": number, "name": spec.name, "limit_bytes": spec.memory_bytes,
             "planned": None if estimate is None else _planned(estimate), "calls": calls, "samples": sorted(samples),
+            "bases": [] if estimate is None else [list(names) for names in estimate.bases],
         }  # fmt: skip
 
     def _picture_(self) -> Picture:
@@ -105,6 +106,7 @@ class MemoryUse:
                 most = max(value for sample in device["samples"] for value in sample[1:] if value is not None)
                 what = "predicted with all that calls need" if self._predicted else "the process"
                 words.append(f"{what} {most / 1e9:.2f} at most")
+            words += [f"one base for {', '.join(names)}" for names in device["bases"]]
             lines.append(f"  device {device['device']}: " + (", ".join(words) or "nothing planned, nothing measured"))
         return "\n".join(lines)
 

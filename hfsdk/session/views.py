@@ -18,7 +18,7 @@ from hfsdk.core.runtime import DeviceStatus
 from hfsdk.core.text import printable
 from hfsdk.core.trace import Span, Trace, Traced
 from hfsdk.engine.calls import queries as q
-from hfsdk.planner.perf.memory import MemoryEstimate, device_bytes
+from hfsdk.planner.perf.memory import DeviceMemory, device_bytes
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.live import LiveStep
 from hfsdk.session.role_book import RoleBook
@@ -86,10 +86,10 @@ class LivePlacement:
         }  # fmt: skip
 
     @cached_property
-    def _planned(self) -> Mapping[int, Mapping[str, MemoryEstimate]]:
+    def _planned(self) -> Mapping[int, DeviceMemory]:
         """By device what each role holds there, frozen weights that several begin with once."""
         assert self.placement is not None
-        return {one.device: one.roles for one in device_bytes(self._placed.values(), self.placement, self._cluster)}
+        return {one.device: one for one in device_bytes(self._placed.values(), self.placement, self._cluster)}
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per role and device: role, pool, device, rank, coordinates, replica, and the bytes of the view."""
@@ -111,14 +111,14 @@ class LivePlacement:
         known = updates >= 0 and role.shadow_of in states
         data: dict[str, Any] = {
             "name": role.name, "kind": f"shadow of {role.shadow_of}" if role.shadow_of else role.kind,
-            "model": str(role.model), "dtype": role.dtype, "pool": self._pool(role),
+            "model": str(role.model), "lora": str(role.lora or ""), "dtype": role.dtype, "pool": self._pool(role),
             "train": str(role.train) if role.train else None, "rollout": str(role.rollout) if role.rollout else None,
             "state": state, "shadow_of": role.shadow_of, "updates": updates if updates >= 0 else None,
             "behind": states[role.shadow_of][1] - updates if known else None,
             "elsewhere": {SHADOWED[_ending(s)].name: s.name for s in self._placed.values() if s.shadow_of == role.name},
             "shards": self._shards(role, measured) if self._pool(role) else [],
         }  # fmt: skip
-        return {**data, "weights": _weights(data)}
+        return {**data, "weights": _weights(data), "base": _base(data["shards"])}
 
     def _pool(self, role: RoleSpec) -> str:
         return self.placement.roles.get(role.name, "") if self.placement and role.name in self._placed else ""
@@ -130,7 +130,7 @@ class LivePlacement:
         mesh = role.train.mesh(tp) if role.train else None
         shards = []
         for rank, device in enumerate(pool.devices):
-            estimate = self._planned[device][role.name]
+            estimate = self._planned[device].roles[role.name]
             planned = estimate.resident + estimate.asleep  # while it generates
             at = mesh.coordinates(rank) if mesh else Coordinates(rank % tp, 0, rank // tp)
             status = measured.get(device)
@@ -139,7 +139,8 @@ class LivePlacement:
                 "rollout_replica": rank // tp if role.rollout else None, "planned_bytes": planned,
                 "measured_bytes": status.roles.get(role.name) if status else None,
                 "offloaded_bytes": status.offloaded.get(role.name) if status else None,
-                "asleep_bytes": status.asleep.get(role.name) if status else None,
+                "asleep_bytes": status.asleep.get(role.name) if status else None, "base_with": estimate.base_with,
+                "base_for": [other for name, *others in self._planned[device].bases if name == role.name for other in others],
             })  # fmt: skip
         return shards
 
@@ -166,7 +167,7 @@ class LivePlacement:
             lines.append(f"  pool {pool!r} on {where}" + _used(data["devices"], devices))
         for role in data["roles"]:
             where = f"pool {role['pool']!r}" if role["pool"] else "not placed"
-            words = [*_words(role), where, role["state"], role["weights"]]
+            words = [*_words(role), where, role["state"], role["weights"], role["base"]]
             lines.append(f"  {role['name']}: {', '.join(w for w in words if w)}{_bytes(role)}")
         return "\n".join(lines)
 
@@ -302,7 +303,7 @@ def session_view(
         _, state, updates = known.get(role.name, (role, "declared", 0))
         function = f"{role.function.name}@{role.function.version}" if role.function else ""
         roles.append({
-            "name": role.name, "kind": role.kind, "model": str(role.model) if role.model else f"function {function}",
+            "name": role.name, "kind": role.kind, "model": _model(role) if role.model else f"function {function}",
             "train": str(role.train) if role.train else None, "rollout": str(role.rollout) if role.rollout else None,
             "dtype": role.dtype if role.model else None, "version": updates,
             "state": "closed" if client.closed else "ready" if role.function else state,
@@ -322,13 +323,23 @@ def _weights(role: Mapping[str, Any]) -> str:
     return f"fresh ({_updates(updates)})" if behind == 0 else f"{_updates(behind)} behind" if behind > 0 else "of another version"
 
 
+def _base(shards: Sequence[Mapping[str, Any]]) -> str:
+    """Say with which roles another has its frozen weights, which are on a device once."""
+    held = dict.fromkeys(name for s in shards for name in ([s["base_with"]] if s["base_with"] else s["base_for"]))
+    return f"base shared with {', '.join(held)}" if held else ""
+
+
+def _model(role: RoleSpec) -> str:
+    return f"{role.model}, {role.lora}" if role.lora else str(role.model)
+
+
 def _updates(count: int) -> str:
     return f"{count} update{'s' * (count != 1)}"
 
 
 def _words(role: Mapping[str, Any]) -> list[str]:
     """Say of a role of the picture's data what it is: model, layouts, and what a shadow does for it."""
-    words = [role["kind"]] if role["shadow_of"] else [f"{role['model']} {role['dtype']}"]
+    words = [role["kind"]] if role["shadow_of"] else [f"{role['model']} {role['dtype']}", role["lora"]]
     words += [f"'{role['train']}'"] if role["train"] else []
     words += [f"rollout '{role['rollout']}'"] if role["rollout"] else []
     return words + [f"{method} in {shadow}" for method, shadow in role["elsewhere"].items()]
@@ -361,8 +372,13 @@ def _bytes(role: Mapping[str, Any]) -> str:
         return ""
     measured = [s["measured_bytes"] for s in shards if s["measured_bytes"] is not None]
     offloaded = [s["offloaded_bytes"] for s in shards if s["offloaded_bytes"] is not None]
-    words = f", {max(s['planned_bytes'] for s in shards) / 1e9:.2f} GB planned"
-    words += (f", {max(measured) / 1e9:.2f} GB measured" if measured else "") + " per device"
-    words += f", {max(offloaded) / 1e9:.2f} GB in host memory now" if offloaded else ""
+    words = f", {_size(max(s['planned_bytes'] for s in shards))} planned"
+    words += (f", {_size(max(measured))} measured" if measured else "") + " per device"
+    words += f", {_size(max(offloaded))} in host memory now" if offloaded else ""
     asleep = max((s["asleep_bytes"] or 0 for s in shards), default=0)
     return words + (f", rollout asleep ({asleep / 1e9:.2f} GB not there)" if asleep else "")
+
+
+def _size(num_bytes: int) -> str:
+    """Return bytes in GB, or in MB where those would read as none."""
+    return f"{num_bytes / 1e6:.2f} MB" if 0 < num_bytes < 5e6 else f"{num_bytes / 1e9:.2f} GB"

@@ -34,25 +34,36 @@ class Base:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._models: list[weakref.ref[torch.nn.Module]] = []
+        self._models: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
 
     @property
     def models(self) -> list[torch.nn.Module]:
         """Those that have them now."""
-        return [model for model in (reference() for reference in self._models) if model is not None]
+        return [model for _, model in self._there()]
 
-    def join(self, model: torch.nn.Module) -> bool:
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Whose they are."""
+        return tuple(role for role, _ in self._there())
+
+    def _there(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        for role, reference in self._models:
+            model = reference()
+            if model is not None:
+                yield role, model
+
+    def join(self, model: torch.nn.Module, role: str) -> bool:
         """Have a model's frozen parameters lie where the same ones are already; return whether they are the same, bit for bit."""
         if not all(torch.equal(self.tensors.get(name, parameter.data), parameter.data) for name, parameter in _frozen(model)):
             return False
         for name, parameter in _frozen(model):
             parameter.data = self.tensors.setdefault(name, parameter.data)
-        self._models.append(weakref.ref(model))
+        self._models.append((role, weakref.ref(model)))
         return True
 
     def leave(self, model: torch.nn.Module) -> None:
         """Give a model its own copy, unless it is alone."""
-        self._models = [reference for reference in self._models if reference() is not model]
+        self._models = [(role, reference) for role, reference in self._models if reference() is not model]
         if not self.models:
             self.tensors.clear()
             return
@@ -73,7 +84,7 @@ class SharedWeights:
     """
 
     def __init__(self, model: torch.nn.Module, role: RoleSpec, groups: RoleGroups) -> None:
-        self._model = model
+        self._model, self._role = model, role.name
         self._base: Base | None = None
         self._key: tuple[Any, ...] | None = None
         if (role.lora is not None or not role.trainable) and "weights" not in role.offloads:
@@ -88,7 +99,7 @@ class SharedWeights:
         """Have them once, where other roles here have the same."""
         if self._base is None and self._key is not None:
             base = _bases.get(self._key) or Base()
-            if base.join(self._model):
+            if base.join(self._model, self._role):
                 self._base = _bases[self._key] = base
 
     def own(self) -> None:
@@ -96,6 +107,15 @@ class SharedWeights:
         if self._base is not None and self._written:
             self._base.leave(self._model)
             self._base = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return them, whoever else has them."""
+        return [parameter.data for _, parameter in _frozen(self._model)]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of this rank that have the same ones, the one that they are counted with first."""
+        return (self._role,) if self._base is None else self._base.roles
 
     def counted_elsewhere(self) -> list[torch.Tensor]:
         """Return those that another role has which came before this one."""

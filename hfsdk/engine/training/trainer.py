@@ -79,6 +79,7 @@ class Trainer:
 
     Attributes:
         num_updates: optimizer steps done.
+        frozen: of its weights those that nothing trains, which other roles may have too.
         choices: what it does to be fast.
     """
 
@@ -114,7 +115,7 @@ class Trainer:
         if role.optimizer is None:
             self.model.requires_grad_(False)
             self.model.eval()
-        self._frozen = SharedWeights(self.model, role, groups)
+        self.frozen = SharedWeights(self.model, role, groups)
         if role.optimizer is not None:
             self._ddp = megatron_optimizer.wrap(self.model, groups, role.optimizer, self.choices)
             self._optimizer = megatron_optimizer.make_optimizer(self._ddp, groups, role.optimizer, role.dtype, self.choices)
@@ -338,12 +339,12 @@ class Trainer:
 
         A state of which a part was written is of no use.
         """
-        self._frozen.own()
+        self.frozen.own()
         with self.on_device(*PARTS):
             share = self._shares.begin(str(self.mesh.layout), known)
             yield share
             self._shares.complete(share)
-            self._frozen.share()
+            self.frozen.share()
             if self._optimizer is not None:
                 self.zero_grad()
         self.num_updates = known.num_updates
@@ -355,10 +356,10 @@ class Trainer:
             CheckpointError: the state is of another layout, rank or model; on every rank, and nothing changed.
         """
         self._need_own(share.layout, share.rank)
-        self._frozen.own()
+        self.frozen.own()
         with self.on_device(*PARTS):
             self._shares.write(share)
-            self._frozen.share()
+            self.frozen.share()
             if self._optimizer is not None:
                 self.zero_grad()
         self.num_updates = share.summary.num_updates
@@ -370,7 +371,7 @@ class Trainer:
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
-        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer, self._frozen)
+        return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer, self.frozen)
 
     def offloaded_bytes(self) -> int:
         """Return the bytes of this rank that are in host memory now, instead of on the device."""

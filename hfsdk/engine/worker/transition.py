@@ -19,7 +19,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process.safepoint import PeerFailed, SafePoint
-from hfsdk.engine.training import megatron_model
+from hfsdk.engine.training import megatron_adapters, megatron_model
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.trainer import Trainer
 from hfsdk.engine.weights import fingerprints, transport
@@ -302,12 +302,18 @@ class Transition:
         """Return what there is of the weights now, and how often."""
         if self.residency is not None:
             return self.residency.census()
-        trainer = self._trainer.memory_bytes()["weights"] if self._trainer is not None else 0
+        trainer, base, base_of = 0, 0, ()
+        if self._trainer is not None and self._spec.lora is None:
+            trainer = self._trainer.memory_bytes()["weights"]
+        elif self._trainer is not None:
+            frozen = self._trainer.frozen
+            trainer = megatron_model.storage_bytes(p.data for _, p in megatron_adapters.trained(self._trainer.model))
+            base, base_of = megatron_model.storage_bytes(frozen.tensors()), frozen.roles
         rollout = self._rollout
         if rollout is None or not rollout.awake:
-            return Resident("training", trainer, 0, 0, 0, 0)
+            return Resident("training", trainer, 0, 0, 0, 0, base, base_of)
         twice = sum(leg.plan.bytes_copied(self._worker.setup.rank) for leg in (self._leg, self._base) if leg is not None)
-        return Resident("both", trainer, rollout.memory_bytes() - rollout.kv_cache_bytes, 0, 0, twice)
+        return Resident("both", trainer, rollout.memory_bytes() - rollout.kv_cache_bytes, 0, 0, twice, base, base_of)
 
     def close(self) -> None:
         """Let go of both."""

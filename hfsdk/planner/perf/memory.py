@@ -152,6 +152,12 @@ class DeviceMemory:
         working = max((e.working for e in self.roles.values()), default=0)
         return self.process + sum(e.resident for e in self.roles.values()) + working
 
+    @property
+    def bases(self) -> tuple[tuple[str, ...], ...]:
+        """The roles that hold frozen weights together, once: each time the one that they are counted with, then the others."""
+        holders = dict.fromkeys(one.base_with for one in self.roles.values() if one.base_with)
+        return tuple((name, *(other for other, one in self.roles.items() if one.base_with == name)) for name in holders)
+
 
 @checked
 def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> MemoryEstimate:

@@ -14,7 +14,8 @@ from typing import Any, Literal, TypedDict
 from hfsdk.viz.frame import Picture, bytes_text
 
 HOLDERS = {
-    "trainer": ("#3b76c4", "in the trainer alone"), "rollout": ("#4f9d55", "in the rollout alone"),
+    "trainer": ("#3b76c4", "in the trainer alone"), "base": ("#c4a02e", "in the trainer: the frozen base"),
+    "rollout": ("#4f9d55", "in the rollout alone"),
     "shared": ("#7a6cc9", "one storage for both"), "aside": ("#8c6d46", "kept aside while generating"),
 }  # fmt: skip
 """Colour and words of those that hold weights, left to right."""
@@ -27,6 +28,7 @@ class HeldView(TypedDict):
     rank: int
     moment: str
     trainer_bytes: int
+    base_bytes: int
     rollout_bytes: int
     shared_bytes: int
     aside_bytes: int
@@ -45,6 +47,8 @@ class CensusView(TypedDict):
     ranks: list[HeldView]
     left_out: int
     """Ranks that are not drawn: those with the least."""
+    base_of: list[str]
+    """Roles that have the frozen weights beside adapters together."""
     redundant_bytes: int
     most_bytes: int
 
@@ -55,14 +59,27 @@ def census_view(data: Mapping[str, Any]) -> CensusView:
     fullest = sorted(ranks, key=lambda r: (-r["total_bytes"], r["rank"]))[:MOST_RANKS]
     kept = sorted(fullest, key=lambda r: r["rank"])
     total, planned, redundant = (sum(r[key] for r in data["ranks"]) for key in ("total_bytes", "planned_bytes", "redundant_bytes"))
-    title = f"{data['role']}'s weights while {data['moment']}" if ranks else f"{data['role']}'s weights"
+    title = data["title"]
     words = f"{bytes_text(total)} on {len(ranks)} rank{'s' * (len(ranks) != 1)}, {bytes_text(planned)} planned, "
     words += f"{bytes_text(redundant)} of them twice" if redundant else "nothing twice"
+    others = ", ".join(name for name in data.get("base_of", ()) if name != data["role"])
+    words += f", base shared with {others}" if others else ""
     return {
         "picture": "census", "title": title, "summary": f"{title}: {words}", "ranks": kept, "left_out": len(ranks) - len(kept),
-        "holders": [{"name": name, "color": color, "words": told} for name, (color, told) in HOLDERS.items()],
+        "holders": [
+            {"name": name, "color": color, "words": _label(name, told, bool(data.get("base_of")), others)}
+            for name, (color, told) in HOLDERS.items()
+        ],
+        "base_of": list(data.get("base_of", ())),
         "redundant_bytes": redundant, "most_bytes": max([max(r["total_bytes"], r["planned_bytes"]) for r in kept], default=0) or 1,
     }  # fmt: skip
+
+
+def _label(holder: str, told: str, adapters: bool, others: str) -> str:
+    """Say what a colour stands for, of a role with adapters too."""
+    if holder == "base" and others:
+        return f"{told}, shared with {others}"
+    return "in the trainer: adapters" if holder == "trainer" and adapters else told
 
 
 class CensusPicture(Picture):

@@ -40,6 +40,8 @@ class DeviceMemoryView(TypedDict):
 
     ``asleep_bytes`` of them are not there, because a rollout sleeps: an empty box on top of those that are.
     """
+    bases: list[str]
+    """Of each frozen base that is there once for several roles, those roles: ``"actor, critic, reference"``."""
     samples: list[list[float | None]]
     """``[seconds, rss, allocated, reserved]``; the last two on GPUs."""
     top_bytes: float
@@ -70,7 +72,8 @@ def memory_view(data: Mapping[str, Any]) -> MemoryView:
         held = max([sum(v for k, v in c.items() if k in drawn_parts) for c in device["calls"]], default=0)
         top = 1.08 * max(most, held, planned["asked"] if planned else 0, 1)
         samples = [[round(s[0], 6), *s[1:]] for s in device["samples"]]
-        drawn: Any = {**device, "samples": samples, "top_bytes": top}
+        bases = [", ".join(names) for names in device.get("bases", ())]
+        drawn: Any = {**device, "samples": samples, "top_bytes": top, "bases": bases}
         devices.append(drawn)
     kept = sorted(sorted(devices, key=lambda d: -d["top_bytes"])[:MOST_DEVICES], key=lambda d: d["device"])
     predicted = bool(data.get("predicted"))
@@ -96,7 +99,7 @@ def _words(device: Mapping[str, Any], predicted: bool) -> str:
     asleep = [call for call in device["calls"] if call.get("asleep_bytes")]
     sleeps = f"; rollout asleep after {len(asleep)} of {len(device['calls'])} calls, " if asleep else ""
     sleeps += f"{bytes_text(max(call['asleep_bytes'] for call in asleep))} not there" if asleep else ""
-    return _gauged(device, predicted) + sleeps
+    return _gauged(device, predicted) + sleeps + "".join(f"; one base for {names}" for names in device["bases"])
 
 
 def _gauged(device: Mapping[str, Any], predicted: bool) -> str:

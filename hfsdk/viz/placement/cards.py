@@ -17,12 +17,16 @@ class ShardView(TypedDict):
     place: str
     """Coordinates; of a shadow that only generates, those of its rollout."""
     note: str
-    """What the card says besides: rollout replica, or who generates instead, or how old a shadow's weights are."""
+    """What the card says besides: the rollout's replica, who generates instead, a shadow's age, whose base it has."""
     short: str
     """Coordinates for narrow columns: the axes that are split, or ``tp.pp.dp`` in the densest drawing."""
     rollout_replica: int | None
     planned_bytes: int | None
     measured_bytes: int | None
+    base_with: str
+    """The role on this device with which its frozen weights are counted."""
+    base_for: str
+    """Those whose frozen weights are counted with it."""
 
 
 class DeviceView(TypedDict):
@@ -65,6 +69,10 @@ class RoleView(TypedDict):
     label: str
     color: str
     model: str
+    lora: str
+    """E.g. ``"LoRA rank 16"``; empty where the weights themselves are trained, or nothing is."""
+    base: str
+    """With which roles it has its frozen weights together."""
     train: str
     rollout: str | None
     dtype: str

@@ -98,10 +98,11 @@ def _role(role: Mapping[str, Any], color: str, letter: str) -> RoleView:
     rollout = role.get("rollout")
     shadow_of, weights = role.get("shadow_of", ""), role.get("weights", "")
     parts = [role["name"], f"shadow of {shadow_of}" if shadow_of else role.get("model") or "a function"]
+    parts += [role["lora"]] if role.get("lora") else []
     parts += [f"layout {role['train']}"] if role.get("train") else []
     parts += [f"rollout {rollout}"] if rollout else []
     parts += [f"{_verb(method)} in {shadow}" for method, shadow in role.get("elsewhere", {}).items()]
-    parts += [role.get("dtype") or "", role["state"], weights]
+    parts += [role.get("dtype") or "", role["state"], weights, role.get("base", "")]
     return {
         "name": role["name"],
         "short": f".{role['name'].rpartition('.')[2]}" if shadow_of else role["name"][:9],
@@ -109,6 +110,8 @@ def _role(role: Mapping[str, Any], color: str, letter: str) -> RoleView:
         "label": " · ".join(p for p in parts if p),
         "color": color,
         "model": role.get("model") or "",
+        "lora": role.get("lora", ""),
+        "base": role.get("base", ""),
         "train": role.get("train") or "",
         "rollout": rollout,
         "dtype": role.get("dtype") or "",
@@ -130,7 +133,8 @@ def _note(role: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
     if role.get("rollout") and shard.get("rollout_replica") is not None:
         return f"rollout {shard['rollout_replica']}"
     apart = {GENERATE.name: "rollout apart", COMPUTE_VALUES.name: "values apart"}
-    return ", ".join(apart.get(method, f"{method} apart") for method in role.get("elsewhere", {}))
+    words = [apart.get(method, f"{method} apart") for method in role.get("elsewhere", {})]
+    return ", ".join(words) or (f"base: {shard['base_with']}" if shard.get("base_with") else "")
 
 
 def _pool_spans(devices: list[DeviceView], geometry: GeometryView) -> list[PoolSpanView]:
@@ -168,6 +172,8 @@ def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[
                 "rollout_replica": shard.get("rollout_replica") if role.get("rollout") else None,
                 "planned_bytes": finite(shard.get("planned_bytes")),
                 "measured_bytes": finite(shard.get("measured_bytes")),
+                "base_with": shard.get("base_with", ""),
+                "base_for": ", ".join(shard.get("base_for", ())),
             }
             found.setdefault(shard["device"], []).append(view)
             row += 1

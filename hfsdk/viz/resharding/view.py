@@ -158,7 +158,7 @@ def _plan_of(given: ReshardPlan | ReshardReport) -> ReshardPlan:
 
 
 def _both_title(plan: ReshardPlan, variants: Sequence[VariantView]) -> str:
-    return f"{plan.spec.name}: '{plan.train}' to rollout '{plan.rollout}', grouped {' or '.join(v['grouping'] for v in variants)}"
+    return f"{plan.spec}: '{plan.train}' to rollout '{plan.rollout}', grouped {' or '.join(v['grouping'] for v in variants)}"
 
 
 def _variant(given: ReshardPlan | ReshardReport) -> VariantView:

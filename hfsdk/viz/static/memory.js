@@ -84,6 +84,7 @@ function render({ model, el }) {
         base += held;
       }
       rows.push(["tensors in all", fmtBytes(base)]);
+      for (const names of d.bases) rows.push(["one base for", names]);
       if (c.asleep_bytes) {
         S(
           "rect",
@@ -160,6 +161,7 @@ function render({ model, el }) {
         base += held;
       }
       rows.push(["in all", fmtBytes(d.planned.asked)], ["the device has", fmtBytes(d.limit_bytes)]);
+      for (const names of d.bases) rows.push(["one base for", names]);
       addMark(g, `device ${d.device}: predicted`, rows);
       S("text", { x: RIGHT_EDGE + 10, y: BOTTOM + 12, "font-size": 9, class: "hf-sub" }, svg, "predicted");
     }
@@ -182,6 +184,8 @@ function render({ model, el }) {
       H("p", { class: "hf-dim" }, grid, `the ${view.devices.length} fullest devices; ${view.left_out} more are in to_pandas()`);
     f.host.replaceChildren(grid);
     f.below.replaceChildren();
+    for (const names of new Set(view.devices.flatMap((d) => d.bases)))
+      H("p", { class: "hf-dim hf-base" }, f.below, `weights: one frozen base for ${names}`);
     const legend = H("div", { class: "hf-legend" }, f.below);
     for (const p of view.parts)
       swatch(legend, p.label, (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, fill: p.color }, s));

@@ -36,6 +36,9 @@ function render({ model, el }) {
   const rowsOf = (shard, role, device) => [
     ["row", String(shard.row)],
     ["model", role.model || "a function"],
+    ...(role.lora ? [["trained", role.lora]] : []),
+    ...(shard.base_with ? [["base", `counted with ${shard.base_with}`]] : []),
+    ...(shard.base_for ? [["base", `once, for ${shard.base_for} too`]] : []),
     ["device", `${device.number} (${device.name})`],
     ["pool", device.pool],
     ["rank", String(shard.rank)],
@@ -375,7 +378,10 @@ function render({ model, el }) {
           const tx = g.x + g.pad + (tiny ? 6 : 10),
             right = g.x + g.pad + g.inner - 4;
           if (full) {
-            S("text", { x: tx, y: y + 14, "font-weight": 600, class: "hf-fg" }, card, shorten(role.name, 15));
+            const name = S("text", { x: tx, y: y + 14, class: "hf-fg" }, card);
+            S("tspan", { "font-weight": 600 }, name, shorten(role.name, 15));
+            if (role.lora && role.name.length < 10)
+              S("tspan", { "font-size": 9.5, class: "hf-sub" }, name, ` ${role.lora.replace(/ rank (\d+).*/, " $1")}`);
             S(
               "text",
               { x: right, y: y + 14, "text-anchor": "end", "font-size": 10, class: "hf-sub" },
