@@ -65,6 +65,7 @@ CONTENTS = {
         *[
             "docs/recipes",
             "docs/algorithms",
+            "docs/lora",
             "docs/where-it-runs",
             "docs/clusters",
             "docs/kept-sessions",

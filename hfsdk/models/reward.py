@@ -220,6 +220,10 @@ class _Scorer(TrainedHandle):
         """As the actor's; the normalisation goes into ``config.json``, where ``session.reward(folder)`` finds it.
 
         Beside adapters it goes into theirs, ``adapter_config.json``.
+
+        Args:
+            folder: where to.
+            merge: as the actor's.
         """
         target = super().save_pretrained(folder, merge=merge)
         file = target / ("config.json" if merge or self._role.lora is None else ADAPTER_CONFIG)

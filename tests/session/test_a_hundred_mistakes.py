@@ -69,7 +69,7 @@ TRLS_WORDS = [
     (lambda it: hf.GRPO(scale=False), r"TRL's scale=False is scale='none' here"),
     (lambda it: hf.DPO(max_length=512), r"of pairs hfsdk calls it max_tokens: session\.pairs\(data, max_tokens=512\)"),
     (lambda it: hf.SFTTrainer, r"it is a loss: actor\.update\(batch, hf\.CrossEntropy\(\)\)"),
-    (lambda it: hf.LoraConfig, r"it has no LoRA yet"),
+    (lambda it: hf.LoraConfig, r"hf\.LoRA\(rank=16, alpha=32\), given as session\.actor"),
     (lambda it: it.s.actor("tiny", use_vllm=True), r"vLLM always generates.*rollout_options=hf\.RolloutOptions"),
     (lambda it: it.s.train(SHORT, it.p, steps=1, num_generations=8), r"it belongs to the algorithm: hf\.GRPO\(n=8\)"),
     (lambda it: it.s.train(SHORT, it.p, steps=1, logging_steps=1), r"every step is kept: run\.history"),

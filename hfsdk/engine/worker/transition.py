@@ -302,7 +302,8 @@ class Transition:
         """Return what there is of the weights now, and how often."""
         if self.residency is not None:
             return self.residency.census()
-        trainer, base, base_of = 0, 0, ()
+        trainer, base = 0, 0
+        base_of: tuple[str, ...] = ()
         if self._trainer is not None and self._spec.lora is None:
             trainer = self._trainer.memory_bytes()["weights"]
         elif self._trainer is not None:
