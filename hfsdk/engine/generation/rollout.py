@@ -21,7 +21,7 @@ rollout beside its trainer sleeps between phases (:mod:`hfsdk.engine.generation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -324,7 +324,7 @@ class Rollout:
         run = GenerationRun(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
         with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm():
             try:
-                self._add(names, rows, seeds, sampling, eos_token_ids, loras)
+                self._add(run.rows, seeds, sampling, eos_token_ids, loras)
                 self._drive(run, safe, control_group)
             finally:
                 self._soiled = bool(run.open) or not run.finite
@@ -392,22 +392,15 @@ class Rollout:
             )  # fmt: skip
 
     def _add(
-        self,
-        names: list[str],
-        rows: list[GenerationRow],
-        seeds: Any,
-        sampling: Sampling,
-        eos_token_ids: tuple[int, ...],
-        loras: list[Any],
+        self, rows: Mapping[str, GenerationRow], seeds: Any, sampling: Sampling, eos_token_ids: tuple[int, ...], loras: list[Any]
     ) -> None:
+        """Tell vLLM of the rows, those of a slot one after another: their adapters' product is then one."""
         from vllm import SamplingParams
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)
         tasks = self._engine.get_supported_tasks()
-        given = zip(names, rows, seeds, loras, strict=True)
-        for name, row, seed, lora in sorted(
-            given, key=lambda one: 0 if one[3] is None else one[3].adapter_id
-        ):  # one product a slot
+        given = zip(rows.items(), seeds, loras, strict=True)
+        for (name, row), seed, lora in sorted(given, key=lambda one: 0 if one[2] is None else one[2].adapter_id):
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens, min_tokens=sampling.min_new_tokens,
                 temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
