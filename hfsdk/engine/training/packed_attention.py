@@ -12,7 +12,6 @@ matrix and refuses packed rows; its fast one needs Transformer Engine.
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -114,11 +113,16 @@ def _mask(length: int, window: int | None, device: torch.device) -> dict[str, An
 def attend_row_by_row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float, window: int | None = None
 ) -> torch.Tensor:
-    """Attend within each row; tensors are [tokens, heads, head_dim]. What costs least where a call costs little: on a CPU."""
+    """Attend within each row; tensors are [tokens, heads, head_dim]. What costs least where a call costs little: on a CPU.
+
+    Rows are split, not sliced one by one, or the gradient of each would be as long as all of them. Values are a part of the fused
+    rows of q, k and v, and are copied, or all of those would be kept for the backward pass.
+    """
+    lengths = offsets.diff().tolist()
     found = []
-    for first, last in itertools.pairwise(offsets.tolist()):
-        q, k, v = (x[first:last].transpose(0, 1)[None] for x in (query, key, value))
-        out = scaled_dot_product_attention(q, k, v, **_mask(last - first, window, q.device), scale=scale, enable_gqa=True)
+    for q, k, v in zip(*(x.split(lengths) for x in (query, key, value.contiguous())), strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = scaled_dot_product_attention(q, k, v, **_mask(q.shape[2], window, q.device), scale=scale, enable_gqa=True)
         found.append(out[0].transpose(0, 1))
     return torch.cat(found)
 
