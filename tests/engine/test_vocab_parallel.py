@@ -82,6 +82,12 @@ def test_two_ranks_even_with_one_all_padding(work):
         check([result[width] for result in results], width)
 
 
+def test_processors_take_fewer_positions_at_a_time(monkeypatch):
+    monkeypatch.setattr(vocab_parallel, "CPU_CHUNK_ELEMENTS", 7 * 160)
+    monkeypatch.setattr(vocab_parallel._VocabParallel, "apply", None)
+    check([shard(0, 1, 320)], 320)
+
+
 def test_in_chunks_nothing_of_n_times_v_is_kept_but_the_logits():
     logits = inputs()[0].requires_grad_()
     log_probs, _ = vocab_parallel._Chunked.apply(logits, torch.zeros(N, dtype=torch.long), VOCAB, None, True, 7)

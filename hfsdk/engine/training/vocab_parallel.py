@@ -8,8 +8,9 @@ The full logits never exist on one rank. With z the logits of one position, Z = 
 Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together; none with one rank. Columns past the vocabulary
 (padding) take no part: probability zero, gradient zero.
 
-Where N x V is large (:data:`CHUNK_ELEMENTS`), positions are taken some at a time and their probabilities made again for the
-gradient, from log Z: then the peak beside the logits and their gradient does not depend on N (3.25 chunks in float32).
+Where N x V is large (:data:`CHUNK_ELEMENTS`, :data:`CPU_CHUNK_ELEMENTS`), positions are taken some at a time and their
+probabilities made again for the gradient, from log Z: then the peak beside the logits and their gradient does not depend on N
+(3.25 chunks in float32).
 
 Shapes: N positions, V columns of this rank.
 """
@@ -41,7 +42,8 @@ def log_probs_and_entropy(
     """
     if group is not None and group.size() == 1:
         group = None
-    rows = max(1, CHUNK_ELEMENTS // max(1, logits_NV.shape[-1]))
+    most = min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS) if logits_NV.device.type == "cpu" else CHUNK_ELEMENTS
+    rows = max(1, most // max(1, logits_NV.shape[-1]))
     if len(logits_NV) > rows:
         found = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows)
         return found[0], found[1] if entropy else None
@@ -51,6 +53,9 @@ def log_probs_and_entropy(
 
 CHUNK_ELEMENTS = 2**28
 """Logits that are turned into float32 at a time: 1 GB. Fewer are kept as probabilities for the gradient: one pass less."""
+
+CPU_CHUNK_ELEMENTS = 2**20
+"""The same on processors: 4 MB stay in the cache from one operation to the next, which is worth more than the pass."""
 
 
 class _VocabParallel(torch.autograd.Function):
@@ -122,7 +127,8 @@ class _Chunked(torch.autograd.Function):
         if grad_log_probs_N is None and grad_entropy_N is None:
             return None, None, None, None, None, None
         real, here_N, column_N = _columns(logits_NV, targets_N, ctx.vocab_size, ctx.group)
-        grad_NV = torch.zeros_like(logits_NV)
+        grad_NV = torch.empty_like(logits_NV)
+        grad_NV[:, real:] = 0
         for first in range(0, len(logits_NV) if real else 0, ctx.rows):
             part = slice(first, first + ctx.rows)
             grad_NV[part, :real] = _slope_of_chunk(
