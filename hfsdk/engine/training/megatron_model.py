@@ -33,6 +33,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.training import cpu_support_megatron, megatron_adapters, megatron_optimizer, megatron_rope, megatron_sequence
+from hfsdk.engine.training.lean_layers import Norm, swiglu
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.packed_attention import PackedAttention
 from hfsdk.engine.training.shared_base import SharedWeights
@@ -61,16 +62,6 @@ class ScalarHead(torch.nn.Module):
     def forward(self, hidden: torch.Tensor, weight: None = None) -> tuple[torch.Tensor, None]:
         """Return ([..., 1] values, no bias), the form of Megatron's output layers."""
         return torch.nn.functional.linear(hidden.float(), self.weight), None
-
-
-class Norm(torch.nn.RMSNorm):
-    """The norm that Megatron's local layers have, which refuse sequence parallelism (``torch_norm.py``).
-
-    Given by name everywhere, or else the last norm would be Transformer Engine's wherever that is installed.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps)
 
 
 class GroupedSelfAttention(SelfAttention):
@@ -140,10 +131,10 @@ class SelectiveGPTModel(GPTModel):
             return hidden
         if self.config.sequence_parallel:  # each tp rank has the whole gradient of what follows, and takes its part of it back
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=self.pg_collection.tp)
-        hidden_NH = hidden[:, 0].index_select(0, selected_N)
+        hidden_NH = hidden.squeeze(1).index_select(0, selected_N)
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         out, _ = self.output_layer(hidden_NH[:, None], weight=weight)
-        return out[:, 0]
+        return out.squeeze(1)  # a place of its own for the gradient, as an index has, would be as large as the logits
 
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -173,6 +164,8 @@ def _config(spec: ModelSpec, groups: RoleGroups, dtype: torch.dtype, recompute: 
         **RECOMPUTE[recompute],
     )  # fmt: skip
     vars(config).update(megatron_rope.attention_options(spec))
+    # Megatron's MLP then gives its activation both halves at once; refused at first, where the activation is to be a known one
+    vars(config).update(use_te_activation_func=True, activation_func=swiglu)
     return config
 
 
