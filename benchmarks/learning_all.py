@@ -209,7 +209,7 @@ def run_all(report: Report, arguments: argparse.Namespace, evaluator: Any, folde
                     report.add(f"mean cost, {name} (shall exceed the limit), seed {seed}", cost, "words", at_least=COST_LIMIT)
                 report.details.setdefault("algorithms", []).append({
                     "seed": seed, "name": name, "gain": gain, "error": error, "kl": after["kl"], "cost": cost,
-                    "seconds": seconds, "history": history,
+                    "seconds": seconds, "history": [dict(row) for row in history],
                 })  # fmt: skip
         cost = float(before["costs"].mean())
         rows.append([str(seed), "(before)", "", "", "0", short(cost), ""])
