@@ -61,6 +61,17 @@ def test_the_base_is_there_once_for_all_roles(roles):
     assert roles.session.memory.to_pandas()["weights_bytes"].max() < 1.4 * roles.actor.spec.num_bytes("fp32") / 2
 
 
+def test_a_census_counts_adapters_and_whose_base_it_is(roles):
+    counted, plan = roles.actor.census(), roles.actor.reshard_plan
+    whole = hf.ReshardPlan.between(roles.actor.spec, plan.train, plan.rollout)
+    table = counted.to_pandas()
+    assert set(counted.base_of) >= {"actor", "critic", "reference"}
+    assert table["trainer_bytes"].tolist() == [plan.bytes_held(rank) for rank in range(2)]
+    assert table["base_bytes"].tolist() == [whole.bytes_held(rank) for rank in range(2)]
+    assert "base shared with critic, reference" in repr(counted)
+    assert "LoRA rank 4" in repr(roles.session.placement)
+
+
 def test_only_adapters_move_and_are_proven(roles):
     roles.actor.generate(roles.prompts[0], max_new_tokens=4).wait()
     report = roles.actor.last_reshard

@@ -25,6 +25,7 @@ from hfsdk.testing.exercises import (
     notebook_11,
     notebook_12,
     notebook_13,
+    notebook_14,
 )
 
 if TYPE_CHECKING:
@@ -47,5 +48,6 @@ EXERCISES: Mapping[str, Exercise] = {
     **notebook_11.EXERCISES,
     **notebook_12.EXERCISES,
     **notebook_13.EXERCISES,
+    **notebook_14.EXERCISES,
 }
 """Number -> exercise: ``"04.1"`` is the first of notebook 4."""
