@@ -243,7 +243,7 @@ class TestPolicyLoss:
         ("options", "named"),
         [
             ({"clip": 0.0}, "clip=0.0"),
-            ({"clip": 1.0}, "clip=1.0"),
+            ({"clip": 1.1}, "clip=1.1"),
             ({"clip_high": -0.1}, "clip_high=-0.1"),
             ({"dual_clip": 1.0}, "dual_clip=1.0"),
             ({"entropy_coef": -1.0}, "entropy_coef"),
