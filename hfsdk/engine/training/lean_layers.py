@@ -44,7 +44,8 @@ class _RMSNorm(torch.autograd.Function):
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
         r = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
-        return (x * r).mul_(weight).to(x.dtype)
+        normed: torch.Tensor = (x * r).mul_(weight).to(x.dtype)
+        return normed
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:

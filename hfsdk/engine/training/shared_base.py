@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hfsdk.engine.training import megatron_adapters
+from hfsdk.engine.weights.role_state import SCALAR_HEAD
 
 if TYPE_CHECKING:
     from hfsdk.core.roles import RoleSpec
@@ -72,8 +73,10 @@ class Base:
 
 
 def _frozen(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters that may be shared; a scalar head, which has the name of the logits' layer, is a role's own."""
+    own_head = SCALAR_HEAD if getattr(model, "scalar", False) else None
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad and not megatron_adapters.is_adapter(name):
+        if not parameter.requires_grad and not megatron_adapters.is_adapter(name) and name != own_head:
             yield name, parameter
 
 
