@@ -118,36 +118,6 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-class PeakMemory(threading.Thread):
-    """Samples the summed PSS of a process and all it started, until stopped."""
-
-    def __init__(self, pid: int, every_s: float = 0.25) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.every_s, self.peak, self.at_peak = pid, every_s, 0, {}
-        self._stop_asked = threading.Event()
-
-    def run(self) -> None:
-        import psutil
-
-        while not self._stop_asked.wait(self.every_s):
-            found: dict[str, int] = {}
-            root = psutil.Process(self.pid)
-            for process in [root, *root.children(recursive=True)]:
-                try:
-                    name, lines = process.name(), Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-                except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                    continue
-                found[name] = found.get(name, 0) + 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-            if sum(found.values()) > self.peak:
-                self.peak, self.at_peak = sum(found.values()), found
-
-    def stop(self) -> int:
-        """Stop and return the peak in bytes."""
-        self._stop_asked.set()
-        self.join()
-        return self.peak
-
-
 class Stopwatch:
     """Seconds by name: ``with watch("generate"): ...``; a name may come again."""
 
@@ -163,6 +133,41 @@ class Stopwatch:
     def lines(self) -> str:
         """Return one line: the last time of every name."""
         return ", ".join(f"{name} {times[-1]:.2f} s" for name, times in self.seconds.items())
+
+
+class PeakMemory(threading.Thread):
+    """Samples the summed PSS of a process and all it started, until stopped."""
+
+    def __init__(self, pid: int, every_s: float = 0.25) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.every_s, self.peak = pid, every_s, 0
+        self.at_peak: dict[str, int] = {}
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        import psutil
+
+        while not self._stop_asked.wait(self.every_s):
+            found: dict[str, int] = {}
+            try:
+                root = psutil.Process(self.pid)
+                processes = [root, *root.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                return
+            for process in processes:
+                try:
+                    name, lines = process.name(), Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                    continue
+                found[name] = found.get(name, 0) + 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            if sum(found.values()) > self.peak:
+                self.peak, self.at_peak = sum(found.values()), found
+
+    def stop(self) -> int:
+        """Stop and return the peak in bytes."""
+        self._stop_asked.set()
+        self.join()
+        return self.peak
 
 
 def say(*words: object, sep: str = " ") -> None:

@@ -10,10 +10,9 @@ Targets, 60 steps, each of three seeds:
   there. Their learning rates are ten times those of all weights, the critic's three times.
 
 Uses two worker processes of one thread each (hfsdk), or one process of two threads (TRL, evaluator). TRL lives in an environment
-of its own under the cache folder, made here: the packages of this environment that it needs, plus trl. Each has a learning rate
-chosen on these seeds: of 1e-4 and 2e-4 TRL scores higher with 2e-4; of 1.5e-4 and 2e-4 hfsdk has more score per KL with 1.5e-4, and
-its critic a rate of its own, which TRL's single optimizer does not offer. Everything else that both have is equal, warm-up and
-betas included, and the rest is TRL's default.
+of its own under the cache folder (trl_environment.py). Each has a learning rate chosen on these seeds: of 1e-4 and 2e-4 TRL scores
+higher with 2e-4; of 1.5e-4 and 2e-4 hfsdk has more score per KL with 1.5e-4, and its critic a rate of its own, which TRL's single
+optimizer does not offer. Everything else that both have is equal, warm-up and betas included, and the rest is TRL's default.
 
     python benchmarks/learning.py --check                 about 15 minutes
     python benchmarks/learning.py --vs-trl --check        about 30 minutes more
@@ -23,9 +22,7 @@ betas included, and the rest is TRL's default.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -34,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from common import Report, parser, say, short, table
+from trl_environment import child_environment, trl_python
 
 GAIN = 0.3
 SEEDS = (0, 1, 2)
 TRL = "trl==1.12.0"
-TRL_ROOTS = ("torch", "transformers", "accelerate", "datasets", "jinja2", "packaging", "vaderSentiment")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,47 +103,6 @@ def run_hfsdk(settings: Settings, seed: int, folder: Path) -> tuple[list[dict[st
 # -- TRL
 
 
-def trl_environment() -> Path:
-    """Return the Python of TRL's own environment, making the environment (a few minutes, 2 GB) where it is missing."""
-    from hfsdk.assets.cache import home
-
-    folder = home() / TRL.replace("==", "-")
-    python, done = folder / "bin" / "python", folder / "complete"
-    if not done.is_file():
-        say(f"making an environment for {TRL}")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        pins = pinned(TRL_ROOTS)
-        torch = [pin for pin in pins if pin.startswith("torch==")]
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
-        index = ["--index-url", "https://download.pytorch.org/whl/cpu"] if "+cpu" in torch[0] else []
-        if subprocess.run([*pip, *torch], check=False).returncode:
-            subprocess.run([*pip, *torch, *index], check=True)
-        subprocess.run([*pip, *(pin for pin in pins if pin not in torch), TRL], check=True)
-        done.touch()
-    return python
-
-
-def pinned(roots: tuple[str, ...]) -> list[str]:
-    """Return ``name==version`` of packages and all they need, as they are installed here."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    found: dict[str, str] = {}
-    waiting = [canonicalize_name(name) for name in roots]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        try:
-            package = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found[name] = package.version
-        needs = [Requirement(text) for text in package.requires or ()]
-        waiting += [canonicalize_name(need.name) for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
-    return sorted(f"{name}=={version}" for name, version in found.items())
-
-
 def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> list[dict[str, Any]]:
     """Train by TRL, leaving the same kind of folders; returns its history."""
     from learning_task import NEW_TOKENS
@@ -161,13 +117,10 @@ def run_trl(settings: Settings, seed: int, prompts: list[str], folder: Path) -> 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     script = Path(__file__).with_name("trl_ppo.py")
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": str(TRL_THREADS), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1",
-        "TRL_EXPERIMENTAL_SILENCE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }  # fmt: skip
+    environment = {**child_environment(TRL_THREADS), "OMP_WAIT_POLICY": "PASSIVE"}
     with (folder / "log.txt").open("w") as log:
         done = subprocess.run(
-            [trl_environment(), script, "--config", folder / "config.json"], env=environment, stdout=log, stderr=log, check=False
+            [trl_python(TRL), script, "--config", folder / "config.json"], env=environment, stdout=log, stderr=log, check=False
         )
     if done.returncode:
         raise RuntimeError(f"TRL's run failed:\n{(folder / 'log.txt').read_text()[-3000:]}")

@@ -1,4 +1,4 @@
-"""TRL's PPO on the task of learning.py, run by the Python of TRL's own environment (see trl_environment in learning.py).
+"""TRL's PPO on the task of learning.py, run by the Python of TRL's own environment (trl_environment.py).
 
     python trl_ppo.py --config CONFIG.json
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE", required=True, help="JSON: see config in learning.py")
     config = json.loads(Path(parser.parse_args().config).read_text())
+    sys.modules["vllm"] = None  # type: ignore[assignment]  # borrowed, not used, and TRL would import it
     Path(config["folder"]).mkdir(parents=True, exist_ok=True)
     result = run(config)
     (Path(config["folder"]) / "history.json").write_text(json.dumps(result, indent=1))
