@@ -5,7 +5,7 @@ Targets, each for PPO and GRPO, seconds of a step (medians of both systems' step
 a. full fine-tuning, fp32: hfsdk at most 0.9 of TRL.
 b. bf16, full and LoRA: hfsdk at most 0.5 of TRL's fp32.
 c. LoRA of rank 16 on all linears: hfsdk at most 0.8 of TRL + peft, in the same dtype.
-d. PeakMemory in every case: hfsdk at most TRL's (summed PSS of all processes at its peak during a step).
+d. Memory in every case: hfsdk at most TRL's (summed PSS of all processes at its peak during a step).
 
 The work: one model folder, the same prompts of exactly 16 tokens, exactly 64 new ones at temperature 1, old log-probs, a frozen
 reference, one epoch of two mini-batches (GRPO: 4 prompts, 8 responses each), AdamW at one learning rate, the same reward; PPO's
