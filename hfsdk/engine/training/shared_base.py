@@ -55,8 +55,10 @@ class Base:
 
     def join(self, model: torch.nn.Module, role: str) -> bool:
         """Have a model's frozen parameters lie where the same ones are already; return whether they are the same, bit for bit."""
-        if not all(torch.equal(self.tensors.get(name, parameter.data), parameter.data) for name, parameter in _frozen(model)):
-            return False
+        for name, parameter in _frozen(model):
+            there = self.tensors.get(name)
+            if parameter.is_meta or (there is not None and not torch.equal(there, parameter.data)):
+                return False
         for name, parameter in _frozen(model):
             parameter.data = self.tensors.setdefault(name, parameter.data)
         self._models.append((role, weakref.ref(model)))
