@@ -100,6 +100,7 @@ class LoRA(NamedFields):
         stabilised = bool(config.get("use_rslora"))
         return cls(rank=rank, alpha=float(alpha), targets="linear" if every else named, rank_stabilised=stabilised)
 
+    @checked
     def peft_config(self, spec: ModelSpec, base: str, *, scalar: bool = False) -> dict[str, object]:
         """Return what peft's ``adapter_config.json`` says of them.
 
@@ -125,11 +126,13 @@ class LoRA(NamedFields):
         targets = "" if self.targets == "linear" else f" of {', '.join(self.targets)}"
         return f"LoRA rank {self.rank}{targets}"
 
+    @checked
     def takes(self, module: str) -> bool:
         """Whether a layer, e.g. ``"model.layers.0.mlp.up_proj"``, has an adapter."""
         last = module.rsplit(".", 1)[-1]
         return last in (LINEARS if self.targets == "linear" else self.targets)
 
+    @checked
     def check_model(self, spec: ModelSpec) -> None:
         """Check that a model has every layer that is asked for.
 

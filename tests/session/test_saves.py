@@ -313,6 +313,7 @@ def mutate(rng, value):
         node[key] = wrong_values(rng)
 
 
+@pytest.mark.filterwarnings("ignore:.* was saved without checksums")
 def test_whatever_an_index_says_is_loaded_whole_or_refused_at_once(tmp_path):
     """Also with checksums that fit: a wrong one changes nothing, and the session goes on."""
     rng = random.Random(0)
