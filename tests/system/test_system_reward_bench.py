@@ -1,5 +1,6 @@
 """A reward's samples on real workers: what is not scored, processes of its own, and what the reward's bench reports."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -116,7 +117,13 @@ def test_the_sample_that_hangs_and_the_one_that_raises_are_named(live, responses
 
 
 def children():
-    return [p for p in psutil.process_iter(["cmdline"]) if "hfsdk.engine.process.sample_process" in (p.info["cmdline"] or ())]
+    """Return the processes of samples that this process's sessions have started, and not those of tests beside it."""
+    return [
+        p
+        for p in psutil.process_iter(["cmdline", "environ"])
+        if "hfsdk.engine.process.sample_process" in (p.info["cmdline"] or ())
+        and (p.info["environ"] or {}).get("PYTEST_XDIST_WORKER") == os.environ.get("PYTEST_XDIST_WORKER")
+    ]
 
 
 def test_what_fails_may_be_skipped_and_says_why(live, responses):
