@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hfsdk.core.checks import checked, shown
+from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Array
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ class Gap:
         """Largest absolute gap of a token, in nats."""
         return size(self.gap)[1]
 
+    @checked
     def to_pandas(self, what: str = "causes") -> DataFrame:
         """Return a table: ``"causes"``, a row per experiment; ``"tokens"``, a row per response token; ``"layers"``, one per layer.
 
@@ -147,9 +150,6 @@ class Gap:
             OptionError: there is no such table.
         """
         import pandas as pd
-
-        from hfsdk.core.checks import shown
-        from hfsdk.core.errors import OptionError
 
         if what == "causes":
             return pd.DataFrame([{**vars(e), "cause": e.cause} for e in self.experiments]).set_index("cause")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -77,7 +76,7 @@ class LoRA(NamedFields):
 
     @classmethod
     @checked
-    def from_folder(cls, folder: str | os.PathLike[str]) -> LoRA:
+    def from_folder(cls, folder: str | Path) -> LoRA:
         """Read what adapters a folder has that peft's ``save_pretrained`` wrote.
 
         Raises:

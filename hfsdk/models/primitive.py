@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Name, checked
+from hfsdk.core.checks import Name, check_fields, checked
 from hfsdk.core.methods import CALL
 from hfsdk.core.protocol import THREE_D, TransferProtocol
 from hfsdk.core.table import Table
@@ -24,6 +24,10 @@ class Primitive(Method):
     """
 
     function: RankFunction
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        super().__post_init__()
 
     def __call__(self, model: Any, rows: Table, **options: Any) -> Mapping[str, Any]:
         """Run it here, on local rows, as in a test."""
