@@ -7,7 +7,9 @@ are there)::
     HybridFlow       any placement; rollout in a layout of its own; a rank receives its missing shard alone
     DeepSpeed-Chat   everything on all devices, ZeRO-3; the whole model gathered before every rollout
     OpenRLHF         every model on devices of its own, ZeRO-3; vLLM too, to which the gathered model is broadcast
-    NeMo-Aligner     actor and reference on one half, critic and reward on the other; no rollout engine
+    NeMo-Aligner     actor and reference on one half, critic and reward on the other; the training engine generates
+
+What their engines do stands in ``engines_of_2024.py``.
 
 Memory: bf16 weights, fp32 gradients, masters and Adam moments (18 bytes a trained parameter, HybridFlow section 8.1), of which
 the last 12 are sharded over dp (Megatron's distributed optimizer), with ZeRO-3 everything; frozen models 2. What is left of 90 %
@@ -16,45 +18,21 @@ of a device is the KV cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
+from engines_of_2024 import DEEPSPEED_CHAT, LEAST_PP, NEMO_ALIGNER, OPENRLHF, System
 
 from hfsdk.core.checks import checked
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.table import Array
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.setup import Links, Setup, parameters
-from hfsdk.planner.perf.traits import HFSDK, EngineTraits
-
-
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """A published system: its engines' properties, taken from papers and code. No timings are written here."""
-
-    name: str
-    traits: EngineTraits = HFSDK
-    kv_cache: bool = True
-    """Whether keys and values of earlier tokens are kept; without, each token is a forward pass over the whole context."""
-
-
-HYBRIDFLOW = System(name="HybridFlow")
-"""HybridFlow (arXiv 2409.19256, section 7): Megatron-LM and vLLM."""
-DEEPSPEED_CHAT = System(
-    name="DeepSpeed-Chat", traits=EngineTraits(gathers_weights=True, cuda_graphs=False, sequence_parallel=False)
-)
-"""DeepSpeed-Chat (arXiv 2308.01320): ZeRO-3, and a hybrid engine that gathers the weights before it generates."""
-OPENRLHF = System(name="OpenRLHF", traits=EngineTraits(gathers_weights=True, sequence_parallel=False))
-"""OpenRLHF (arXiv 2405.11143): ZeRO-3 and vLLM on separate devices."""
-NEMO_ALIGNER = System(name="NeMo-Aligner", kv_cache=False, traits=EngineTraits(cuda_graphs=False))
-"""NeMo-Aligner v0.2 (arXiv 2405.01481): generation by the training engine; HybridFlow (section 8.2) found no KV cache in it."""
-SYSTEMS = (DEEPSPEED_CHAT, OPENRLHF, NEMO_ALIGNER)
-"""The systems HybridFlow was compared with."""
 
 ROLES = ("actor", "reference", "critic", "reward")
 TRAINED = ("actor", "critic")
@@ -172,53 +150,54 @@ def describe(plan: SystemPlan, role: str, spec: ModelSpec, cluster: ClusterSpec)
     return Setup(
         spec=spec, layout=layout, device=cluster.devices[0], links=_links(cluster, first, count, layout),
         head="lm" if role in ("actor", "reference", "rollout") else "scalar", recompute=_recompute(plan.system, role),
-        rollout=plan.rollout, rollout_links=_links(cluster, plan.first_device(home), plan.pools[home], whole), max_num_seqs=256,
+        rollout=plan.rollout, rollout_links=_links(cluster, plan.first_device(home), plan.pools[home], whole),
+        max_num_seqs=plan.system.rows_of(spec, plan.rollout.tp),
         kv_cache_bytes=max(1, int(kv_bytes(plan, spec, cluster))), distributed=True, traits=plan.system.traits,
         micro_batch_tokens=4096,
     )  # fmt: skip
 
 
 @checked
-def transition_s(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec) -> float:
+def transition_s(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec, prompts: int = 1024) -> float:
     """Return the seconds from trained weights to a rollout that has them."""
     actor = describe(plan, "actor", spec, cluster)
-    if not plan.system.kv_cache:
-        return 0.0  # the training engine generates
+    if not plan.system.generates_apart:
+        return 0.0
     if not plan.system.traits.gathers_weights:
-        return perf.reshard(actor)
+        missing = 1 / plan.rollout.tp - 1 / (actor.layout.tp * actor.layout.pp) if plan.system.waits_on_host else 0.0
+        host = 2 * parameters(spec) * missing / (actor.device.host_bandwidth * perf.link_efficiency)
+        return perf.reshard(actor) + 2 * host  # there, and away before training
     gathered = perf.gather(actor) + perf.rewrite(actor)
-    if plan.pool_of("rollout") == plan.pool_of("actor"):
-        return gathered
+    if plan.pool_of("rollout") == plan.pool_of("actor"):  # gathered anew for every batch of rows
+        replicas = plan.pools[plan.pool_of("rollout")] // plan.rollout.tp
+        return gathered * math.ceil(prompts / replicas / plan.system.rows_of(spec, plan.rollout.tp))
     return gathered + perf.move(2 * parameters(spec), cluster.inter_node, spec.num_layers)
-
-
-def decode_without_cache(perf: PerfModel, setup: Setup, prompts: Array, responses: Array) -> float:
-    """Return the seconds where every token is a forward pass over its whole context: the passes of all lengths on the way."""
-    return int(responses.max()) * (perf.forward(setup.generating, prompts + responses / 2) + perf.step_s)
 
 
 @checked
 def ppo_step(perf: PerfModel, plan: SystemPlan, spec: ModelSpec, cluster: ClusterSpec, work: PpoWorkload | None = None) -> PpoStep:
     """Replay one PPO step: generate; reference log-probs, values, scores; updates of critic and actor."""
     work = work or PpoWorkload()
-    transition = transition_s(perf, plan, spec, cluster)
+    perf = replace(perf, **plan.system.constants)
+    transition = transition_s(perf, plan, spec, cluster, work.prompts)
     home = plan.pool_of("rollout")
     replicas = plan.pools[home] // (plan.rollout.tp * plan.rollout.pp)
     actor = describe(plan, "actor", spec, cluster)
     mine = -(-work.prompts // replicas)
     prompts, responses = np.full(mine, work.prompt_tokens), np.full(mine, work.response_tokens)
-    decode = perf.decode if plan.system.kv_cache else partial(decode_without_cache, perf)
-    generation = perf.prefill(actor, prompts) + decode(actor, prompts, responses)
+    generation = perf.prefill(actor, prompts) + perf.decode(actor, prompts, responses)
     calls = {"generate": transition + generation}
     for role, method in (("reference", "log_probs"), ("critic", "values"), ("reward", "scores")):
         setup = describe(plan, role, spec, cluster)
         rows = np.full(-(-work.prompts // setup.layout.num_replicas), work.prompt_tokens + work.response_tokens)
-        calls[f"{role} {method}"] = perf.forward(setup, rows)
+        swapped = 2 * perf.onload(setup, "weights") if plan.system.swaps and role == "reference" else 0.0
+        calls[f"{role} {method}"] = perf.forward(setup, rows) + swapped
     for role in ("critic", "actor"):
         setup = describe(plan, role, spec, cluster)
         count = -(-work.prompts // work.mini_batches // setup.layout.num_replicas)
         rows = np.full(count, work.prompt_tokens + work.response_tokens)
-        calls[f"{role} update"] = work.mini_batches * (sum(perf.train(setup, rows)) + perf.optimizer(setup))
+        swapped = 2 * perf.onload(setup, "optimizer") if plan.system.swaps and role == "actor" else 0.0
+        calls[f"{role} update"] = work.mini_batches * (sum(perf.train(setup, rows)) + perf.optimizer(setup) + swapped)
     return PpoStep(total=_makespan(plan, calls), transition=transition, generation=generation, calls=calls)
 
 
@@ -241,9 +220,21 @@ def _makespan(plan: SystemPlan, calls: Mapping[str, float]) -> float:
 # -- what each system may choose from
 
 
+def _trained(system: System, devices: int, spec: ModelSpec) -> list[Layout]:
+    """Layouts in which a system can train on so many devices."""
+    if system.traits.gathers_weights:
+        return [Layout(dp=devices)]
+    found = list(_megatron(devices, spec))
+    if not system.own_layout:
+        return found
+    least = min(LEAST_PP[spec.num_layers], max(1, devices // 8))
+    own = [layout for layout in found if layout.tp == min(8, devices) and layout.pp >= least]
+    return sorted(own, key=lambda layout: layout.pp)[:1]
+
+
 def _megatron(devices: int, spec: ModelSpec) -> Iterator[Layout]:
     for tp in (1, 2, 4, 8):
-        for pp in (1, 2, 4, 8, 16):
+        for pp in (1, 2, 3, 4, 6, 8, 12, 16):
             if tp * pp <= devices and devices % (tp * pp) == 0 and spec.num_layers % pp == 0:
                 yield Layout(tp=tp, pp=pp, dp=devices // (tp * pp))
 
@@ -262,14 +253,14 @@ def placed(system: System, pools: Mapping[str, int], perf: PerfModel, spec: Mode
     chosen: dict[str, Layout] = {}
     for pool, count in pools.items():
         if "actor" not in pool.split() and pool != "rollout":
-            options = _megatron(count, spec) if not system.traits.gathers_weights else [Layout(dp=count)]
-            found = _fastest(system, pools, pool, list(options), perf, spec, cluster)
+            found = _fastest(system, pools, pool, _trained(system, count, spec), perf, spec, cluster)
             if found is None:
                 return None
             chosen[pool] = found
     own = next(pool for pool in pools if "actor" in pool.split())
-    for layout in _megatron(pools[own], spec) if not system.traits.gathers_weights else [Layout(dp=pools[own])]:
-        for rollout in _rollouts(pools.get("rollout", pools[own])) if system.kv_cache else [Layout(tp=layout.tp, pp=layout.pp)]:
+    for layout in _trained(system, pools[own], spec):
+        same = [Layout(tp=layout.tp, pp=layout.pp)]
+        for rollout in _rollouts(pools.get("rollout", pools[own])) if system.generates_apart else same:
             plan = SystemPlan(system=system, pools=pools, layouts={**chosen, own: layout}, rollout=rollout)
             if pools[plan.pool_of("rollout")] % rollout.size == 0 and fits(plan, spec, cluster):
                 total = ppo_step(perf, plan, spec, cluster).total

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from baselines import DEEPSPEED_CHAT
 from common import ROOT
+from engines_of_2024 import DEEPSPEED_CHAT
 
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
@@ -28,25 +28,26 @@ FIELDS = ("system", "source", "algorithm", "actor_params_b", "critic_params_b", 
 """What makes a configuration, for the split."""
 
 
-def _spec(name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int = 0, vocab: int = 32000) -> ModelSpec:
+def llama(name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int = 0, vocab: int = 32000) -> ModelSpec:
+    """A model of Llama's architecture."""
     return ModelSpec(
         name=name, num_layers=layers, hidden_size=hidden, mlp_hidden_size=mlp, num_heads=heads, num_kv_heads=kv_heads or heads,
         head_dim=hidden // heads, vocab_size=vocab, max_positions=4096,
     )  # fmt: skip
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) -> ModelSpec:
+def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) -> ModelSpec:
     """A GPT with an MLP of two matrices of 4 h, which has the weights of a gated one of 8 / 3 h."""
-    return replace(_spec(name, layers, hidden, round(8 * hidden / 3), heads, vocab=vocab), tied_embeddings=True)
+    return replace(llama(name, layers, hidden, round(8 * hidden / 3), heads, vocab=vocab), tied_embeddings=True)
 
 
 LLAMA = {"7": ModelSpec.preset("llama-7b"), "13": ModelSpec.preset("llama-13b"), "34": ModelSpec.preset("llama-34b"),
-         "70": ModelSpec.preset("llama-70b"), "33": _spec("llama-33b", 60, 6656, 17920, 52)}  # fmt: skip
+         "70": ModelSpec.preset("llama-70b"), "33": llama("llama-33b", 60, 6656, 17920, 52)}  # fmt: skip
 """LLaMA (arXiv 2302.13971), Llama 2 and Code Llama by billions of parameters."""
-OPT_350M = _gpt("opt-350m", 24, 1024, 16, 50272)
+OPT_350M = gpt("opt-350m", 24, 1024, 16, 50272)
 """OPT (arXiv 2205.01068)."""
-MEGATRON = {"22": _gpt("megatron-22b", 48, 6144, 64), "175": _gpt("gpt3-175b", 96, 12288, 96),
-            "530": _gpt("turing-530b", 105, 20480, 128), "1000": _gpt("megatron-1t", 128, 25600, 160)}  # fmt: skip
+MEGATRON = {"22": gpt("megatron-22b", 48, 6144, 64), "175": gpt("gpt3-175b", 96, 12288, 96),
+            "530": gpt("turing-530b", 105, 20480, 128), "1000": gpt("megatron-1t", 128, 25600, 160)}  # fmt: skip
 """Table 3 of Korthikanti et al. (arXiv 2205.05198)."""
 
 
@@ -227,6 +228,24 @@ def deepspeed_chat() -> Iterator[Case]:
         )  # fmt: skip
 
 
+def deepspeed_gathers() -> Iterator[Case]:
+    """The same runs' gathering of all weights before they generate."""
+    for row in rows():
+        if not row["system"].startswith("DeepSpeed-Chat (HE") or row["metric"] != "gather_time":
+            continue
+        device, gpus = "A100-80GB" if row["gpu_type"] == "A100 NVLink" else "A100-80GB-PCIe", int(row["gpus"])
+        made = setup(LLAMA[row["actor_params_b"]], f"dp{gpus}", device, DEEPSPEED_CHAT.traits, rollout=Layout(tp=1))
+        yield Case(
+            f"DeepSpeed-Chat, {'NVLink' if device == 'A100-80GB' else 'PCIe'}", "reshard", float(row["value"]), on_test_side(row),
+            f"DeepSpeed-Chat {row['actor_params_b']}B/{row['critic_params_b']}B {gpus} GPUs, gathering",
+            f"{row['actor_params_b']}B {device}", "ZeRO-3", _gathered(made),
+        )  # fmt: skip
+
+
+def _gathered(actor: Setup) -> Callable[[PerfModel], float]:
+    return lambda perf: perf.gather(actor) + perf.rewrite(actor)
+
+
 def _zero_seconds(actor: Setup, num_rows: int) -> Callable[[PerfModel], float]:
     half = same(num_rows, 256)
     return lambda perf: perf.prefill(actor, half) + perf.decode(actor, half, half)
@@ -235,7 +254,8 @@ def _zero_seconds(actor: Setup, num_rows: int) -> Callable[[PerfModel], float]:
 # -- ReaL's heuristic plan: every call tp8 pp=N/8
 
 
-REAL = EngineTraits(cuda_graphs=False, sequence_parallel=False)
+REAL = EngineTraits(cuda_graphs=False, sequence_parallel=False, fused=False)
+"""Norms and the MLP's gate are kernels of PyTorch (``realhf/impl/model/modules/mlp.py`` at 084f975)."""
 MINI_BATCHES = 4
 """PPO mini-batches of ReaL's published configurations (the notes leave the number open; its examples use 4)."""
 
@@ -279,8 +299,8 @@ def _six_calls(made: list[Setup], num_rows: int, prompt: int, response: int, pp:
 
 _NEMO = re.compile(r"avg total seq len ([\d,]+).*gen GBS ([\d,]+), train GBS ([\d,]+); gen \[TP,PP\]=\[(\d+),(\d+)\]; "
                    r"train \[TP,CP,EP,PP,VPP\]=\[([^\]]+)\]; (\w+)")  # fmt: skip
-DENSE = {"8": replace(_spec("llama3.1-8b", 32, 4096, 14336, 32, 8, 128256), max_positions=131072),
-         "32.8": replace(_spec("qwen3-32b", 64, 5120, 25600, 64, 8, 151936), head_dim=128, family="qwen3")}  # fmt: skip
+DENSE = {"8": replace(llama("llama3.1-8b", 32, 4096, 14336, 32, 8, 128256), max_positions=131072),
+         "32.8": replace(llama("qwen3-32b", 64, 5120, 25600, 64, 8, 151936), head_dim=128, family="qwen3")}  # fmt: skip
 
 
 def nemo_rl() -> Iterator[Case]:
@@ -324,7 +344,7 @@ def _grpo(spec: ModelSpec, gpus: int, tp: int, pp: int, rollout_tp: int, mean: i
     return seconds
 
 
-CASES = (puzzle, deepspeed_chat, real_heuristic, megatron, nemo_rl)
+CASES = (puzzle, deepspeed_chat, deepspeed_gathers, real_heuristic, megatron, nemo_rl)
 
 
 @lru_cache

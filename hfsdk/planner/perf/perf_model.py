@@ -30,20 +30,18 @@ import numpy as np
 from hfsdk.core.checks import Fraction, NonNegative, Positive, Within, check_fields, checked
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.field_texts import documented
-from hfsdk.core.layout import Layout
 from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec, state_bytes
-from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array, RowLengths
 from hfsdk.planner.perf.adapter_sizes import Sums, received_numbers, slot_numbers
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
 from hfsdk.planner.perf.decoding import decode_s
-from hfsdk.planner.perf.setup import Links, Setup, parameters
+from hfsdk.planner.perf.setup import Links, Setup, reshard_bytes
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
 __all__ = ["LengthSums", "Links", "PerfModel", "Setup", "reshard_bytes"]
 
-SHARES = ("train_efficiency", "forward_efficiency", "weight_efficiency", "kv_efficiency", "link_efficiency")
+SHARES = ("train_efficiency", "forward_efficiency", "attention_efficiency", "weight_efficiency", "kv_efficiency", "link_efficiency")
 """Constants of :class:`PerfModel` that are a share of what a device or a link has on paper."""
 
 MOST_SHARE = 10.0
@@ -77,11 +75,15 @@ class PerfModel:
     Example: ``PerfModel(train_efficiency=0.7).seconds("update", setup, prompts, responses)``.
     """
 
-    train_efficiency: Efficiency = 0.55
-    """Share of peak FLOP/s of training's matrix products. Between what single layers reach (7B and 70B at 4096 tokens: 0.66-0.78 on
-    A100 and H100, kernel profiles of Vidur, arXiv 2405.05465) and what whole updates of RL systems do (0.27-0.40, verl's logs)."""
+    train_efficiency: Efficiency = 0.7
+    """Share of peak FLOP/s of training's matrix products: what single layers reach (7B and 70B at 4096 tokens: 0.66-0.78 on A100
+    and H100, kernel profiles of Vidur, arXiv 2405.05465)."""
     forward_efficiency: Efficiency = 0.75
     """The same without a backward pass, and in prefill: what single layers reach (Vidur's profiles)."""
+    attention_efficiency: Efficiency = 0.5
+    """Share of peak FLOP/s of attention whose scores stay on the chip, causal, forward and backward. FlashAttention-2 (arXiv
+    2307.08691, figures 4 to 7): 0.53 to 0.65 on A100, 0.25 to 0.33 on H100, where its successor reaches 0.5 to 0.6 (arXiv
+    2407.08608)."""
     weight_efficiency: Efficiency = 0.82
     """Share of memory bandwidth at which matrix products with few tokens read large weights. Same source: 0.78 on A100, 0.86 on
     H100, where ``weight_half_bytes`` is taken out."""
@@ -109,7 +111,7 @@ class PerfModel:
     link_efficiency: Efficiency = 0.7
     """Share of a link's bandwidth that collectives reach (0.6 on A100, 0.8 on H100 within a node: Vidur's profiles)."""
     exposed_reduction: Fraction = 0.3
-    """Share of the gradient reduction that does not hide behind the backward pass."""
+    """Share of a dp reduction, or of gathering updated weights, that shows even where all of it could hide behind a pass."""
     optimizer_bytes: NonNegative = 20.0
     """Bytes of memory traffic of Adam per parameter it updates: read and write two moments and the master, read the gradient, write
     the weight."""
@@ -146,8 +148,15 @@ class PerfModel:
         sums = (there,) * (setup.recompute == "full") + (back,)
         backward = self._pass(setup, lengths, 2.0 + again, reads, self.train_efficiency, reduces=1.0 + again, sums=sums)
         num_micro = math.ceil(lengths.tokens / setup.micro_batch_tokens)
-        kept = (8 + 2 * setup.bytes_each) * num_micro * setup.local_learned / setup.device.memory_bandwidth
-        return forward, backward + kept + (self.exposed_reduction * self.reduction(setup) if lengths.tokens else 0.0)
+        backward += (8 + 2 * setup.bytes_each) * num_micro * setup.local_learned / setup.device.memory_bandwidth
+        if not lengths.tokens:
+            return forward, backward
+        hides = backward / (num_micro + setup.layout.pp - 1) if setup.traits.overlaps_reduction else 0.0
+        return forward, backward + self._exposed(setup.summed_bytes / self._rate(setup.links.dp), hides)
+
+    def _exposed(self, seconds: float, hides: float) -> float:
+        """Seconds of a collective that show beside work of ``hides`` seconds."""
+        return max(self.exposed_reduction * seconds, seconds - hides) if hides else seconds
 
     def _pass(
         self, setup: Setup, lengths: Array | LengthSums, times: float, reads: float, efficiency: float, reduces: float = 1.0,
@@ -173,6 +182,8 @@ class PerfModel:
         # attention: causal, so half of the square; the bubble is filled by micro-batches of the longest rows
         squares = squared * most + filling * longest * (spec.num_layers - most)
         attention = 2.0 * spec.num_heads * spec.head_dim * squares
+        # without a kernel that keeps scores on the chip they are plain products, of the whole square
+        attention *= efficiency / (self.attention_efficiency * traits.attention) if traits.flash_attention else 2.0
         flops = reads * 2.0 * setup.layer_parameters * layer_tokens + times * attention
         adapted = layer_tokens * spec.num_layers / every  # adapters are in layers only, and not beside the output layer
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
@@ -191,8 +202,9 @@ class PerfModel:
         for one in sums:
             sent = adapted * one.numbers * setup.bytes_each
             seconds += float(self._all_reduce(sent, tp, setup.links.tp, one.messages * layer_passes))
-        if traits.gathers_weights:  # gathering the next layer's weights hides behind this layer's work
-            seconds = max(seconds, num_micro * (1 + (times > 1)) * self.gather(setup))
+        if traits.gathers_weights:
+            gathers = num_micro * (1 + (times > 1)) * self.gather(setup)
+            seconds = max(seconds, gathers) if traits.overlaps_weights else seconds + gathers
         return seconds + self._hops(setup, tokens, filling, num_micro)
 
     def _hops(self, setup: Setup, tokens: float, filling: float, num_micro: int) -> float:
@@ -204,18 +216,16 @@ class PerfModel:
         return sent / self._rate(link) + (num_micro + layout.pp - 1) * link.latency_s
 
     def reduction(self, setup: Setup) -> float:
-        """Return the seconds of making the gradients alike over dp.
+        """Return the seconds of making gradients, and with the distributed optimizer updated weights, alike over dp.
 
         An all-reduce in fp32; with the distributed optimizer (ZeRO stage 1, arXiv 1910.02054) a reduce-scatter, and an all-gather
-        of the updated weights.
+        of the updated weights. What of them shows is in :meth:`train` and :meth:`optimizer`.
         """
         return self.reduced_bytes(setup) / self._rate(setup.links.dp)
 
     def reduced_bytes(self, setup: Setup) -> float:
         """Return the bytes that a rank sends for that."""
-        dp = setup.layout.num_replicas
-        sent = 4 + setup.bytes_each if setup.distributed or setup.traits.gathers_weights else 8
-        return (dp - 1) / dp * setup.local_learned * sent
+        return setup.summed_bytes + setup.gathered_bytes
 
     def gather(self, setup: Setup) -> float:
         """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
@@ -223,13 +233,16 @@ class PerfModel:
         return (dp - 1) / dp * self._local(setup) * setup.bytes_each / self._rate(setup.links.dp)
 
     def optimizer(self, setup: Setup) -> float:
-        """Return the seconds of one optimizer step: memory traffic over this rank's share of the state.
+        """Return the seconds of one optimizer step: memory traffic over this rank's share of the state, then the weights' gather.
 
-        Every dp rank updates all of its weights, or 1 / dp of them with ``AdamW(distributed=True)``.
+        Every dp rank updates all of its weights, or 1 / dp of them with ``AdamW(distributed=True)``, which are then gathered from
+        all; an engine that gathers them while the next forward pass runs shows ``exposed_reduction`` of that.
         """
         shards = setup.layout.num_replicas if setup.distributed or setup.traits.gathers_weights else 1
         clip = setup.links.dp.latency_s * (setup.layout.size > 1)
-        return self.optimizer_bytes * setup.local_learned / shards / setup.device.memory_bandwidth + clip
+        gather = setup.gathered_bytes / self._rate(setup.links.dp)
+        gather *= self.exposed_reduction if setup.traits.overlaps_gather else 1.0
+        return self.optimizer_bytes * setup.local_learned / shards / setup.device.memory_bandwidth + clip + gather
 
     def agree(self, setup: Setup) -> float:
         """Return the seconds in which a role's ranks agree at the end of a pass that all of them are well and what they counted."""
@@ -431,16 +444,3 @@ class PerfModel:
 @lru_cache(maxsize=1024)
 def _setup(role: RoleSpec, cluster: ClusterSpec, devices: tuple[int, ...]) -> Setup:
     return Setup.of(role, cluster, devices)
-
-
-def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1) -> float:
-    """Return the bytes the fullest rank receives in a weight transition, in closed form.
-
-    A rank needs M / (tp_g pp_g). Where tp_g divides tp it holds M / (pp tp) of that, which with pp_g = 1 gives table 2 of
-    HybridFlow: (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank
-    holds nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
-    """
-    model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
-    nests = (train.tp == 1 or train.tp % rollout_tp == 0) and train.pp % rollout_pp == 0
-    held = model_bytes / (max(train.pp, rollout_pp) * max(train.tp, rollout_tp)) if nests else 0.0
-    return model_bytes / (rollout_tp * rollout_pp) - held

@@ -188,6 +188,18 @@ class Setup:
         return self.spec.num_layers / self.layout.pp * layer_numbers(self.adapters, self.layout.tp)
 
     @cached_property
+    def summed_bytes(self) -> float:
+        """Bytes that a rank sends to sum gradients over dp: an all-reduce in fp32, or a reduce-scatter where state is sharded."""
+        dp = self.layout.num_replicas
+        return (dp - 1) / dp * self.local_learned * (4 if self.distributed or self.traits.gathers_weights else 8)
+
+    @cached_property
+    def gathered_bytes(self) -> float:
+        """Bytes that a rank gets of the weights that others updated; none where weights stay sharded (ZeRO stage 3)."""
+        dp, gathers = self.layout.num_replicas, self.distributed and not self.traits.gathers_weights
+        return (dp - 1) / dp * self.local_learned * self.bytes_each * gathers
+
+    @cached_property
     def adapter_products(self) -> float:
         """Numbers of a layer's adapters that a rank multiplies each token with.
 
@@ -261,3 +273,16 @@ class Setup:
 def parameters(spec: ModelSpec) -> int:
     """Return the number of weights, counted once a spec."""
     return spec.num_parameters()
+
+
+def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1) -> float:
+    """Return the bytes the fullest rank receives in a weight transition, in closed form.
+
+    A rank needs M / (tp_g pp_g). Where tp_g divides tp it holds M / (pp tp) of that, which with pp_g = 1 gives table 2 of
+    HybridFlow: (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank
+    holds nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
+    """
+    model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
+    nests = (train.tp == 1 or train.tp % rollout_tp == 0) and train.pp % rollout_pp == 0
+    held = model_bytes / (max(train.pp, rollout_pp) * max(train.tp, rollout_tp)) if nests else 0.0
+    return model_bytes / (rollout_tp * rollout_pp) - held

@@ -1,0 +1,134 @@
+"""The newer published timings of ``benchmarks/data/newer_points.csv`` as cases: training and generation outside RL systems.
+
+They came to this package after the constants of ``PerfModel`` had their values. Which engine ran is in the notes; what is not
+dense, not in 16 bits, or does not say its layout and lengths, is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from common import ROOT
+from published import Case, gpt, llama, on_test_side, same
+
+from hfsdk.core.cluster import DEVICES, ClusterSpec, DeviceSpec, LinkSpec
+from hfsdk.core.layout import Layout
+from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.perf.traits import EngineTraits
+
+NEWER = ROOT / "benchmarks" / "data" / "newer_points.csv"
+
+A100_40 = replace(DEVICES["A100-80GB"], name="A100-40GB", memory_bytes=40 * 10**9, memory_bandwidth=1.555e12)
+H100_HBM2 = replace(DEVICES["H100"], name="H100-96GB", memory_bytes=96 * 10**9, memory_bandwidth=2.4e12)
+"""As torchtitan's pages state it; it is limited to 500 W of 700, which no data sheet gives a peak for."""
+GPUS = {"A100-40GB": A100_40, "A100-80GB": DEVICES["A100-80GB"], "A100-SXM-80GB": DEVICES["A100-80GB"],
+        "H100-80GB": DEVICES["H100"], "H100-SXM-80GB": DEVICES["H100"], "H100-96GB-HBM2e-500W": H100_HBM2}  # fmt: skip
+NETWORK_8X200G = LinkSpec(name="8 x 200 Gbit/s", bandwidth=200e9, latency_s=DEVICES["H100"].network.latency_s)
+"""1,600 Gbit/s a node (llm-foundry's page, of its A100s)."""
+
+_LLAMA, _QWEN = 128256, 151936
+_SIZES = {
+    "llama3.1-8b": (32, 4096, 14336, 32, 8, _LLAMA), "llama3.1-70b": (80, 8192, 28672, 64, 8, _LLAMA),
+    "mistral-7b": (32, 4096, 14336, 32, 8, 32000), "qwen2.5-0.5b": (24, 896, 4864, 14, 2, _QWEN),
+    "qwen2.5-1.5b": (28, 1536, 8960, 12, 2, _QWEN), "qwen2.5-3b": (36, 2048, 11008, 16, 2, _QWEN),
+    "qwen2.5-7b": (28, 3584, 18944, 28, 4, 152064), "qwen2.5-14b": (48, 5120, 13824, 40, 8, 152064),
+    "qwen2.5-32b": (64, 5120, 27648, 40, 8, 152064), "qwen2.5-72b": (80, 8192, 29568, 64, 8, 152064),
+}  # fmt: skip
+MODELS = {name: llama(name, *sizes) for name, sizes in _SIZES.items()}
+"""Their ``config.json``."""
+TIED = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b")
+
+_TRAINED = re.compile(r"^(\S+).*? TP(\d+) PP(\d+) DP(\d+) CP(\d+) EP(\d+)(?: ETP\d+)? VPP(\d+) micro (\d+); (\w+)")
+_GENERATED = re.compile(r"^(\S+) gen TP(\d+) PP(\d+) DP(\d+)(?: EP(\d+))?; (\w+)")
+
+
+@lru_cache
+def newer_rows() -> tuple[dict[str, str], ...]:
+    """Return the rows of the file."""
+    with NEWER.open() as file:
+        return tuple(csv.DictReader(file))
+
+
+def _links(device: DeviceSpec, gpus: int, layout: Layout) -> Links:
+    network = NETWORK_8X200G if device.name.startswith("A100") else device.network
+    nodes = -(-gpus // 8)
+    cluster = ClusterSpec(
+        node_devices=((device,) * min(8, gpus),) * nodes, intra_node=device.link, inter_node=network,
+    )  # fmt: skip
+    return Links.of(cluster, range(gpus), layout)
+
+
+def pretraining() -> Iterator[Case]:
+    """Training steps with FSDP in bf16: MPT by llm-foundry, Llama 3.1 by torchtitan."""
+    for row in newer_rows():
+        found, device = _TRAINED.search(row["notes"]), GPUS.get(row["gpu_type"])
+        system = row["system"].split()[0]
+        if row["metric"] != "train_step_time" or system not in ("llm-foundry", "torchtitan") or not found or not device:
+            continue
+        tp, pp, dp, cp, _, _, micro = map(int, found.groups()[1:8])
+        shape = re.search(r"\((\d+)L d(\d+) (\d+) heads\)", row["notes"])
+        spec = gpt(found[1], *map(int, shape.groups()), 50368) if shape else MODELS.get(found[1])
+        if found[9] != "BF16" or spec is None or cp > 1 or tp * pp > 1 or "PURE" in row["notes"]:
+            continue
+        length, gpus = int(row["response_len"]), int(row["gpus"])
+        layout = Layout(dp=dp)
+        full = "full recompute on" in row["notes"]
+        flash_2 = device.name.startswith("H100") and system == "llm-foundry"  # its tables are of October 2023
+        traits = EngineTraits(gathers_weights=True, sequence_parallel=False, attention=0.6 if flash_2 else 1.0,
+                              fused=system == "torchtitan" and "no compile" not in row["notes"])  # fmt: skip
+        made = Setup(
+            spec=replace(spec, max_positions=max(length, spec.max_positions)), layout=layout, device=device,
+            links=_links(device, gpus, layout), micro_batch_tokens=micro * length,
+            recompute="full" if full else "selective" if "selective" in row["notes"] else "", distributed=True, traits=traits,
+        )  # fmt: skip
+        yield Case(
+            f"{system}, {row['gpu_type'][:4]}", "train", float(row["value"]), on_test_side(row),
+            f"{row['system']} {spec.name} {gpus} {row['gpu_type']} {length} tokens x {row['global_batch']}, micro {micro}",
+            f"{spec.name} {row['gpu_type']}", f"dp{dp}", _trained(made, int(row["global_batch"]) // dp, length),
+        )  # fmt: skip
+
+
+def _trained(made: Setup, num_rows: int, length: int) -> Callable[[PerfModel], float]:
+    return lambda perf: sum(perf.train(made, same(num_rows, length))) + perf.optimizer(made)
+
+
+def generating() -> Iterator[Case]:
+    """Requests that all wait at the start, generated in 16 bits: TensorRT-LLM 0.17, vLLM 0.6.3 one request at a time."""
+    for row in newer_rows():
+        found, device = _GENERATED.search(row["notes"]), GPUS.get(row["gpu_type"])
+        if row["metric"] != "generation_time" or not found or not device or found[6] not in ("FP16", "BF16"):
+            continue
+        spec = MODELS.get(found[1].removesuffix("-instruct"))
+        single = row["system"].startswith("vLLM 0.6.3")
+        if spec is None or not (single or row["system"] == "TensorRT-LLM 0.17"):
+            continue
+        tp, gpus = int(found[2]), int(row["gpus"])
+        rollout, prompt, response = Layout(tp=tp, dp=1), int(row["prompt_len"]), int(row["response_len"])
+        spec = replace(spec, tied_embeddings=found[1].removesuffix("-instruct") in TIED, max_positions=200_000)
+        cache = int(0.9 * (device.memory_bytes - 2 * spec.num_parameters() / tp) - 2e9)
+        if cache < 2 * (prompt + response) * spec.kv_bytes_per_token() / min(tp, spec.num_kv_heads):
+            continue
+        made = Setup(
+            spec=spec, layout=Layout(tp=tp, dp=1), device=device, links=_links(device, gpus, Layout(tp=tp, dp=1)), rollout=rollout,
+            max_num_seqs=256 if single else 2048, kv_cache_bytes=cache, batch_tokens=8192,
+        )  # fmt: skip
+        yield Case(
+            f"{row['system'].split()[0]}, A100", "generation", float(row["value"]), on_test_side(row),
+            f"{row['system']} {spec.name} tp{tp} {row['global_batch']} x ({prompt} + {response})",
+            f"{spec.name} {prompt} {response}", f"tp{tp}", _generated(made, int(row["global_batch"]), prompt, response),
+        )  # fmt: skip
+
+
+def _generated(made: Setup, count: int, prompt: int, response: int) -> Callable[[PerfModel], float]:
+    prompts, responses = same(count, prompt), same(count, response)
+    return lambda perf: perf.prefill(made, prompts) + perf.decode(made, prompts, responses)
+
+
+@lru_cache
+def newer_cases() -> tuple[Case, ...]:
+    """Return all cases."""
+    return tuple(case for make in (pretraining, generating) for case in make())
