@@ -9,6 +9,7 @@ Targets, for configurations that no fit saw:
                                      25 % (resharding)
     presets alone                    median absolute error at most 20 % over every case, resharding included, and in no quantity a
                                      median error beyond 10 % to one side
+    bands                            of four in five, from the fitted side: 70 to 90 % of the predicted side within
     order of plans                   Kendall's tau at least 0.8 where a workload was measured in three or more layouts
 
 Cases are those of ``published.py`` and of ``newer_published.py``. Split: a configuration (system, source, algorithm, sizes of
@@ -194,6 +195,20 @@ def plot(made: dict[str, PerfModel], path: str) -> None:
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
+def preset_bands() -> dict[str, tuple[float, float, float]]:
+    """Return, by quantity, between which factors of the preset's seconds four of five measured ones are, and the share that is within.
+
+    The factors are quantiles of the fitted side, the share is of the predicted side.
+    """
+    found = {}
+    for quantity in (*TARGETS, "step"):
+        ratios = {side: [c.measured / c.seconds(PerfModel()) for c in every() if c.quantity == quantity and c.test is side]
+                  for side in (False, True)}  # fmt: skip
+        low, high = np.quantile(ratios[False], (0.1, 0.9))
+        found[quantity] = float(low), float(high), float(np.mean([low <= one <= high for one in ratios[True]]))
+    return found
+
+
 def show(title: str, found: dict[tuple[str, str], list[tuple[float, str]]]) -> None:
     """Print one table of errors."""
     lines = [(group, quantity, *summary(errors)) for (group, quantity), errors in found.items()]
@@ -230,6 +245,12 @@ def main(arguments: argparse.Namespace) -> int:
         one = [e for (_, q), errors in everything.items() if q == quantity for e, _ in errors]
         report.add(f"presets, {quantity}: median error", float(np.median(np.abs(one))))
         report.add(f"presets, {quantity}: bias, the median with its sign", abs(float(np.median(one))), at_most=0.10)
+    bands = preset_bands()
+    print("\nmeasured / predicted by presets, four of five\n\n" + table(
+        ("quantity", "from", "to", "of the predicted side within"),
+        [(name, f"{low:.2f}", f"{high:.2f}", f"{share:.0%}") for name, (low, high, share) in bands.items()]))  # fmt: skip
+    for quantity in ("train", "forward", "generation"):
+        report.add(f"presets, {quantity}: share within the band of four in five", bands[quantity][2], at_least=0.7, at_most=0.9)
     taus = orders(made)
     lines = [(workload, str(count), f"{tau:.2f}") for workload, (count, tau) in taus.items()]
     print("\norder of plans\n\n" + table(("workload", "layouts", "Kendall's tau"), lines))

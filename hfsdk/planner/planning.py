@@ -14,7 +14,7 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Again, Plan, Searched, Workload
 from hfsdk.core.roles import RoleSpec
 from hfsdk.planner.explain import (
-    DEFAULT_ERROR,
+    Bands,
     alternative,
     every_layout,
     least_over,
@@ -59,7 +59,8 @@ def plan_step(
         top: how many plans to return, the best one included.
         by_placement: whether two of them may share devices in the same way and differ in pool sizes.
         shadows: whether shadows (separation) are in the family.
-        error: relative error of predicted seconds, for bands: a number, or by method, e.g. ``{"generate": 0.15, "": 0.1}``.
+        error: relative error of predicted seconds, for bands: a number, or by method, e.g. ``{"generate": 0.15, "": 0.1}``; by
+            default what published timings say of the presets (:data:`~hfsdk.planner.explain.PRESET_BANDS`).
         placement: a preset's name (``"split"``, ...): who shares devices with whom is fixed, sizes and layouts are searched.
         again: kept as ``plan.again``.
 
@@ -100,8 +101,8 @@ def plan_step(
     solutions = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
     if not solutions:
         raise _nothing_fits(models, recorded, cluster, placement)
-    errors = _errors(error)
-    best, first = solutions[0], alternative(solutions[0], errors)
+    bands = Bands(error)
+    best, first = solutions[0], alternative(solutions[0], bands)
     searched = Searched(
         family=FAMILY + SHARING_CORES * cluster.shares_cores + FROM_MEMORY * search.sizes_are_open + search.shortened,
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
@@ -110,17 +111,11 @@ def plan_step(
     )  # fmt: skip
     return Plan(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
-        memory=planned_memory(best), runners_up=tuple(_runner_up(one, errors, best, first) for one in solutions[1:]),
+        memory=planned_memory(best), runners_up=tuple(_runner_up(one, bands, best, first) for one in solutions[1:]),
         rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
         again=again,
     )  # fmt: skip
-
-
-def _errors(error: float | Mapping[str, float] | None) -> dict[str, float]:
-    """Return relative errors by method; under ``""`` that of all others."""
-    errors = dict(error) if isinstance(error, Mapping) else {"": DEFAULT_ERROR if error is None else error}
-    return {"": DEFAULT_ERROR, **errors}
 
 
 def _nothing_fits(
@@ -146,8 +141,8 @@ def _only(placement: str, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> ob
     return preset_grouping(placement, tuple(names), cluster.num_devices)
 
 
-def _runner_up(solution: Solution, errors: Mapping[str, float], best: Solution, first: Alternative) -> Alternative:
-    return replace(alternative(solution, errors, best, first), timeline=planned_calls(solution), memory=planned_memory(solution))
+def _runner_up(solution: Solution, bands: Bands, best: Solution, first: Alternative) -> Alternative:
+    return replace(alternative(solution, bands, best, first), timeline=planned_calls(solution), memory=planned_memory(solution))
 
 
 def planned_calls(solution: Solution) -> tuple[PlannedCall, ...]:

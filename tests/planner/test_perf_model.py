@@ -34,8 +34,13 @@ def unreal(perf, share):
     return copied
 
 
-ARITHMETIC = unreal(PerfModel(activation_bytes=0.0, launch_s=0.0, optimizer_bytes=0.0), "weight_efficiency")
-"""Only arithmetic costs time."""
+ARITHMETIC = unreal(
+    PerfModel(activation_bytes=0.0, launch_s=0.0, optimizer_bytes=0.0, attention_efficiency=0.7), "weight_efficiency"
+)
+"""Only arithmetic costs time, attention's in training as any other."""
+SLOW_ATTENTION, FAST_ATTENTION = (
+    unreal(PerfModel(activation_bytes=0.0, launch_s=0.0, attention_efficiency=share), "weight_efficiency") for share in (0.25, 0.5)
+)
 A100 = DEVICES["A100-80GB"]
 
 
@@ -139,6 +144,36 @@ def test_training_is_three_passes_of_two_n_d():
     gradients = 12 * math.ceil(10_000 / 2048) * where.parameters / 2.04e12
     assert forward == pytest.approx(by_hand)
     assert backward == pytest.approx(2 * by_hand + gradients)
+
+
+def test_attention_has_an_efficiency_of_its_own():
+    """Half of it, twice the seconds; where scores leave the chip the whole square is multiplied, whatever the efficiency."""
+    where, length = setup("llama-7b", "tp1 dp1"), 20_000
+    rows = np.full(4, length)
+    spec = where.spec
+    attention = 2 * spec.num_layers * spec.num_heads * spec.head_dim * 4 * length**2 / 312e12
+    seconds = [one.forward(where, rows) for one in (SLOW_ATTENTION, FAST_ATTENTION)]
+    assert seconds[0] - seconds[1] == pytest.approx(attention * (4 - 2))
+    plain = replace(where, traits=replace(where.traits, flash_attention=False))
+    alike = [one.forward(plain, rows) for one in (SLOW_ATTENTION, FAST_ATTENTION)]
+    assert alike[0] == alike[1]
+
+
+def test_gradients_hide_behind_the_last_micro_batch_alone():
+    """The rest shows; an engine that does not overlap shows all, and updated weights are gathered in the open."""
+    where = setup("llama-7b", "tp1 dp16")
+    rows = np.full(64, 1024)
+    rate = where.links.dp.bandwidth * MODEL.link_efficiency
+    summed = 15 / 16 * where.parameters * 8 / rate
+    apart = replace(where, traits=replace(where.traits, overlaps_reduction=False))
+    alone = replace(where, links=replace(where.links, dp=replace(where.links.dp, bandwidth=1e30)))
+    least = MODEL.train(alone, rows)[1]
+    assert MODEL.train(apart, rows)[1] - least == pytest.approx(summed)
+    hidden = least / math.ceil(64 * 1024 / where.micro_batch_tokens)
+    assert MODEL.train(where, rows)[1] - least == pytest.approx(max(0.3 * summed, summed - hidden))
+    gathered = replace(where, distributed=True)
+    beside = replace(gathered, traits=replace(where.traits, overlaps_gather=True))
+    assert MODEL.optimizer(gathered) - MODEL.optimizer(beside) == pytest.approx(0.7 * 15 / 16 * where.parameters * 2 / rate)
 
 
 def test_recompute_takes_up_to_another_forward_pass():
@@ -413,7 +448,7 @@ def test_span_names_in_order():
 def test_constants_are_few_and_documented():
     text = (PerfModel.__module__, PerfModel.__doc__)
     assert all(text)
-    assert len(fields(PerfModel)) <= 18
+    assert len(fields(PerfModel)) <= 19
 
 
 @pytest.mark.parametrize("method", ["generate", "update", "compute_values"])

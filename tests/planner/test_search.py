@@ -598,13 +598,30 @@ def test_too_close_to_call():
     assert session.plan(algorithm, workload, error=0.9).too_close
 
 
+def test_bands_of_presets_are_by_kind_of_call():
+    """Generation is known better upwards than updates are; what is asked for goes before."""
+    from hfsdk.planner.explain import PRESET_BANDS, Bands
+
+    assert Bands(None).of("generate") == PRESET_BANDS["generate"]
+    assert Bands(None).of("update") == PRESET_BANDS["update"]
+    assert Bands(None).of("compute_values") == PRESET_BANDS["forward"]
+    assert Bands(0.1).of("update") == pytest.approx((0.9, 1.1))
+    assert Bands({"generate": 0.2}).of("generate") == pytest.approx((0.8, 1.2))
+    assert Bands({"generate": 0.2}).of("update") == PRESET_BANDS["update"]
+    session = session_on("1x4 A100-80GB", hf.GRPO(n=2))
+    plan = session.plan(hf.GRPO(n=2), hf.Workload(prompts=8, prompt_tokens=64, response_tokens=64))
+    low, high = (end / plan.seconds for end in plan.band)
+    assert 0.7 <= low <= 0.87
+    assert 1.15 <= high <= 1.6
+
+
 def test_calibrated_bands_are_those_of_plans():
     from hfsdk.planner.explain import relative_errors
 
     bands = {"": (0.9, 1.2), "generate.decode": (0.95, 1.02), "generate.prefill": (0.5, 1.1), "update.forward": (0.99, 1.01)}
     assert relative_errors(bands) == pytest.approx({"": 0.2, "generate": 0.5, "update": 0.01})
     session, workload = session_on("1x4 A100-80GB", hf.GRPO(n=2)), hf.Workload(prompts=8, prompt_tokens=64, response_tokens=64)
-    wide = session.plan(hf.GRPO(n=2), workload).band
+    wide = session.plan(hf.GRPO(n=2), workload, error=0.3).band
     session.errors = dict.fromkeys(["", "generate", "update"], 0.01)
     narrow = session.plan(hf.GRPO(n=2), workload).band
     assert narrow[1] - narrow[0] == pytest.approx((wide[1] - wide[0]) / 30)

@@ -45,7 +45,7 @@ def baselines(on_path):
 
 
 def median_error(validate, perf, group, quantity, test=True):
-    found = [c for c in validate.cases() if c.group == group and c.quantity == quantity and c.test is test]
+    found = [c for c in validate.every() if c.group == group and c.quantity == quantity and c.test is test]
     assert len(found) >= 5
     return float(np.median([abs(validate.error(c, perf)) for c in found]))
 
@@ -80,9 +80,21 @@ def test_a_fit_predicts_configurations_it_did_not_see(validate):
 
 
 def test_presets_alone_are_within_a_third(validate):
-    for group, quantity in (("PUZZLE, PCIe", "generation"), ("PUZZLE, PCIe", "forward"), ("PUZZLE, PCIe", "train"),
+    for group, quantity in (("PUZZLE, PCIe", "generation"), ("PUZZLE, PCIe", "forward"), ("llm-foundry, H100", "train"),
+                            ("llm-foundry, A100", "train"), ("TensorRT-LLM, A100", "generation"), ("vLLM, A100", "generation"),
                             ("PUZZLE, NVLink", "step"), ("ReaL-Heuristic, A100", "step")):  # fmt: skip
         assert median_error(validate, PerfModel(), group, quantity) < 0.33, (group, quantity)
+
+
+def test_bands_of_presets_are_those_of_the_timings(validate):
+    """What plans say is what the fitted side shows, and holds about four of five on the other side."""
+    from hfsdk.planner.explain import PRESET_BANDS
+
+    found = validate.preset_bands()
+    for kind, quantity in (("generate", "generation"), ("forward", "forward"), ("update", "train")):
+        low, high, share = found[quantity]
+        assert PRESET_BANDS[kind] == pytest.approx((low, high), abs=0.006)
+        assert 0.7 <= share <= 0.9
 
 
 def test_a_fit_finds_constants_back(validate):
