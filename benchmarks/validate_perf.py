@@ -196,7 +196,7 @@ def plot(made: dict[str, PerfModel], path: str) -> None:
 
 
 def preset_bands() -> dict[str, tuple[float, float, float]]:
-    """Return, by quantity, between which factors of the preset's seconds four of five measured ones are, and the share that is within.
+    """Return, by quantity, between which factors of the preset's seconds four of five measured ones are, and the share within.
 
     The factors are quantiles of the fitted side, the share is of the predicted side.
     """

@@ -28,8 +28,8 @@ from hfsdk.planner.search.solution import Solution
 
 PRESET_BANDS = {"generate": (0.78, 1.36), "forward": (0.84, 1.15), "update": (0.87, 1.60), "": (0.7, 1.3)}
 """Measured over predicted seconds of four calls in five where the model is not calibrated, by kind of call; others ``""``, a round
-figure. ``benchmarks/validate_perf.py`` prints them: quantiles of the published timings on the fitted side; 71 to 84 % of those on the
-predicted side are within."""
+figure. ``benchmarks/validate_perf.py`` prints them: quantiles of the published timings on the fitted side, within which are 71 to
+84 % of the other side's."""
 
 NAMED = ("colocate", "split", "standalone", "interleaving", "separation")
 """Presets that plans are named by."""
@@ -81,9 +81,7 @@ def preset_grouping(name: str, roles: tuple[str, ...], num_devices: int) -> obje
     return frozenset((members[p.name], members.get(p.within, frozenset())) for p in placement.pools if members[p.name])
 
 
-def alternative(
-    solution: Solution, bands: Bands, best: Solution | None = None, against: Alternative | None = None
-) -> Alternative:
+def alternative(solution: Solution, bands: Bands, best: Solution | None = None, against: Alternative | None = None) -> Alternative:
     """Return a plan as data, with why it lost against ``best`` (``against`` is that one as data)."""
     space = solution.leaf.space
     seconds = solution.job_seconds
