@@ -119,6 +119,19 @@ class Alternative:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hinge:
+    """The constant of the model on which a decision hangs: where two plans would take equally long."""
+
+    constant: str
+    """A field of ``hf.PerfModel``."""
+    now: float
+    at: float
+
+    def __str__(self) -> str:
+        return f"as fast as the plan where {self.constant} is {self.at:.3g}, not {self.now:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rejected:
     """A named placement in which nothing fits: by how much, and where."""
 

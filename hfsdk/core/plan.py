@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 from hfsdk.core.alternative import (
     Alternative,
+    Hinge,
     Layouts,
     PlannedCall,
     PlannedMemory,
@@ -191,9 +192,12 @@ class Plan:
     """How many placements and layouts were looked at, and how long that took."""
     again: Again | None = field(default=None, repr=False, compare=False)
     """``again(workload=..., cluster=...)``: the same question with another workload or cluster, answered anew."""
+    find_hinges: Callable[[], tuple[Hinge | None, ...]] | None = field(default=None, repr=False, compare=False)
+    """Finds :attr:`hinges`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**{k: v for k, v in self.__dict__.items() if k not in ("trace", "sensitivity")}, "again": None}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("trace", "sensitivity", "hinges")}
+        return {**kept, "again": None, "find_hinges": None}
 
     # -- the plan itself
 
@@ -235,6 +239,15 @@ class Plan:
         """
         return tuple(_turns(self)) if self.again is not None else ()
 
+    @cached_property
+    def hinges(self) -> tuple[Hinge | None, ...]:
+        """For each runner-up, which constant of the model decides against it, and at which value it would be as fast as the plan.
+
+        The constant that has to change least, layouts kept; ``None`` where none does it alone within a factor of four. Computed
+        when it is first looked at; empty for a plan that was loaded from a file.
+        """
+        return () if self.find_hinges is None else self.find_hinges()
+
     # -- money
 
     @property
@@ -260,8 +273,11 @@ class Plan:
     # -- looking
 
     def why(self) -> str:
-        """Return in words what was chosen, what it was compared with, and why the others lost."""
-        lines = [repr(self), "", *(f"{number}. {line_of(a)}" for number, a in enumerate(self.runners_up, start=2))]
+        """Return in words what was chosen, what it was compared with, why the others lost, and on which constant that hangs."""
+        lines = [repr(self), ""]
+        hinges = self.hinges or (None,) * len(self.runners_up)
+        for number, (other, hinge) in enumerate(zip(self.runners_up, hinges, strict=True), start=2):
+            lines.append(f"{number}. {line_of(other)}" + ("" if hinge is None else f"; {hinge}"))
         lines += [f"-  {r.preset}: {r.title}: {r.why}" for r in self.rejected]
         if "sensitivity" in self.__dict__:
             lines += ["", *map(str, self.sensitivity)]

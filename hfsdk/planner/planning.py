@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from hfsdk.core.alternative import Alternative, PlannedCall, PlannedMemory
 from hfsdk.core.cluster import ClusterSpec
@@ -21,6 +22,7 @@ from hfsdk.planner.explain import (
     preset_grouping,
     rejected_presets,
 )
+from hfsdk.planner.hinges import hinges
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.search.candidates import Tables, process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf
@@ -114,7 +116,7 @@ def plan_step(
         memory=planned_memory(best), runners_up=tuple(_runner_up(one, bands, best, first) for one in solutions[1:]),
         rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
-        again=again,
+        again=again, find_hinges=partial(hinges, best, solutions[1:]),
     )  # fmt: skip
 
 

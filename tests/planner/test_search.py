@@ -631,6 +631,28 @@ def test_calibrated_bands_are_those_of_plans():
     assert session.plan(hf.GRPO(n=2), workload).seconds > before
 
 
+def test_what_a_decision_hangs_on():
+    """At the value that a hinge names both plans take equally long, and the order is the other one beyond it."""
+    algorithm, workload = hf.PPO(), hf.Workload(prompts=256, prompt_tokens=512, response_tokens=512)
+    spec = ModelSpec.preset("llama-13b")
+    session = session_on("4x8 A100-80GB", algorithm, spec=spec, optimizer=SHARDED)
+    plan = session.plan(algorithm, workload)
+    best, others = plan.find_hinges.args
+    perf = best.leaf.space.tables.perf
+    assert best.seconds_by(perf) == pytest.approx(plan.seconds)
+    found = [(other, hinge) for other, hinge in zip(others, plan.hinges, strict=True) if hinge is not None]
+    assert found, "some runner-up can be made the faster one"
+    for other, hinge in found:
+        now = getattr(perf, hinge.constant)
+        assert hinge.now == now
+        beyond = replace(perf, **{hinge.constant: hinge.at * (hinge.at / now) ** 0.02})
+        before = replace(perf, **{hinge.constant: now * (hinge.at / now) ** 0.9})
+        assert other.seconds_by(before) > best.seconds_by(before)
+        assert other.seconds_by(beyond) <= best.seconds_by(beyond) * (1 + 1e-6)
+        assert str(hinge) in plan.why()
+    assert pickle.loads(pickle.dumps(plan)).hinges == ()
+
+
 def test_sensitivity_and_again():
     spec = replace(ModelSpec.preset("llama-70b"), max_positions=16384)
     session = session_on("16x8 A100-80GB", hf.PPO(), spec=spec, optimizer=SHARDED)

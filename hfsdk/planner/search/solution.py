@@ -10,8 +10,9 @@ import numpy as np
 
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.memory import MemoryEstimate, bases_once
+from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.sizing import sized, waits
-from hfsdk.planner.search.candidates import NamedSeconds
+from hfsdk.planner.search.candidates import NamedSeconds, Tables
 from hfsdk.planner.search.fitting import LayoutsOf, with_layouts
 from hfsdk.planner.search.items import Item, Job, Mode
 from hfsdk.planner.search.leaf import Leaf
@@ -76,7 +77,7 @@ class Solution:
 
         Where workers share cores, with what pools that are at work at the same time make each other slower.
         """
-        alone = self._alone
+        alone = self._alone(self.leaf.space.tables)
         if not self.leaf.space.tables.cluster.shares_cores:
             return alone
         starts, ends = self.leaf.shared(_seconds(alone)[None])
@@ -87,10 +88,15 @@ class Solution:
             rows.append((job, before, [(name, s * longer) for name, s in phases]))
         return rows
 
-    @property
-    def _alone(self) -> list[tuple[Job, float, NamedSeconds]]:
+    def seconds_by(self, perf: PerfModel) -> float:
+        """Return the seconds of the step by another model of time, in the same layouts; not where workers share cores."""
+        leaf, tables = self.leaf, self.leaf.space.tables
+        jobs = _seconds(self._alone(Tables(tables.cluster, perf, least=tables.least, alone=tables.alone)))
+        return float(leaf.space.replay.makespan(jobs[None], leaf.space.arrangements[leaf.arrangement].grouping)[0])
+
+    def _alone(self, tables: Tables) -> list[tuple[Job, float, NamedSeconds]]:
         leaf, space = self.leaf, self.leaf.space
-        devices, tables = leaf.devices(), space.tables
+        devices = leaf.devices()
         assert devices is not None
         homes = {i: b for b, block in enumerate(leaf.blocks) for i in block}
         number = {item.name: i for i, item in enumerate(space.mode.items)}
