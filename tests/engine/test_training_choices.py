@@ -322,11 +322,11 @@ def test_a_pass_that_is_stopped_leaves_no_sum_under_way(results, layout):
 
 
 def test_sequence_parallelism_keeps_at_least_as_much_less_as_is_planned(results):
-    """More here, for torch's norm on processors keeps more than its input."""
+    """Of the 10 h a layer that are planned for, as the paper counts them, 2 are masks of dropout, which is not there to be cut."""
     for whole, cut, tokens, spec in results("tp2", "kept"):
         role = RoleSpec(name="actor", kind="actor", model=spec, train=Layout(tp=2), optimizer=AdamW(), micro_batch_tokens=tokens)
         planned = [role_bytes(role, 2, on_cpu=on_cpu).activations for on_cpu in (True, False)]
-        assert whole - cut >= planned[0] - planned[1] > 0.2 * planned[0]
+        assert whole - cut >= 0.8 * (planned[0] - planned[1]) > 0.16 * planned[0]
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "pp2" in layout])
