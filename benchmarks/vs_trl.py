@@ -20,10 +20,11 @@ tokens and of optimizer steps are compared at every step.
 
 Each system runs in processes of its own, hfsdk's session on one device of two threads and TRL as one process of two threads, one
 after the other, in turned order every round. A process takes one step that is not counted, `--steps` that are, and one more whose
-memory is watched. Seconds mean something on a quiet machine alone: the load is printed beside them. Processor seconds, reported
-without a target, say more elsewhere.
+memory is watched. Seconds mean something on a quiet machine alone: the load is printed beside them, and hfsdk's workers have
+the low priority that Ray gives its workers, so that whatever else runs slows them alone. Processor seconds, reported without a
+target, say more elsewhere.
 
-    python benchmarks/vs_trl.py --check                  about an hour
+    python benchmarks/vs_trl.py --check                  about three hours; one with --rounds 1 --steps 1
     python benchmarks/vs_trl.py --only ppo-lora grpo-fp32-full
     python benchmarks/vs_trl.py --smoke                  `tiny`, a few tokens: whether it runs; nothing is judged
 """

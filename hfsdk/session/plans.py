@@ -53,7 +53,7 @@ class Plans:
             shadows: whether shadows (separation) may be used.
             perf: predicts seconds; by default the session's own.
             error: relative error of predicted seconds, for the bands: a number from 0 to 1, or by method; by default what
-                :meth:`calibrate` found, or 0.3.
+                :meth:`calibrate` found, or what published timings say of the presets.
 
         Returns:
             The plan; ``session.place(plan)`` applies it, ``plan.why()`` explains it.
