@@ -1,8 +1,9 @@
 """The engines of HybridFlow's comparison (arXiv 2409.19256, section 8) as they were: what each does, read from its code of that
 time.
 
-Every line names file and version. No seconds of an RLHF step are written here; host costs are other people's profiles of the
-engines alone. Nothing was chosen by how well a statement of the paper comes out.
+Each system names its files and version; what is inferred from them says so. No seconds of an RLHF step are written here; host costs
+are other people's profiles of the engines. All of it was written after a comparison with idealised engines had failed;
+``docs/perf-model.md`` says which choices between sources could have gone otherwise.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ DEEPSPEED_CHAT = System(
 )  # fmt: skip
 """DeepSpeed-Chat (arXiv 2308.01320) with DeepSpeed 0.14.0: ZeRO-3, and a hybrid engine that gathers all weights once a
 ``generate`` (``hybrid_engine.py``), without CUDA graphs, in the loop of transformers' ``generate``.
-``stage3_max_live_parameters`` of 3e7 (``ds_utils.py``) is less than a layer of 7B, so that no layer is gathered ahead. Norms and
-rotations are kernels of their own. A device generates one ``per_device_generation_batch_size`` of rows a ``generate``: 4 of 7B
-and 2 of 13B are what fitted without offloading (OpenRLHF's benchmark branch), 4 its example for 66B."""
+``stage3_max_live_parameters`` of 3e7 (``ds_utils.py``) is less than a layer of 7B: inferred, that hardly anything is gathered
+ahead. Norms and rotations are kernels of their own, as transformers has them. A device generates one
+``per_device_generation_batch_size`` of rows a ``generate``: 4 of 7B without offloading and 2 of 13B (OpenRLHF's benchmark branch,
+where the hybrid engine was off), 4 in its own example for 66B."""
 
 OPENRLHF = System(
     name="OpenRLHF", traits=EngineTraits(gathers_weights=True, sequence_parallel=False, fused=False), constants=HOST_RAY,

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from common import ROOT
-from published import Case, gpt, llama, on_test_side, same
+from published import Case, generation_of, gpt, llama, on_test_side, step_of
 
 from hfsdk.core.cluster import DEVICES, ClusterSpec, DeviceSpec, LinkSpec
 from hfsdk.core.layout import Layout
-from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.perf.perf_model import Links, Setup
 from hfsdk.planner.perf.traits import EngineTraits
 
 NEWER = ROOT / "benchmarks" / "data" / "newer_points.csv"
@@ -88,12 +88,8 @@ def pretraining() -> Iterator[Case]:
         yield Case(
             f"{system}, {row['gpu_type'][:4]}", "train", float(row["value"]), on_test_side(row),
             f"{row['system']} {spec.name} {gpus} {row['gpu_type']} {length} tokens x {row['global_batch']}, micro {micro}",
-            f"{spec.name} {row['gpu_type']}", f"dp{dp}", _trained(made, int(row["global_batch"]) // dp, length),
+            f"{spec.name} {row['gpu_type']}", f"dp{dp}", step_of(made, int(row["global_batch"]) // dp, length),
         )  # fmt: skip
-
-
-def _trained(made: Setup, num_rows: int, length: int) -> Callable[[PerfModel], float]:
-    return lambda perf: sum(perf.train(made, same(num_rows, length))) + perf.optimizer(made)
 
 
 def generating() -> Iterator[Case]:
@@ -119,13 +115,8 @@ def generating() -> Iterator[Case]:
         yield Case(
             f"{row['system'].split()[0]}, A100", "generation", float(row["value"]), on_test_side(row),
             f"{row['system']} {spec.name} tp{tp} {row['global_batch']} x ({prompt} + {response})",
-            f"{spec.name} {prompt} {response}", f"tp{tp}", _generated(made, int(row["global_batch"]), prompt, response),
+            f"{spec.name} {prompt} {response}", f"tp{tp}", generation_of(made, int(row["global_batch"]), prompt, response),
         )  # fmt: skip
-
-
-def _generated(made: Setup, count: int, prompt: int, response: int) -> Callable[[PerfModel], float]:
-    prompts, responses = same(count, prompt), same(count, response)
-    return lambda perf: perf.prefill(made, prompts) + perf.decode(made, prompts, responses)
 
 
 @lru_cache

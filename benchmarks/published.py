@@ -123,10 +123,11 @@ def megatron() -> Iterator[Case]:
         yield Case("Megatron-LM, A100", "train", float(row["value"]), on_test_side(row),
                    f"{row['system']} {row['actor_params_b']}B {row['gpus']} GPUs tp{tp} pp{pp} {'full' if full else 'selective'}",
                    f"{row['actor_params_b']}B", found[4],
-                   _step_of(made, batch, length))  # fmt: skip
+                   step_of(made, batch, length))  # fmt: skip
 
 
-def _step_of(made: Setup, num_rows: int, length: int) -> Callable[[PerfModel], float]:
+def step_of(made: Setup, num_rows: int, length: int) -> Callable[[PerfModel], float]:
+    """An optimizer step over equal rows."""
     return lambda perf: sum(perf.train(made, same(num_rows, length))) + perf.optimizer(made)
 
 
@@ -224,7 +225,7 @@ def deepspeed_chat() -> Iterator[Case]:
             f"DeepSpeed-Chat, {'NVLink' if device == 'A100-80GB' else 'PCIe'}", "generation",
             float(row["value"]), on_test_side(row),
             f"DeepSpeed-Chat {row['actor_params_b']}B/{row['critic_params_b']}B {gpus} GPUs",
-            f"{row['actor_params_b']}B {device}", "ZeRO-3", _zero_seconds(made, num_rows),
+            f"{row['actor_params_b']}B {device}", "ZeRO-3", generation_of(made, num_rows, 256, 256),
         )  # fmt: skip
 
 
@@ -246,9 +247,10 @@ def _gathered(actor: Setup) -> Callable[[PerfModel], float]:
     return lambda perf: perf.gather(actor) + perf.rewrite(actor)
 
 
-def _zero_seconds(actor: Setup, num_rows: int) -> Callable[[PerfModel], float]:
-    half = same(num_rows, 256)
-    return lambda perf: perf.prefill(actor, half) + perf.decode(actor, half, half)
+def generation_of(made: Setup, num_rows: int, prompt: int, response: int) -> Callable[[PerfModel], float]:
+    """Equal prompts read, and as many equal responses generated."""
+    prompts, responses = same(num_rows, prompt), same(num_rows, response)
+    return lambda perf: perf.prefill(made, prompts) + perf.decode(made, prompts, responses)
 
 
 # -- ReaL's heuristic plan: every call tp8 pp=N/8

@@ -81,9 +81,9 @@ class PerfModel:
     forward_efficiency: Efficiency = 0.75
     """The same without a backward pass, and in prefill: what single layers reach (Vidur's profiles)."""
     attention_efficiency: Efficiency = 0.5
-    """Share of peak FLOP/s of attention whose scores stay on the chip, causal, forward and backward. FlashAttention-2 (arXiv
-    2307.08691, figures 4 to 7): 0.53 to 0.65 on A100, 0.25 to 0.33 on H100, where its successor reaches 0.5 to 0.6 (arXiv
-    2407.08608)."""
+    """Share of peak FLOP/s of attention whose scores stay on the chip, causal, forward and backward; a round figure.
+    FlashAttention-2 reaches 0.5 to 0.73 on A100 and at most 335 TFLOP/s on H100, 0.34 (arXiv 2307.08691), its successor up to 740
+    there (arXiv 2407.08608)."""
     weight_efficiency: Efficiency = 0.82
     """Share of memory bandwidth at which matrix products with few tokens read large weights. Same source: 0.78 on A100, 0.86 on
     H100, where ``weight_half_bytes`` is taken out."""

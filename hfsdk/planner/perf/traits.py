@@ -19,7 +19,7 @@ class EngineTraits:
     flash_attention: bool = True
     """Whether attention keeps its scores on the chip (arXiv 2205.14135); without, they are written and read."""
     attention: float = 1.0
-    """Share of ``PerfModel.attention_efficiency`` that its attention reaches: 0.6 where FlashAttention-2 runs on H100."""
+    """Share of ``PerfModel.attention_efficiency`` that its attention reaches; about 0.6 where FlashAttention-2 runs on H100."""
     fused: bool = True
     """Whether norms, activations and residuals run as fused kernels; else each step of them is written and read."""
     sequence_parallel: bool = True
