@@ -183,7 +183,7 @@ def plot(made: dict[str, PerfModel], path: str) -> None:
             if chosen:
                 predicted = [c.seconds(models[c.group]) for c in chosen]
                 ax.loglog([c.measured for c in chosen], predicted, mark, ms=4, alpha=0.7, label=quantity)
-        span = np.array([0.05, 1000.0])
+        span = np.array([0.05, 30_000.0])
         ax.loglog(span, span, color="#797979", lw=0.8)
         ax.fill_between(span, span / 1.15, span * 1.15, color="#797979", alpha=0.25, lw=0, zorder=0)
         ax.set_title(title, fontsize=10)
