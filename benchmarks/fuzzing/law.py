@@ -30,7 +30,7 @@ BUSY = 4
 REFUSAL_S = 1.0
 """Of the processor, until a call that is refused says so."""
 MOST_BYTES = 600e6
-"""That one call may add to the process's largest size."""
+"""That one call may add to the process at its largest."""
 
 SHOWS_LATE = ("ProcessGRPO.step",)
 """Targets that may be refused after calls of theirs: that a reward says nothing of steps shows where its scores are there."""
@@ -58,6 +58,7 @@ def judge(target: Target, given: Mapping[str, Any], limit_s: float) -> Outcome:
     """Make one call and say what came of it."""
     receiver = [Stage.world.get(target.owner.__name__)] if target.owner is not None else []
     args, options = bind(target, given)
+    _forget_peak()
     before, size = Stage.world.state(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
     try:
@@ -79,6 +80,12 @@ def judge(target: Target, given: Mapping[str, Any], limit_s: float) -> Outcome:
     seconds = time.process_time() - began
     limit_s = min(limit_s, REFUSAL_S) if outcome.kind == "refused" else limit_s
     return Outcome("slow", f"took {seconds:.1f} s of the processor") if seconds > limit_s else outcome
+
+
+def _forget_peak() -> None:
+    """Let the process's peak of memory start again from what it holds, or a call after a larger one would seem to take nothing."""
+    with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _finish(result: Any) -> None:

@@ -142,6 +142,16 @@ def test_what_breaks_the_law_is_told(function, value, kind):
         Stage.world.close()
 
 
+def test_memory_is_told_though_the_process_once_took_more():
+    peak = np.ones(int(3e9), np.uint8)
+    del peak
+    Stage.world = World()
+    try:
+        assert judge(as_target(greedy, x=int), {"x": 1}, limit_s=30.0).kind == "memory"
+    finally:
+        Stage.world.close()
+
+
 def test_values_are_shown_whatever_they_do():
     for value in (Hostile("__repr__"), "a\n" * 10**6, [Hostile("__repr__")], "\ud800"):
         text = shown(value)
