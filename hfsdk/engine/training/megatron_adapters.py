@@ -93,7 +93,11 @@ class Adapter(torch.nn.Module):
             h = reduce_scatter_to_sequence_parallel_region(h, group=self._tp)
         else:
             h = reduce_from_tensor_model_parallel_region(h, group=self._tp)
-        out = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.rows_of_output().t(), alpha=self.scale)
+        product = h.flatten(0, -2), self.rows_of_output().t()
+        if not torch.is_grad_enabled():  # then nobody else has the linear's output
+            y.flatten(0, -2).addmm_(*product, alpha=self.scale)
+            return y, bias
+        out = torch.addmm(y.flatten(0, -2), *product, alpha=self.scale)
         return out.view(y.shape), bias
 
 

@@ -115,10 +115,14 @@ def attend_row_by_row(
 ) -> torch.Tensor:
     """Attend within each row; tensors are [tokens, heads, head_dim]. What costs least where a call costs little: on a CPU.
 
-    Rows are split, not sliced one by one, or the gradient of each would be as long as all of them. Values are a part of the fused
-    rows of q, k and v, and are copied, or all of those would be kept for the backward pass.
+    Rows are split, not sliced one by one, or the gradient of each would be as long as all of them; rows of one length need one
+    call. Values are a part of the fused rows of q, k and v, and are copied, or all of those would be kept for the backward pass.
     """
     lengths = offsets.diff().tolist()
+    if len(set(lengths)) == 1:
+        q, k, v = (x.unflatten(0, (-1, lengths[0])).transpose(1, 2) for x in (query, key, value.contiguous()))
+        out = scaled_dot_product_attention(q, k, v, **_mask(lengths[0], window, q.device), scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
     found = []
     for q, k, v in zip(*(x.split(lengths) for x in (query, key, value.contiguous())), strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

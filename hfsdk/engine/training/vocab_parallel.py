@@ -10,7 +10,7 @@ Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together
 
 Where N x V is large (:data:`CHUNK_ELEMENTS`, :data:`CPU_CHUNK_ELEMENTS`), positions are taken some at a time and their
 probabilities made again for the gradient, from log Z: then the peak beside the logits and their gradient does not depend on N
-(3.25 chunks in float32).
+(3.25 chunks in float32, of which two are the same room throughout).
 
 Shapes: N positions, V columns of this rank.
 """
@@ -107,9 +107,9 @@ class _Chunked(torch.autograd.Function):
         entropy: bool,
         rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = []
+        parts, scratch = [], _scratch(logits_NV, rows)
         for logits, targets in zip(logits_NV.split(rows), targets_N.split(rows), strict=True):
-            log_probs, entropies, _, _, log_total, _, _ = _forward(logits, targets, vocab_size, group, entropy)
+            log_probs, entropies, _, _, log_total, _, _ = _forward(logits, targets, vocab_size, group, entropy, scratch)
             parts.append((log_probs, entropies, log_total))
         log_probs_N, entropy_N, log_total_N = (torch.cat(found) for found in zip(*parts, strict=True))
         ctx.save_for_backward(logits_NV, targets_N, entropy_N, log_total_N)
@@ -129,34 +129,49 @@ class _Chunked(torch.autograd.Function):
         real, here_N, column_N = _columns(logits_NV, targets_N, ctx.vocab_size, ctx.group)
         grad_NV = torch.empty_like(logits_NV)
         grad_NV[:, real:] = 0
+        scratch = _scratch(logits_NV, ctx.rows)
         for first in range(0, len(logits_NV) if real else 0, ctx.rows):
             part = slice(first, first + ctx.rows)
-            grad_NV[part, :real] = _slope_of_chunk(
-                logits_NV[part, :real], column_N[part], here_N[part], log_total_N[part], entropy_N[part],
-                *(None if grad is None else grad[part] for grad in (grad_log_probs_N, grad_entropy_N)),
+            _slope_of_chunk(
+                grad_NV[part, :real], scratch, logits_NV[part, :real], column_N[part], here_N[part], log_total_N[part],
+                entropy_N[part], *(None if grad is None else grad[part] for grad in (grad_log_probs_N, grad_entropy_N)),
             )  # fmt: skip
         return grad_NV, None, None, None, None, None
 
 
+def _scratch(logits_NV: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return room for the steps of a chunk, [2, elements], float32: on processors new memory costs more than what is done in it."""
+    return torch.empty(2, min(rows, len(logits_NV)) * logits_NV.shape[-1], dtype=torch.float32, device=logits_NV.device)
+
+
+def _like(room: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the beginning of some room in a shape."""
+    return room[: shape.numel()].view(shape)
+
+
 def _slope_of_chunk(
-    logits: torch.Tensor, column: torch.Tensor, here: torch.Tensor, log_total: torch.Tensor, entropy: torch.Tensor,
-    grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    """Return the gradient of some positions' real columns, float32; at most three and a bit of that size are there at once.
+    slope: torch.Tensor, scratch: torch.Tensor, logits: torch.Tensor, column: torch.Tensor, here: torch.Tensor,
+    log_total: torch.Tensor, entropy: torch.Tensor, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Write the gradient of some positions' real columns into ``slope``; beside scratch at most one and a bit of that size is there.
 
     A function, so that none of it outlives its chunk. Subtracting float32 from logits of 16 bits makes float32 of them.
     """
-    log_probs = logits - log_total[:, None]
-    probs = log_probs.exp()
+    found = slope if slope.dtype == torch.float32 else torch.empty_like(slope, dtype=torch.float32)
+    probs = torch.sub(logits, log_total[:, None], out=_like(scratch[0], logits.shape))
+    if grad_entropy is not None:
+        log_probs = _like(scratch[1], logits.shape).copy_(probs)
+    probs.exp_()
     if grad_log_probs is None:
-        slope = torch.zeros_like(probs)
+        found.zero_()
     else:
-        slope = probs * -grad_log_probs[:, None]
-        slope.scatter_add_(-1, column[:, None], (grad_log_probs * here)[:, None])
+        torch.mul(probs, -grad_log_probs[:, None], out=found)
+        found.scatter_add_(-1, column[:, None], (grad_log_probs * here)[:, None])
     if grad_entropy is not None:
         probs.mul_(log_probs.masked_fill_(probs == 0, 0.0).add_(entropy[:, None]))
-        slope.addcmul_(probs, grad_entropy[:, None], value=-1)
-    return slope
+        found.addcmul_(probs, grad_entropy[:, None], value=-1)
+    if found is not slope:
+        slope.copy_(found)
 
 
 def _columns(
@@ -170,9 +185,10 @@ def _columns(
 
 
 def _forward(
-    logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, group: dist.ProcessGroup | None, entropy: bool
-) -> tuple[torch.Tensor, ...]:
-    """Return what both ways need.
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, group: dist.ProcessGroup | None, entropy: bool,
+    scratch: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Return what both ways need; what is of the logits' size lies in ``scratch`` where that is given.
 
     Returns:
         Log-probabilities; entropy (zeros where it is not asked for); exp(z - max z) of the real columns here, [N, columns]; its sum
@@ -183,8 +199,9 @@ def _forward(
     max_N = z_NV.amax(-1).float() if real else torch.full(z_NV.shape[:1], -torch.inf, device=z_NV.device)
     if group is not None:
         dist.all_reduce(max_N, op=dist.ReduceOp.MAX, group=group)
-    z_NV = z_NV - max_N[:, None]  # float32, also where the logits have 16 bits
-    exp_NV = z_NV.exp()
+    of_z, of_exp = (None, None) if scratch is None else (_like(room, z_NV.shape) for room in scratch)
+    z_NV = torch.sub(z_NV, max_N[:, None], out=of_z)  # float32, also where the logits have 16 bits
+    exp_NV = torch.exp(z_NV, out=of_exp)
     chosen_N = z_NV.gather(-1, column_N[:, None])[:, 0] if real else torch.zeros_like(max_N)
     sums = [exp_NV.sum(-1), torch.where(here_N, chosen_N, 0.0)]
     if entropy:
