@@ -37,6 +37,9 @@ class LinkSpec:
     """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
     latency_s: NonNegative
     """Seconds of a message without content."""
+    bridge: NonNegative = 0.0
+    """Bytes per second, one direction, between the halves of a node of more than four devices whose cards hang on two processors;
+    shared by all that crosses. 0 where all devices of a node are joined alike."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -44,13 +47,15 @@ class LinkSpec:
 
 NVLINK_3 = LinkSpec(name="NVLink", bandwidth=300e9, latency_s=5e-6)
 NVLINK_4 = LinkSpec(name="NVLink 4", bandwidth=450e9, latency_s=5e-6)
-PCIE_4 = LinkSpec(name="PCIe 4 x16", bandwidth=32e9, latency_s=1e-5)
+PCIE_4 = LinkSpec(name="PCIe 4 x16", bandwidth=32e9, latency_s=1e-5, bridge=14.3e9)
 SHARED_MEMORY = LinkSpec(name="shared memory", bandwidth=4e9, latency_s=1e-4)
 NETWORK_200G = LinkSpec(name="200 Gbit/s", bandwidth=25e9, latency_s=2e-5)
 NETWORK_8X400G = LinkSpec(name="8 x 400 Gbit/s", bandwidth=400e9, latency_s=2e-5)
 NETWORK_10G = LinkSpec(name="10 Gbit/s", bandwidth=1.25e9, latency_s=1e-4)
 """Links by data sheet, one direction. 200 Gbit/s a machine is HybridFlow's testbed (arXiv 2409.19256, section 8.1), 8 x 400 Gbit/s
-a DGX H100; shared memory is gloo between processes of one machine, a round figure."""
+a DGX H100; shared memory is gloo between processes of one machine, a round figure. Cards in PCIe slots hang on two processors: of
+what is between these NCCL expects 10 GB/s on Intel from Skylake to Ice Lake (``SKL_QPI_BW`` in its src/graph/topo.h; 24 of a slot),
+which is 14.3 of which collectives reach 0.7."""
 
 
 @documented

@@ -496,3 +496,23 @@ def test_ranks_agree_at_the_end_of_a_pass():
 
     assert list(costs("tp1 dp1")) == ["forward", "backward", "optimizer"]
     assert [costs(layout)["agree"] for layout in ("tp2 dp1", "tp2 dp4")] == pytest.approx([MODEL.agree_s, 3 * MODEL.agree_s])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "layout", "parts"),
+    [
+        # part of the bridge that one line of (tp, dp, pp) has; 0 where the axis stays on one processor or has no one to talk to
+        ("1x8 A100-80GB-PCIe", "tp8", (1, 0, 0)), ("1x8 A100-80GB-PCIe", "tp4 dp2", (0, 4, 0)),
+        ("1x8 A100-80GB-PCIe", "tp2 pp4", (0, 0, 2)), ("1x8 A100-80GB-PCIe", "dp8", (0, 1, 0)),
+        ("1x4 A100-80GB-PCIe", "tp4", (0, 0, 0)), ("1x8 A100-80GB", "tp8", (0, 0, 0)),
+        ("2x8 A100-80GB-PCIe", "tp8 dp2", (1, None, 0)),
+    ],
+)  # fmt: skip
+def test_what_crosses_between_the_processors_of_a_node_shares_their_bridge(cluster, layout, parts):
+    spec, given = ClusterSpec.parse(cluster), Layout.parse(layout)
+    links = Links.of(spec, range(spec.num_devices), given.fill(spec.num_devices))
+    slot = spec.intra_node
+    for link, part in zip((links.tp, links.dp, links.pp), parts, strict=True):
+        expected = spec.inter_node.bandwidth if part is None else slot.bridge / part if part else slot.bandwidth
+        assert link.bandwidth == pytest.approx(expected / (8 if part is None else 1))
+    assert links.within.bandwidth == (slot.bridge if slot.bridge and spec.num_devices >= 8 else slot.bandwidth)

@@ -153,7 +153,7 @@ def _slope_of_chunk(
     slope: torch.Tensor, scratch: torch.Tensor, logits: torch.Tensor, column: torch.Tensor, here: torch.Tensor,
     log_total: torch.Tensor, entropy: torch.Tensor, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Write the gradient of some positions' real columns into ``slope``; beside scratch at most one and a bit of that size is there.
+    """Write the gradient of some real columns into ``slope``; beside scratch at most one and a bit of that size is there.
 
     A function, so that none of it outlives its chunk. Subtracting float32 from logits of 16 bits makes float32 of them.
     """

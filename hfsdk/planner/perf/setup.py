@@ -6,6 +6,8 @@ with tp ranks side by side as many rings share it; a device gets its part::
     tp2 dp2 on two nodes    node 0 [ a0 b0 ]          rings a and b of dp share the network: each gets half
                                      |  |
                             node 1 [ a1 b1 ]
+
+Cards in PCIe slots hang on two processors; what crosses from one's to the other's shares the bridge between them in the same way.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.perf.traits import HFSDK, EngineTraits
 
+SLOTS = 4
+"""Cards of a node on one processor; more hang on two."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
@@ -45,21 +50,26 @@ class Links:
     @classmethod
     def of(cls, cluster: ClusterSpec, devices: Sequence[int], layout: Layout) -> Links:
         """Find which axes cross nodes when ``layout`` (filled) lies on ``devices`` in rank order (tp, then dp, then pp)."""
-        node_of = [node for node, members in enumerate(cluster.node_devices) for _ in members]
-        on = np.array([node_of[d] for d in devices])
+        places = [(node, i, len(members)) for node, members in enumerate(cluster.node_devices) for i in range(len(members))]
+        on = np.array([places[d][0] for d in devices])
         nodes = on.reshape(layout.pp, layout.num_replicas, layout.tp)
         fullest = int(np.bincount(on).max())
         near, network = cluster.links_of(np.unique(on).tolist())
+        halves = on * 2
+        if near.bridge:
+            halves += np.array([i * 2 // size if size > SLOTS else 0 for _, i, size in (places[d] for d in devices)])
         links = []
         for axis in range(3):
-            lines = np.moveaxis(nodes, axis, -1).reshape(-1, nodes.shape[axis])
+            lines, parts = (np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis]) for x in (nodes, halves.reshape(nodes.shape)))
             if not (lines != lines[:, :1]).any():
-                links.append(near)
+                crossing = lines[(parts != parts[:, :1]).any(1), 0]
+                links.append(_bridged(near, int(np.bincount(crossing).max())) if len(crossing) else near)
                 continue
             together = max(1, nodes.shape[axis] // len(np.unique(lines[0])))  # ranks of one ring on a node
             links.append(_part(network, max(1.0, fullest / together)))
         pp, dp, tp = links
-        return cls(tp=tp, pp=pp, dp=dp, near=near, far=_part(network, fullest))
+        within = _bridged(near, 1) if len(np.unique(halves)) > len(np.unique(on)) else near
+        return cls(tp=tp, pp=pp, dp=dp, near=within, far=_part(network, fullest))
 
     @property
     def within(self) -> LinkSpec:
@@ -75,6 +85,12 @@ class Links:
 @lru_cache(maxsize=256)
 def _part(link: LinkSpec, sharers: float) -> LinkSpec:
     return link if sharers == 1 else replace(link, bandwidth=link.bandwidth / sharers)
+
+
+@lru_cache(maxsize=256)
+def _bridged(link: LinkSpec, sharers: int) -> LinkSpec:
+    """Return one line's part of what is between the halves of a node."""
+    return replace(link, bandwidth=min(link.bandwidth, link.bridge / sharers), bridge=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
