@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from hfsdk.core.placement import Placement, Pool
     from hfsdk.core.plan import Plan, Workload
     from hfsdk.core.protocol import TransferProtocol
+    from hfsdk.core.response_lengths import ResponseLengths
     from hfsdk.core.roles import AdamW, RolloutOptions
     from hfsdk.core.snapshot import Snapshot
     from hfsdk.core.spec import ModelSpec
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from hfsdk.core.trace import Span, Trace
     from hfsdk.models import Primitive, primitive
     from hfsdk.planner.perf.perf_model import PerfModel
+    from hfsdk.planner.tails.long_tails import long_tails
     from hfsdk.resharding.reshard_plan import ReshardPlan
     from hfsdk.session import KeepBest, MLflow, PromptStream, Run, Session, TensorBoard, WandB, sessions
     from hfsdk.session.explanation import explain
@@ -112,6 +114,7 @@ _NAMES = {
     "core.placement": "Placement Pool",
     "core.plan": "Plan Workload",
     "core.protocol": "TransferProtocol",
+    "core.response_lengths": "ResponseLengths",
     "core.lora": "LoRA",
     "core.roles": "AdamW RolloutOptions",
     "core.snapshot": "Snapshot",
@@ -121,6 +124,7 @@ _NAMES = {
     "core.trace": "Span Trace",
     "models": "Primitive primitive",
     "planner.perf.perf_model": "PerfModel",
+    "planner.tails.long_tails": "long_tails",
     "resharding.reshard_plan": "ReshardPlan",
     "session": "KeepBest MLflow PromptStream Run Session TensorBoard WandB sessions",
 }
@@ -188,6 +192,7 @@ __all__ = [
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "ReshardPlan",
+    "ResponseLengths",
     "RewardFunctionError",
     "RolloutOptions",
     "Run",
@@ -211,6 +216,7 @@ __all__ = [
     "data",
     "doctor",
     "explain",
+    "long_tails",
     "primitive",
     "protocols",
     "sessions",

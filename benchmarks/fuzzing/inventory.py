@@ -26,6 +26,7 @@ MODULES = ("data", "testing", "viz")
 
 ROOTS = (
     "session.what_if.WhatIf", "session.session.Session", "planner.perf.calibration.Calibration", "session.explanation.Explanation",
+    "planner.tails.long_tails.LongTails",
 )  # fmt: skip
 """Classes that nothing in ``hf.__all__`` names but a user holds; others are found by what methods return."""
 
@@ -41,6 +42,7 @@ MADE_BY_SESSIONS = (
     "RewardProbe",
     "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow",
     "Plan", "History", "Experiment", "Explanation", "FirstBad", "Gap", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
+    "LongTails", "SchemeStep",
 )  # fmt: skip
 
 INNER = (
@@ -200,6 +202,7 @@ def _all() -> Iterator[Target]:
     yield _target("primitive", None, hf.primitive, "session")
     yield _target("doctor", None, hf.doctor, "pure")
     yield _target("explain", None, hf.explain, "pure")
+    yield _target("long_tails", None, hf.long_tails, "pure")
 
 
 def _of_class(cls: type) -> Iterator[Target]:

@@ -148,9 +148,7 @@ def _pairs(world: World) -> Any:
 
 
 def _lengths(world: World) -> Any:
-    from hfsdk.engine.simulation.simulated_lengths import ResponseLengths
-
-    return ResponseLengths()
+    return hf.ResponseLengths()
 
 
 def _runtime(world: World) -> Any:
@@ -244,6 +242,8 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "Experiment": lambda w: w.session.compare([w.get("PPO")], w.get("PromptStream"), steps=1, seeds=[0], progress=False),
     "FirstBad": lambda w: hf.FirstBad(kind="loss", symptom="step 3 failed", step=3, call="actor.update", role="actor"),
     "Plan": lambda w: w.session.plan(w.get("PPO"), w.get("Workload")),
+    "LongTails": lambda w: hf.long_tails(w.get("Plan"), steps=1),
+    "SchemeStep": lambda w: w.get("LongTails")["synchronous"],
     "WhatIf": lambda w: w.session.what_if(w.get("PPO"), w.get("Workload")),
     "Explanation": lambda w: hf.explain({"per_device_train_batch_size": 8, "model_name_or_path": "Qwen/Qwen2.5-0.5B"}),
     "Calibration": _calibration,
@@ -270,6 +270,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "LoRA": lambda w: hf.LoRA(),
     "Workload": lambda w: hf.Workload(prompts=16, prompt_tokens=16, response_tokens=16),
     "Lengths": _lengths,
+    "ResponseLengths": _lengths,
     "Primitive": lambda w: margins,
     "TransferProtocol": lambda w: hf.protocols.THREE_D,
     "Layout": lambda w: hf.Layout(tp=2),

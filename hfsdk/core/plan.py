@@ -34,6 +34,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.placement import Placement
+from hfsdk.core.response_lengths import LENGTH_KINDS
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.trace import Trace
 
@@ -44,9 +45,6 @@ MOST_SAMPLES = 1_000_000
 """Samples (prompts times responses each) of the largest step that is planned."""
 
 Samples = Annotated[int, Within(1, MOST_SAMPLES)]
-
-LENGTH_KINDS = ("full", "uniform", "lognormal")
-"""Names of distributions of response lengths (see ``hfsdk.engine.simulation.simulated_runtime.ResponseLengths``)."""
 
 
 @runtime_checkable

@@ -24,13 +24,13 @@ from hfsdk.core.methods import UPDATE, method_of
 from hfsdk.core.microbatch import plan_update
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.plan import MOST_SAMPLES, Workload, counted
+from hfsdk.core.response_lengths import ResponseLengths, draw_lengths
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
-from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulation.simulated_values import SimulatedValue
 from hfsdk.models import ModelHandle, RewardModel
 from hfsdk.models.counters import Counters

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hfsdk.core.checks import NonNegative, Title, Within, check_options, shown
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import ModelNotFoundError, OptionError
-from hfsdk.core.plan import LENGTH_KINDS, Lengths
+from hfsdk.core.plan import Lengths
+from hfsdk.core.response_lengths import LENGTH_KINDS
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.system import without_engines
 from hfsdk.planner.perf.perf_model import PerfModel

@@ -13,13 +13,13 @@ from hfsdk.core.call_flow import Call
 from hfsdk.core.frozen_bases import HeldBase, base_key, held_by_others
 from hfsdk.core.methods import method_of
 from hfsdk.core.placement import Pool
+from hfsdk.core.response_lengths import ResponseLengths, draw_lengths
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_weights import RolloutWeights
 from hfsdk.core.runtime import Order
 from hfsdk.core.table import Array
 from hfsdk.engine.calls.dispatch import one_array_each
 from hfsdk.engine.simulation.simulated_asks import Estimate
-from hfsdk.engine.simulation.simulated_lengths import ResponseLengths, draw_lengths
 from hfsdk.engine.simulation.simulated_spans import Held, Timeline
 from hfsdk.engine.simulation.simulated_values import lengths_of, response_lengths, values_of
 

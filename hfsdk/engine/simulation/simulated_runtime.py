@@ -31,6 +31,7 @@ from hfsdk.core.errors import CallError
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import FORWARD_BACKWARD, LAST_RESHARD, STEP, TO_TRAINING, UPDATE, method_of
 from hfsdk.core.placement import Pool
+from hfsdk.core.response_lengths import ResponseLengths
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import CallOutcome, DeviceStatus, Kept, NodeStatus, Order, Part, Pick, Progress, RoleState, Weights, Work
 from hfsdk.core.table import Column, Ragged, RowLengths, Table, concat, take
@@ -40,7 +41,6 @@ from hfsdk.engine.calls.shadow_plan import exported, received_by_link
 from hfsdk.engine.simulation.simulated_asks import CostQuestion, Costs, Estimate
 from hfsdk.engine.simulation.simulated_cores import SharedCores
 from hfsdk.engine.simulation.simulated_keeping import read_checkpoint, write_checkpoint
-from hfsdk.engine.simulation.simulated_lengths import ResponseLengths
 from hfsdk.engine.simulation.simulated_reports import transport_reports
 from hfsdk.engine.simulation.simulated_roles import (
     HeldBytes,

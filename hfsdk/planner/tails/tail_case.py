@@ -1,0 +1,214 @@
+"""What a plan says of a step, as schemes need it: a replica's costs, the other seconds on any part of the cluster, and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hfsdk.core.alternative import PlannedCall
+from hfsdk.core.cluster import ClusterSpec, LinkSpec
+from hfsdk.core.errors import HfsdkError, OptionError
+from hfsdk.core.methods import method_of
+from hfsdk.core.plan import Plan
+from hfsdk.core.response_lengths import ResponseLengths, draw_lengths
+from hfsdk.core.roles import RoleSpec, Sampling
+from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.perf_model import PerfModel, Setup
+from hfsdk.planner.perf.sizing import sized
+from hfsdk.planner.tails.replica import Row
+from hfsdk.planner.tails.token_costs import TokenCosts
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TailCase:
+    """A workload with its lengths on a cluster."""
+
+    plan: Plan
+    """All roles on all devices (colocate), for these lengths."""
+    perf: PerfModel
+    lengths: Any
+    seed: int
+    steps: int
+
+    @classmethod
+    def of(cls, plan: Plan, lengths: Any, perf: PerfModel, seed: int, steps: int) -> TailCase:
+        """Plan the workload anew, colocated and with these lengths.
+
+        Raises:
+            OptionError: the plan came from a file, the cluster is mixed, or the step generates more than once.
+        """
+        if plan.again is None:
+            raise OptionError("this plan was loaded from a file and cannot be asked again; ask session.plan(...) for one")
+        nodes = plan.cluster.node_devices
+        if len({device for node in nodes for device in node}) > 1 or len({len(node) for node in nodes}) > 1:
+            raise OptionError(f"long tails are simulated on nodes that are alike; the cluster is {plan.cluster}")
+        workload = replace(plan.workload, response_lengths=lengths)
+        found = plan.again(workload=workload, placement="colocate", top=1, shadows=False)
+        if len(_generating(found)) != 1:
+            raise OptionError(
+                f"long tails are simulated of steps that generate once; {found.algorithm} generates {len(_generating(found))} times"
+            )
+        drawn = ResponseLengths(kind=lengths) if isinstance(lengths, str) else lengths
+        return cls(plan=found, perf=perf, lengths=drawn, seed=seed, steps=steps)
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The devices."""
+        return self.plan.cluster
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.cluster.num_devices
+
+    @cached_property
+    def role(self) -> RoleSpec:
+        """The role that generates, in its layouts and with its rollout's sizes."""
+        roles = [_in_layouts(role, self.plan) for role in self.plan.roles.values()]
+        name = _generating(self.plan)[0].role
+        return next(role for role in sized(roles, self.plan.placement, self.cluster) if role.name == name)
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The same as the model of time has it."""
+        return Setup.of(self.role, self.cluster, self.plan.placement.pool_of(self.role.name).devices)
+
+    @property
+    def replica_devices(self) -> int:
+        """Devices of a rollout replica."""
+        return self.setup.rollout_tp * self.setup.rollout_pp
+
+    @property
+    def num_replicas(self) -> int:
+        """Rollout replicas where all devices generate."""
+        return self.plan.placement.pool_of(self.role.name).size // self.replica_devices
+
+    @property
+    def num_rows(self) -> int:
+        """Responses of a step."""
+        return _generating(self.plan)[0].num_rows
+
+    @property
+    def copies(self) -> int:
+        """Responses of a prompt."""
+        return self.num_rows // self.plan.workload.prompts
+
+    @cached_property
+    def reshard_s(self) -> float:
+        """Seconds in which a step's weights go to rollouts on their own trainer's devices."""
+        return sum(seconds for name, _, seconds in _generating(self.plan)[0].parts if name == "reshard")
+
+    # -- the cluster's parts
+
+    def shares(self) -> list[int]:
+        """Return the numbers of devices that a part of the cluster may have: eighths, in whole nodes and whole replicas."""
+        node = len(self.cluster.node_devices[0])
+        eighths = sorted({self.devices * k // 8 for k in range(1, 8)} - {0})
+        whole = [n for n in eighths if n % self.replica_devices == 0]
+        return [n for n in whole if _is_part(n, node) and _is_part(self.devices - n, node)]
+
+    def rest(self, devices: int) -> Plan | None:
+        """Return the plan for a part of the cluster, ``None`` where nothing fits."""
+        if devices == self.devices:
+            return self.plan
+        if devices not in self._parts:
+            assert self.plan.again is not None
+            try:
+                found = self.plan.again(cluster=_part_of(self.cluster, devices), placement="colocate", top=1, shadows=False)
+            except HfsdkError:
+                found = None
+            self._parts[devices] = found
+        return self._parts[devices]
+
+    def rest_s(self, devices: int) -> float | None:
+        """Return the seconds of all of a step but its generation on so many devices, ``None`` where it does not fit."""
+        plan = self.rest(devices)
+        return None if plan is None else plan.seconds - _generating(plan)[0].seconds
+
+    @cached_property
+    def _parts(self) -> dict[int, Plan | None]:
+        return {}
+
+    def state_s(self, devices: int) -> float:
+        """Return the seconds in which weights and optimizer states of all roles get to a layout of so many devices.
+
+        As if a device had nothing yet of what it needs there: an upper bound.
+        """
+        plan = self.rest(devices)
+        assert plan is not None
+        home = plan.placement.pool_of
+        held = [role_bytes(_in_layouts(role, plan), home(role.name).size) for role in plan.roles.values() if role.model]
+        moved = sum(one.weights + one.optimizer for one in held)
+        return self.perf.move(float(moved), self._between, self.setup.spec.num_layers)
+
+    # -- generation
+
+    @cached_property
+    def costs(self) -> TokenCosts:
+        """Of a replica beside its trainer."""
+        return self._costs_of(self.setup, self.devices)
+
+    def alone(self, devices: int) -> tuple[TokenCosts, float]:
+        """Return a replica's costs in a pool of its own, and the seconds in which new weights get there from another pool."""
+        declared = self.plan.roles[self.role.name].rollout_options
+        setup = Setup.of(replace(self.role, train=None, rollout_options=declared), self.cluster, range(devices))
+        received = setup.learned * setup.bytes_each / setup.rollout_tp
+        moved = self.perf.move(received, self._between, setup.spec.num_layers) + self.perf.rewrite(setup)
+        return self._costs_of(setup, devices), moved
+
+    @property
+    def _between(self) -> LinkSpec:
+        """The link between two parts of the cluster, a device's part of it."""
+        links = self.setup.links
+        return links.across if len(self.cluster.node_devices) > 1 else links.within
+
+    def _costs_of(self, setup: Setup, devices: int) -> TokenCosts:
+        rows = self.rows(0, self.plan.workload.prompts)
+        prompts = np.array([row.prompt for row in rows[: max(1, len(rows) * self.replica_devices // devices)]])
+        return TokenCosts.of(self.perf, setup, prompts, len(rows), self._between)
+
+    def rows(self, first: int, prompts: int) -> list[Row]:
+        """Return the rows of so many prompts of the stream, from its ``first`` on."""
+        positions = np.repeat(np.arange(first, first + prompts), self.copies)
+        copies = np.tile(np.arange(self.copies), prompts)
+        sampling = Sampling(max_new_tokens=self.plan.workload.response_tokens)
+        lengths = draw_lengths(self.lengths, sampling, self.seed, positions, copies)
+        numbers = positions * self.copies + copies
+        return [
+            Row(int(number), int(group), self.plan.workload.prompt_tokens, int(length))
+            for number, group, length in zip(numbers, positions, lengths, strict=True)
+        ]
+
+    def each_step(self) -> Iterator[list[Row]]:
+        """Yield the rows of every step of a run without over-sampling."""
+        prompts = self.plan.workload.prompts
+        return (self.rows(step * prompts, prompts) for step in range(self.steps))
+
+    @cached_property
+    def mean_tokens(self) -> float:
+        """Of a step, prompts and responses: what the plan's other seconds are for."""
+        return sum(row.most for rows in self.each_step() for row in rows) / self.steps
+
+
+def _generating(plan: Plan) -> list[PlannedCall]:
+    return [call for call in plan.calls if method_of(call.method).generates]
+
+
+def _in_layouts(role: RoleSpec, plan: Plan) -> RoleSpec:
+    layouts = plan.layouts.get(role.name, {})
+    return replace(role, train=layouts.get("train", role.train), rollout=layouts.get("rollout", role.rollout))
+
+
+def _is_part(devices: int, node: int) -> bool:
+    return devices % node == 0 or node % devices == 0
+
+
+def _part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
+    """Return a cluster of as many of its devices: whole nodes, or a part of one."""
+    size = min(devices, len(cluster.node_devices[0]))
+    count, cores = devices // size, cluster.node_cores
+    return replace(cluster, node_devices=((cluster.devices[0],) * size,) * count, node_cores=(min(cores),) * count if cores else ())
