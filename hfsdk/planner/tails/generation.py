@@ -62,10 +62,7 @@ def gather(costs: TokenCosts, num_replicas: int, rows: Sequence[Row], rule: str,
     """
     first = generate(costs, num_replicas, rows, rule, until_s=at_s)
     replicas = [Replica(costs, at_s) for _ in range(onto)]
-    parts: list[list[Row]] = [[] for _ in replicas]
-    for number, row in enumerate(sorted(first.left, key=lambda row: (-row.done, row.number))):
-        parts[number % onto].append(row)
-    for replica, part in zip(replicas, parts, strict=True):
+    for replica, part in zip(replicas, _dealt(first.left, onto), strict=True):
         replica.take(part, moved=True)
     moved = max(replica.clock_s for replica in replicas)
     last = _run(replicas, [deque() for _ in replicas], math.inf, shares=False)
@@ -73,11 +70,15 @@ def gather(costs: TokenCosts, num_replicas: int, rows: Sequence[Row], rule: str,
 
 
 def fits(costs: TokenCosts, rows: Iterable[Row], replicas: int) -> bool:
-    """Whether rows fit on so many replicas when they are dealt one by one."""
-    parts: list[list[Row]] = [[] for _ in range(replicas)]
-    for number, row in enumerate(sorted(rows, key=lambda row: (-row.done, row.number))):
-        parts[number % replicas].append(row)
+    """Whether rows fit on so many replicas, as :func:`gather` deals them."""
+    parts = _dealt(rows, replicas)
     return all(len(part) <= costs.most_rows and sum(row.most for row in part) <= costs.cache_tokens for part in parts)
+
+
+def _dealt(rows: Iterable[Row], count: int) -> list[list[Row]]:
+    """Deal rows one by one in the order of their numbers; nobody knows how long they will be."""
+    ordered = sorted(rows, key=lambda row: row.number)
+    return [ordered[first::count] for first in range(count)]
 
 
 def _parts(rows: Sequence[Row], count: int) -> list[Sequence[Row]]:
@@ -146,6 +147,6 @@ def _share(empty: Replica, replicas: Sequence[Replica]) -> list[int]:
     if donor.num_rows < 2:
         return []
     donor.halt(empty.clock_s)
-    empty.clock_s = max(empty.clock_s, donor.clock_s)
+    empty.clock_s = donor.clock_s = max(empty.clock_s, donor.clock_s)  # a step that is under way is lost
     empty.take(donor.give(0.5), moved=True)
     return [fullest, next(number for number, replica in enumerate(replicas) if replica is empty)]

@@ -35,6 +35,10 @@ class Row:
     stale: int = 0
     """Of ``done``, those that an older policy wrote."""
 
+    def copy(self) -> Row:
+        """Return the row as it stands; generating changes rows."""
+        return Row(self.number, self.group, self.prompt, self.length, self.done, self.stale)
+
     @property
     def context(self) -> int:
         """Tokens whose keys and values are read for the next one."""

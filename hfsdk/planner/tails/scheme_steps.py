@@ -97,7 +97,7 @@ def one_step_off(case: TailCase) -> SchemeStep | None:
         for rows in case.each_step():
             made = generate(costs, mine // case.replica_devices, rows)
             trained_s = rest * _share_of(case, rows)
-            busy = made.busy_s * case.replica_devices + trained_s * (case.devices - mine) + weights_s * case.devices
+            busy = made.busy_s * case.replica_devices + trained_s * case.used(case.devices - mine) + weights_s * case.devices
             steps.append(_step(case, max(made.seconds, trained_s) + weights_s, made.seconds, trained_s, weights_s, rows, busy))
         how = f"{mine} devices generate, {case.devices - mine} train"
         found.append(replace(_mean(steps), scheme="one step off-policy", stale_share=1.0, how=how))
@@ -119,7 +119,7 @@ def reallocated(case: TailCase) -> SchemeStep:
             continue
         for each in sorted({max(1, most >> k) for k in range(0, most.bit_length(), 2)}):
             tried = [_gathered(case, rows, run, few, each) for rows, run in zip(steps, runs, strict=True)]
-            how = f"the last {few * each} rows on {few} of {case.num_replicas} replicas"
+            how = f"at most the last {few * each} rows on {few} of {case.num_replicas} replicas"
             found.append(replace(_mean(tried), scheme="reallocation", how=how))
     return min(found, key=lambda step: step.seconds)
 
@@ -153,8 +153,8 @@ def _gathered(case: TailCase, rows: Sequence[Row], run: Generated, few: int, eac
     if not done:
         return _in_turn(case, run, rows)
     left_s = (1 - done) * rest * share
-    busy = made.busy_s * case.replica_devices + done * part_rest * share * part + state_s * (part + case.devices)
-    busy += (left_s + case.reshard_s) * case.devices
+    busy = made.busy_s * case.replica_devices + done * part_rest * share * case.used(part) + state_s * (part + case.devices)
+    busy += (left_s + case.reshard_s) * case.used(case.devices)
     moving_s = case.reshard_s + state_s
     return _step(case, moving_s + made.seconds + left_s, made.seconds, rest * share, moving_s, rows, busy)
 
@@ -164,7 +164,7 @@ def _in_turn(case: TailCase, made: Generated, trained: Sequence[Row]) -> SchemeS
     rest = case.rest_s(case.devices)
     assert rest is not None
     rest_s = rest * _share_of(case, trained)
-    busy = made.busy_s * case.replica_devices + (case.reshard_s + rest_s) * case.devices
+    busy = made.busy_s * case.replica_devices + (case.reshard_s + rest_s) * case.used(case.devices)
     return _step(case, case.reshard_s + made.seconds + rest_s, made.seconds, rest_s, case.reshard_s, trained, busy)
 
 
@@ -196,7 +196,7 @@ def _share_of(case: TailCase, rows: Sequence[Row]) -> float:
 
 
 def _copies(rows: Sequence[Row]) -> list[Row]:
-    return [replace(row) for row in rows]
+    return [row.copy() for row in rows]
 
 
 def _enough(rows: Sequence[Row], run: Generated, needed: int) -> float:

@@ -129,6 +129,11 @@ class TailCase:
         plan = self.rest(devices)
         return None if plan is None else plan.seconds - _generating(plan)[0].seconds
 
+    def used(self, devices: int) -> int:
+        """Return how many of so many devices the plan for them has roles on."""
+        plan = self.rest(devices)
+        return devices if plan is None else devices - plan.num_idle
+
     @cached_property
     def _parts(self) -> dict[int, Plan | None]:
         return {}
