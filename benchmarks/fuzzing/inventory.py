@@ -74,6 +74,7 @@ ENGINE_SIDE = {
         "planned_reshard", "prefill", "reduced_bytes", "reduction", "reshard", "rewrite", "seconds", "train",
     ),
     "TransferProtocol": ("collectors", "scatter"),
+    "ResponseLengths": ("draw",),
     "Trace": ("drains", "of"),
     "Tokens": ("of", "shortened"),
     "Rows": ("append", "amend"),

@@ -68,7 +68,7 @@ class Workload(NamedFields):
     response_tokens: Count = 1024
     """Most tokens of a response."""
     response_lengths: str | Lengths = "full"
-    """``"full"``: every response has ``response_tokens``; ``"uniform"``, ``"lognormal"``, or a ``ResponseLengths``."""
+    """``"full"``: every response has ``response_tokens``; ``"uniform"``, ``"lognormal"``, or an ``hf.ResponseLengths``."""
     n: Samples | None = None
     """Responses per prompt."""
     mini_batches: Samples | None = None

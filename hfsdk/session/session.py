@@ -189,7 +189,7 @@ class Session(Guided, Offering):
         Args:
             cluster: e.g. ``"16x8 A100-80GB"``, or an :class:`hfsdk.ClusterSpec`.
             price_per_device_hour: for costs, in any currency; by default the cluster's.
-            response_lengths: distribution of response lengths (see ``SimulatedRuntime``); by default its own.
+            response_lengths: ``"full"`` (the default), ``"uniform"``, ``"lognormal"`` or an :class:`hfsdk.ResponseLengths`.
             perf: predicts the seconds, e.g. one that was fitted; by default the presets'.
             wait: as in :class:`Session`.
             seed: as in :class:`Session`.
