@@ -23,6 +23,8 @@ NOUNS = [
     *["table", "unscored", "rank_statistics", "sample_outcome", "reward_probe"],
     *["clock", "rope", "hf_config", "spec", "lora", "cluster", "layout", "placement", "learning_rates", "roles"],
     *["frozen_bases", "response_lengths"],
+    *["clock", "rope", "hf_config", "experts"],
+    *["spec", "lora", "cluster", "layout", "placement", "learning_rates", "roles", "frozen_bases"],
     *["protocol", "arguments", "builtin", "methods", "columns", "rollout_sizes", "training_choices"],
     *["pending", "column_refs", "tokens", "batch", "call_events", "microbatch", "rollout_weights"],
     *["call_flow", "dataflow", "comparison", "trace", "alternative", "plan", "runtime"],

@@ -11,6 +11,7 @@ Rank order is Megatron's default ``tp-dp-pp``: tp varies fastest, then dp, then 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -202,4 +203,5 @@ def _replicas(layout: Layout) -> tuple[int, ...]:
 def _tp_fits(spec: ModelSpec, tp: int) -> bool:
     kv = spec.num_kv_heads
     fused_rows = (spec.num_heads + 2 * kv) * spec.head_dim  # of Megatron's qkv, cut by rows where tp exceeds the kv heads
-    return not (spec.num_heads % tp or spec.mlp_hidden_size % tp or fused_rows % tp) and (kv % tp == 0 or tp % kv == 0)
+    width = spec.mlp_hidden_size if spec.experts is None else math.gcd(spec.mlp_hidden_size, spec.experts.width)
+    return not (spec.num_heads % tp or width % tp or fused_rows % tp) and (kv % tp == 0 or tp % kv == 0)

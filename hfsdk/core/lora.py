@@ -15,6 +15,7 @@ from typing import Annotated
 
 from hfsdk.core.checks import Index, NamedFields, Positive, Within, check_fields, checked, shown
 from hfsdk.core.errors import ModelNotFoundError, OptionError
+from hfsdk.core.experts import refuse_experts
 from hfsdk.core.field_texts import documented
 from hfsdk.core.spec import ModelSpec
 
@@ -137,7 +138,9 @@ class LoRA(NamedFields):
 
         Raises:
             OptionError: it has not; models whose files fuse queries, keys and values have ``qkv_proj`` alone.
+            UnsupportedModelError: it is a mixture of experts.
         """
+        refuse_experts("LoRA", spec.experts or spec.latent, spec.name)
         if self.targets != "linear":
             there = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
             for name in self.targets:

@@ -167,4 +167,4 @@ def choose_sizes(
 def _pass_bytes(spec: ModelSpec, options: RolloutOptions, tp: int, dtype: str) -> int:
     """Bytes of activations while vLLM reads as many tokens as it may at once: residual, norm, attention's and the MLP's."""
     tokens = max(options.max_num_batched_tokens, longest_tokens(spec, options))
-    return tokens * (4 * spec.hidden_size + 3 * spec.mlp_hidden_size // tp) * DTYPE_BYTES[dtype]
+    return tokens * (4 * spec.hidden_size + 3 * spec.mlp_width_per_token // tp) * DTYPE_BYTES[dtype]

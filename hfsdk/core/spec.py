@@ -28,6 +28,7 @@ from hfsdk.core.checks import (
     shown,
 )
 from hfsdk.core.errors import ModelNotFoundError, OptionError
+from hfsdk.core.experts import Experts, LatentAttention
 from hfsdk.core.field_texts import documented
 from hfsdk.core.hf_config import (
     CLASS_PREFIXES,
@@ -99,6 +100,10 @@ class ModelSpec:
     """Of llama alone: whether the three layers of the MLP have a bias."""
     sliding_window: Count | None = None
     """How many tokens each token sees, itself included; ``None``: all before it."""
+    experts: Experts | None = None
+    """Of a mixture of experts, for planning and simulation: the sparse layers. ``None``: every layer has one MLP."""
+    latent: LatentAttention | None = None
+    """Attention with compressed keys and values, for the same; ``num_kv_heads`` is 1 then, as all heads share them."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -206,7 +211,9 @@ class ModelSpec:
             shapes[prefix + "input_layernorm.weight"] = (hidden,)
             shapes |= {f"{prefix}self_attn.{name}": shape for name, shape in self._attention_tensors().items()}
             shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-            shapes |= {f"{prefix}mlp.{name}": shape for name, shape in self._mlp_tensors().items()}
+            sparse = self.experts is not None and i >= self.experts.first_dense
+            mlp = self._expert_tensors() if sparse else self._mlp_tensors(self.mlp_hidden_size)
+            shapes |= {f"{prefix}mlp.{name}": shape for name, shape in mlp.items()}
         shapes["model.norm.weight"] = (hidden,)
         if not self.tied_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
@@ -214,6 +221,8 @@ class ModelSpec:
 
     def _attention_tensors(self) -> dict[str, tuple[int, ...]]:
         hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        if self.latent is not None:
+            return self.latent.tensors(hidden, self.num_heads)
         rows = {"qkv_proj": query + 2 * kv} if self.fused else {"q_proj": query, "k_proj": kv, "v_proj": kv}
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (count, hidden) for name, count in rows.items()}
         shapes["o_proj.weight"] = (hidden, query)
@@ -225,14 +234,50 @@ class ModelSpec:
             shapes |= {f"{x}_norm.weight": (self.head_dim,) for x in "qk"}
         return shapes
 
-    def _mlp_tensors(self) -> dict[str, tuple[int, ...]]:
-        hidden, width = self.hidden_size, self.mlp_hidden_size
+    def _mlp_tensors(self, width: int) -> dict[str, tuple[int, ...]]:
+        hidden = self.hidden_size
         rows = {"gate_up_proj": 2 * width} if self.fused else {"gate_proj": width, "up_proj": width}
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (count, hidden) for name, count in rows.items()}
         shapes["down_proj.weight"] = (hidden, width)
         if self.mlp_bias:
             shapes |= {f"{name}.bias": (count,) for name, count in (*rows.items(), ("down_proj", hidden))}
         return shapes
+
+    def _expert_tensors(self) -> dict[str, tuple[int, ...]]:
+        assert self.experts is not None
+        shapes: dict[str, tuple[int, ...]] = {"gate.weight": (self.experts.count, self.hidden_size)}
+        if self.experts.router_bias:
+            shapes["gate.e_score_correction_bias"] = (self.experts.count,)
+        each = self._mlp_tensors(self.experts.width)
+        shapes |= {f"experts.{e}.{name}": shape for e in range(self.experts.count) for name, shape in each.items()}
+        if self.experts.shared:
+            together = self._mlp_tensors(self.experts.shared * self.experts.width)
+            shapes |= {f"shared_experts.{name}": shape for name, shape in together.items()}
+        return shapes
+
+    @property
+    def routed_parameters(self) -> int:
+        """Weights of all experts that a router chooses from; 0 of a dense model."""
+        if self.experts is None:
+            return 0
+        sparse = self.num_layers - self.experts.first_dense
+        return sparse * self.experts.count * 3 * self.hidden_size * self.experts.width
+
+    @property
+    def mlp_width_per_token(self) -> int:
+        """Width inside the MLPs that one token goes through, the mean of the layers."""
+        one = self.experts
+        if one is None:
+            return self.mlp_hidden_size
+        sparse = (self.num_layers - one.first_dense) * (one.per_token + one.shared) * one.width
+        return (sparse + one.first_dense * self.mlp_hidden_size) // self.num_layers
+
+    def num_active_parameters(self) -> int:
+        """Count the weights that one token goes through: of the experts those it is sent to."""
+        if self.experts is None:
+            return self.num_parameters()
+        unused = self.routed_parameters * (self.experts.count - self.experts.per_token) // self.experts.count
+        return self.num_parameters() - unused
 
     def num_parameters(self) -> int:
         """Count the weights (tied embeddings once)."""
@@ -246,7 +291,7 @@ class ModelSpec:
     @checked
     def forward_flops(self, num_tokens: Annotated[int, Within(0, 10**15)], context_tokens: NonNegative) -> float:
         """Return the FLOPs of one forward pass over ``num_tokens`` that each see ``context_tokens`` on average."""
-        matmul = self.num_parameters() - (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
+        matmul = self.num_active_parameters() - (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
         seen = context_tokens if self.sliding_window is None else min(context_tokens, self.sliding_window)
         attention = 2 * self.num_layers * seen * self.num_heads * self.head_dim
         return 2.0 * num_tokens * (matmul + attention)
@@ -254,6 +299,8 @@ class ModelSpec:
     @checked
     def kv_bytes_per_token(self, dtype: Dtype = "bf16") -> int:
         """Return the bytes of key and value cache one token needs over all layers."""
+        if self.latent is not None:
+            return self.num_layers * (self.latent.kv_rank + self.latent.rope_dim) * DTYPE_BYTES[dtype]
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
     def __str__(self) -> str:
@@ -293,6 +340,9 @@ TIED = ("llama3-1b", "llama3-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", 
 """Of these, the sizes whose output layer is the embedding; SmolLM2's all are."""
 
 
+_QWEN3 = {"family": "qwen3", "head_dim": 128, "vocab_size": 151936, "max_positions": 40960, "norm_eps": 1e-6, "rope_theta": 1e6}
+
+
 def _preset(name: str, sizes: Sizes, **more: Any) -> ModelSpec:
     layers, hidden, mlp, heads, kv_heads = sizes
     more = {"head_dim": hidden // heads, "tied_embeddings": name in TIED, **more}
@@ -304,10 +354,22 @@ def _preset(name: str, sizes: Sizes, **more: Any) -> ModelSpec:
 def _qwen(name: str, sizes: Sizes) -> ModelSpec:
     common = {"norm_eps": 1e-6, "rope_theta": 1e6}
     if name.startswith("qwen3"):
-        return _preset(name, sizes, family="qwen3", head_dim=128, vocab_size=151936, max_positions=40960, **common)
+        return _preset(name, sizes, **_QWEN3)
     vocab = 151936 if name in TIED else 152064
     return _preset(name, sizes, family="qwen2", vocab_size=vocab, max_positions=32768, **common)
 
+
+_EXPERTS: dict[str, tuple[Sizes, Experts, dict[str, Any]]] = {
+    "mixtral-8x7b": ((32, 4096, 14336, 32, 8), Experts(count=8, per_token=2, width=14336),
+                     {"vocab_size": 32000, "max_positions": 32768, "rope_theta": 1e6}),
+    "qwen3-30b-a3b": ((48, 2048, 6144, 32, 4), Experts(count=128, per_token=8, width=768), _QWEN3),
+    "qwen3-235b-a22b": ((94, 4096, 12288, 64, 4), Experts(count=128, per_token=8, width=1536), _QWEN3),
+    "deepseek-v3": ((61, 7168, 18432, 128, 1),
+                    Experts(count=256, per_token=8, width=2048, shared=1, first_dense=3, router_bias=True),
+                    {"vocab_size": 129280, "max_positions": 163840, "norm_eps": 1e-6, "head_dim": 160,
+                     "latent": LatentAttention(q_rank=1536, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128)}),
+}  # fmt: skip
+"""Mixtral (arXiv 2401.04088), Qwen3 (2505.09388), DeepSeek-V3 without its multi-token prediction (2412.19437)."""
 
 PRESETS: dict[str, ModelSpec] = {
     **{name: _preset(name, sizes, vocab_size=32000, max_positions=4096) for name, sizes in LLAMA_SIZES.items()},
@@ -317,5 +379,6 @@ PRESETS: dict[str, ModelSpec] = {
         name: _preset(name, sizes, vocab_size=49152, max_positions=8192, rope_theta=1e5, tied_embeddings=True)
         for name, sizes in SMOLLM2_SIZES.items()
     },
+    **{name: _preset(name, sizes, experts=experts, **more) for name, (sizes, experts, more) in _EXPERTS.items()},
 }
 """Published architectures by name, for planning and simulation."""

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hfsdk.core.experts import refuse_experts
 from hfsdk.core.layout import Layout
 from hfsdk.core.lora import A, AdapterSpec, B, LoRA, padded_rank
 from hfsdk.core.spec import ModelSpec
@@ -139,6 +140,7 @@ def megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int, local_nu
     """Return the boxes a Megatron rank holds of layer ``number``, the ``local_number``-th of its stage."""
     if isinstance(spec, AdapterSpec):
         return _adapters(spec, megatron_layer(spec.base, tp, tp_rank, number, local_number), stacked=True)
+    refuse_experts("a plan of shards, and of adapters,", spec.experts or spec.latent, spec.name)
     hf, local = f"model.layers.{number}.", f"decoder.layers.{local_number}."
     hidden, d, ratio = spec.hidden_size, spec.head_dim, spec.num_heads // spec.num_kv_heads
     boxes = [
@@ -208,6 +210,7 @@ def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]
     """
     if isinstance(spec, AdapterSpec):
         return _adapters(spec, vllm_layer(spec.base, tp, tp_rank, number), stacked=False)
+    refuse_experts("a plan of shards, and of adapters,", spec.experts or spec.latent, spec.name)
     hidden, d = spec.hidden_size, spec.head_dim
     query = spec.num_heads * d // tp
     kv_shards = min(tp, spec.num_kv_heads)

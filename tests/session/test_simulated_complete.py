@@ -377,7 +377,8 @@ PUBLISHED = {
     "llama3-3b": 3.21, "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3-405b": 405.9, "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.54,
     "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.62, "qwen2.5-14b": 14.8, "qwen2.5-32b": 32.8, "qwen2.5-72b": 72.7, "qwen3-0.6b": 0.596,
     "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8, "smollm2-135m": 0.1345,
-    "smollm2-360m": 0.362, "smollm2-1.7b": 1.71,
+    "smollm2-360m": 0.362, "smollm2-1.7b": 1.71, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.1,
+    "deepseek-v3": 671.0,
 }  # fmt: skip
 """Billions of parameters as the models' cards give them."""
 

@@ -21,6 +21,7 @@ from hfsdk.core.cluster import LinkSpec
 from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.adapter_sizes import slot_numbers
+from hfsdk.planner.perf.expert_sizes import more_read
 from hfsdk.planner.perf.setup import Setup
 
 _ACTIVE = np.arange(1.0, 1025.0)
@@ -132,9 +133,10 @@ def _step_s(perf: Rates, setup: Setup, active: Array) -> Array:
     local = setup.matmul_parameters / (tp * stages)
     if setup.lora is not None:
         local += slot_numbers(setup.spec, setup.lora, tp) / stages
-    layer_bytes = setup.layer_parameters * setup.bytes_each / tp
+    more = more_read(spec, at_once)
+    layer_bytes = (setup.layer_parameters + more) * setup.bytes_each / tp
     bandwidth = device.memory_bandwidth * perf.weight_efficiency / (1 + perf.weight_half_bytes / layer_bytes)
-    read = local * setup.bytes_each / bandwidth
+    read = (local + layers * more / tp) * setup.bytes_each / bandwidth
     arithmetic = 2.0 * local / (setup.peak_flops * perf.forward_efficiency) * at_once
     message = at_once * (spec.hidden_size * setup.bytes_each)
     links = setup.rollout_links or setup.links

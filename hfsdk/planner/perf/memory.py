@@ -50,6 +50,7 @@ from hfsdk.core.rollout_sizes import cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.training_choices import choose_training
 from hfsdk.planner.perf.adapter_sizes import slot_numbers, tp_sums, trained_numbers
+from hfsdk.planner.perf.expert_sizes import kept_rows, sparse_layers
 from hfsdk.resharding.boxes import padded_vocab
 
 CPU_PROCESS_BYTES = 700 * 10**6
@@ -306,19 +307,26 @@ def _layer_parameters(spec: ModelSpec, tp: int, kv_shards: int) -> int:
     return matrices_and_norms + biases + (2 * spec.head_dim if spec.qk_norm else 0)
 
 
+def _layers_parameters(spec: ModelSpec, tp: int, kv_shards: int, pp: int = 1) -> int:
+    """Parameters of the layers of a rank on the fullest stage."""
+    if spec.experts is not None:
+        return sparse_layers(spec, tp, kv_shards, spec.num_layers // pp)
+    return spec.num_layers // pp * _layer_parameters(spec, tp, kv_shards)
+
+
 def _trainer_parameters(spec: ModelSpec, layout: Layout, head: str) -> int:
     """Parameters of a Megatron rank on the fullest stage: the embedding, and with pp=1 the head as well."""
     vocab = padded_vocab(spec.vocab_size, layout.tp) // layout.tp * spec.hidden_size
     own_head = spec.hidden_size if head == "scalar" else 0 if spec.tied_embeddings else vocab
     ends = vocab + spec.hidden_size + (own_head if layout.pp == 1 else 0)
-    return spec.num_layers // layout.pp * _layer_parameters(spec, layout.tp, layout.tp) + ends
+    return _layers_parameters(spec, layout.tp, layout.tp, layout.pp) + ends
 
 
 def rollout_parameters(spec: ModelSpec, tp: int) -> int:
     """Parameters of a vLLM rank; kv heads are replicated where tp exceeds them."""
     vocab = padded_vocab(spec.vocab_size, tp) // tp * spec.hidden_size
     ends = vocab * (1 if spec.tied_embeddings else 2) + spec.hidden_size
-    return spec.num_layers * _layer_parameters(spec, tp, min(tp, spec.num_kv_heads)) + ends
+    return _layers_parameters(spec, tp, min(tp, spec.num_kv_heads)) + ends
 
 
 def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -> tuple[int, int]:
@@ -330,16 +338,17 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     """
     size, tokens, tp, hidden = DTYPE_BYTES[role.dtype], role.micro_batch_tokens, layout.tp, spec.hidden_size
     whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_replicas).sequence_parallel else 1
-    per_layer = 10 * hidden * whole + (8 * hidden + 4 * spec.mlp_hidden_size) / tp
-    again = {"": 0.0, "selective": 4 * spec.mlp_hidden_size / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
+    width = spec.mlp_width_per_token
+    per_layer = 10 * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)
+    again = {"": 0.0, "selective": 4 * width / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
     layers = spec.num_layers if role.trainable else 1
     activations = tokens * ((per_layer - again) * layers + again) * size / 2
     if role.lora is not None and role.trainable:
         kept = 1 if role.recompute == "full" else layers
         activations += tokens * kept * sum(sums.numbers for sums in tp_sums(AdapterSpec.of(spec, role.lora))) * size
     copies = LOGITS_COPIES if role.trainable else 2.0
-    width = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
-    return round(activations), round(tokens * width * 4 * copies)
+    columns = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
+    return round(activations), round(tokens * columns * 4 * copies)
 
 
 _COLUMNS = ("weights", "gradients", "optimizer", "rollout_weights", "kv_cache", "activations", "logits", "temporaries")

@@ -36,6 +36,7 @@ from hfsdk.core.table import Array, RowLengths
 from hfsdk.planner.perf.adapter_sizes import Sums, received_numbers, slot_numbers
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
 from hfsdk.planner.perf.decoding import decode_s
+from hfsdk.planner.perf.expert_sizes import more_read, moved_rows
 from hfsdk.planner.perf.setup import Links, Setup, reshard_bytes
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
@@ -187,10 +188,12 @@ class PerfModel:
         flops = reads * 2.0 * setup.layer_parameters * layer_tokens + times * attention
         adapted = layer_tokens * spec.num_layers / every  # adapters are in layers only, and not beside the output layer
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
-        weights = reads * layer_passes * setup.layer_parameters * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
+        layer_read = setup.layer_parameters + more_read(spec, min(tokens, float(setup.micro_batch_tokens)))
+        weights = reads * layer_passes * layer_read * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
         kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
         traffic = kept * hidden * share * layer_tokens
+        traffic += moved_rows(spec) * setup.bytes_each * layer_tokens
         if not traits.flash_attention:
             traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
         seconds = math.hypot(arithmetic, weights) + times * traffic / bandwidth

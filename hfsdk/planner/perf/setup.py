@@ -185,6 +185,11 @@ class Setup:
         return parameters(self.spec)
 
     @cached_property
+    def active(self) -> int:
+        """Weights that a token goes through: all but those of the experts that it is not sent to."""
+        return self.parameters if self.spec.experts is None else active_parameters(self.spec)
+
+    @cached_property
     def adapters(self) -> AdapterSpec | None:
         """The adapters as numbers."""
         return None if self.lora is None else AdapterSpec.of(self.spec, self.lora)
@@ -247,13 +252,13 @@ class Setup:
         """Weights each token is multiplied with: the embedding is a lookup, and a scalar head has no vocabulary."""
         table = self.spec.vocab_size * self.spec.hidden_size
         tables = (0 if self.spec.tied_embeddings else 1) + (1 if self.head == "scalar" else 0)
-        return self.parameters - tables * table
+        return self.active - tables * table
 
     @cached_property
     def layer_parameters(self) -> float:
-        """Weights of one layer."""
+        """Weights of one layer that a token is multiplied with."""
         ends = (1 if self.spec.tied_embeddings else 2) * self.spec.vocab_size * self.spec.hidden_size
-        return (self.parameters - ends) / self.spec.num_layers
+        return (self.active - ends) / self.spec.num_layers
 
     @cached_property
     def head_layers(self) -> float:
@@ -274,7 +279,7 @@ class Setup:
     @property
     def forwards_again(self) -> float:
         """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small beside them)."""
-        mlps = 3 * self.spec.num_layers * self.spec.hidden_size * self.spec.mlp_hidden_size
+        mlps = 3 * self.spec.num_layers * self.spec.hidden_size * self.spec.mlp_width_per_token
         return {"": 0.0, "selective": mlps / self.matmul_parameters, "full": 1.0}[self.recompute]
 
     def forward_flops(self, lengths: Array) -> float:
@@ -289,6 +294,12 @@ class Setup:
 def parameters(spec: ModelSpec) -> int:
     """Return the number of weights, counted once a spec."""
     return spec.num_parameters()
+
+
+@lru_cache(maxsize=64)
+def active_parameters(spec: ModelSpec) -> int:
+    """Return the number of weights that a token goes through, counted once a spec."""
+    return spec.num_active_parameters()
 
 
 def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1) -> float:
