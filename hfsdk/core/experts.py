@@ -58,7 +58,6 @@ class Experts:
         if dense_between:
             raise UnsupportedModelError(
                 f"{name} has layers with and without experts in turns (decoder_sparse_step, moe_layer_freq, mlp_only_layers); "
-                ""
                 "here every layer has them, or all after the first first_k_dense_replace. Use another model."
             )
         key = next((k for k in ("n_routed_experts", "num_experts", "num_local_experts") if k in config), "num_experts")
