@@ -133,7 +133,7 @@ def _step_s(perf: Rates, setup: Setup, active: Array) -> Array:
     local = setup.matmul_parameters / (tp * stages)
     if setup.lora is not None:
         local += slot_numbers(setup.spec, setup.lora, tp) / stages
-    more = more_read(spec, at_once)
+    more: Array | float = more_read(spec, at_once)
     layer_bytes = (setup.layer_parameters + more) * setup.bytes_each / tp
     bandwidth = device.memory_bandwidth * perf.weight_efficiency / (1 + perf.weight_half_bytes / layer_bytes)
     read = (local + layers * more / tp) * setup.bytes_each / bandwidth
@@ -145,4 +145,5 @@ def _step_s(perf: Rates, setup: Setup, active: Array) -> Array:
     stage = np.hypot(read, arithmetic) + (reduce + layers * kernels)
     if stages > 1:
         stage = stage + message / perf._rate(links.pp) + links.pp.latency_s
-    return _rounds(setup, active) * stage + (perf.step_s + perf.row_s * active)
+    seconds: Array = _rounds(setup, active) * stage + (perf.step_s + perf.row_s * active)
+    return seconds
