@@ -89,7 +89,7 @@ $(DOCS_STAMP):
 test: setup browser  ## the tests that take less than ten minutes together; make test ARGS="-k layout"
 	@$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-test-all: setup browser  ## all tests (about 40 minutes on two cores)
+test-all: setup browser  ## all tests (about an hour on two cores)
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 fire: setup  ## four minutes of kills, interrupts, damage, full disks and bad input; make fire ARGS="--minutes 60"
