@@ -1,7 +1,17 @@
 """The newer published timings of ``benchmarks/data/newer_points.csv`` as cases: training and generation outside RL systems.
 
 They came to this package after the constants of ``PerfModel`` had their values. Which engine ran is in the notes; what is not
-dense, not in 16 bits, or does not say its layout and lengths, is left out.
+in 16 bits, or does not say its layout and lengths, is left out. Mixtures of experts are read where they generate without expert
+and context parallelism (48 rows). Of their other rows most are in FP8 or have expert parallelism; those in 16 bits that have
+neither, nor context parallelism, are left out as well:
+
+    rows  of                                        because
+    9     verl, calls and steps                     mean lengths and the layout are not stated
+    9     verl, slime, SGLang, weight syncs         the layout of one side is not stated, or a side has expert parallelism
+    7     vLLM on A100 (6) and H100 (1)             card and type of numbers are not stated; served 10 at once, mean lengths
+    3     Megatron-LM, a DeepSeek of 16B            heads and vocabulary are not stated, mean lengths
+    5     Megatron-Bridge's cards                   the layout is not stated (4); LoRA, which the model refuses for mixtures (1)
+    2     NeMo-Automodel, gpt-oss                   DeepEP is named beside EP1; recompute not stated; attention within windows
 """
 
 from __future__ import annotations
@@ -16,7 +26,9 @@ from common import ROOT
 from published import Case, generation_of, gpt, llama, on_test_side, step_of
 
 from hfsdk.core.cluster import DEVICES, ClusterSpec, DeviceSpec, LinkSpec
+from hfsdk.core.experts import Experts
 from hfsdk.core.layout import Layout
+from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.perf_model import Links, Setup
 from hfsdk.planner.perf.traits import EngineTraits
 
@@ -25,8 +37,11 @@ NEWER = ROOT / "benchmarks" / "data" / "newer_points.csv"
 A100_40 = replace(DEVICES["A100-80GB"], name="A100-40GB", memory_bytes=40 * 10**9, memory_bandwidth=1.555e12)
 H100_HBM2 = replace(DEVICES["H100"], name="H100-96GB", memory_bytes=96 * 10**9, memory_bandwidth=2.4e12)
 """As torchtitan's pages state it; it is limited to 500 W of 700, which no data sheet gives a peak for."""
+H20 = replace(DEVICES["H100"], name="H20-96GB", peak_flops=148e12, fp32_flops=44e12, memory_bytes=96 * 10**9, memory_bandwidth=4e12)
+"""Data sheet; its NVLink is H100's."""
 GPUS = {"A100-40GB": A100_40, "A100-80GB": DEVICES["A100-80GB"], "A100-SXM-80GB": DEVICES["A100-80GB"],
-        "H100-80GB": DEVICES["H100"], "H100-SXM-80GB": DEVICES["H100"], "H100-96GB-HBM2e-500W": H100_HBM2}  # fmt: skip
+        "H100-80GB": DEVICES["H100"], "H100-SXM-80GB": DEVICES["H100"], "H100-96GB-HBM2e-500W": H100_HBM2,
+        "H20-96GB": H20}  # fmt: skip
 NETWORK_8X200G = LinkSpec(name="8 x 200 Gbit/s", bandwidth=200e9, latency_s=DEVICES["H100"].network.latency_s)
 """1,600 Gbit/s a node (llm-foundry's page, of its A100s)."""
 
@@ -40,6 +55,11 @@ _SIZES = {
 }  # fmt: skip
 MODELS = {name: llama(name, *sizes) for name, sizes in _SIZES.items()}
 """Their ``config.json``."""
+MIXTURES = {name: ModelSpec.preset(name) for name in ("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b")}
+MIXTURES["mixtral-8x22b"] = replace(
+    llama("mixtral-8x22b", 56, 6144, 16384, 48, 8, 32768), experts=Experts(count=8, per_token=2, width=16384)
+)
+"""The same of mixtures of experts."""
 TIED = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b")
 
 _TRAINED = re.compile(r"^(\S+).*? TP(\d+) PP(\d+) DP(\d+) CP(\d+) EP(\d+)(?: ETP\d+)? VPP(\d+) micro (\d+); (\w+)")
@@ -93,14 +113,18 @@ def pretraining() -> Iterator[Case]:
 
 
 def generating() -> Iterator[Case]:
-    """Requests that all wait at the start, generated in 16 bits: TensorRT-LLM 0.17, vLLM 0.6.3 one request at a time."""
+    """Requests that all wait at the start, generated in 16 bits: TensorRT-LLM 0.17, vLLM 0.6.3 one request at a time.
+
+    Mixtures of experts by the same rules, in groups of their own: TensorRT-LLM 0.17, and SGLang 0.4.6 one request at a time.
+    """
     for row in newer_rows():
         found, device = _GENERATED.search(row["notes"]), GPUS.get(row["gpu_type"])
         if row["metric"] != "generation_time" or not found or not device or found[6] not in ("FP16", "BF16"):
             continue
-        spec = MODELS.get(found[1].removesuffix("-instruct"))
-        single = row["system"].startswith("vLLM 0.6.3")
-        if spec is None or not (single or row["system"] == "TensorRT-LLM 0.17"):
+        mixture = MIXTURES.get(found[1])
+        spec = mixture or MODELS.get(found[1].removesuffix("-instruct"))
+        single = row["system"].startswith("SGLang 0.4.6" if mixture else "vLLM 0.6.3")
+        if spec is None or found[4] not in (None, "1") or not (single or row["system"] == "TensorRT-LLM 0.17"):
             continue
         tp, gpus = int(found[2]), int(row["gpus"])
         rollout, prompt, response = Layout(tp=tp, dp=1), int(row["prompt_len"]), int(row["response_len"])
@@ -112,8 +136,9 @@ def generating() -> Iterator[Case]:
             spec=spec, layout=Layout(tp=tp, dp=1), device=device, links=_links(device, gpus, Layout(tp=tp, dp=1)), rollout=rollout,
             max_num_seqs=256 if single else 2048, kv_cache_bytes=cache, batch_tokens=8192,
         )  # fmt: skip
+        group = f"{row['system'].split()[0]}{' MoE' if mixture else ''}, {row['gpu_type'].split('-')[0]}"
         yield Case(
-            f"{row['system'].split()[0]}, A100", "generation", float(row["value"]), on_test_side(row),
+            group, "generation", float(row["value"]), on_test_side(row),
             f"{row['system']} {spec.name} tp{tp} {row['global_batch']} x ({prompt} + {response})",
             f"{spec.name} {prompt} {response}", f"tp{tp}", generation_of(made, int(row["global_batch"]), prompt, response),
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """What the published timings are read as, and that a fit on one side of the split predicts the other."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.perf_model import PerfModel
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SHARED = ("baselines", "common", "engines_of_2024", "hybridflow_paper", "published", "validate_perf")
+SHARED = ("baselines", "common", "engines_of_2024", "hybridflow_paper", "newer_published", "published", "validate_perf")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,6 +85,26 @@ def test_presets_alone_are_within_a_third(validate):
                             ("llm-foundry, A100", "train"), ("TensorRT-LLM, A100", "generation"), ("vLLM, A100", "generation"),
                             ("PUZZLE, NVLink", "step"), ("ReaL-Heuristic, A100", "step")):  # fmt: skip
         assert median_error(validate, PerfModel(), group, quantity) < 0.33, (group, quantity)
+
+
+def test_mixtures_of_experts_have_the_sizes_that_were_published(validate):
+    """Billions of parameters, all and those of a token (arXiv 2401.04088, mistral.ai's page of 8x22B, arXiv 2505.09388)."""
+    mixtures = sys.modules["newer_published"].MIXTURES
+    published = {"mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (141, 39), "qwen3-30b-a3b": (30.5, 3.3),
+                 "qwen3-235b-a22b": (235, 22)}  # fmt: skip
+    assert mixtures.keys() == published.keys()
+    for name, sizes in published.items():
+        spec = mixtures[name]
+        assert (spec.num_parameters() / 1e9, spec.num_active_parameters() / 1e9) == pytest.approx(sizes, rel=0.02), name
+
+
+def test_presets_predict_mixtures_of_experts_and_no_fit_sees_them(validate):
+    found = [c for c in validate.every() if " MoE" in c.group]
+    assert Counter(c.group for c in found) == {"TensorRT-LLM MoE, A100": 36, "SGLang MoE, H20": 12}
+    assert not any(c.group.split(",")[0] in validate.FITTED for c in found)
+    errors = [validate.error(c, PerfModel()) for c in found if c.group.startswith("TensorRT-LLM")]
+    assert np.median(np.abs(errors)) < 0.15
+    assert max(np.abs(errors)) < 0.25
 
 
 def test_bands_of_presets_are_those_of_the_timings(validate):
