@@ -258,3 +258,9 @@ class RoleSpec:
     def trainable(self) -> bool:
         """Whether the role has an optimizer."""
         return self.optimizer is not None
+
+    @property
+    def could_adapt(self) -> bool:
+        """Whether LoRA is advice: the role trains all weights, of a model that takes adapters."""
+        model = self.model
+        return self.trainable and self.lora is None and model is not None and not (model.experts or model.latent)

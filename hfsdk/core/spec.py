@@ -113,6 +113,11 @@ class ModelSpec:
             )
         if (self.attention_bias or self.mlp_bias) and self.family != "llama":
             raise OptionError(f"{self.name}: attention_bias and mlp_bias are options of llama; got family={self.family!r}")
+        if self.experts is not None and self.experts.first_dense >= self.num_layers:
+            raise OptionError(
+                f"{self.name}: experts.first_dense={self.experts.first_dense} of num_layers={self.num_layers} leaves no layer with "
+                "experts; give fewer, or experts=None for a dense model"
+            )
 
     @classmethod
     @checked

@@ -278,7 +278,7 @@ def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Cluste
     else:
         what = "each role fits alone, but their declared layouts cover no pools that lie side by side with room for all"
     enough = smallest_cluster(roles, recorded, cluster)
-    adapters = ", lora=hf.LoRA(rank=16)" if any(role.trainable and role.lora is None for role in roles) else ""
+    adapters = ", lora=hf.LoRA(rank=16)" if any(role.could_adapt for role in roles) else ""
     none = f"No number of these nodes up to {MOST_NODES} would do."
     do = f"The smallest cluster that would do is '{enough}'." if enough else none
     return (

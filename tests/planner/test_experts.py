@@ -125,6 +125,27 @@ def test_plans_of_shards_and_adapters_refuse_what_they_do_not_know():
         hf.LoRA(rank=8).check_model(spec)
 
 
+def test_what_helps_a_mixture_is_nothing_that_refuses_it():
+    """LoRA refuses mixtures, so no message that one does not fit names it; of a dense model it does."""
+    trained = {"dtype": "bf16", "recompute": "full", "optimizer": AdamW(distributed=True)}
+    for name, helps in (("mixtral-8x7b", False), ("deepseek-v3", False), ("llama-70b", True)):
+        session = hf.Session.simulated("1x1 H100")
+        session.reference(session.actor(name, **trained))
+        session.reward(lambda completions: [0.0] * len(completions))
+        for ask in (lambda s=session: s.plan(hf.GRPO(), hf.Workload(prompts=8)), lambda s=session: s.place("colocate")):
+            with pytest.raises(hf.DeviceMemoryError, match="helps") as refused:
+                ask()
+            assert ("hf.LoRA" in str(refused.value)) == helps
+
+
+@pytest.mark.parametrize("first_dense", [32, 99])
+def test_a_mixture_has_a_layer_with_experts(first_dense):
+    spec = PRESETS["mixtral-8x7b"]
+    with pytest.raises(OptionError, match=f"first_dense={first_dense} of num_layers=32 leaves no layer with experts; give fewer"):
+        replace(spec, experts=Experts(count=8, per_token=2, width=64, first_dense=first_dense))
+    assert replace(spec, experts=Experts(count=8, per_token=2, width=64, first_dense=31)).routed_parameters > 0
+
+
 def test_a_dense_model_has_the_numbers_that_it_had_before_experts():
     got = [PerfModel().seconds(m, setup(PRESETS["llama-70b"]), np.full(64, 1024), np.full(64, 700)) for m in
            ("generate", "update", "compute_log_probs")]  # fmt: skip

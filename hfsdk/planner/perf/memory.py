@@ -398,7 +398,7 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> 
     if repeated:
         saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)
         options["optimizer=AdamW(distributed=True)"] = round(saved)
-    full = [device.roles[r.name] for r in roles if r.trainable and r.lora is None and not r.shadow_of]
+    full = [device.roles[r.name] for r in roles if r.could_adapt and not r.shadow_of]
     options["lora=hf.LoRA(rank=16), which trains adapters alone"] = sum(e.gradients + e.optimizer for e in full)
     if not device.device_name.startswith("cpu"):
         masters = [device.roles[r.name].optimizer for r in roles if r.optimizer is not None and "optimizer" not in r.offloads]
