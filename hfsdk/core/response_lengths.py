@@ -131,7 +131,8 @@ class ResponseLengths:
     def _at(self, normal: Array, most: int) -> Array:
         """Return the tokens of responses at these quantiles of the normal distribution."""
         if self.kind == "lognormal":
-            spread: Array = np.exp(self.sigma * normal)
+            with np.errstate(over="ignore"):  # infinity is cut like all that is too long
+                spread: Array = np.exp(self.sigma * normal)
             return (self.median_tokens or self.median * most) * spread
         at = np.array([NormalDist().inv_cdf(share) for share, _ in self.quantiles])
         logs = np.log([tokens for _, tokens in self.quantiles])
@@ -154,7 +155,7 @@ def _check_quantiles(quantiles: tuple[tuple[float, float], ...]) -> None:
     if len(quantiles) < 2 or not rising or not inside:
         raise OptionError(
             "quantiles of response lengths are at least two shares between 0 and 1, each with the tokens that so many responses "
-            f"have at most, both ascending, e.g. {{0.5: 6701, 0.9: 9700, 0.99: 32768}}; got {shown(dict(quantiles))}"
+            f"have at most, both ascending, e.g. {{0.5: 6701, 0.9: 9700, 0.99: 32768}}; got {str(dict(quantiles))[:200]}"
         )
 
 
@@ -185,7 +186,7 @@ def draw_lengths(lengths: Any, sampling: Sampling, seed: int, positions: Array, 
     if not numeric or not ((drawn >= 1) & (drawn <= most) & (drawn == np.floor(drawn))).all():
         raise OptionError(
             f"{type(lengths).__name__}.draw must give a whole number from 1 to max_new_tokens={most} for each of "
-            f"{len(positions)} samples; it gave {str(drawn)[:200]}"
+            f"{len(positions)} samples; it gave {shown(drawn)}"
         )
     found: Array = drawn.astype(np.int64)
     return found

@@ -243,13 +243,40 @@ def test_a_plan_that_cannot_be_asked_again_is_refused(plan):
     with pytest.raises(OptionError, match="loaded from a file"):
         hf.long_tails(replace(plan, again=None))
     mixed = plan.again(cluster="1x8 H100 + 1x8 A100-80GB")
-    with pytest.raises(OptionError, match="nodes that are alike"):
+    with pytest.raises(OptionError, match=r"nodes that are alike.*hf\.Session\.simulated"):
         hf.long_tails(mixed)
+    twice = hf.Session.simulated("1x8 H100")
+    twice.reference(twice.actor("qwen2.5-0.5b"))
+    twice.reward(score)
+    with pytest.raises(OptionError, match=r"ReMax generates 2 times\. Plan an algorithm that does"):
+        hf.long_tails(twice.plan(hf.ReMax(), hf.Workload(prompts=8)))
     with pytest.raises(OptionError, match=r"no scheme 'partial'.*partial rollouts"):
         hf.long_tails(plan, steps=1)["partial"]
 
 
 # -- lengths
+
+
+class Drawn(hf.ResponseLengths):
+    """Lengths of a user's own that are none."""
+
+    def draw(self, sampling, seed, positions, copies):
+        return np.full(len(positions), 0.5)
+
+
+def test_lengths_that_are_none_are_refused_in_one_line(plan):
+    with pytest.raises(OptionError, match=r"Drawn\.draw must give a whole number from 1 to max_new_tokens=1024") as refused:
+        hf.long_tails(plan, lengths=Drawn())
+    assert "\n" not in str(refused.value)
+    with pytest.raises(OptionError, match=r"got \{0\.5: 9\.0, 0\.9: 6\.0\}"):
+        hf.ResponseLengths.of_quantiles({0.5: 9, 0.9: 6})
+
+
+@pytest.mark.filterwarnings("error")
+def test_however_wide_lengths_are_cut_without_a_warning():
+    drawn = hf.ResponseLengths(kind="lognormal", sigma=1e6).draw(MOST, 0, *MANY)
+    assert set(drawn) == {1, MOST.max_new_tokens}
+
 
 MOST = Sampling(max_new_tokens=32_768)
 MANY = np.arange(20_000), np.zeros(20_000, dtype=int)

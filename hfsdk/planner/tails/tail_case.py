@@ -45,12 +45,16 @@ class TailCase:
             raise OptionError("this plan was loaded from a file and cannot be asked again; ask session.plan(...) for one")
         nodes = plan.cluster.node_devices
         if len({device for node in nodes for device in node}) > 1 or len({len(node) for node in nodes}) > 1:
-            raise OptionError(f"long tails are simulated on nodes that are alike; the cluster is {plan.cluster}")
+            raise OptionError(
+                f"long tails are simulated on nodes that are alike; the cluster is {plan.cluster}. "
+                "Plan for one kind of them in a session of its own, e.g. hf.Session.simulated('2x8 H100')"
+            )
         workload = replace(plan.workload, response_lengths=lengths)
         found = plan.again(workload=workload, placement="colocate", top=1, shadows=False)
         if len(_generating(found)) != 1:
             raise OptionError(
                 f"long tails are simulated of steps that generate once; {found.algorithm} generates {len(_generating(found))} times"
+                ". Plan an algorithm that does, e.g. hf.GRPO()"
             )
         drawn = ResponseLengths(kind=lengths) if isinstance(lengths, str) else lengths
         return cls(plan=found, perf=perf, lengths=drawn, seed=seed, steps=steps)
