@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from hfsdk.core.experiment import Experiment
+    from hfsdk.core.experts import Experts, LatentAttention
     from hfsdk.core.first_bad import FirstBad
     from hfsdk.core.history import History
     from hfsdk.core.layout import Layout
@@ -107,6 +108,7 @@ _NAMES = {
         "UnsupportedModelError WeightMismatchError WorkerDiedError"
     ),
     "core.experiment": "Experiment",
+    "core.experts": "Experts LatentAttention",
     "core.first_bad": "FirstBad",
     "core.history": "History",
     "core.layout": "Layout",
@@ -161,12 +163,14 @@ __all__ = [
     "Distillation",
     "DrGRPO",
     "Experiment",
+    "Experts",
     "FirstBad",
     "HfsdkError",
     "History",
     "InvariantWarning",
     "KLCov",
     "KeepBest",
+    "LatentAttention",
     "Layout",
     "LayoutError",
     "LoRA",

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hfsdk.core.checks import NonNegative, Positive, Title, Within, check_fields, checked, shown
+from hfsdk.core.checks import NamedFields, NonNegative, Positive, Title, Within, check_fields, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.roles import Sampling
@@ -35,7 +35,7 @@ SHORTEST_SHARE = 0.001
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class ResponseLengths:
+class ResponseLengths(NamedFields):
     """How long simulated responses are: a stated distribution, drawn by a stable hash of (seed, position, copy).
 
     The layout and the ranks play no part, so a sample has the same length everywhere. Nothing is longer than ``max_new_tokens``:

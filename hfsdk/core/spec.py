@@ -28,7 +28,7 @@ from hfsdk.core.checks import (
     shown,
 )
 from hfsdk.core.errors import ModelNotFoundError, OptionError
-from hfsdk.core.experts import Experts, LatentAttention
+from hfsdk.core.experts import Experts, LatentAttention, latent_tensors
 from hfsdk.core.field_texts import documented
 from hfsdk.core.hf_config import (
     CLASS_PREFIXES,
@@ -227,7 +227,7 @@ class ModelSpec:
     def _attention_tensors(self) -> dict[str, tuple[int, ...]]:
         hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         if self.latent is not None:
-            return self.latent.tensors(hidden, self.num_heads)
+            return latent_tensors(self.latent, hidden, self.num_heads)
         rows = {"qkv_proj": query + 2 * kv} if self.fused else {"q_proj": query, "k_proj": kv, "v_proj": kv}
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (count, hidden) for name, count in rows.items()}
         shapes["o_proj.weight"] = (hidden, query)

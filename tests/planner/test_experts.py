@@ -6,9 +6,10 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.errors import OptionError, UnsupportedModelError
-from hfsdk.core.experts import Experts, LatentAttention
+from hfsdk.core.experts import Experts, experts_of, latent_of
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import PRESETS, ModelSpec
+from hfsdk.planner.perf.expert_sizes import distinct
 from hfsdk.planner.perf.memory import role_bytes, rollout_parameters
 from hfsdk.planner.perf.perf_model import PerfModel, Setup
 from hfsdk.resharding.reshard_plan import ReshardPlan
@@ -54,11 +55,11 @@ def test_one_rank_holds_the_tensors_of_the_files(name):
 
 
 def test_configs_of_two_families_give_the_presets():
-    assert Experts.of_config(CONFIG_QWEN, "qwen") == PRESETS["qwen3-30b-a3b"].experts
-    assert Experts.of_config(CONFIG_DEEPSEEK, "deepseek") == PRESETS["deepseek-v3"].experts
-    assert LatentAttention.of_config(CONFIG_DEEPSEEK, "deepseek") == PRESETS["deepseek-v3"].latent
+    assert experts_of(CONFIG_QWEN, "qwen") == PRESETS["qwen3-30b-a3b"].experts
+    assert experts_of(CONFIG_DEEPSEEK, "deepseek") == PRESETS["deepseek-v3"].experts
+    assert latent_of(CONFIG_DEEPSEEK, "deepseek") == PRESETS["deepseek-v3"].latent
     with pytest.raises(UnsupportedModelError, match="mlp_only_layers"):
-        Experts.of_config({**CONFIG_QWEN, "mlp_only_layers": [0]}, "qwen")
+        experts_of({**CONFIG_QWEN, "mlp_only_layers": [0]}, "qwen")
     with pytest.raises(OptionError, match="sent to 9 of 8 experts"):
         Experts(count=8, per_token=9, width=64)
 
@@ -69,9 +70,9 @@ def test_latent_attention_caches_one_vector_a_token():
 
 def test_few_rows_reach_few_experts_and_many_reach_all():
     experts = PRESETS["qwen3-30b-a3b"].experts
-    assert experts.distinct(1) == pytest.approx(8)
-    assert (np.diff(experts.distinct(np.arange(1.0, 100.0))) > 0).all()
-    assert experts.distinct(10_000) == pytest.approx(128)
+    assert distinct(experts, 1) == pytest.approx(8)
+    assert (np.diff(distinct(experts, np.arange(1.0, 100.0))) > 0).all()
+    assert distinct(experts, 10_000) == pytest.approx(128)
 
 
 def test_more_experts_of_the_same_k_cost_memory_and_reads_but_no_arithmetic():

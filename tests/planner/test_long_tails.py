@@ -240,6 +240,8 @@ def test_what_cannot_be_asked_is_refused(plan, asked, said):
 
 
 def test_a_plan_that_cannot_be_asked_again_is_refused(plan):
+    with pytest.raises(OptionError, match=r"got 'math-4b'; hf\.ResponseLengths\.measured\('math-4b'\) is one"):
+        hf.long_tails(plan, lengths="math-4b")
     with pytest.raises(OptionError, match="loaded from a file"):
         hf.long_tails(replace(plan, again=None))
     mixed = plan.again(cluster="1x8 H100 + 1x8 A100-80GB")

@@ -1,7 +1,7 @@
 """What a mixture of experts asks beyond a dense model of its active size: weights read and held, and copies of tokens.
 
 Every term is 0 for a dense model. Experts are taken to be equally likely, so their load is even. The expected number of experts
-that T tokens reach is E (1 - (1 - k / E)^T) (``Experts.distinct``): a step that decodes one row reads k experts,
+that T tokens reach is E (1 - (1 - k / E)^T) (:func:`distinct`): a step that decodes one row reads k experts,
 one of 64 rows nearly all::
 
     Qwen3-30B-A3B, E = 128, k = 8       1 row      8 experts of a layer read
@@ -14,7 +14,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from hfsdk.core.experts import Experts, latent_tensors
 from hfsdk.core.spec import ModelSpec
+
+
+def distinct(experts: Experts, tokens: Any) -> Any:
+    """Return how many experts T tokens (a number or an array) reach, expected, where all are alike: E (1 - (1 - k / E)^T)."""
+    return experts.count * (1 - (1 - experts.per_token / experts.count) ** tokens)
 
 
 def more_read(spec: ModelSpec, tokens: Any) -> Any:
@@ -27,7 +33,7 @@ def more_read(spec: ModelSpec, tokens: Any) -> Any:
     one = spec.experts
     if one is None:
         return 0.0
-    return _each(spec) * (one.distinct(tokens) - one.per_token)
+    return _each(spec) * (distinct(one, tokens) - one.per_token)
 
 
 @lru_cache(maxsize=64)
@@ -64,7 +70,7 @@ def sparse_layers(spec: ModelSpec, tp: int, kv_shards: int, layers: int) -> int:
     one, hidden = spec.experts, spec.hidden_size
     assert one is not None
     if spec.latent is not None:
-        shapes = spec.latent.tensors(hidden, spec.num_heads)
+        shapes = latent_tensors(spec.latent, hidden, spec.num_heads)
         cut = sum(a * b for name, (a, b) in _matrices(shapes).items() if "_b_proj" in name or name.startswith("o_proj"))
         whole = sum(a * b for a, b in _matrices(shapes).values()) - cut
         attention = cut // tp + whole + spec.latent.q_rank + spec.latent.kv_rank

@@ -186,14 +186,15 @@ class PerfModel:
         # without a kernel that keeps scores on the chip they are plain products, of the whole square
         attention *= efficiency / (self.attention_efficiency * traits.attention) if traits.flash_attention else 2.0
         flops = reads * 2.0 * setup.layer_parameters * layer_tokens + times * attention
-        adapted = layer_tokens * spec.num_layers / every  # adapters are in layers only, and not beside the output layer
+        inside = spec.num_layers / every  # adapters and experts are in layers only, and not beside the output layer
+        adapted = layer_tokens * inside
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
-        layer_read = setup.layer_parameters + more_read(spec, min(tokens, float(setup.micro_batch_tokens)))
+        layer_read = setup.layer_parameters + inside * more_read(spec, min(tokens, float(setup.micro_batch_tokens)))
         weights = reads * layer_passes * layer_read * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
         kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
         traffic = kept * hidden * share * layer_tokens
-        traffic += moved_rows(spec) * setup.bytes_each * layer_tokens
+        traffic += moved_rows(spec) * setup.bytes_each * adapted
         if not traits.flash_attention:
             traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
         seconds = math.hypot(arithmetic, weights) + times * traffic / bandwidth

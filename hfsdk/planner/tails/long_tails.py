@@ -20,7 +20,7 @@ from hfsdk.core.checks import Within, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.plan import Lengths, Plan
-from hfsdk.core.response_lengths import LENGTH_KINDS
+from hfsdk.core.response_lengths import LENGTH_KINDS, MEASURED
 from hfsdk.core.text import nearest
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.tails.scheme_steps import SCHEMES, SchemeStep
@@ -135,7 +135,9 @@ def long_tails(
     """
     asked = plan.workload.response_lengths if lengths is None else lengths
     if isinstance(asked, type) or (isinstance(asked, str) and asked not in LENGTH_KINDS):
-        raise OptionError(f"lengths are one of {', '.join(map(repr, LENGTH_KINDS))} or an hf.ResponseLengths; got {shown(asked)}")
+        known = f"; hf.ResponseLengths.measured({asked!r}) is one" if isinstance(asked, str) and asked in MEASURED else ""
+        kinds = ", ".join(map(repr, LENGTH_KINDS))
+        raise OptionError(f"lengths are one of {kinds} or an hf.ResponseLengths; got {shown(asked)}{known}")
     case = TailCase.of(plan, asked, perf or PerfModel(), seed, steps)
     found, left_out = {}, {}
     for name, scheme in SCHEMES.items():
