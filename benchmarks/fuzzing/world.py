@@ -74,6 +74,8 @@ class World:
         matplotlib.figure.Figure()
         parts_of(self.session).client.need_tokenizer().encode_chat([{"role": "user", "content": "hello"}])
         self.get("Plan")
+        with contextlib.suppress(hf.HfsdkError):
+            hf.Session.attach("nobody")  # Ray, where sessions that are kept are looked for
 
     def forget(self, name: str) -> None:
         """Make it anew the next time."""
