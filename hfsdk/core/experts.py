@@ -1,4 +1,4 @@
-"""Mixtures of experts and latent attention as numbers, read from the fields of a ``config.json``. For planning and simulation only.
+"""Mixtures of experts and latent attention as numbers, those of a model's ``config.json``. For planning and simulation only.
 
 In a sparse layer a router sends each token to *k* of *E* experts, small gated MLPs; shared experts see every token. Latent
 attention (DeepSeek-V2, arXiv 2405.04434, 2.1) keeps one compressed vector a token, for all heads, not keys and values::
@@ -9,14 +9,12 @@ attention (DeepSeek-V2, arXiv 2405.04434, 2.1) keeps one compressed vector a tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from hfsdk.core.checks import NamedFields, Within, check_fields, shown
 from hfsdk.core.errors import OptionError, UnsupportedModelError
 from hfsdk.core.field_texts import documented
-from hfsdk.core.hf_config import size_of
 
 Some = Annotated[int, Within(1, 10**6)]
 Further = Annotated[int, Within(0, 10**6)]
@@ -69,40 +67,6 @@ class LatentAttention(NamedFields):
     def head_dim(self) -> int:
         """Mean width of a head's products with scores and with values: what attention's FLOPs come from."""
         return (self.nope_dim + self.rope_dim + self.value_dim) // 2
-
-
-def experts_of(config: Mapping[str, Any], name: str) -> Experts:
-    """Read the fields that Mixtral, Qwen3-MoE and DeepSeek-V3 give their experts.
-
-    Raises:
-        UnsupportedModelError: a number is missing, or layers with and without experts take turns.
-    """
-    dense_between = (
-        config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers") or config.get("moe_layer_freq", 1) != 1
-    )
-    if dense_between:
-        raise UnsupportedModelError(
-            f"{name} has layers with and without experts in turns (decoder_sparse_step, moe_layer_freq, mlp_only_layers); "
-            "here every layer has them, or all after the first first_k_dense_replace. Use another model."
-        )
-    key = next((k for k in ("n_routed_experts", "num_experts", "num_local_experts") if k in config), "num_experts")
-    width = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
-    return Experts(
-        count=size_of(config, name, key), per_token=size_of(config, name, "num_experts_per_tok"),
-        width=size_of(config, name, width), shared=config.get("n_shared_experts") or 0,
-        first_dense=config.get("first_k_dense_replace") or 0, router_bias=config.get("topk_method") == "noaux_tc",
-    )  # fmt: skip
-
-
-def latent_of(config: Mapping[str, Any], name: str) -> LatentAttention:
-    """Read the fields that DeepSeek-V3 gives its attention.
-
-    Raises:
-        UnsupportedModelError: a number is missing.
-    """
-    keys = {"q_rank": "q_lora_rank", "kv_rank": "kv_lora_rank", "rope_dim": "qk_rope_head_dim", "nope_dim": "qk_nope_head_dim",
-            "value_dim": "v_head_dim"}  # fmt: skip
-    return LatentAttention(**{ours: size_of(config, name, theirs) for ours, theirs in keys.items()})
 
 
 def latent_tensors(one: LatentAttention, hidden: int, heads: int) -> dict[str, tuple[int, ...]]:

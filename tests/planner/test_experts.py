@@ -6,7 +6,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.errors import OptionError, UnsupportedModelError
-from hfsdk.core.experts import Experts, experts_of, latent_of
+from hfsdk.core.experts import Experts
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.planner.perf.expert_sizes import distinct
@@ -54,12 +54,20 @@ def test_one_rank_holds_the_tensors_of_the_files(name):
     assert rollout_parameters(PRESETS[name], 1) == PRESETS[name].num_parameters()
 
 
-def test_configs_of_two_families_give_the_presets():
-    assert experts_of(CONFIG_QWEN, "qwen") == PRESETS["qwen3-30b-a3b"].experts
-    assert experts_of(CONFIG_DEEPSEEK, "deepseek") == PRESETS["deepseek-v3"].experts
-    assert latent_of(CONFIG_DEEPSEEK, "deepseek") == PRESETS["deepseek-v3"].latent
-    with pytest.raises(UnsupportedModelError, match="mlp_only_layers"):
-        experts_of({**CONFIG_QWEN, "mlp_only_layers": [0]}, "qwen")
+def test_presets_have_the_numbers_of_the_models_own_configs():
+    qwen, deepseek = PRESETS["qwen3-30b-a3b"].experts, PRESETS["deepseek-v3"].experts
+    for one, config in ((qwen, CONFIG_QWEN), (deepseek, CONFIG_DEEPSEEK)):
+        count = config.get("num_experts") or config["n_routed_experts"]
+        assert (one.count, one.per_token, one.width) == (count, config["num_experts_per_tok"], config["moe_intermediate_size"])
+        assert (one.shared, one.first_dense) == (config.get("n_shared_experts", 0), config.get("first_k_dense_replace", 0))
+        assert one.router_bias == (config.get("topk_method") == "noaux_tc")
+    latent = PRESETS["deepseek-v3"].latent
+    assert (latent.q_rank, latent.kv_rank) == (CONFIG_DEEPSEEK["q_lora_rank"], CONFIG_DEEPSEEK["kv_lora_rank"])
+    assert (latent.rope_dim, latent.nope_dim) == (CONFIG_DEEPSEEK["qk_rope_head_dim"], CONFIG_DEEPSEEK["qk_nope_head_dim"])
+    assert latent.value_dim == CONFIG_DEEPSEEK["v_head_dim"]
+
+
+def test_more_experts_for_a_token_than_there_are_is_refused():
     with pytest.raises(OptionError, match="sent to 9 of 8 experts"):
         Experts(count=8, per_token=9, width=64)
 
