@@ -7,10 +7,10 @@
 After each trial the session must be usable, its state a known one (the next step after ``load`` or ``rewind`` is bit-equal to the
 one that was recorded), every error a typed one; nothing may take longer than its ceiling or be left behind after 10 s.
 
-Targets, for 60 minutes in all, in one run or the sum of several (half of the share of a shorter run): worker kills >= 60, of them
-in place >= 20; interrupts >= 500, of them in start-ups >= 50; driver kills >= 30, of them in or near a save >= 20; damaged files
->= 60; trials with kept sessions >= 35, in them kernels killed >= 30; from afar >= 100, in them connections cut >= 100; fuzzed calls
->= 10,000; nothing of it fails.
+Targets, for 60 minutes in all, in one run or the sum of several (half of the share of a shorter run, one of each in less than ten
+minutes): worker kills >= 60, of them in place >= 20; interrupts >= 500, of them in start-ups >= 50; driver kills >= 30, of them in
+or near a save >= 20; damaged files >= 60; trials with kept sessions >= 35, in them kernels killed >= 30; from afar >= 100, in them
+connections cut >= 100; fuzzed calls >= 10,000; nothing of it fails.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ FAILURES = {
 
 FULL_MINUTES = 60.0
 """What the targets are for, in one run or the sum of several."""
+RATES_MINUTES = 10.0
+"""A shorter run has to try each of them once."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,9 @@ class Ledger:
         return [t for t in self.trials if t.failure]
 
     def targets(self) -> list[tuple[str, int, int]]:
-        """Return (name, tried, what has to be tried): all of it in an hour, in less time half of the share."""
+        """Return (name, tried, what has to be tried): all of it in an hour, in less time half of the share, in minutes one."""
         part = 1.0 if self.minutes >= FULL_MINUTES else self.minutes / FULL_MINUTES / 2
+        part = part if self.minutes >= RATES_MINUTES else 0.0  # how much comes about then is the machine's pace
         found = []
         for kind in KINDS:
             if kind.target:

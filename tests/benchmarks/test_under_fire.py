@@ -47,8 +47,9 @@ def test_an_hour_has_the_whole_targets_and_less_time_half_of_its_share(fire):
     assert missed(ledger_of(ledger, 60.0, *full(ledger))) == set()
     few = ledger_of(ledger, 60.0, *[t for t in full(ledger) if t["kind"] != "fuzz"], {"kind": "fuzz", "count": 9_999})
     assert missed(few) == {"fuzz tried"}
-    wanted = {name: target for name, _, target in ledger_of(ledger, 6.0).targets()}
-    assert (wanted["kills tried"], wanted["kills in place tried"], wanted["fuzz tried"], wanted["kernel tried"]) == (3, 1, 500, 1)
+    wanted = {name: target for name, _, target in ledger_of(ledger, 12.0).targets()}
+    assert (wanted["kills tried"], wanted["kills in place tried"], wanted["fuzz tried"], wanted["kernel tried"]) == (6, 2, 1000, 1)
+    assert {target for _, _, target in ledger_of(ledger, 4.0).targets()} == {1}, "how much four minutes hold is the machine's pace"
 
 
 def test_a_failure_misses_whatever_was_tried(fire):

@@ -90,6 +90,15 @@ def test_the_same_seed_makes_the_same_calls():
     assert len(plain[0]) >= 10
 
 
+def test_a_value_that_refuses_itself_is_drawn_anew():
+    said = []
+    try:
+        calls(by_name("ModelSpec()"), 414751567, 8, 30.0, False, lambda *word: said.append(word[0]))  # a YarnScaling of factor < 0
+    finally:
+        Stage.world.close()
+    assert said.count("begin") == said.count("end") >= 7
+
+
 # ---- what breaks the law is noticed
 
 
